@@ -41,18 +41,18 @@ def classes() -> list[type[DomainError]]:
     )
 
 
-def test_every_domain_error_has_a_code():
+def test_every_domain_error_has_an_error_code():
     missing = [one for one in classes() if one not in CODES and one.__name__ not in BASES]
     assert missing == []
 
 
-def test_the_map_holds_nothing_else():
+def test_error_codes_map_contains_only_concrete_domain_errors():
     assert set(CODES) <= set(classes())
     assert not [one for one in CODES if one.__name__ in BASES]
 
 
 @pytest.mark.parametrize("cls", CODES, ids=lambda cls: cls.__name__)
-def test_codes_are_those_the_docstrings_name(cls):
+def test_error_code_is_the_one_named_in_the_docstring(cls):
     """If a class's docstring names Kafka's error in capitals, the code must be that one."""
     words = (cls.__doc__ or "").replace("(", " ").replace(")", " ").replace(",", " ").split()
     known = {code.name.upper(): code for code in ErrorCode}
@@ -61,5 +61,5 @@ def test_codes_are_those_the_docstrings_name(cls):
         assert CODES[cls] in named
 
 
-def test_a_class_that_is_not_in_the_map_is_an_unknown_server_error():
+def test_unmapped_domain_error_is_unknown_server_error():
     assert error_code(DomainError("?")) is ErrorCode.unknown_server_error

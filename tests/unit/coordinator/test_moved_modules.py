@@ -13,7 +13,7 @@ from tests.support.kafka import ROOT
 
 
 @pytest.mark.parametrize("former", MOVED)
-def test_former_package_each_module_is_the_present_one(former: str) -> None:
+def test_former_module_name_imports_present_module_with_a_warning(former: str) -> None:
     present = MOVED[former]
     folder = ROOT / Path(*present.split(".")[1:])
     names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
@@ -29,7 +29,7 @@ def test_former_package_each_module_is_the_present_one(former: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_former_package_has_the_names_of_the_present_one() -> None:
+def test_former_package_has_the_attributes_of_the_present_one() -> None:
     cli = importlib.import_module("fencepost.coordinator.cli")
     assert cli.main is importlib.import_module("fencepost.cli").main
     with pytest.raises(AttributeError):
@@ -43,6 +43,6 @@ def test_unknown_module_is_not_found() -> None:
             importlib.import_module(name)
 
 
-def test_similar_names_have_not_moved() -> None:
+def test_present_name_is_none_for_similar_names() -> None:
     for name in ("fencepost.coordinator.network", "fencepost.coordinator.handlers", "fencepost"):
         assert present_name(name) is None

@@ -131,7 +131,7 @@ def asking(tmp_path) -> Iterator[Asking]:
         yield Asking(led)
 
 
-def test_a_change_is_asked_for_with_the_epochs_of_its_members(asking):
+def test_isr_change_request_has_broker_epochs_of_the_new_isr(asking):
     led = asking.led
     led.image(leader_epoch=3, partition_epoch=5, isr=(1,), directories=(HERE,))
     led.fetch(2, 0)
@@ -149,7 +149,7 @@ def test_a_change_is_asked_for_with_the_epochs_of_its_members(asking):
     assert led.marks == (0, 1)
 
 
-def test_one_request_at_a_time_and_the_next_has_what_came_meanwhile(asking):
+def test_partition_has_one_pending_isr_change_at_a_time(asking):
     led = asking.led
     asking.hold(held=True)
     led.image(isr=(1,), directories=(HERE,))
@@ -168,7 +168,7 @@ def test_one_request_at_a_time_and_the_next_has_what_came_meanwhile(asking):
     "failure",
     [ErrorCode.stale_broker_epoch, ErrorCode.unknown_server_error, ConnectionError("lost")],
 )
-def test_what_was_not_answered_is_asked_again(asking, failure):
+def test_isr_change_is_sent_again_after_failed_request(asking, failure):
     led = asking.led
     asking.controller.refusals.append(failure)
     led.image(isr=(1,), directories=(HERE,))
@@ -180,7 +180,7 @@ def test_what_was_not_answered_is_asked_again(asking, failure):
     assert first == second
 
 
-def test_what_is_refused_is_not_in_the_isr(asking):
+def test_isr_is_unchanged_if_controller_refuses_the_change(asking):
     led = asking.led
     asking.controller.part_errors.append(ErrorCode.ineligible_replica)
     led.image(isr=(1,), directories=(HERE,))
@@ -191,7 +191,7 @@ def test_what_is_refused_is_not_in_the_isr(asking):
     until(lambda: led.replicas.led(led.topic, 0).isr == (1, 2), "the next try")
 
 
-def test_a_leader_whose_disk_fails_is_in_a_directory_that_is_lost(asking):
+def test_replica_on_failed_disk_is_assigned_to_lost_directory(asking):
     led = asking.led
     led.image(directories=(HERE,))
     assert asking.placed == []
@@ -210,7 +210,7 @@ def test_a_leader_whose_disk_fails_is_in_a_directory_that_is_lost(asking):
     assert led.following.log[-1] != ("follow", [(led.topic, 2)])
 
 
-def test_a_replica_that_can_be_read_again_is_said_to_be_here(asking):
+def test_readable_replica_in_lost_directory_is_assigned_to_own_directory(asking):
     led = asking.led
     led.image(leader=2, directories=(LOST,), isr=(2,))
     until(lambda: not len(asking.directories), "the answer")
@@ -235,7 +235,7 @@ async def controller_that_says(number: int, when: asyncio.Event | None = None) -
     return controller
 
 
-async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> None:
+async def test_requests_to_frozen_controller_move_to_the_new_controller() -> None:
     """The frozen controller keeps its connection open, and a response may take 30 s."""
     frozen = await controller_that_says(1, asyncio.Event())
     other = await controller_that_says(2)
@@ -252,7 +252,7 @@ async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> N
     await other.stop()
 
 
-async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
+async def test_request_that_the_controller_does_not_support_is_not_sent() -> None:
     """``takes`` overrides the advertised APIs. The next controller may support the API."""
     controllers = [await controller_that_says(number) for number in (1, 2)]
     known = [controllers[0].port]
@@ -283,11 +283,13 @@ async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
         ({"of.tomorrow": 1}, ["of.tomorrow is at level 1, and this broker supports 0 to 0"]),
     ],
 )
-def test_levels_that_keep_a_broker_out(finalized: dict[str, int], problems: list[str]) -> None:
+def test_unsupported_names_finalized_levels_out_of_the_brokers_range(
+    finalized: dict[str, int], problems: list[str]
+) -> None:
     assert unsupported(MEMBER_FEATURES, finalized) == problems
 
 
-async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
+async def test_request_that_cannot_be_built_does_not_block_the_next_one() -> None:
     """The requests before and after it are answered."""
     controller = await controller_that_says(7)
     channel = RemoteControllerChannel(lambda: ("127.0.0.1", controller.port), client_id="c")

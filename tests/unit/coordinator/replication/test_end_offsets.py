@@ -26,7 +26,7 @@ def written(bootstrap: str) -> str:
         return topic
 
 
-async def test_leader_tells_the_end_of_each_partition(tmp_path: Path) -> None:
+async def test_leader_returns_end_offset_or_error_of_each_partition(tmp_path: Path) -> None:
     async with Broker(tmp_path, config={"node.id": "7"}) as broker:
         topic = await asyncio.to_thread(written, broker.bootstrap)
         peers = Peers(BrokerConfig(), lambda: image_of(b7=broker.address[1]), node_id=5)
@@ -39,7 +39,7 @@ async def test_leader_tells_the_end_of_each_partition(tmp_path: Path) -> None:
         assert str(told[missing]) == "broker 7 answers UNKNOWN_TOPIC_OR_PARTITION"
 
 
-async def test_broker_that_does_not_answer_is_an_error_of_each_partition() -> None:
+async def test_silent_broker_is_a_timeout_of_each_partition() -> None:
     with hold_port() as held:
         port = held.getsockname()[1]
         peers = Peers(BrokerConfig(), lambda: image_of(b7=port), node_id=5)

@@ -39,7 +39,7 @@ async def pair(tmp_path: Path):
     await one.stop()
 
 
-async def test_a_log_is_followed(pair):
+async def test_follower_replicates_the_leaders_log(pair):
     pair.put(3)
     pair.follow()
     await pair.equal()
@@ -53,7 +53,7 @@ async def test_a_log_is_followed(pair):
     assert pair.fetchers.max_lag == 0
 
 
-async def test_what_a_replica_asks_for(pair):
+async def test_follower_fetch_request_has_replica_epoch_and_offsets(pair):
     pair.put(3)
     pair.follow()
     await pair.equal()
@@ -72,7 +72,7 @@ async def test_what_a_replica_asks_for(pair):
     assert {one.current_leader_epoch for one in asked} == {5}
 
 
-def test_versions_follow_from_the_level_of_metadata():
+def test_fetch_and_list_offsets_versions_follow_metadata_version():
     levels = [7, 8, 9, 10, 18, 19, 20, 21, 26, 27, 30]
     assert [fetch_version(one) for one in levels] == [13, 13, 14, 15, 15, 16, 16, 17, 17, 18, 18]
     assert [list_offsets_version(one) for one in (7, 8, 9, 20, 21, 24, 25, 28, 29)] == [
@@ -80,7 +80,7 @@ def test_versions_follow_from_the_level_of_metadata():
     ]
 
 
-async def test_many_partitions_and_little_at_a_time(tmp_path):
+async def test_partitions_are_replicated_despite_a_small_response_limit(tmp_path):
     one = Pair(tmp_path, 5, config={"replica.fetch.max.bytes": "200"})
     await one.start()
     for index in range(5):
@@ -96,7 +96,7 @@ async def test_many_partitions_and_little_at_a_time(tmp_path):
 # --- diverging logs ---
 
 
-async def test_a_tail_of_a_former_epoch_is_cut(pair):
+async def test_follower_truncates_tail_of_an_epoch_unknown_to_the_leader(pair):
     """KIP-101 (2): the offsets agree, the epochs do not."""
     log = pair.log()
     log.append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4), 9)
@@ -110,7 +110,7 @@ async def test_a_tail_of_a_former_epoch_is_cut(pair):
     assert "below_high_watermark" not in cause.detail
 
 
-async def test_fast_failovers_are_traced_back_epoch_by_epoch(pair):
+async def test_follower_truncates_to_largest_common_epoch_after_fast_failovers(pair):
     """KIP-279: the follower finds the largest common epoch, despite records of other epochs."""
     log = pair.log()
     own = at(0, 3, leader_epoch=1) + at(3, 3, leader_epoch=2) + at(6, 1, leader_epoch=4)
@@ -122,7 +122,7 @@ async def test_fast_failovers_are_traced_back_epoch_by_epoch(pair):
     assert log._epochs.entries == [(1, 0), (3, 3), (5, 5)]
 
 
-async def test_checkpoints_say_less_before_a_log_is_cut(pair):
+async def test_truncation_lowers_recovery_point_and_high_watermark_checkpoints(pair):
     log = pair.log()
     for offset in range(10):
         log.append_as_follower(at(offset, leader_epoch=4), 9)
@@ -139,7 +139,7 @@ async def test_checkpoints_say_less_before_a_log_is_cut(pair):
     assert cause.detail["below_high_watermark"] == 8
 
 
-async def test_far_behind_it_begins_where_the_leader_begins(pair):
+async def test_follower_below_leaders_log_start_restarts_at_it(pair):
     """KAFKA-9491."""
     led, log = pair.led[0], pair.log()
     log.append_as_follower(at(0, 3, leader_epoch=4), 9)
@@ -153,7 +153,7 @@ async def test_far_behind_it_begins_where_the_leader_begins(pair):
     assert (TOPIC, 0) not in (read_offsets(OsFileSystem(), directory, LOG_START_CHECKPOINT) or {})
 
 
-async def test_a_leader_that_has_less_has_been_elected_without_us(pair):
+async def test_follower_truncates_to_log_end_of_uncleanly_elected_leader(pair):
     """The leader lacks the follower's epoch: out of range, then truncation to the leader's end."""
     led, log = pair.led[0], pair.log()
     log.append_as_follower(at(0, 3, leader_epoch=4) + at(3, 4, leader_epoch=6), 9)
@@ -163,7 +163,7 @@ async def test_a_leader_that_has_less_has_been_elected_without_us(pair):
     await until_true(lambda: read_log(log) == read_log(led), "the logs are equal")
 
 
-async def test_the_log_start_of_the_leader_is_taken_over(pair):
+async def test_follower_adopts_log_start_offset_of_the_leader(pair):
     pair.put(3)
     pair.put(3)
     pair.follow()
@@ -172,7 +172,7 @@ async def test_the_log_start_of_the_leader_is_taken_over(pair):
     await until_true(lambda: pair.log().log_start_offset == 4, "log start")
 
 
-async def test_without_epochs_it_is_cut_to_the_high_watermark(pair):
+async def test_follower_without_epoch_cache_truncates_to_high_watermark(pair):
     log = pair.log()
     log.append_as_follower(at(0, 3, leader_epoch=5) + at(3, 3, leader_epoch=5), 9)
     log.replica.move_high_watermark(3)
@@ -186,7 +186,7 @@ async def test_without_epochs_it_is_cut_to_the_high_watermark(pair):
 # --- failures ---
 
 
-async def test_one_partition_waits_and_the_others_go_on(pair):
+async def test_partition_error_delays_only_that_partition(pair):
     pair.leader.errors[pair.topic_id, 1] = 6
     for index in range(3):
         pair.put(3, index)
@@ -198,7 +198,7 @@ async def test_one_partition_waits_and_the_others_go_on(pair):
     await pair.equal(1)
 
 
-async def test_a_log_that_fails_before_its_cut_does_not_hold_up_the_others(pair):
+async def test_log_failure_before_truncation_does_not_stop_other_partitions(pair):
     log = pair.log(0)
     log.append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4), 9)
     pair.led[0].append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=5), 5)
@@ -219,7 +219,7 @@ async def test_a_log_that_fails_before_its_cut_does_not_hold_up_the_others(pair)
     assert [one.kind for one in pair.causes] == ["log-truncated", "follower-failed"]
 
 
-async def test_a_leader_in_a_later_epoch_is_left_until_metadata_tell_of_it(pair):
+async def test_fenced_follower_fetches_again_after_leader_epoch_update(pair):
     pair.led[0].replica.lead(6)
     pair.put(3)
     pair.follow()
@@ -232,7 +232,7 @@ async def test_a_leader_in_a_later_epoch_is_left_until_metadata_tell_of_it(pair)
     assert [one.kind for one in pair.causes] == ["follower-fenced"]
 
 
-async def test_a_connection_that_breaks_is_made_again(pair):
+async def test_follower_reconnects_after_leader_closes_the_connection(pair):
     pair.put(3)
     pair.follow()
     await pair.equal()
@@ -243,7 +243,7 @@ async def test_a_connection_that_breaks_is_made_again(pair):
     assert pair.leader.connections >= 2
 
 
-async def test_a_leader_that_is_not_there_yet(pair):
+async def test_follower_is_delayed_until_the_leaders_address_is_known(pair):
     image, pair.image = pair.image, type(pair.image)()
     pair.put(3)
     pair.follow()
@@ -253,7 +253,7 @@ async def test_a_leader_that_is_not_there_yet(pair):
     await pair.equal()
 
 
-async def test_a_damaged_answer_is_asked_for_again(pair):
+async def test_corrupt_fetch_response_is_fetched_again(pair):
     damaged = 0
 
     def tamper(data: bytes) -> bytes:
@@ -271,7 +271,7 @@ async def test_a_damaged_answer_is_asked_for_again(pair):
     assert read_log(pair.log()) == read_log(pair.led[0])
 
 
-async def test_batches_of_a_later_epoch_are_left_for_later(pair):
+async def test_batches_of_a_later_leader_epoch_are_not_appended(pair):
     """KAFKA-18723."""
     later = at(0, leader_epoch=6)
     pair.leader.tamper = lambda data: data and later
@@ -283,7 +283,7 @@ async def test_batches_of_a_later_epoch_are_left_for_later(pair):
     await pair.equal()
 
 
-async def test_what_nobody_expects_is_survived(pair):
+async def test_fetcher_goes_on_after_unexpected_exception(pair):
     """A failed round is reported, and the next one fetches all partitions again."""
     image, failures = pair.image, iter([True])
 
@@ -315,7 +315,7 @@ class FullDisk(OsFileSystem):
         return super().write(handle, buffers, position)
 
 
-async def test_a_full_disk_passes(tmp_path):
+async def test_follower_is_delayed_while_its_disk_is_full(tmp_path):
     disk = FullDisk()
     one = Pair(tmp_path, fs=disk)
     await one.start()
@@ -344,7 +344,7 @@ class BrokenDisk(OsFileSystem):
         return super().write(handle, buffers, position)
 
 
-async def test_a_disk_that_fails_takes_its_partition_alone(tmp_path):
+async def test_disk_failure_takes_only_its_own_partition_offline(tmp_path):
     disk = BrokenDisk()
     one = Pair(tmp_path, 2, fs=disk)
     await one.start()
@@ -366,7 +366,7 @@ async def test_a_disk_that_fails_takes_its_partition_alone(tmp_path):
 # --- begin and end ---
 
 
-async def test_who_is_stopped_fetches_nothing_and_leaves_nothing(pair):
+async def test_stopped_partition_is_not_fetched_and_idle_connection_is_closed(pair):
     before = asyncio.all_tasks()
     pair.follow(range(3))
     pair.put(1)
@@ -384,7 +384,7 @@ async def test_who_is_stopped_fetches_nothing_and_leaves_nothing(pair):
     await pair.equal()
 
 
-async def test_an_isr_change_disturbs_nobody_and_a_new_epoch_begins_anew(pair):
+async def test_fetch_state_survives_partition_epoch_but_not_leader_epoch_change(pair):
     pair.put(2)
     pair.follow()
     await pair.equal()
@@ -399,7 +399,7 @@ async def test_an_isr_change_disturbs_nobody_and_a_new_epoch_begins_anew(pair):
     assert pair.log()._epochs.entries == [(5, 0), (7, 2)]
 
 
-async def test_the_number_of_connections_to_a_leader(pair):
+async def test_num_replica_fetchers_sets_number_of_connections_to_a_leader(pair):
     pair.follow(range(3))
     await until_true(lambda: pair.leader.connections == 1, "one connection")
     pair.storage.config.set_dynamic(
@@ -413,7 +413,7 @@ async def test_the_number_of_connections_to_a_leader(pair):
     assert names == {"broker-2-fetcher-0", "broker-2-fetcher-1"}
 
 
-async def test_the_leader_hears_of_it_once_it_is_on_disk(tmp_path):
+async def test_fetch_offset_never_exceeds_flushed_offset_with_flush_per_message(tmp_path):
     one = Pair(tmp_path, config={"log.flush.interval.messages": "1"})
     on_disk: list[int] = []
     one.leader.on_asked = lambda: on_disk.append(one.log().recovery_point)
@@ -431,7 +431,7 @@ async def test_the_leader_hears_of_it_once_it_is_on_disk(tmp_path):
 # --- throttles ---
 
 
-async def test_a_throttled_replica_waits_while_the_quota_is_used_up(tmp_path):
+async def test_throttled_replica_waits_while_replication_quota_is_exceeded(tmp_path):
     throttled = {"follower.replication.throttled.replicas": f"0:{FOLLOWER},1:9"}
     rate = "follower.replication.throttled.rate"
     one = Pair(tmp_path, 2, topic_config=throttled, config={"replica.fetch.max.bytes": "500"})
@@ -449,7 +449,7 @@ async def test_a_throttled_replica_waits_while_the_quota_is_used_up(tmp_path):
     await one.stop()
 
 
-def test_who_is_throttled_is_named_or_all_are():
+def test_throttled_replicas_must_be_partition_broker_pairs_or_wildcard():
     config = BrokerConfig()
     for text in ("*", "0:1", "0:1, 12:3", ""):
         check_topic_configs(config, {"leader.replication.throttled.replicas": text})
@@ -462,7 +462,7 @@ def test_who_is_throttled_is_named_or_all_are():
 
 
 @pytest.mark.slow
-async def test_much_to_fetch_keeps_nobody_waiting(tmp_path):
+async def test_event_loop_stays_responsive_while_many_small_batches_are_fetched(tmp_path):
     """Small batches are the most expensive; there are 60,000 of them."""
     one = Pair(tmp_path, 3)
     await one.start()

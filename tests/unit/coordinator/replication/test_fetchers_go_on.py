@@ -93,7 +93,7 @@ class Odd:
         return getattr(self._image, name)
 
 
-async def test_what_a_fetcher_waits_for_is_cancelled(pair):
+async def test_fetcher_survives_cancellation_of_a_call_it_awaits(pair):
     pair.image = odd = Odd(pair.image)
     odd.fails = asyncio.CancelledError()
     pair.put(3)
@@ -102,7 +102,7 @@ async def test_what_a_fetcher_waits_for_is_cancelled(pair):
     assert odd.fails is None
 
 
-async def test_a_fetcher_that_ended_has_a_successor(pair):
+async def test_ended_fetcher_is_replaced(pair):
     pair.put(3)
     pair.follow(range(2))
     await pair.equal()
@@ -114,7 +114,7 @@ async def test_a_fetcher_that_ended_has_a_successor(pair):
         await pair.equal(index)
 
 
-async def test_a_partition_that_could_not_be_followed_is_followed_a_little_later(pair):
+async def test_partition_whose_log_cannot_be_opened_is_retried(pair):
     log_of, failures = pair.fetchers._log_of, [ValueError("odd"), ValueError("odd again")]
 
     def open_log(one):
@@ -129,7 +129,7 @@ async def test_a_partition_that_could_not_be_followed_is_followed_a_little_later
     assert not failures
 
 
-async def test_nobody_follows_again_what_was_stopped_meanwhile(pair):
+async def test_failed_partition_is_not_retried_after_it_is_stopped(pair):
     asked = []
 
     def open_log(one):
@@ -144,7 +144,7 @@ async def test_nobody_follows_again_what_was_stopped_meanwhile(pair):
     assert [one.index for one in asked].count(0) == 1
 
 
-async def test_a_cut_that_fails_oddly_is_made_later(pair, disk):
+async def test_truncation_is_retried_after_unexpected_exception(pair, disk):
     let_part(pair, 0, 1)
     disk.fails["truncate"] = ValueError("odd")
     pair.follow(range(2))
@@ -152,7 +152,7 @@ async def test_a_cut_that_fails_oddly_is_made_later(pair, disk):
     assert not disk.fails
 
 
-async def test_a_cut_that_can_not_be_planned_holds_up_no_other(pair, disk):
+async def test_disk_failure_in_truncation_does_not_stop_other_partitions(pair, disk):
     let_part(pair, 0, 1)
 
     def disk_fails(_, event):
@@ -167,7 +167,7 @@ async def test_a_cut_that_can_not_be_planned_holds_up_no_other(pair, disk):
     assert pair.log(0).offline is not None
 
 
-async def test_a_step_that_fails_oddly_leaves_the_rest_of_the_answer_alone(pair):
+async def test_exception_for_one_partition_does_not_affect_rest_of_response(pair):
     let_part(pair, 0, 1, 2)
     failures = [ValueError("odd")]
 
@@ -185,7 +185,7 @@ def is_resetting(pair):
     return any(one.state is FetchState.RESETTING for one in pair.fetchers)
 
 
-async def test_a_question_that_could_not_be_asked_is_asked_again(pair):
+async def test_list_offsets_request_is_retried_after_unexpected_exception(pair):
     """A follower below the leader's log start asks for that offset."""
     pair.image = odd = Odd(pair.image)
     odd.fails, odd.when = ValueError("odd"), lambda: is_resetting(pair)
@@ -197,7 +197,7 @@ async def test_a_question_that_could_not_be_asked_is_asked_again(pair):
     assert odd.fails is None
 
 
-async def test_partitions_that_move_to_another_connection_take_nothing_unfinished_along(pair):
+async def test_partition_moved_during_list_offsets_request_is_still_replicated(pair):
     """The number of fetchers changes while a ListOffsets request is in flight."""
     pair.led[0].replica.restart_at(500)
     pair.led[0].append_as_follower(at(500, 3, leader_epoch=5), 5)

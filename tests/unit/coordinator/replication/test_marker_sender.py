@@ -115,7 +115,9 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 @pytest.mark.parametrize("version", [0, 2])
-async def test_a_transaction_over_two_brokers(pair: Pair, version: int) -> None:
+async def test_transaction_over_two_brokers_completes_with_one_remote_marker(
+    pair: Pair, version: int
+) -> None:
     producer = await pair.commit(version)
     await pair.completes()
     (body,) = pair.bodies
@@ -141,7 +143,9 @@ async def test_kafka_20322_marker_for_an_older_broker_is_sent_in_its_version(pai
 
 
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, None])
-async def test_what_fails_is_sent_again(pair: Pair, code: ErrorCode | None) -> None:
+async def test_marker_is_sent_again_after_error_or_lost_connection(
+    pair: Pair, code: ErrorCode | None
+) -> None:
     """The leader does not know of its election yet, or it closes the connection (None)."""
     pair.codes = [code, code]
     await pair.commit()
@@ -149,7 +153,7 @@ async def test_what_fails_is_sent_again(pair: Pair, code: ErrorCode | None) -> N
     assert len(pair.bodies) == 3
 
 
-async def test_the_answer_does_not_wait_for_others(pair: Pair) -> None:
+async def test_end_txn_response_does_not_wait_for_remote_markers(pair: Pair) -> None:
     pair.may_answer.clear()
     await pair.commit()
     assert await state(pair.services) == "PrepareCommit"
@@ -157,7 +161,7 @@ async def test_the_answer_does_not_wait_for_others(pair: Pair) -> None:
     await pair.completes()
 
 
-async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: Pair) -> None:
+async def test_marker_is_written_locally_if_leadership_moves_here_during_send(pair: Pair) -> None:
     """The former leader may be stopped while this broker leads its partitions."""
     pair.may_answer.clear()
     await pair.commit()
@@ -168,7 +172,7 @@ async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: 
     assert end(pair.services, index=1) == 1
 
 
-async def test_a_marker_that_is_due_elsewhere_by_now(
+async def test_marker_is_sent_to_new_leader_after_local_write_is_refused(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This broker led all partitions when the transaction ended and has lost one since."""
@@ -189,7 +193,7 @@ async def test_a_marker_that_is_due_elsewhere_by_now(
     assert len(pair.bodies) == 1
 
 
-async def test_a_fenced_coordinator_sends_nothing_more(pair: Pair) -> None:
+async def test_fenced_coordinator_gives_up_its_markers(pair: Pair) -> None:
     pair.codes = [ErrorCode.transaction_coordinator_fenced]
     await pair.commit()
     await until_true(lambda: not len(pair.writer.queues), "the markers are given up")
@@ -197,7 +201,7 @@ async def test_a_fenced_coordinator_sends_nothing_more(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_a_coordinator_that_moves_takes_its_markers_along(
+async def test_markers_are_dropped_on_resignation_and_resent_with_new_epoch(
     pair: Pair, comes_back: bool
 ) -> None:
     pair.may_answer.clear()

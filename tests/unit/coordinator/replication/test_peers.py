@@ -53,7 +53,7 @@ def peers_of(image, config=None) -> Peers:
     return Peers(BrokerConfig(settings), lambda: image, node_id=5)
 
 
-async def test_a_replica_sends_no_api_versions(other):
+async def test_fetcher_connection_sends_no_api_versions_request(other):
     """A Java broker's first frame is a Fetch; it knows other brokers by their client ids."""
     peers = peers_of(image_of(b7=other.port))
     first, second = peers.channel(7, Purpose.FETCHER), peers.channel(7, Purpose.FETCHER, 1)
@@ -70,7 +70,7 @@ async def test_a_replica_sends_no_api_versions(other):
     peers.close()
 
 
-async def test_the_others_ask_for_versions(other):
+async def test_other_connections_negotiate_version_with_one_api_versions_request(other):
     peers = peers_of(image_of(b7=other.port))
     sender = peers.channel(7, Purpose.TXN_MARKER_SENDER)
     got = await sender.newest(ApiKey.LIST_OFFSETS, lambda make: listing(make.version))
@@ -89,7 +89,7 @@ async def test_the_others_ask_for_versions(other):
     peers.close()
 
 
-async def test_nobody_knows_the_broker_or_its_listener(other):
+async def test_unknown_broker_or_listener_is_unreachable(other):
     for image in (image_of(b8=other.port), image_of(listener="OUTSIDE", b7=other.port)):
         peers = peers_of(image)
         assert peers.address(7) is None
@@ -98,7 +98,7 @@ async def test_nobody_knows_the_broker_or_its_listener(other):
     assert other.connections == 0
 
 
-async def test_the_listener_between_brokers_has_a_name(other):
+async def test_inter_broker_listener_name_selects_address_of_broker(other):
     config = {
         "inter.broker.listener.name": "inside",
         "listener.security.protocol.map": "INSIDE:PLAINTEXT",
@@ -110,7 +110,7 @@ async def test_the_listener_between_brokers_has_a_name(other):
     peers.close()
 
 
-async def test_a_broker_that_has_moved_is_followed(other):
+async def test_channel_connects_to_new_address_of_moved_broker(other):
     images = [image_of(b7=other.port)]
     peers = Peers(BrokerConfig(), lambda: images[-1], node_id=5)
     channel = peers.channel(7, Purpose.FETCHER)
@@ -124,7 +124,7 @@ async def test_a_broker_that_has_moved_is_followed(other):
     peers.close()
 
 
-async def test_a_lost_connection_is_made_anew(other):
+async def test_channel_reconnects_after_lost_connection(other):
     peers = peers_of(image_of(b7=other.port))
     channel = peers.channel(7, Purpose.FETCHER)
     await channel.request(listing(11))
@@ -141,7 +141,7 @@ async def none(_request: Request) -> Entity | None:
     return None
 
 
-async def test_attempts_to_connect_have_pauses(monkeypatch):
+async def test_reconnect_backoff_grows_to_its_maximum(monkeypatch):
     held = OtherBroker(answer)
     await held.start()
     await held.stop()
@@ -164,7 +164,7 @@ async def test_attempts_to_connect_have_pauses(monkeypatch):
     peers.close()
 
 
-async def test_a_silent_broker_is_given_up(other):
+async def test_request_to_silent_broker_times_out(other):
     async def silent(_request: Request) -> Entity | None:
         await asyncio.Event().wait()
         return None
@@ -178,7 +178,7 @@ async def test_a_silent_broker_is_given_up(other):
     peers.close()
 
 
-async def test_a_cancelled_call_costs_no_connection_and_nothing_is_left_at_the_end(other):
+async def test_cancelled_request_keeps_connection_and_close_leaves_no_tasks(other):
     release = asyncio.Event()
 
     async def late(request: Request) -> Entity | None:
@@ -227,7 +227,9 @@ async def test_a_cancelled_call_costs_no_connection_and_nothing_is_left_at_the_e
         ("SAFE", {"mechanism": "PLAIN", "password": "wrong"}, "cannot log in"),
     ],
 )
-async def test_encryption_and_logins(secured, listener, settings, refusal):
+async def test_channel_authenticates_with_settings_of_its_listener(
+    secured, listener, settings, refusal
+):
     """The client settings come from the broker's own listener of the same name."""
     broker, authority = secured
     protocol = {"TLS": "SSL", "MUTUAL": "SSL", "SAFE": "SASL_SSL", "LOGIN": "SASL_PLAINTEXT"}

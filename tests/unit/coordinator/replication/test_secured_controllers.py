@@ -51,7 +51,7 @@ def secured(protocol: str, authority: Authority, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_a_broker_joins_over_tls(tmp_path: Path, protocol: str) -> None:
+def test_broker_registers_with_controller_over_tls(tmp_path: Path, protocol: str) -> None:
     authority = Authority(tmp_path / "ca")
 
     async def work() -> None:
@@ -65,7 +65,7 @@ def test_a_broker_joins_over_tls(tmp_path: Path, protocol: str) -> None:
     run(work)
 
 
-def test_so_does_the_broker_beside_the_controller(tmp_path: Path) -> None:
+def test_combined_node_and_broker_are_unfenced_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
 
     async def work() -> None:
@@ -79,7 +79,9 @@ def test_so_does_the_broker_beside_the_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "password", "protocol"])
-def test_a_stranger_hears_why_and_the_controller_goes_on(tmp_path: Path, wrong: str) -> None:
+def test_untrusted_broker_fails_with_cause_and_controller_goes_on(
+    tmp_path: Path, wrong: str
+) -> None:
     authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other", "other")
     right = secured("SASL_SSL", authority, "broker")
     told = {
@@ -106,7 +108,7 @@ def test_a_stranger_hears_why_and_the_controller_goes_on(tmp_path: Path, wrong: 
     run(work)
 
 
-def test_a_file_that_can_not_be_used_is_told_at_the_start(tmp_path: Path) -> None:
+def test_missing_truststore_file_is_config_error_at_startup(tmp_path: Path) -> None:
     settings = secured("SSL", Authority(tmp_path / "ca"), "broker")
     settings["listener.name.controller.ssl.truststore.location"] = f"{tmp_path}/gone.pem"
 
@@ -117,7 +119,7 @@ def test_a_file_that_can_not_be_used_is_told_at_the_start(tmp_path: Path) -> Non
     run(work)
 
 
-def test_a_broker_outlives_a_file_that_breaks(tmp_path: Path) -> None:
+def test_broker_reconnects_to_controller_after_truststore_is_repaired(tmp_path: Path) -> None:
     """The broker loses its controller, logs the cause, and reconnects once the file is repaired."""
     authority = Authority(tmp_path / "ca")
     settings = secured("SSL", authority, "broker")

@@ -69,7 +69,9 @@ async def sender(other: Other) -> AsyncIterator[ShareStateSender]:
     peers.close()
 
 
-async def test_each_kind_of_command(other: Other, sender: ShareStateSender) -> None:
+async def test_each_command_is_executed_by_remote_share_coordinator(
+    other: Other, sender: ShareStateSender
+) -> None:
     key = other.key(unique("g"))
     assert await sender.send(THERE, ReadStateSummary(key)) == StateSummary()
     assert await sender.send(THERE, InitializeState(key, 2, 5)) == StateChanged()
@@ -82,7 +84,9 @@ async def test_each_kind_of_command(other: Other, sender: ShareStateSender) -> N
     assert await sender.send(THERE, ReadStateSummary(key)) == StateSummary()
 
 
-async def test_errors_keep_their_meaning(other: Other, sender: ShareStateSender) -> None:
+async def test_error_of_remote_share_coordinator_is_raised_as_the_same_class(
+    other: Other, sender: ShareStateSender
+) -> None:
     key = other.key(unique("g"))
     with pytest.raises(InvalidShareRequestError):
         await sender.send(THERE, ReadShareState(key, 0))
@@ -133,7 +137,9 @@ async def test_closed_sender_refuses_commands(other: Other, sender: ShareStateSe
             await future
 
 
-async def test_persister_asks_the_other_broker(other: Other, sender: ShareStateSender) -> None:
+async def test_persister_reads_and_writes_state_at_the_other_broker(
+    other: Other, sender: ShareStateSender
+) -> None:
     persister = SharePersister(lambda command: sender.send(THERE, command))
     keys = {other.key(unique("g"), partition): partition for partition in range(3)}
     assert await persister.initialize(1, keys) == dict.fromkeys(keys)

@@ -127,7 +127,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 @pytest.mark.parametrize("version", [11, 12])
-async def test_the_coordinator_is_asked_once_for_each_transaction(pair: Pair, version: int) -> None:
+async def test_coordinator_verifies_each_transaction_once(pair: Pair, version: int) -> None:
     assert await pair.produce(version) is ErrorCode.none
     assert await pair.produce(version, sequence=1) is ErrorCode.none
     (body,) = pair.bodies
@@ -159,7 +159,7 @@ async def test_the_coordinator_is_asked_once_for_each_transaction(pair: Pair, ve
         (None, 12, ErrorCode.not_enough_replicas),
     ],
 )
-async def test_what_a_producer_hears(
+async def test_produce_error_follows_from_verification_error(
     pair: Pair, code: ErrorCode | None, version: int, told: ErrorCode
 ) -> None:
     pair.codes = [code]
@@ -168,23 +168,23 @@ async def test_what_a_producer_hears(
     assert await pair.produce(version) is ErrorCode.none
 
 
-async def test_that_this_broker_may_not_ask_is_not_the_clients_business(pair: Pair) -> None:
+async def test_cluster_authorization_failure_is_reported_as_invalid_txn_state(pair: Pair) -> None:
     pair.top_level = ErrorCode.cluster_authorization_failed
     assert await pair.produce() is ErrorCode.invalid_txn_state
 
 
-async def test_a_coordinator_that_is_too_old_is_done_without(pair: Pair) -> None:
+async def test_batch_is_appended_unverified_if_coordinator_is_too_old(pair: Pair) -> None:
     pair.newest = 3
     assert await pair.produce(11) is ErrorCode.none
 
 
-async def test_without_a_coordinator_a_producer_comes_again(pair: Pair) -> None:
+async def test_unknown_coordinator_is_a_retriable_produce_error(pair: Pair) -> None:
     pair.coordinator = None
     assert await pair.produce() is ErrorCode.not_enough_replicas
     assert pair.bodies == []
 
 
-async def test_a_transaction_that_is_being_completed_is_asked_for_again(pair: Pair) -> None:
+async def test_verification_is_retried_while_transaction_is_completing(pair: Pair) -> None:
     """With TV2 the leader retries CONCURRENT_TRANSACTIONS up to a limit."""
     pair.codes = [ErrorCode.concurrent_transactions] * 2
     assert await pair.produce(12) is ErrorCode.none
@@ -194,7 +194,9 @@ async def test_a_transaction_that_is_being_completed_is_asked_for_again(pair: Pa
 
 
 @pytest.mark.parametrize("event", ["marker", "election"])
-async def test_a_verdict_of_before_the_end_counts_for_nothing(pair: Pair, event: str) -> None:
+async def test_verification_from_before_marker_or_election_is_repeated(
+    pair: Pair, event: str
+) -> None:
     """KIP-890: the batch would begin a transaction that never ends."""
     pair.may_answer.clear()
     produced = pair.begin(11)
@@ -212,7 +214,7 @@ async def test_a_verdict_of_before_the_end_counts_for_nothing(pair: Pair, event:
     assert len(pair.bodies) == 2
 
 
-async def test_others_do_not_wait_for_a_coordinator(pair: Pair) -> None:
+async def test_produce_does_not_wait_for_verification_of_another_producer(pair: Pair) -> None:
     pair.may_answer.clear()
     produced = pair.begin()
     await until_true(lambda: len(pair.bodies) == 1, "the coordinator is asked")
@@ -224,7 +226,7 @@ async def test_others_do_not_wait_for_a_coordinator(pair: Pair) -> None:
     await produced
 
 
-async def test_a_producer_that_repeats_itself(pair: Pair) -> None:
+async def test_newer_verification_request_replaces_waiting_one_of_the_producer(pair: Pair) -> None:
     """One request per producer id waits; replaced ones get a retriable or a fencing error."""
     pair.may_answer.clear()
     first = pair.begin(name="first")

@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("verify", [False, True])
 
 
 @BOTH
-def test_unknown_ids_are_refused_other_epochs_fenced(
+def test_add_partitions_with_unknown_id_is_refused_with_other_epoch_fenced(
     shard: Callable[..., Driver], verify: bool
 ) -> None:
     driver = shard(hold=True)
@@ -49,7 +49,7 @@ def test_unknown_ids_are_refused_other_epochs_fenced(
 @BOTH
 @pytest.mark.parametrize("identity", [STORED, ProducerIdentity(500, 4), ProducerIdentity(501, 0)])
 @pytest.mark.parametrize("where", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
-def test_completion_has_to_end_first(
+def test_add_partitions_during_pending_transaction_is_concurrent_transactions(
     shard: Callable[..., Driver], where: TransactionState, identity: ProducerIdentity, verify: bool
 ) -> None:
     driver = shard(hold=True)
@@ -59,7 +59,7 @@ def test_completion_has_to_end_first(
 
 
 @BOTH
-def test_a_prepared_transaction_that_nobody_completes_still_refuses(
+def test_prepared_transaction_without_marker_writes_refuses_requests(
     verify: bool,
 ) -> None:
     driver = Driver()
@@ -75,7 +75,7 @@ def test_a_prepared_transaction_that_nobody_completes_still_refuses(
 
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("where", REST)
-def test_the_first_partition_begins_the_transaction(
+def test_first_partition_begins_transaction_and_sets_timeout_timer(
     shard: Callable[..., Driver], where: TransactionState, tv: int
 ) -> None:
     driver = shard()
@@ -89,7 +89,7 @@ def test_the_first_partition_begins_the_transaction(
     assert driver.timers == {(TIMEOUT_TIMER, "orders-1"): START_MS + 5 + TIMEOUT_MS + 1}
 
 
-def test_later_partitions_join_and_leave_the_start_alone(shard: Callable[..., Driver]) -> None:
+def test_later_partitions_keep_transaction_start_and_timer(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY))
     driver.begin(STORED, A)
@@ -102,7 +102,9 @@ def test_later_partitions_join_and_leave_the_start_alone(shard: Callable[..., Dr
     assert driver.timers == timers
 
 
-def test_known_partitions_are_not_written_again(shard: Callable[..., Driver]) -> None:
+def test_partitions_already_in_transaction_are_not_written_again(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, partitions=(A, B)))
     length = len(driver.log)
@@ -114,7 +116,7 @@ def test_known_partitions_are_not_written_again(shard: Callable[..., Driver]) ->
 
 
 @pytest.mark.parametrize("where", [*REST, S.ONGOING])
-def test_verification_names_what_is_missing_and_writes_nothing(
+def test_verification_returns_missing_partitions_and_writes_nothing(
     shard: Callable[..., Driver], where: TransactionState
 ) -> None:
     driver = shard()
@@ -129,7 +131,7 @@ def test_verification_names_what_is_missing_and_writes_nothing(
         assert driver.add(STORED, A, verify_only=True) == AddPartitionsResult()
 
 
-def test_the_first_addition_is_durable_before_its_answer(shard: Callable[..., Driver]) -> None:
+def test_first_add_partitions_survives_reload(shard: Callable[..., Driver]) -> None:
     """Redpanda #6019: half of an open transaction that exists only in memory gets lost."""
     driver = shard()
     driver.begin(driver.started(), A, B)
@@ -138,7 +140,7 @@ def test_the_first_addition_is_durable_before_its_answer(shard: Callable[..., Dr
     assert driver.txn().partitions == {A, B}
 
 
-def test_partitions_per_transaction_have_a_limit(shard: Callable[..., Driver]) -> None:
+def test_add_partitions_above_partition_limit_is_refused(shard: Callable[..., Driver]) -> None:
     driver = shard(limits=TxnLimits(max_partitions_per_transaction=3))
     identity = driver.started()
     driver.begin(identity, ("a", 0), ("a", 1), ("a", 2))
@@ -147,7 +149,7 @@ def test_partitions_per_transaction_have_a_limit(shard: Callable[..., Driver]) -
     assert driver.end(identity, commit=True).producer_epoch == 1
 
 
-def test_nobody_produces_at_the_coordinators_epoch(shard: Callable[..., Driver]) -> None:
+def test_add_partitions_with_highest_epoch_is_fenced(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.COMPLETE_ABORT, identity=ProducerIdentity(500, 32_767)))
     assert type(driver.add(ProducerIdentity(500, 32_767))) is ProducerFencedError

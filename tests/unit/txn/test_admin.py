@@ -38,7 +38,7 @@ def _names(driver: Driver, command: ListTransactions) -> list[str]:
     return [one.transactional_id for one in answer.transactions if one is not None]
 
 
-def test_listing_shows_id_producer_and_state(three: Driver) -> None:
+def test_list_transactions_returns_id_producer_id_and_state(three: Driver) -> None:
     answer = three.ask(ListTransactions())
     assert tuple(answer.transactions) == (
         ListedTransaction("orders-a", 1, "Empty"),
@@ -48,20 +48,20 @@ def test_listing_shows_id_producer_and_state(three: Driver) -> None:
     assert answer.unknown_states == ()
 
 
-def test_listing_filters(three: Driver) -> None:
+def test_list_transactions_filters_by_state_and_producer_id(three: Driver) -> None:
     assert _names(three, ListTransactions(states=("Ongoing", "Empty"))) == ["orders-a", "orders-b"]
     assert _names(three, ListTransactions(producer_ids=(2, 3, 9))) == ["orders-b", "payments"]
     assert _names(three, ListTransactions(states=("Ongoing",), producer_ids=(3,))) == []
 
 
-def test_unknown_states_are_reported_and_match_nothing(three: Driver) -> None:
+def test_list_transactions_reports_unknown_state_filters_that_match_nothing(three: Driver) -> None:
     answer = three.ask(ListTransactions(states=("Nonsense", "Ongoing")))
     assert answer.unknown_states == ("Nonsense",)
     assert len(list(filter(None, answer.transactions))) == 1
     assert _names(three, ListTransactions(states=("Nonsense",))) == []
 
 
-def test_duration_is_more_than_the_filter(three: Driver) -> None:
+def test_list_transactions_matches_durations_above_the_filter_only(three: Driver) -> None:
     three.now_ms = START_MS + 100
     # As in Kafka, an id that never began a transaction matches every duration.
     assert _names(three, ListTransactions(min_duration_ms=99)) == [
@@ -73,13 +73,15 @@ def test_duration_is_more_than_the_filter(three: Driver) -> None:
     assert len(_names(three, ListTransactions(min_duration_ms=-1))) == 3
 
 
-def test_listing_shows_the_transactions_of_its_time(three: Driver) -> None:
+def test_list_transactions_excludes_ids_created_after_the_request(three: Driver) -> None:
     answer = three.ask(ListTransactions())
     three.started(transactional_id="late")
     assert len(list(answer.transactions)) == 3
 
 
-def test_description(shard: Callable[..., Driver]) -> None:
+def test_describe_transactions_returns_state_or_refuses_unknown_id(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, partitions=(B, A)))
     assert driver.ask(DescribeTransaction(T)) == DescribeTransactionResult(
@@ -89,7 +91,9 @@ def test_description(shard: Callable[..., Driver]) -> None:
     assert type(driver.ask(DescribeTransaction(""))) is InvalidTxnRequestError
 
 
-def test_description_of_an_empty_id_has_no_start(shard: Callable[..., Driver]) -> None:
+def test_describe_transactions_in_state_empty_has_no_start_time(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.started()
     answer = driver.ask(DescribeTransaction(T))
@@ -97,7 +101,9 @@ def test_description_of_an_empty_id_has_no_start(shard: Callable[..., Driver]) -
 
 
 @pytest.mark.parametrize("where", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
-def test_ids_at_rest_expire(shard: Callable[..., Driver], where: TransactionState) -> None:
+def test_transactional_id_without_transaction_expires(
+    shard: Callable[..., Driver], where: TransactionState
+) -> None:
     driver = shard(limits=TxnLimits(transactional_id_expiration_ms=1_000))
     driver.place(metadata(where))
     driver.now_ms += 999
@@ -118,14 +124,16 @@ def test_ids_at_rest_expire(shard: Callable[..., Driver], where: TransactionStat
 
 
 @pytest.mark.parametrize("where", [S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT])
-def test_busy_ids_do_not_expire(shard: Callable[..., Driver], where: TransactionState) -> None:
+def test_transactional_id_with_open_or_pending_transaction_does_not_expire(
+    shard: Callable[..., Driver], where: TransactionState
+) -> None:
     driver = shard(hold=True)
     driver.place(metadata(where))
     driver.now_ms += 10 * driver.limits.transactional_id_expiration_ms
     assert driver.ask(ExpireTransactionalIds()).expired == ()
 
 
-def test_expiry_sweeps_up_to_its_limit(shard: Callable[..., Driver]) -> None:
+def test_expiration_sweep_stops_at_its_limit_of_expired_ids(shard: Callable[..., Driver]) -> None:
     driver = shard(limits=TxnLimits(max_sweep=2))
     for name in ("one", "two", "three"):
         driver.started(transactional_id=name)
@@ -134,7 +142,9 @@ def test_expiry_sweeps_up_to_its_limit(shard: Callable[..., Driver]) -> None:
     assert [(len(one.expired), one.more) for one in answers] == [(2, True), (1, False), (0, False)]
 
 
-def test_expiry_looks_at_so_many_ids_and_goes_on_from_there(shard: Callable[..., Driver]) -> None:
+def test_expiration_sweep_stops_at_its_limit_of_checked_ids_and_resumes(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard(limits=TxnLimits(max_sweep_looks=2))
     names = ("one", "two", "three", "four")
     for name in names:
@@ -153,7 +163,7 @@ def test_expiry_looks_at_so_many_ids_and_goes_on_from_there(shard: Callable[...,
     assert [(one.expired, one.more) for one in answers] == [(("one",), True), (("late",), False)]
 
 
-def test_every_use_puts_expiry_off(shard: Callable[..., Driver]) -> None:
+def test_transaction_postpones_expiration_of_transactional_id(shard: Callable[..., Driver]) -> None:
     driver = shard(limits=TxnLimits(transactional_id_expiration_ms=1_000))
     identity = driver.started()
     updates = [driver.txn().last_update_ms]

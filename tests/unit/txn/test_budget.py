@@ -77,7 +77,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.mark.parametrize("kind", FILL)
-def test_budget_counts_about_the_memory_that_ids_take(
+def test_budget_counts_about_the_memory_used_by_transactional_ids(
     kind: str, loop: asyncio.AbstractEventLoop
 ) -> None:
     shard = Shard(loop)

@@ -15,7 +15,7 @@ from tests.unit.txn.driver import Driver
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_transactions(seed: int) -> None:
+def test_compacted_log_of_random_transactions_loads_the_same_state(seed: int) -> None:
     """Several ids: begun, committed, aborted, fenced, expired, left open; both protocols."""
     rng, driver = random.Random(seed), Driver()
     names = [f"id-{number}" for number in range(4)]

@@ -10,17 +10,17 @@ FOLDER = Path(txn.__file__).parent
 README = (FOLDER / "README.md").read_text()
 
 
-def test_pictures_are_those_of_the_tables() -> None:
+def test_readme_diagrams_match_the_state_tables() -> None:
     assert f"```mermaid\n{diagram.states()}\n```" in README
     assert f"\n\n{diagram.ends()}\n\n" in README
 
 
-def test_every_module_is_named() -> None:
+def test_readme_names_every_module() -> None:
     for module in FOLDER.glob("*.py"):
         assert module.name == "__init__.py" or f"`{module.name}`" in README
 
 
-def test_every_scenario_that_is_named_exists() -> None:
+def test_tests_named_in_readme_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", README))
     tests = Path(__file__).resolve().parents[2]
     there = {

@@ -68,7 +68,7 @@ def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> D
     return driver
 
 
-def test_tables_are_complete() -> None:
+def test_verdict_tables_cover_every_state_outcome_and_relation() -> None:
     assert set(TV1_TABLE) == set(product(DURABLE, (True, False)))
     relations = (EpochRelation.CURRENT, EpochRelation.RETRY)
     assert set(TV2_TABLE) == set(product(DURABLE, (True, False), relations))
@@ -76,7 +76,7 @@ def test_tables_are_complete() -> None:
 
 
 @pytest.mark.parametrize(("where", "commit", "behind", "expected"), TV2_CELLS)
-def test_tv2_cell(
+def test_tv2_end_gets_the_verdict_of_kafkas_table(
     shard: Callable[..., Driver],
     where: TransactionState,
     commit: bool,
@@ -89,7 +89,7 @@ def test_tv2_cell(
 
 
 @pytest.mark.parametrize(("where", "commit", "expected"), TV1_CELLS)
-def test_tv1_cell(
+def test_tv1_end_gets_the_verdict_of_kafkas_table(
     shard: Callable[..., Driver], where: TransactionState, commit: bool, expected: EndTxnVerdict
 ) -> None:
     request = EndTxn("orders-1", *STORED, commit, 0)
@@ -131,7 +131,7 @@ def _check_cell(
 @pytest.mark.parametrize("where", DURABLE)
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("epoch", [3, 6, 32_767, -1])
-def test_other_epochs_are_fenced(
+def test_end_with_other_epoch_is_fenced(
     shard: Callable[..., Driver], where: TransactionState, tv: int, commit: bool, epoch: int
 ) -> None:
     assert _verdict(where, EndTxn("orders-1", 500, epoch, commit, tv)) is FENCED
@@ -148,7 +148,7 @@ def test_other_epochs_are_fenced(
 
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("where", DURABLE)
-def test_other_producer_ids_are_unknown(
+def test_end_with_other_producer_id_is_invalid_mapping(
     shard: Callable[..., Driver], where: TransactionState, tv: int
 ) -> None:
     other = ProducerIdentity(501, 5)
@@ -164,7 +164,9 @@ def test_other_producer_ids_are_unknown(
 
 
 @pytest.mark.parametrize("tv", [0, 2])
-def test_empty_id_is_invalid(shard: Callable[..., Driver], tv: int) -> None:
+def test_end_with_empty_transactional_id_is_invalid_request(
+    shard: Callable[..., Driver], tv: int
+) -> None:
     answer = shard().end(STORED, commit=True, tv=tv, transactional_id="")
     assert type(answer) is InvalidTxnRequestError
 
@@ -173,7 +175,7 @@ def test_empty_id_is_invalid(shard: Callable[..., Driver], tv: int) -> None:
 @pytest.mark.parametrize(
     "given", [ProducerIdentity(1000, 0), ProducerIdentity(1000, 1), ProducerIdentity(77, 3)]
 )
-def test_tv2_waits_for_the_completion_before_it_looks_at_the_identity(
+def test_tv2_end_during_pending_transaction_is_refused_before_epoch_check(
     shard: Callable[..., Driver], commit: bool, given: ProducerIdentity
 ) -> None:
     driver = shard(hold=True)
@@ -184,7 +186,7 @@ def test_tv2_waits_for_the_completion_before_it_looks_at_the_identity(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_tv1_looks_at_the_identity_before_it_waits(
+def test_tv1_end_during_pending_transaction_is_refused_after_epoch_check(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
     driver = shard(hold=True)
@@ -201,7 +203,7 @@ def test_tv1_looks_at_the_identity_before_it_waits(
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("tv", [0, 2])
-def test_a_repeated_end_gets_the_same_answer(
+def test_repeated_end_gets_the_same_response(
     shard: Callable[..., Driver], tv: int, commit: bool
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -216,7 +218,7 @@ def test_a_repeated_end_gets_the_same_answer(
     assert type(driver.end(identity, commit=not commit, tv=tv)) is InvalidTransactionStateError
 
 
-def test_the_request_decides_between_tv1_and_tv2(shard: Callable[..., Driver]) -> None:
+def test_request_version_decides_between_tv1_and_tv2_end(shard: Callable[..., Driver]) -> None:
     driver = shard(transaction_version=2)
     identity = driver.started()
     driver.begin(identity, tv=0)
@@ -227,7 +229,7 @@ def test_the_request_decides_between_tv1_and_tv2(shard: Callable[..., Driver]) -
     assert driver.orders[-1].transaction_version == 2
 
 
-def test_a_tv2_request_on_a_tv1_cluster_is_still_tv2(shard: Callable[..., Driver]) -> None:
+def test_tv2_end_in_tv1_cluster_bumps_epoch(shard: Callable[..., Driver]) -> None:
     driver = shard(transaction_version=0)
     identity = driver.started()
     driver.begin(identity, tv=2)
@@ -235,7 +237,7 @@ def test_a_tv2_request_on_a_tv1_cluster_is_still_tv2(shard: Callable[..., Driver
 
 
 @pytest.mark.parametrize("where", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
-def test_tv2_abort_of_nothing_orders_no_partition_but_completes(
+def test_tv2_abort_without_partitions_completes_without_markers(
     shard: Callable[..., Driver], where: TransactionState
 ) -> None:
     driver = shard(hold=True)
@@ -250,7 +252,7 @@ def test_tv2_abort_of_nothing_orders_no_partition_but_completes(
     driver.write_markers()
 
 
-def test_a_tv1_commit_is_not_confirmed_to_the_producer_it_fenced(
+def test_tv2_end_by_producer_fenced_before_tv1_commit_is_fenced(
     shard: Callable[..., Driver],
 ) -> None:
     """Kafka takes the fenced epoch, one below a TV1 commit's, for a TV2 retry of that commit."""
@@ -266,7 +268,7 @@ def test_a_tv1_commit_is_not_confirmed_to_the_producer_it_fenced(
     assert type(driver.end(zombie, commit=True, tv=2)) is ProducerFencedError
 
 
-def test_without_a_producer_id_the_last_epoch_can_not_be_left(shard: Callable[..., Driver]) -> None:
+def test_end_at_last_epoch_without_new_producer_id_is_refused(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     before = driver.machine.digest()
@@ -278,7 +280,7 @@ def test_without_a_producer_id_the_last_epoch_can_not_be_left(shard: Callable[..
     assert driver.ended(ProducerIdentity(500, 32_766), commit=True) == (1000, 0)
 
 
-def test_prepare_is_recorded_before_markers_are_ordered() -> None:
+def test_end_decision_has_prepare_record_markers_and_reply() -> None:
     driver = Driver(hold=True)
     identity = driver.started()
     driver.begin(identity, A)
@@ -287,7 +289,7 @@ def test_prepare_is_recorded_before_markers_are_ordered() -> None:
     assert driver.state is S.ONGOING
 
 
-def test_a_decision_that_is_not_replayed_yet_already_holds_others_off() -> None:
+def test_end_during_decision_not_yet_replayed_is_concurrent_transactions() -> None:
     driver = Driver(hold=True)
     identity = driver.started()
     driver.begin(identity, A)
@@ -296,7 +298,7 @@ def test_a_decision_that_is_not_replayed_yet_already_holds_others_off() -> None:
         driver.machine.decide(100, EndTxn("orders-1", *identity, False, 2), driver.now_ms)
 
 
-def test_commands_are_refused_before_loading_and_after_unloading() -> None:
+def test_command_before_loading_or_after_unloading_is_refused() -> None:
     driver = Driver()
     machine = TxnMachine(driver.limits, driver.ids, 7, lambda: 2)
     machine.replay(encode("orders-1", metadata(S.ONGOING), 2), 0, 0, None)
@@ -306,7 +308,7 @@ def test_commands_are_refused_before_loading_and_after_unloading() -> None:
             each.decide(1, EndTxn("orders-1", 500, 5, True, 2), 0)
 
 
-def test_commit_of_an_operator_is_in_the_history(shard: Callable[..., Driver]) -> None:
+def test_commit_by_operator_is_not_a_routine_event(shard: Callable[..., Driver]) -> None:
     driver = shard()
     second = driver.transact(driver.started())
     (event,) = (one for one in driver.events if one.kind == "transaction-committed")

@@ -21,7 +21,7 @@ from tests.unit.txn.driver import TIMEOUT_MS, A, Driver, S, metadata
 OLD = ProducerIdentity(500, 32_766)
 
 
-def test_bump_ends_at_int16() -> None:
+def test_epoch_bump_beyond_int16_raises() -> None:
     assert epochs.bump(-1) == 0
     assert epochs.bump(32_766) == 32_767
     for epoch in (-2, 32_767):
@@ -31,7 +31,7 @@ def test_bump_ends_at_int16() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "used_up"), [(32_765, False), (32_766, True), (32_767, True)])
-def test_exhaustion(epoch: int, used_up: bool) -> None:
+def test_epoch_is_exhausted_from_32766(epoch: int, used_up: bool) -> None:
     assert epochs.is_exhausted(epoch) is used_up
 
 
@@ -52,7 +52,7 @@ def test_exhaustion(epoch: int, used_up: bool) -> None:
         ((5, 32_766), (5, 0), 5, EpochRelation.FENCED, EpochRelation.FENCED),
     ],
 )
-def test_relations(
+def test_request_epoch_relation_to_stored_epoch_for_tv1_and_tv2(
     request_: tuple[int, int],
     stored: tuple[int, int],
     previous: int,
@@ -87,7 +87,7 @@ def test_relations(
         ((4, 32_766), (5, 32_766), (5, 32_765), EpochClaim.FENCED),
     ],
 )
-def test_claims(
+def test_init_producer_id_claim_is_bump_rotate_repeat_or_fenced(
     given_: tuple[int, int] | None,
     stored: tuple[int, int],
     last: tuple[int, int] | None,
@@ -102,7 +102,9 @@ def test_claims(
 
 
 @given(st.integers(-1, 32_767), st.integers(-1, 32_767))
-def test_only_one_epoch_is_current_and_at_most_one_a_retry(asked: int, stored: int) -> None:
+def test_tv2_relation_is_current_for_stored_epoch_and_retry_for_previous(
+    asked: int, stored: int
+) -> None:
     relation = epochs.relate_tv2(ProducerIdentity(1, asked), ProducerIdentity(1, stored), 1)
     assert (relation is EpochRelation.CURRENT) == (asked == stored)
     assert (relation is EpochRelation.RETRY) == (asked == stored - 1)
@@ -113,7 +115,7 @@ def test_only_one_epoch_is_current_and_at_most_one_a_retry(asked: int, stored: i
 
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("hold", [True, False])
-def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
+def test_tv2_end_at_last_epoch_returns_new_producer_id(
     shard: Callable[..., Driver], commit: bool, hold: bool
 ) -> None:
     driver = shard(hold=hold)
@@ -141,7 +143,7 @@ def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_kafka_20310_retried_end_over_the_overflow_is_known_after_the_coordinator_moved(
+def test_kafka_20310_end_retried_after_epoch_overflow_and_reload_is_recognized(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
     """The records hold the previous producer id."""
@@ -154,7 +156,7 @@ def test_kafka_20310_retried_end_over_the_overflow_is_known_after_the_coordinato
 
 @pytest.mark.parametrize("start", range(32_763, 32_768))
 @pytest.mark.parametrize("tv", [0, 2])
-def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(
+def test_kafka_18660_transactions_across_epoch_exhaustion_rotate_producer_id(
     shard: Callable[..., Driver], tv: int, start: int
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -185,7 +187,7 @@ def test_kafka_18660_ten_transactions_over_the_end_of_the_epochs(
 @pytest.mark.parametrize("epoch", range(32_763, 32_768))
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("cause", ["init", "timeout"])
-def test_kafka_19367_a_fence_near_the_end_never_overflows(
+def test_kafka_19367_fencing_near_the_last_epoch_never_overflows(
     shard: Callable[..., Driver], tv: int, epoch: int, cause: str
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -206,7 +208,9 @@ def test_kafka_19367_a_fence_near_the_end_never_overflows(
         identity = driver.transact(identity, commit=number % 2 == 0, tv=tv)
 
 
-def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..., Driver]) -> None:
+def test_tv2_producer_timed_out_at_last_epoch_continues_with_new_producer_id(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, identity=OLD))
     driver.advance(TIMEOUT_MS + 1)
@@ -218,7 +222,7 @@ def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_kafka_20090_delayed_abort_does_not_keep_an_expired_producer_at_the_last_epoch(
+def test_kafka_20090_timeout_abort_at_last_epoch_rotates_producer_id(
     shard: Callable[..., Driver], hold: bool
 ) -> None:
     driver = shard(hold=hold)
@@ -238,7 +242,7 @@ def test_kafka_20090_delayed_abort_does_not_keep_an_expired_producer_at_the_last
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
+def test_kafka_20090_open_transaction_at_highest_epoch_is_aborted_on_timeout(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
     """A broker with KAFKA-20090 leaves this record; its producer still has the epoch before."""
@@ -254,7 +258,9 @@ def test_kafka_20090_transaction_left_open_at_the_highest_epoch_recovers(
     driver.transact(driver.started())
 
 
-def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driver]) -> None:
+def test_producer_stored_at_highest_epoch_gets_new_producer_id(
+    shard: Callable[..., Driver],
+) -> None:
     """A broker with KAFKA-19367 may have written such a record; this broker never does."""
     driver = shard()
     driver.place(metadata(S.PREPARE_ABORT, identity=ProducerIdentity(500, 32_767)))
@@ -262,7 +268,7 @@ def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driv
     assert driver.init() == InitProducerIdResult(1000, 0)
 
 
-def test_the_previous_owner_of_the_last_epoch_is_not_the_new_one(
+def test_previous_producer_id_is_refused_after_next_transaction_began(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard()
@@ -285,7 +291,7 @@ def test_the_previous_owner_of_the_last_epoch_is_not_the_new_one(
         ((9, 32_766), (5, 3), False),
     ],
 )
-def test_whose_id_it_can_be(
+def test_may_continue_accepts_current_id_and_exhausted_previous_id(
     given_: tuple[int, int], stored: tuple[int, int], expected: bool
 ) -> None:
     assert epochs.may_continue(ProducerIdentity(*given_), ProducerIdentity(*stored), 4) is expected
@@ -293,7 +299,7 @@ def test_whose_id_it_can_be(
 
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("commit", [True, False])
-def test_nobody_ends_at_the_coordinators_epoch(
+def test_end_with_highest_epoch_is_fenced(
     shard: Callable[..., Driver], tv: int, commit: bool
 ) -> None:
     driver = shard()

@@ -17,7 +17,7 @@ def run(seed: int, *bugs: str) -> World:
     return world
 
 
-def test_failover_at_any_step() -> None:
+def test_failover_at_any_step_keeps_exactly_once() -> None:
     epochs = acknowledged = 0
     for seed in range(SEEDS):
         world = run(seed)
@@ -29,7 +29,7 @@ def test_failover_at_any_step() -> None:
 
 
 @pytest.mark.slow
-def test_failover_at_any_step_many_times() -> None:
+def test_failover_at_any_step_keeps_exactly_once_in_many_histories() -> None:
     for seed in range(SEEDS, MANY):
         run(seed)
 
@@ -43,7 +43,7 @@ def test_failover_at_any_step_many_times() -> None:
         pytest.param("guard", marks=pytest.mark.slow),  # an end between verification and append
     ],
 )
-def test_what_is_planted_is_found(bug: str) -> None:
+def test_planted_bugs_are_found(bug: str) -> None:
     for seed in range(5_000):
         try:
             run(seed, bug)

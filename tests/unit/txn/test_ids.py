@@ -16,14 +16,14 @@ def reserved(*blocks: ProducerIdBlock) -> BlockProducerIds:
     return ids
 
 
-def test_ids_come_from_block_after_block() -> None:
+def test_producer_ids_are_taken_from_blocks_in_order() -> None:
     ids = reserved(ProducerIdBlock(0, 3), ProducerIdBlock(10, 2))
     assert ids.remaining == 5
     assert [ids.take() for _ in range(5)] == [0, 1, 2, 10, 11]
     assert ids.remaining == 0
 
 
-def test_without_a_block_there_is_none() -> None:
+def test_taking_producer_id_without_block_is_unavailable() -> None:
     ids = reserved()
     for _ in range(2):
         with pytest.raises(ProducerIdsUnavailableError):
@@ -37,18 +37,18 @@ def test_without_a_block_there_is_none() -> None:
 @pytest.mark.parametrize(
     "second", [ProducerIdBlock(9, 10), ProducerIdBlock(0, 10), ProducerIdBlock(20, 0)]
 )
-def test_overlapping_or_empty_blocks_are_a_bug(second: ProducerIdBlock) -> None:
+def test_overlapping_or_empty_block_violates_invariant(second: ProducerIdBlock) -> None:
     ids = reserved(ProducerIdBlock(0, 10))
     with pytest.raises(InvariantViolation):
         ids.add(second)
 
 
-def test_negative_ids_are_a_bug() -> None:
+def test_negative_producer_id_block_violates_invariant() -> None:
     with pytest.raises(InvariantViolation):
         reserved(ProducerIdBlock(-5, 10))
 
 
-def test_the_next_block_is_due_at_the_last_tenth() -> None:
+def test_producer_ids_are_low_at_the_last_tenth_of_the_block() -> None:
     ids = reserved()
     assert ids.is_low
     ids.add(ProducerIdBlock(0, 10))
@@ -62,7 +62,7 @@ def test_the_next_block_is_due_at_the_last_tenth() -> None:
     assert [ids.take() for _ in range(11)] == list(range(9, 20))
 
 
-def test_the_last_id_is_the_highest_int64() -> None:
+def test_producer_id_block_beyond_int64_is_refused() -> None:
     top = 2**63 - 1
     ids = reserved(ProducerIdBlock(top, 1))
     with pytest.raises(ProducerIdsUnavailableError):
@@ -79,5 +79,5 @@ def test_the_last_id_is_the_highest_int64() -> None:
         (AddPartitions("t", 0, LAST_CLIENT_EPOCH, ()), False),
     ],
 )
-def test_which_commands_may_draw_an_id(command: object, draws: bool) -> None:
+def test_init_and_end_at_last_epoch_need_producer_id(command: object, draws: bool) -> None:
     assert needs_producer_id(command) is draws

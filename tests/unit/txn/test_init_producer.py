@@ -42,7 +42,7 @@ MAX = TxnLimits().max_transaction_timeout_ms
         (InitProducerId(T, MAX + 1), InvalidTransactionTimeoutError),
     ],
 )
-def test_refused_requests(
+def test_init_producer_id_with_invalid_fields_is_refused(
     shard: Callable[..., Driver], command: InitProducerId, error: type[Exception]
 ) -> None:
     driver = shard()
@@ -51,20 +51,22 @@ def test_refused_requests(
 
 
 @pytest.mark.parametrize("timeout_ms", [1, MAX])
-def test_timeouts_at_the_limit_are_taken(shard: Callable[..., Driver], timeout_ms: int) -> None:
+def test_transaction_timeout_at_the_limit_is_accepted(
+    shard: Callable[..., Driver], timeout_ms: int
+) -> None:
     driver = shard()
     driver.started(timeout_ms=timeout_ms)
     assert driver.txn().timeout_ms == timeout_ms
 
 
-def test_ids_at_the_limit_of_length_are_taken(shard: Callable[..., Driver]) -> None:
+def test_transactional_id_of_maximum_length_is_accepted(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.started(transactional_id="x" * 32_767)
     driver.reload()
     assert driver.txn("x" * 32_767).state is S.EMPTY
 
 
-def test_two_phase_commit_where_it_is_on_has_no_timeout(shard: Callable[..., Driver]) -> None:
+def test_two_phase_commit_transaction_has_no_timeout(shard: Callable[..., Driver]) -> None:
     driver = shard(limits=TxnLimits(two_phase_commit_enable=True))
     identity = driver.started(enable_2pc=True, timeout_ms=0)
     assert driver.txn().timeout_ms == 2**31 - 1
@@ -74,7 +76,7 @@ def test_two_phase_commit_where_it_is_on_has_no_timeout(shard: Callable[..., Dri
     assert driver.state is S.ONGOING
 
 
-def test_unknown_id_gets_a_fresh_producer_id(shard: Callable[..., Driver]) -> None:
+def test_unknown_transactional_id_gets_new_producer_id(shard: Callable[..., Driver]) -> None:
     driver = shard()
     assert driver.init() == InitProducerIdResult(1000, 0, -1, -1)
     assert driver.init(transactional_id="other") == InitProducerIdResult(1001, 0)
@@ -83,12 +85,14 @@ def test_unknown_id_gets_a_fresh_producer_id(shard: Callable[..., Driver]) -> No
     )
 
 
-def test_unknown_id_with_an_identity_is_created(shard: Callable[..., Driver]) -> None:
+def test_unknown_transactional_id_with_producer_id_gets_new_producer_id(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     assert driver.init(ProducerIdentity(77, 12)) == InitProducerIdResult(1000, 0)
 
 
-def test_no_producer_id_no_new_transactional_id(shard: Callable[..., Driver]) -> None:
+def test_new_transactional_id_without_producer_ids_is_refused(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.ids.available = False
     assert type(driver.init()) is ProducerIdsUnavailableError
@@ -98,7 +102,7 @@ def test_no_producer_id_no_new_transactional_id(shard: Callable[..., Driver]) ->
 
 
 @pytest.mark.parametrize("where", REST)
-def test_without_identity_the_epoch_is_bumped(
+def test_init_without_producer_id_bumps_epoch(
     shard: Callable[..., Driver], where: TransactionState
 ) -> None:
     driver = shard()
@@ -112,7 +116,7 @@ def test_without_identity_the_epoch_is_bumped(
 
 
 @pytest.mark.parametrize("where", REST)
-def test_the_current_identity_continues_and_may_repeat(
+def test_init_with_current_epoch_bumps_it_and_may_be_repeated(
     shard: Callable[..., Driver], where: TransactionState
 ) -> None:
     driver = shard()
@@ -123,7 +127,7 @@ def test_the_current_identity_continues_and_may_repeat(
     assert type(driver.init(ProducerIdentity(500, 5))) is ProducerFencedError
 
 
-def test_a_repetition_is_fenced_after_a_reload_as_in_kafka(shard: Callable[..., Driver]) -> None:
+def test_repeated_init_after_reload_is_fenced_as_in_kafka(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY))
     driver.init(ProducerIdentity(500, 5))
@@ -142,7 +146,7 @@ def test_a_repetition_is_fenced_after_a_reload_as_in_kafka(shard: Callable[..., 
         ProducerIdentity(77, 0),
     ],
 )
-def test_every_other_identity_is_fenced(
+def test_init_with_other_producer_id_or_epoch_is_fenced(
     shard: Callable[..., Driver], where: TransactionState, given: ProducerIdentity
 ) -> None:
     driver = shard()
@@ -153,7 +157,7 @@ def test_every_other_identity_is_fenced(
     assert driver.events[-1].kind == "producer-refused"
 
 
-def test_a_newcomer_ends_the_right_to_repeat(shard: Callable[..., Driver]) -> None:
+def test_init_cannot_be_repeated_after_another_producers_init(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY))
     driver.init(ProducerIdentity(500, 5))
@@ -163,7 +167,7 @@ def test_a_newcomer_ends_the_right_to_repeat(shard: Callable[..., Driver]) -> No
 
 @pytest.mark.parametrize("where", REST)
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
-def test_used_up_epochs_bring_a_new_producer_id(
+def test_init_at_last_epoch_returns_new_producer_id(
     shard: Callable[..., Driver], where: TransactionState, epoch: int
 ) -> None:
     driver = shard()
@@ -173,7 +177,9 @@ def test_used_up_epochs_bring_a_new_producer_id(
     assert driver.events[-1].kind == "producer-id-rotated"
 
 
-def test_a_rotation_is_repeated_for_whom_it_was_made(shard: Callable[..., Driver]) -> None:
+def test_repeated_init_at_last_epoch_gets_the_same_producer_id(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
     for _ in range(3):
@@ -182,7 +188,7 @@ def test_a_rotation_is_repeated_for_whom_it_was_made(shard: Callable[..., Driver
     assert type(driver.init(ProducerIdentity(500, 32_766))) is ProducerFencedError
 
 
-def test_a_rotation_for_a_newcomer_is_not_repeated_for_the_former_holder(
+def test_init_after_rotation_for_another_producer_is_fenced(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard()
@@ -191,7 +197,7 @@ def test_a_rotation_for_a_newcomer_is_not_repeated_for_the_former_holder(
     assert type(driver.init(ProducerIdentity(500, 32_766))) is ProducerFencedError
 
 
-def test_used_up_epochs_and_another_identity_are_fenced(shard: Callable[..., Driver]) -> None:
+def test_init_with_other_epoch_at_last_epoch_is_fenced(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.EMPTY, identity=ProducerIdentity(500, 32_766)))
     assert type(driver.init(ProducerIdentity(500, 32_765))) is ProducerFencedError
@@ -206,7 +212,9 @@ def test_rotation_without_producer_ids_changes_nothing(shard: Callable[..., Driv
 
 
 @pytest.mark.parametrize("where", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
-def test_completion_has_to_end_first(shard: Callable[..., Driver], where: TransactionState) -> None:
+def test_init_during_pending_transaction_is_concurrent_transactions(
+    shard: Callable[..., Driver], where: TransactionState
+) -> None:
     driver = shard(hold=True)
     driver.place(metadata(where))
     assert type(driver.init()) is ConcurrentTransactionsError
@@ -218,7 +226,7 @@ def test_completion_has_to_end_first(shard: Callable[..., Driver], where: Transa
 
 
 @pytest.mark.parametrize(("tv", "fenced", "granted"), [(0, 1, 2), (1, 1, 2), (2, 1, 2)])
-def test_takeover_aborts_and_answers_in_one_turn(
+def test_init_during_open_transaction_aborts_it_and_fences_producer(
     shard: Callable[..., Driver], tv: int, fenced: int, granted: int
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -234,7 +242,7 @@ def test_takeover_aborts_and_answers_in_one_turn(
     assert type(driver.end(identity, commit=True)) is ProducerFencedError
 
 
-def test_takeover_waits_for_late_markers(shard: Callable[..., Driver]) -> None:
+def test_init_that_aborts_a_transaction_waits_for_its_markers(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True)
     driver.begin(driver.started())
     first = driver.submit(InitProducerId(T, TIMEOUT_MS))
@@ -247,7 +255,9 @@ def test_takeover_waits_for_late_markers(shard: Callable[..., Driver]) -> None:
     assert driver.init() == InitProducerIdResult(1000, 3)
 
 
-def test_takeover_is_answered_when_the_shard_goes_away(shard: Callable[..., Driver]) -> None:
+def test_init_waiting_for_markers_is_answered_when_shard_unloads(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard(hold=True)
     driver.begin(driver.started())
     waiting = driver.submit(InitProducerId(T, TIMEOUT_MS))
@@ -257,7 +267,7 @@ def test_takeover_is_answered_when_the_shard_goes_away(shard: Callable[..., Driv
     assert driver.init() == InitProducerIdResult(1000, 2)
 
 
-def test_takeover_does_not_wait_for_ever(shard: Callable[..., Driver]) -> None:
+def test_init_waiting_for_markers_times_out(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True, limits=TxnLimits(max_park_ms=500))
     driver.begin(driver.started())
     waiting = driver.submit(InitProducerId(T, TIMEOUT_MS))
@@ -270,7 +280,7 @@ def test_takeover_does_not_wait_for_ever(shard: Callable[..., Driver]) -> None:
     assert driver.init() == InitProducerIdResult(1000, 2)
 
 
-def test_a_takeover_that_was_answered_leaves_no_timer(shard: Callable[..., Driver]) -> None:
+def test_init_answered_after_markers_leaves_no_timer(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True)
     driver.begin(driver.started())
     driver.submit(InitProducerId(T, TIMEOUT_MS))
@@ -281,7 +291,7 @@ def test_a_takeover_that_was_answered_leaves_no_timer(shard: Callable[..., Drive
     assert decision == type(decision)()
 
 
-def test_parking_has_a_limit(shard: Callable[..., Driver]) -> None:
+def test_init_requests_waiting_for_markers_are_limited(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True, limits=TxnLimits(max_parked_requests=2))
     tokens = []
     for name in ("one", "two", "three"):
@@ -296,7 +306,9 @@ def test_parking_has_a_limit(shard: Callable[..., Driver]) -> None:
     assert driver.init(transactional_id="three") == InitProducerIdResult(1002, 2)
 
 
-def test_takeover_without_a_producer_id_completes_and_says_so(shard: Callable[..., Driver]) -> None:
+def test_init_without_producer_ids_completes_the_abort_and_fails(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard(hold=True, transaction_version=0)
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765), tv=0))
     token = driver.submit(InitProducerId(T, TIMEOUT_MS))
@@ -307,7 +319,7 @@ def test_takeover_without_a_producer_id_completes_and_says_so(shard: Callable[..
 
 
 @pytest.mark.parametrize(("tv", "answer"), [(0, ProducerFencedError), (2, InitProducerIdResult)])
-def test_a_producer_that_takes_over_itself(
+def test_init_by_owner_of_open_transaction_is_fenced_only_with_tv1(
     shard: Callable[..., Driver], tv: int, answer: type
 ) -> None:
     """As if Kafka's client had retried after CONCURRENT_TRANSACTIONS: only TV1 fences it."""
@@ -320,7 +332,7 @@ def test_a_producer_that_takes_over_itself(
 @pytest.mark.parametrize(
     "given", [ProducerIdentity(500, 4), ProducerIdentity(499, 32_766), ProducerIdentity(77, 1)]
 )
-def test_a_fenced_producer_can_not_end_its_successors_transaction(
+def test_init_by_fenced_producer_does_not_abort_open_transaction(
     shard: Callable[..., Driver], given: ProducerIdentity
 ) -> None:
     driver = shard()
@@ -330,7 +342,9 @@ def test_a_fenced_producer_can_not_end_its_successors_transaction(
     assert driver.end(ProducerIdentity(500, 5), commit=True).producer_epoch == 6
 
 
-def test_transactional_ids_of_all_shards_share_a_budget(shard: Callable[..., Driver]) -> None:
+def test_transactional_ids_of_all_shards_share_one_memory_budget(
+    shard: Callable[..., Driver],
+) -> None:
     room = sum(map(memory_bytes, ("one", "two", "three"))) - 1
     budget = Budget("fencepost.transactional.ids.max.bytes", room)
     driver, other = shard(budget=budget), shard(budget=budget)

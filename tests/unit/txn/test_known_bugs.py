@@ -20,7 +20,7 @@ from tests.unit.txn.driver import TIMEOUT_MS, AppendFailedError, B, Driver, S, T
 
 @pytest.mark.parametrize("late_by", [1, 2, 5])
 @pytest.mark.parametrize("commit", [True, False])
-def test_kafka_17754_a_delayed_tv2_end_is_fenced(
+def test_kafka_17754_delayed_tv2_end_is_fenced(
     shard: Callable[..., Driver], late_by: int, commit: bool
 ) -> None:
     driver = shard()
@@ -35,7 +35,9 @@ def test_kafka_17754_a_delayed_tv2_end_is_fenced(
     assert driver.state is S.ONGOING
 
 
-def test_kafka_17754_a_delayed_tv1_end_is_why_tv2_exists(shard: Callable[..., Driver]) -> None:
+def test_kafka_17754_delayed_tv1_end_commits_the_next_transaction(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard(transaction_version=0)
     identity = driver.started()
     driver.transact(identity, commit=True, tv=0)
@@ -46,7 +48,7 @@ def test_kafka_17754_a_delayed_tv1_end_is_why_tv2_exists(shard: Callable[..., Dr
 
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("cause", ["init", "timeout"])
-def test_kafka_9666_a_fence_that_is_not_written_leaves_no_bump(
+def test_kafka_9666_failed_append_of_fence_leaves_epoch_unchanged(
     shard: Callable[..., Driver], tv: int, cause: str
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -65,7 +67,7 @@ def test_kafka_9666_a_fence_that_is_not_written_leaves_no_bump(
     assert driver.init() == InitProducerIdResult(500, 7)
 
 
-def test_kafka_9666_the_fence_that_was_written_after_all_is_not_repeated(
+def test_kafka_9666_fence_written_before_reload_is_not_repeated(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard(hold=True, transaction_version=0)
@@ -79,7 +81,7 @@ def test_kafka_9666_the_fence_that_was_written_after_all_is_not_repeated(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_kafka_19999_markers_written_before_a_crash_are_ordered_alike_after_it(
+def test_kafka_19999_markers_after_reload_are_the_same_as_before(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
     driver = shard(hold=True)
@@ -93,7 +95,9 @@ def test_kafka_19999_markers_written_before_a_crash_are_ordered_alike_after_it(
     assert driver.state is (S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT)
 
 
-def test_redpanda_21340_success_can_be_heard_again(shard: Callable[..., Driver]) -> None:
+def test_redpanda_21340_repeated_commit_gets_the_same_response(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     identity = driver.started()
     driver.begin(identity)
@@ -103,14 +107,16 @@ def test_redpanda_21340_success_can_be_heard_again(shard: Callable[..., Driver])
     assert driver.transact(after) == (1000, 2)
 
 
-def test_ydb_51053_an_end_without_partitions(shard: Callable[..., Driver]) -> None:
+def test_ydb_51053_commit_without_partitions_is_refused_abort_accepted(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     identity = driver.started()
     assert type(driver.end(identity, commit=True)) is InvalidTransactionStateError
     assert driver.ended(identity, commit=False) == (1000, 1)
 
 
-def test_franz_go_init_during_another_incarnations_completion(
+def test_franz_go_init_during_pending_transaction_is_concurrent_transactions(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard(hold=True)

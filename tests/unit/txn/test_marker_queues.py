@@ -80,7 +80,7 @@ def partitions(send: SendMarkers) -> list[TopicPartition]:
     return [one for marker in send.markers for one in marker.partitions]
 
 
-def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
+def test_local_markers_are_sent_while_others_are_in_flight(bench: Bench) -> None:
     bench.leaders[A] = 3
     bench.add(ending("t", 1, 0, EPOCH, A))
     (first,) = bench.queues.next_requests()
@@ -94,7 +94,7 @@ def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
     assert bench.queues.newly_waiting() == ["t"]
 
 
-def test_own_markers_of_each_transaction_are_written_by_themselves(bench: Bench) -> None:
+def test_local_markers_of_each_transaction_are_written_separately(bench: Bench) -> None:
     bench.leaders[A] = bench.leaders[B] = 3
     bench.add(ending("t", 1, 0, EPOCH, A, B))
     bench.add(ending("u", 2, 0, EPOCH, A))
@@ -102,7 +102,7 @@ def test_own_markers_of_each_transaction_are_written_by_themselves(bench: Bench)
     assert [(send.broker_id, partitions(send)) for send in next_requests] == [(3, [A, B]), (3, [A])]
 
 
-def test_the_markers_of_all_transactions_for_a_broker_go_out_with_one_request(bench: Bench) -> None:
+def test_markers_of_all_transactions_for_a_broker_share_one_request(bench: Bench) -> None:
     bench.add(ending("t", 1))
     bench.add(ending("u", 2))
     next_requests = bench.next_requests()
@@ -119,7 +119,7 @@ def test_the_markers_of_all_transactions_for_a_broker_go_out_with_one_request(be
     assert len(bench.queues) == 1
 
 
-def test_a_large_transaction_goes_out_in_pieces(bench: Bench) -> None:
+def test_markers_above_partition_limit_are_split_into_requests(bench: Bench) -> None:
     many = tuple(("t", index) for index in range(MAX_PARTITIONS_PER_REQUEST + 1))
     bench.leaders.update(dict.fromkeys(many, 1))
     bench.add(ending("t", 1, 0, EPOCH, *many))
@@ -134,7 +134,7 @@ def test_a_large_transaction_goes_out_in_pieces(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("code", [*RETRIED, "COORDINATOR_LOAD_IN_PROGRESS", "UNKNOWN_SERVER_ERROR"])
-def test_what_may_pass_is_sent_again_to_the_leader_of_then(bench: Bench, code: str) -> None:
+def test_marker_with_retriable_error_is_resent_to_the_new_leader(bench: Bench, code: str) -> None:
     bench.add(ending())
     next_requests = bench.next_requests()
     bench.answer(next_requests[2], {B: code, C: "NONE"})
@@ -151,14 +151,14 @@ def test_what_may_pass_is_sent_again_to_the_leader_of_then(bench: Bench, code: s
 
 
 @pytest.mark.parametrize("code", ["UNSUPPORTED_FOR_MESSAGE_FORMAT", "UNSUPPORTED_VERSION"])
-def test_a_partition_that_knows_no_markers_is_left_out(bench: Bench, code: str) -> None:
+def test_marker_with_unsupported_error_counts_as_written(bench: Bench, code: str) -> None:
     bench.add(ending())
     bench.answer(bench.next_requests()[2], {B: code, C: "NONE"})
     assert bench.written() == {B, C}
 
 
 @pytest.mark.parametrize("code", ["INVALID_PRODUCER_EPOCH", "TRANSACTION_COORDINATOR_FENCED"])
-def test_a_fenced_transaction_is_left_to_whoever_has_it(bench: Bench, code: str) -> None:
+def test_fenced_marker_cancels_the_markers_of_its_transaction(bench: Bench, code: str) -> None:
     request = ending()
     bench.add(request)
     next_requests = bench.next_requests()
@@ -171,21 +171,21 @@ def test_a_fenced_transaction_is_left_to_whoever_has_it(bench: Bench, code: str)
     assert len(bench.queues) == 0
 
 
-def test_the_table_has_every_error_that_kafka_knows_here() -> None:
+def test_outcome_table_has_every_marker_error_of_kafka() -> None:
     assert {code for code, outcome in OUTCOMES.items() if outcome is MarkerOutcome.RETRY} == set(
         RETRIED
     )
     assert len(OUTCOMES) == 11
 
 
-def test_a_producer_that_the_answer_leaves_out_is_sent_again(bench: Bench) -> None:
+def test_marker_missing_from_response_is_resent(bench: Bench) -> None:
     bench.add(ending("t", 1, 0, EPOCH, A))
     bench.results += bench.queues.answered(bench.next_requests()[1], {})
     bench.retry()
     assert partitions(bench.next_requests()[1]) == [A]
 
 
-def test_a_lost_connection_has_all_of_it_sent_again(bench: Bench) -> None:
+def test_markers_of_failed_request_are_resent(bench: Bench) -> None:
     bench.add(ending())
     next_requests = bench.next_requests()
     bench.queues.failed(next_requests[2])
@@ -197,7 +197,7 @@ def test_a_lost_connection_has_all_of_it_sent_again(bench: Bench) -> None:
     assert partitions(bench.next_requests()[1]) == [B]
 
 
-def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
+def test_marker_without_partition_leader_waits_until_one_is_elected(bench: Bench) -> None:
     bench.leaders[B] = NoDestination.NO_LEADER
     bench.add(ending("t", 1, 0, EPOCH, B))
     assert bench.next_requests() == {}
@@ -210,7 +210,7 @@ def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
     assert bench.written() == {B}
 
 
-def test_markers_of_an_unloaded_shard_wait_no_longer(bench: Bench) -> None:
+def test_markers_of_unloaded_shard_no_longer_wait_for_leader(bench: Bench) -> None:
     bench.leaders[B] = NoDestination.NO_LEADER
     bench.add(ending())
     assert bench.queues.unknown == 1
@@ -218,7 +218,7 @@ def test_markers_of_an_unloaded_shard_wait_no_longer(bench: Bench) -> None:
     assert bench.queues.unknown == 0
 
 
-def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
+def test_marker_of_deleted_partition_counts_as_written(bench: Bench) -> None:
     bench.leaders[B] = NoDestination.NO_PARTITION
     bench.add(ending())
     assert bench.written() == {B}
@@ -233,7 +233,7 @@ def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
 
 @pytest.mark.parametrize("epoch", [EPOCH + 1, None])
 @pytest.mark.parametrize("how", ["answered", "failed", "queued", "waiting"])
-def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
+def test_markers_of_former_coordinator_epoch_are_neither_sent_nor_reported(
     bench: Bench, epoch: int | None, how: str
 ) -> None:
     bench.leaders[A] = NoDestination.NO_LEADER if how == "waiting" else 1
@@ -254,7 +254,7 @@ def test_nothing_is_reported_or_sent_under_another_coordinator_epoch(
     assert len(bench.queues) == 0
 
 
-def test_a_shard_takes_its_markers_with_it(bench: Bench) -> None:
+def test_unloaded_shard_drops_its_queued_and_in_flight_markers(bench: Bench) -> None:
     bench.add(ending("t", 1))
     bench.add(ending("u", 2), SHARD + 1)
     next_requests = bench.next_requests()
@@ -266,7 +266,7 @@ def test_a_shard_takes_its_markers_with_it(bench: Bench) -> None:
     assert bench.next_requests() == {}
 
 
-def test_an_answer_to_the_former_transaction_says_nothing_of_this_one(bench: Bench) -> None:
+def test_response_to_former_transaction_does_not_complete_the_next_one(bench: Bench) -> None:
     """Under TV1 both transactions have the same producer id and epoch."""
     former, this = ending(number=1), ending(number=2)
     bench.add(former)
@@ -283,7 +283,7 @@ def test_an_answer_to_the_former_transaction_says_nothing_of_this_one(bench: Ben
     assert len(bench.results) == 2
 
 
-def test_a_request_to_a_broker_that_leads_nothing_of_it_any_more_is_over(bench: Bench) -> None:
+def test_markers_in_flight_to_former_leader_are_resent_to_the_new_one(bench: Bench) -> None:
     """The broker may be dead; waiting for it would block the transaction."""
     bench.add(ending())
     next_requests = bench.next_requests()
@@ -299,7 +299,7 @@ def test_a_request_to_a_broker_that_leads_nothing_of_it_any_more_is_over(bench: 
     assert all(isinstance(one, WrittenMarkers) for one in bench.results)
 
 
-def test_what_is_queued_follows_its_leader(bench: Bench) -> None:
+def test_queued_markers_move_to_the_new_leader(bench: Bench) -> None:
     bench.add(ending("t", 1))
     next_requests = bench.next_requests()
     bench.add(ending("u", 2))

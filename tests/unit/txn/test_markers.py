@@ -24,7 +24,9 @@ def _ending(shard: Callable[..., Driver], tv: int = 2) -> tuple[Driver, WriteMar
     return driver, driver.held[-1]
 
 
-def test_markers_may_be_reported_one_by_one(shard: Callable[..., Driver]) -> None:
+def test_transaction_completes_when_all_partitions_have_markers(
+    shard: Callable[..., Driver],
+) -> None:
     driver, order = _ending(shard)
     assert driver.ask(order.written((B,))) == NOT_DONE
     assert driver.ask(order.written((B,))) == NOT_DONE
@@ -35,7 +37,7 @@ def test_markers_may_be_reported_one_by_one(shard: Callable[..., Driver]) -> Non
     assert driver.state is S.COMPLETE_COMMIT
 
 
-def test_a_repeated_report_is_harmless(shard: Callable[..., Driver]) -> None:
+def test_repeated_markers_written_report_changes_nothing(shard: Callable[..., Driver]) -> None:
     driver, order = _ending(shard)
     assert driver.ask(order.written()) == DONE
     length = len(driver.log)
@@ -44,7 +46,7 @@ def test_a_repeated_report_is_harmless(shard: Callable[..., Driver]) -> None:
     assert len(driver.log) == length
 
 
-def test_a_report_of_the_last_tv1_transaction_does_not_end_this_one(
+def test_markers_report_of_former_tv1_transaction_is_ignored(
     shard: Callable[..., Driver],
 ) -> None:
     """Redpanda #1384: under TV1 producer id and epoch do not identify a transaction."""
@@ -60,7 +62,7 @@ def test_a_report_of_the_last_tv1_transaction_does_not_end_this_one(
     assert driver.ask(second.written()) == DONE
 
 
-def test_a_report_across_a_reload_counts_for_its_own_transaction_only(
+def test_markers_report_from_before_reload_completes_its_transaction(
     shard: Callable[..., Driver],
 ) -> None:
     driver, order = _ending(shard)
@@ -75,7 +77,9 @@ def test_a_report_across_a_reload_counts_for_its_own_transaction_only(
 
 
 @pytest.mark.parametrize("field", ["producer_id", "producer_epoch", "transaction_number"])
-def test_a_report_about_something_else_is_ignored(shard: Callable[..., Driver], field: str) -> None:
+def test_markers_report_of_another_transaction_is_ignored(
+    shard: Callable[..., Driver], field: str
+) -> None:
     driver, order = _ending(shard)
     report = order.written()
     assert driver.ask(replace(report, **{field: getattr(report, field) + 1})) == NOT_DONE
@@ -83,7 +87,7 @@ def test_a_report_about_something_else_is_ignored(shard: Callable[..., Driver], 
     assert driver.state is S.PREPARE_COMMIT
 
 
-def test_every_prepared_transaction_is_resumed_at_load(shard: Callable[..., Driver]) -> None:
+def test_prepared_transactions_are_resumed_at_load(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True, coordinator_epoch=9)
     one = metadata(S.PREPARE_COMMIT, identity=ProducerIdentity(501, 3), partitions=(C, A))
     two = metadata(S.PREPARE_ABORT, identity=ProducerIdentity(502, 0), tv=0)
@@ -101,7 +105,7 @@ def test_every_prepared_transaction_is_resumed_at_load(shard: Callable[..., Driv
     assert driver.txn("two").state is S.COMPLETE_ABORT
 
 
-def test_an_early_answer_does_not_let_the_next_transaction_mix_in(
+def test_next_transaction_during_completion_is_concurrent_transactions(
     shard: Callable[..., Driver],
 ) -> None:
     """ydb #52731: EndTxn during the last completion must not be answered with success."""
@@ -115,7 +119,7 @@ def test_an_early_answer_does_not_let_the_next_transaction_mix_in(
     assert driver.ended(following, commit=True) == (1000, 2)
 
 
-def test_the_table_refuses_a_second_completion() -> None:
+def test_marker_table_refuses_second_completion_of_same_id() -> None:
     order = WriteMarkers("one", ProducerStamp(1, 2), True, 0, 2, (A,), 4)
     table = MarkerTable()
     table.expect(order)
@@ -128,7 +132,7 @@ def test_the_table_refuses_a_second_completion() -> None:
     assert not table.requests()
 
 
-def test_markers_and_batches_of_others_leave_state_alone(shard: Callable[..., Driver]) -> None:
+def test_replayed_marker_leaves_state_unchanged(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.started()
     before = driver.machine.digest()

@@ -79,13 +79,15 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize(("value", "txn", "version"), SAMPLES)
-def test_bytes(value: bytes, txn: TransactionMetadata, version: int) -> None:
+def test_transaction_record_encodes_to_kafkas_bytes_and_back(
+    value: bytes, txn: TransactionMetadata, version: int
+) -> None:
     assert records.encode_value(txn, version) == value
     assert records.encode("orders-1", txn, version) == Record(KEY, value)
     assert records.decode(Record(KEY, value)) == ("orders-1", txn)
 
 
-def test_tombstone() -> None:
+def test_tombstone_has_key_and_null_value() -> None:
     assert records.tombstone("orders-1") == Record(KEY, None)
     assert records.decode(Record(KEY, None)) == ("orders-1", None)
 
@@ -93,12 +95,12 @@ def test_tombstone() -> None:
 @pytest.mark.parametrize(
     ("transaction_version", "first"), [(0, b"\0\0"), (1, b"\0\1"), (2, b"\0\1")]
 )
-def test_the_clusters_version_picks_the_form(transaction_version: int, first: bytes) -> None:
+def test_transaction_version_selects_record_version(transaction_version: int, first: bytes) -> None:
     record = records.encode("x", metadata(S.EMPTY, tv=0), transaction_version)
     assert (record.value or b"")[:2] == first
 
 
-def test_a_tv2_transaction_needs_tagged_fields_whatever_the_cluster_says(
+def test_tv2_transaction_in_tv0_cluster_keeps_next_producer_id_over_reload(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard(transaction_version=0, hold=True)
@@ -109,7 +111,7 @@ def test_a_tv2_transaction_needs_tagged_fields_whatever_the_cluster_says(
     assert driver.stored == (1000, 0)
 
 
-def test_a_tv0_cluster_writes_and_reads_version_0(shard: Callable[..., Driver]) -> None:
+def test_tv0_cluster_writes_record_version_0(shard: Callable[..., Driver]) -> None:
     driver = shard(transaction_version=0)
     driver.transact(driver.started(), tv=0)
     assert {record.value[:2] for record in driver.log if record.value} == {b"\0\0"}
@@ -124,7 +126,7 @@ def test_a_tv0_cluster_writes_and_reads_version_0(shard: Callable[..., Driver]) 
         Record(KEY, b"\xff\xff"),
     ],
 )
-def test_unknown_versions_are_passed_over(record: Record) -> None:
+def test_records_of_unknown_version_are_skipped(record: Record) -> None:
     assert records.decode(record) is None
     driver = Driver(hold=True)
     driver.log = []
@@ -135,7 +137,7 @@ def test_unknown_versions_are_passed_over(record: Record) -> None:
     assert len(driver.machine) == 0
 
 
-def test_unknown_tags_are_passed_over() -> None:
+def test_unknown_tagged_fields_are_skipped() -> None:
     value = EMPTY_V1[:-11] + bytes.fromhex("02 00 08 00000000000001f4 04 02 0007")
     decoded = records.decode(Record(KEY, value))
     assert decoded is not None
@@ -164,20 +166,20 @@ def test_unknown_tags_are_passed_over() -> None:
         (KEY, EMPTY_V1[:-9] + b"\x07" + EMPTY_V1[-8:-1]),
     ],
 )
-def test_malformed_records_stop_the_load(key: bytes, value: bytes) -> None:
+def test_malformed_record_is_corrupt(key: bytes, value: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         records.decode(Record(key, value))
 
 
 @pytest.mark.parametrize("value", [EMPTY_V1, PREPARE_V1, ONGOING_V0, EMPTY_V0])
-def test_every_cut_is_noticed(value: bytes) -> None:
+def test_truncated_record_is_corrupt(value: bytes) -> None:
     for length in range(2, len(value)):
         with pytest.raises(CorruptRecordError):
             records.decode(Record(KEY, value[:length]))
 
 
 @given(st.binary(max_size=60), st.one_of(st.none(), st.binary(max_size=120)))
-def test_random_bytes_never_raise_anything_else(key: bytes, value: bytes | None) -> None:
+def test_random_bytes_raise_only_corrupt_record(key: bytes, value: bytes | None) -> None:
     for prefix in (b"", b"\0\0", b"\0\1"):
         with contextlib.suppress(CorruptRecordError):
             records.decode(Record(KEY if prefix else key, value and prefix + value))
@@ -204,7 +206,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
         next_producer_epoch=st.integers(-1, 2**15 - 1),
     ),
 )
-def test_any_state_comes_back(transactional_id: str, txn: TransactionMetadata) -> None:
+def test_any_transaction_metadata_survives_encoding_and_decoding(
+    transactional_id: str, txn: TransactionMetadata
+) -> None:
     key = records.encode_key(transactional_id)
     assert records.decode(Record(key, records.encode_value(txn, 1))) == (transactional_id, txn)
     for version in (0, 1):

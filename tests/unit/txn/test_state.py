@@ -77,7 +77,7 @@ REACHED_BY: dict[Step, Callable[[Driver], object]] = {
 }
 
 
-def test_every_legal_transition_has_a_scenario() -> None:
+def test_legal_transitions_all_have_a_scenario() -> None:
     assert sorted(REACHED_BY) == LEGAL
 
 
@@ -111,7 +111,7 @@ DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
     [step for step in ILLEGAL if step[0] in DURABLE and step[1] in DURABLE],
     ids=lambda step: f"{step[0].name}-{step[1].name}",
 )
-def test_live_replay_of_an_unlisted_transition_stops_the_shard(step: Step) -> None:
+def test_replay_of_unlisted_transition_raises(step: Step) -> None:
     driver = Driver(hold=True)
     driver.place(metadata(step[0]))
     with pytest.raises(InvariantViolation):
@@ -119,7 +119,7 @@ def test_live_replay_of_an_unlisted_transition_stops_the_shard(step: Step) -> No
 
 
 @pytest.mark.parametrize("where", [S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT])
-def test_live_tombstone_of_a_busy_id_stops_the_shard(where: TransactionState) -> None:
+def test_replay_of_tombstone_during_transaction_raises(where: TransactionState) -> None:
     driver = Driver(hold=True)
     driver.place(metadata(where))
     with pytest.raises(InvariantViolation):
@@ -127,7 +127,7 @@ def test_live_tombstone_of_a_busy_id_stops_the_shard(where: TransactionState) ->
 
 
 @pytest.mark.parametrize("where", [one for one in DURABLE if one is not S.EMPTY])
-def test_an_id_is_born_empty(where: TransactionState) -> None:
+def test_replay_of_first_record_not_in_state_empty_raises(where: TransactionState) -> None:
     with pytest.raises(InvariantViolation):
         Driver().machine.replay(encode("orders-1", metadata(where), 2), 0, START_MS, None)
 
@@ -187,14 +187,14 @@ def test_an_id_is_born_empty(where: TransactionState) -> None:
         ),
     ],
 )
-def test_unsound_step_stops_the_shard(
+def test_inconsistent_metadata_change_raises(
     old: state.TransactionMetadata, new: state.TransactionMetadata
 ) -> None:
     with pytest.raises(InvariantViolation):
         state.check_step(old, new)
 
 
-def test_tv1_can_not_abort_what_has_not_begun() -> None:
+def test_tv1_abort_in_state_empty_raises() -> None:
     with pytest.raises(InvariantViolation):
         state.prepared(
             metadata(S.EMPTY),
@@ -221,7 +221,7 @@ def test_epoch_fence_and_dead_are_never_written(shard: Callable[..., Driver]) ->
     assert isinstance(written[-1], DecodedRecord)
 
 
-def test_kafka_names() -> None:
+def test_states_have_kafkas_names() -> None:
     assert [one.kafka_name for one in S] == [
         "Empty",
         "Ongoing",
@@ -236,7 +236,9 @@ def test_kafka_names() -> None:
 
 @pytest.mark.parametrize("tv", [0, 2])
 @pytest.mark.parametrize("commit", [True, False])
-def test_whole_life(shard: Callable[..., Driver], tv: int, commit: bool) -> None:
+def test_transactions_end_with_markers_and_expected_epoch(
+    shard: Callable[..., Driver], tv: int, commit: bool
+) -> None:
     driver = shard(transaction_version=tv)
     identity = driver.started()
     assert identity == (1000, 0)

@@ -32,7 +32,7 @@ def told(**more: object) -> Event:
         pytest.param(OLD, None, [], id="an expiry"),
     ],
 )
-def test_what_is_not_told_is_found(before, after, events) -> None:
+def test_missing_event_of_state_change_is_detected(before, after, events) -> None:
     with pytest.raises(AssertionError):
         check_told(
             {"id": before} if before else {},
@@ -41,7 +41,7 @@ def test_what_is_not_told_is_found(before, after, events) -> None:
         )
 
 
-def test_what_is_told_passes() -> None:
+def test_complete_events_of_state_changes_pass() -> None:
     check_told({"id": OLD}, {"id": OLD}, [])
     check_told({"id": OLD}, {"id": BUMPED}, [told()])
     check_told({"id": OLD}, {"id": ABORTING}, [Event("transaction-aborted", "id", {})])

@@ -18,7 +18,7 @@ KEY = (TIMEOUT_TIMER, T)
 
 
 @pytest.mark.parametrize("tv", [0, 1, 2])
-def test_an_open_transaction_is_aborted_just_after_its_timeout(
+def test_open_transaction_is_aborted_one_ms_after_its_timeout(
     shard: Callable[..., Driver], tv: int
 ) -> None:
     driver = shard(transaction_version=tv)
@@ -40,7 +40,7 @@ def test_an_open_transaction_is_aborted_just_after_its_timeout(
     assert type(driver.add(identity)) is ProducerFencedError
 
 
-def test_kafka_17754_a_tv1_producer_is_fenced_by_the_timeout(shard: Callable[..., Driver]) -> None:
+def test_kafka_17754_tv1_producer_is_fenced_by_timeout(shard: Callable[..., Driver]) -> None:
     driver = shard(transaction_version=1)
     identity = driver.started()
     driver.begin(identity, tv=0)
@@ -50,7 +50,7 @@ def test_kafka_17754_a_tv1_producer_is_fenced_by_the_timeout(shard: Callable[...
     assert type(driver.init(identity)) is ProducerFencedError
 
 
-def test_a_tv2_producer_hears_the_outcome_and_may_go_on(shard: Callable[..., Driver]) -> None:
+def test_tv2_producer_continues_after_timeout_abort(shard: Callable[..., Driver]) -> None:
     driver = shard()
     identity = driver.started()
     driver.begin(identity)
@@ -61,7 +61,7 @@ def test_a_tv2_producer_hears_the_outcome_and_may_go_on(shard: Callable[..., Dri
     driver.transact(ProducerIdentity(1000, 1))
 
 
-def test_the_timer_is_per_transaction(shard: Callable[..., Driver]) -> None:
+def test_timeout_starts_again_with_each_transaction(shard: Callable[..., Driver]) -> None:
     driver = shard()
     identity = driver.started()
     driver.begin(identity)
@@ -74,7 +74,7 @@ def test_the_timer_is_per_transaction(shard: Callable[..., Driver]) -> None:
     assert driver.state is S.COMPLETE_ABORT
 
 
-def test_the_timeout_survives_a_reload_and_does_not_start_over(
+def test_timeout_does_not_start_again_after_reload(
     shard: Callable[..., Driver],
 ) -> None:
     driver = shard()
@@ -86,7 +86,9 @@ def test_the_timeout_survives_a_reload_and_does_not_start_over(
     assert driver.state is S.COMPLETE_ABORT
 
 
-def test_what_timed_out_while_nobody_served_is_aborted(shard: Callable[..., Driver]) -> None:
+def test_transaction_timed_out_before_reload_is_aborted_after_it(
+    shard: Callable[..., Driver],
+) -> None:
     driver = shard()
     driver.begin(driver.started())
     driver.now_ms += 10 * TIMEOUT_MS
@@ -98,7 +100,9 @@ def test_what_timed_out_while_nobody_served_is_aborted(shard: Callable[..., Driv
 @pytest.mark.parametrize(
     "where", [one for one in S if one <= S.COMPLETE_ABORT and one != S.ONGOING]
 )
-def test_a_timer_that_is_out_of_date_does_nothing(shard: Callable[..., Driver], where: S) -> None:
+def test_timeout_timer_without_open_transaction_does_nothing(
+    shard: Callable[..., Driver], where: S
+) -> None:
     driver = shard(hold=True)
     driver.place(metadata(where))
     decision = driver.machine.fire(KEY, START_MS + 10 * TIMEOUT_MS)
@@ -106,14 +110,14 @@ def test_a_timer_that_is_out_of_date_does_nothing(shard: Callable[..., Driver], 
 
 
 @pytest.mark.parametrize("key", [(TIMEOUT_TIMER, "unknown"), ("other", T), "x", (TIMEOUT_TIMER,)])
-def test_an_unknown_timer_does_nothing(shard: Callable[..., Driver], key: object) -> None:
+def test_unknown_timer_does_nothing(shard: Callable[..., Driver], key: object) -> None:
     driver = shard()
     driver.begin(driver.started())
     decision = driver.machine.fire(key, START_MS + 10 * TIMEOUT_MS)
     assert decision == type(decision)()
 
 
-def test_a_timer_that_fires_early_is_set_again(shard: Callable[..., Driver]) -> None:
+def test_timeout_timer_that_fires_early_is_set_again(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.begin(driver.started())
     decision = driver.machine.fire(KEY, START_MS)
@@ -121,7 +125,7 @@ def test_a_timer_that_fires_early_is_set_again(shard: Callable[..., Driver]) -> 
     assert decision.timers[0].deadline_ms == START_MS + TIMEOUT_MS + 1
 
 
-def test_a_timeout_does_not_touch_a_decided_outcome(shard: Callable[..., Driver]) -> None:
+def test_timeout_does_not_abort_prepared_transaction(shard: Callable[..., Driver]) -> None:
     driver = shard(hold=True)
     identity = driver.started()
     driver.begin(identity)
@@ -133,7 +137,7 @@ def test_a_timeout_does_not_touch_a_decided_outcome(shard: Callable[..., Driver]
     assert driver.state is S.COMPLETE_COMMIT
 
 
-def test_without_a_producer_id_the_abort_is_tried_again(shard: Callable[..., Driver]) -> None:
+def test_timeout_abort_without_producer_ids_is_retried(shard: Callable[..., Driver]) -> None:
     driver = shard()
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     driver.ids.available = False

@@ -67,14 +67,14 @@ NONE = ProducerIdentity(-1, -1)
 # -- the switch
 
 
-def test_both_flags_are_refused_where_the_broker_does_not_allow_them(shard: Make) -> None:
+def test_two_phase_commit_flags_are_refused_if_disabled(shard: Make) -> None:
     driver = shard()
     assert isinstance(driver.init(enable_2pc=True), TwoPhaseCommitDisabledError)
     assert isinstance(driver.init(keep_prepared=True), KeepPreparedUnsupportedError)
     assert not driver.log
 
 
-def test_keeping_goes_without_two_phase_commit(on: Make) -> None:
+def test_keep_prepared_without_two_phase_commit_keeps_transaction(on: Make) -> None:
     driver = on()
     identity = driver.started()
     driver.begin(identity)
@@ -83,13 +83,13 @@ def test_keeping_goes_without_two_phase_commit(on: Make) -> None:
     assert driver.txn().timeout_ms == TIMEOUT_MS
 
 
-def test_a_plain_timeout_is_still_checked_when_keeping(on: Make) -> None:
+def test_keep_prepared_with_too_long_timeout_is_refused(on: Make) -> None:
     driver = on()
     answer = driver.init(keep_prepared=True, timeout_ms=10**9)
     assert isinstance(answer, InvalidTransactionTimeoutError)
 
 
-def test_keeping_and_an_identity_of_ones_own_exclude_each_other(on: Make) -> None:
+def test_keep_prepared_with_producer_id_is_refused(on: Make) -> None:
     driver = on()
     identity = driver.started()
     driver.begin(identity)
@@ -102,7 +102,7 @@ def test_keeping_and_an_identity_of_ones_own_exclude_each_other(on: Make) -> Non
 
 
 @pytest.mark.parametrize("tv", [0, 2])
-def test_a_two_phase_transaction_is_never_aborted_for_its_age(on: Make, tv: int) -> None:
+def test_two_phase_transaction_is_never_aborted_by_timeout(on: Make, tv: int) -> None:
     driver = on(transaction_version=tv)
     prepared_by(driver, tv=tv)
     assert driver.txn().timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS == 2_147_483_647
@@ -112,7 +112,7 @@ def test_a_two_phase_transaction_is_never_aborted_for_its_age(on: Make, tv: int)
     assert driver.state is S.ONGOING
 
 
-def test_the_switch_may_be_turned_off_under_a_transaction_that_has_none(shard: Make) -> None:
+def test_open_two_phase_transaction_has_no_timeout_after_2pc_is_disabled(shard: Make) -> None:
     driver = shard(limits=TxnLimits(two_phase_commit_enable=True))
     identity = prepared_by(driver)
     driver.limits = TxnLimits()
@@ -122,7 +122,7 @@ def test_the_switch_may_be_turned_off_under_a_transaction_that_has_none(shard: M
     assert isinstance(driver.end(identity, commit=True), EndTxnResult)
 
 
-def test_a_kept_transaction_without_two_phase_commit_does_time_out(on: Make) -> None:
+def test_kept_transaction_without_two_phase_commit_times_out(on: Make) -> None:
     driver = on()
     driver.begin(driver.started())
     client, _ = keep(driver, enable_2pc=False)
@@ -133,7 +133,7 @@ def test_a_kept_transaction_without_two_phase_commit_does_time_out(on: Make) -> 
     assert "transaction-timed-out" in driver.kinds()
 
 
-def test_keeping_with_two_phase_commit_takes_the_timeout_away(on: Make) -> None:
+def test_keep_prepared_with_two_phase_commit_removes_timeout(on: Make) -> None:
     driver = on()
     driver.begin(driver.started())
     keep(driver)
@@ -142,7 +142,7 @@ def test_keeping_with_two_phase_commit_takes_the_timeout_away(on: Make) -> None:
     assert driver.state is S.ONGOING
 
 
-def test_keeping_without_two_phase_commit_does_not_bring_a_timeout(on: Make) -> None:
+def test_keep_prepared_without_two_phase_commit_adds_no_timeout(on: Make) -> None:
     driver = on()
     prepared_by(driver)
     keep(driver, enable_2pc=False)
@@ -153,7 +153,7 @@ def test_keeping_without_two_phase_commit_does_not_bring_a_timeout(on: Make) -> 
 # -- keeping a transaction
 
 
-def test_the_ongoing_transaction_is_answered_and_the_client_gets_the_next_epoch(on: Make) -> None:
+def test_keep_prepared_returns_ongoing_transaction_and_next_epoch(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     started_ms = driver.txn().start_ms
@@ -167,7 +167,7 @@ def test_the_ongoing_transaction_is_answered_and_the_client_gets_the_next_epoch(
     assert driver.orders == []
 
 
-def test_of_several_successors_only_the_last_one_decides(on: Make) -> None:
+def test_only_the_last_keep_prepared_client_can_end_the_transaction(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     clients = []
@@ -185,7 +185,7 @@ def test_of_several_successors_only_the_last_one_decides(on: Make) -> None:
     assert driver.ended(clients[-1], commit=True) == ProducerIdentity(1000, 4)
 
 
-def test_nothing_ongoing_is_a_plain_claim_without_an_ongoing_identity(on: Make) -> None:
+def test_keep_prepared_without_transaction_returns_no_ongoing_producer_id(on: Make) -> None:
     driver = on()
     assert keep(driver) == (ProducerIdentity(1000, 0), NONE)
     assert driver.state is S.EMPTY
@@ -195,7 +195,7 @@ def test_nothing_ongoing_is_a_plain_claim_without_an_ongoing_identity(on: Make) 
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_keeping_waits_while_the_outcome_is_being_written(on: Make, commit: bool) -> None:
+def test_keep_prepared_during_completion_is_concurrent_transactions(on: Make, commit: bool) -> None:
     driver = on(hold=True)
     identity = prepared_by(driver)
     client = driver.ended(identity, commit=commit)
@@ -204,7 +204,7 @@ def test_keeping_waits_while_the_outcome_is_being_written(on: Make, commit: bool
     assert keep(driver) == (ProducerIdentity(1000, client.epoch + 1), NONE)
 
 
-def test_claiming_without_keeping_aborts_what_is_prepared(on: Make) -> None:
+def test_init_without_keep_prepared_aborts_two_phase_transaction(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     client, _ = keep(driver)
@@ -217,7 +217,7 @@ def test_claiming_without_keeping_aborts_what_is_prepared(on: Make) -> None:
         assert isinstance(driver.end(late, commit=True), ProducerFencedError)
 
 
-def test_the_successor_may_claim_anew_with_the_identity_it_was_given(on: Make) -> None:
+def test_init_with_identity_from_keep_prepared_aborts_transaction(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     client, _ = keep(driver)
@@ -230,7 +230,7 @@ def test_the_successor_may_claim_anew_with_the_identity_it_was_given(on: Make) -
 # -- requests during a kept transaction
 
 
-def test_a_kept_transaction_can_only_be_ended(on: Make) -> None:
+def test_add_partitions_to_kept_transaction_is_refused(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     client, _ = keep(driver)
@@ -244,7 +244,7 @@ def test_a_kept_transaction_can_only_be_ended(on: Make) -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_the_end_sends_markers_as_the_transaction_and_bumps_the_client(
+def test_end_of_kept_transaction_marks_its_epoch_and_bumps_client_epoch(
     on: Make, commit: bool
 ) -> None:
     driver = on()
@@ -262,7 +262,7 @@ def test_the_end_sends_markers_as_the_transaction_and_bumps_the_client(
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_repeated_end_is_confirmed_also_after_a_restart(on: Make, commit: bool) -> None:
+def test_repeated_end_of_kept_transaction_after_reload_is_confirmed(on: Make, commit: bool) -> None:
     driver = on()
     identity = prepared_by(driver)
     client, _ = keep(driver)
@@ -273,7 +273,7 @@ def test_a_repeated_end_is_confirmed_also_after_a_restart(on: Make, commit: bool
     assert isinstance(driver.end(identity, commit=commit), ProducerFencedError)
 
 
-def test_a_delayed_end_does_not_end_the_next_transaction(on: Make) -> None:
+def test_delayed_end_of_kept_transaction_is_fenced_in_the_next_one(on: Make) -> None:
     """The example of the KIP's patch: a commit times out, is retried, then arrives late."""
     driver = on()
     prepared_by(driver)
@@ -284,7 +284,7 @@ def test_a_delayed_end_does_not_end_the_next_transaction(on: Make) -> None:
     assert driver.state is S.ONGOING
 
 
-def test_requests_wait_while_markers_of_a_kept_transaction_are_written(on: Make) -> None:
+def test_requests_during_completion_of_kept_transaction_are_concurrent(on: Make) -> None:
     driver = on(hold=True)
     prepared_by(driver)
     client, _ = keep(driver)
@@ -298,7 +298,7 @@ def test_requests_wait_while_markers_of_a_kept_transaction_are_written(on: Make)
     assert driver.stored == after
 
 
-def test_an_end_by_an_older_client_leaves_its_identity_and_still_fences(on: Make) -> None:
+def test_tv1_end_of_kept_transaction_keeps_client_epoch(on: Make) -> None:
     driver = on(transaction_version=0)
     identity = prepared_by(driver, tv=0)
     client, _ = keep(driver)
@@ -312,7 +312,7 @@ def test_an_end_by_an_older_client_leaves_its_identity_and_still_fences(on: Make
 
 
 @pytest.mark.parametrize("tv", [0, 1, 2])
-def test_a_forced_abort_of_a_kept_transaction_fences_its_client(on: Make, tv: int) -> None:
+def test_init_that_aborts_kept_transaction_fences_its_client(on: Make, tv: int) -> None:
     driver = on(transaction_version=tv)
     prepared_by(driver, tv=tv)
     client, _ = keep(driver)
@@ -325,7 +325,9 @@ def test_a_forced_abort_of_a_kept_transaction_fences_its_client(on: Make, tv: in
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_keeping_at_the_last_epoch_rotates_the_client_alone(on: Make, commit: bool) -> None:
+def test_keep_prepared_at_last_epoch_gives_only_client_new_producer_id(
+    on: Make, commit: bool
+) -> None:
     driver = on()
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765)))
     assert keep(driver) == (ProducerIdentity(500, 32_766), ProducerIdentity(500, 32_765))
@@ -341,7 +343,9 @@ def test_keeping_at_the_last_epoch_rotates_the_client_alone(on: Make, commit: bo
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_end_at_the_last_epoch_rotates_and_its_retry_is_known(on: Make, commit: bool) -> None:
+def test_end_of_kept_transaction_at_last_client_epoch_can_be_retried(
+    on: Make, commit: bool
+) -> None:
     driver = on()
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_764)))
     keep(driver)
@@ -354,7 +358,7 @@ def test_an_end_at_the_last_epoch_rotates_and_its_retry_is_known(on: Make, commi
     assert driver.ended(client, commit=commit) == ProducerIdentity(1000, 0)
 
 
-def test_a_transaction_at_the_last_epoch_of_all_is_marked_with_the_fence_epoch(on: Make) -> None:
+def test_kept_transaction_at_last_epoch_is_marked_with_highest_epoch(on: Make) -> None:
     driver = on()
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_766)))
     client, _ = keep(driver)
@@ -364,7 +368,9 @@ def test_a_transaction_at_the_last_epoch_of_all_is_marked_with_the_fence_epoch(o
 
 
 @pytest.mark.parametrize("tv", [0, 2])
-def test_a_forced_abort_at_the_clients_last_epoch(on: Make, tv: int) -> None:
+def test_init_that_aborts_kept_transaction_at_last_epoch_fences_its_client(
+    on: Make, tv: int
+) -> None:
     driver = on(transaction_version=tv)
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_765), tv=tv))
     client, _ = keep(driver)
@@ -379,7 +385,7 @@ def test_a_forced_abort_at_the_clients_last_epoch(on: Make, tv: int) -> None:
 # -- stored state
 
 
-def test_a_kept_transaction_is_written_with_tag_3_whatever_the_version(on: Make) -> None:
+def test_kept_transaction_is_written_with_tag_3_also_with_tv0(on: Make) -> None:
     driver = on(transaction_version=0)
     prepared_by(driver, tv=0)
     client, ongoing = keep(driver)
@@ -393,7 +399,7 @@ def test_a_kept_transaction_is_written_with_tag_3_whatever_the_version(on: Make)
     assert (decoded.txn.identity, decoded.txn.client_identity) == (ongoing, client)
 
 
-def test_the_admin_sees_the_transaction_by_its_own_identity(on: Make) -> None:
+def test_describe_kept_transaction_returns_its_producer_id_and_epoch(on: Make) -> None:
     driver = on()
     identity = prepared_by(driver)
     keep(driver)
@@ -402,7 +408,7 @@ def test_the_admin_sees_the_transaction_by_its_own_identity(on: Make) -> None:
     assert described.transaction_timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS
 
 
-def test_a_crash_at_any_record_leaves_a_transaction_that_can_be_decided(on: Make) -> None:
+def test_kept_transaction_can_be_committed_after_crash_at_any_record(on: Make) -> None:
     """Truncate the log after every record: a successor finds out what to do, and does it."""
     driver = on()
     prepared_by(driver)
@@ -423,7 +429,7 @@ def test_a_crash_at_any_record_leaves_a_transaction_that_can_be_decided(on: Make
     assert outcomes == ["EMPTY", *["COMPLETE_COMMIT"] * 3, "EMPTY", "EMPTY"]
 
 
-def test_the_cause_is_noted(on: Make) -> None:
+def test_keep_prepared_is_in_the_history_with_both_epochs(on: Make) -> None:
     driver = on()
     prepared_by(driver)
     client, _ = keep(driver)
@@ -433,7 +439,7 @@ def test_the_cause_is_noted(on: Make) -> None:
     assert event.detail["former_producer_epoch"] == 0
 
 
-def test_commands_of_other_ids_are_untouched(on: Make) -> None:
+def test_kept_transaction_does_not_affect_other_transactional_ids(on: Make) -> None:
     driver = on()
     prepared_by(driver)
     keep(driver)

@@ -29,7 +29,7 @@ def next_requests(verifications: Verifications) -> dict[int, VerificationRequest
     return {one.broker_id: one for one in verifications.next_requests()}
 
 
-def test_what_waits_for_a_coordinator_goes_out_with_one_request(
+def test_verifications_for_a_coordinator_share_one_request(
     verifications: Verifications,
 ) -> None:
     assert verifications.submit(1, add("t")) == []
@@ -55,7 +55,7 @@ def test_what_waits_for_a_coordinator_goes_out_with_one_request(
         (3, 2, 2, "INVALID_PRODUCER_EPOCH"),
     ],
 )
-def test_one_question_of_an_id_waits(
+def test_only_newest_verification_of_a_transactional_id_waits(
     verifications: Verifications, known: int, epoch: int, refused: int, code: str
 ) -> None:
     verifications.submit(1, add("t", known))
@@ -66,7 +66,9 @@ def test_one_question_of_an_id_waits(
     assert command.producer_epoch == max(known, epoch)
 
 
-def test_without_a_coordinator(verifications: Verifications) -> None:
+def test_verification_without_coordinator_is_coordinator_not_available(
+    verifications: Verifications,
+) -> None:
     code = "COORDINATOR_NOT_AVAILABLE"
     assert verifications.submit(1, add("homeless")) == [VerificationResult(1, {A: code, B: code})]
     assert next_requests(verifications) == {}
@@ -79,14 +81,18 @@ def test_without_a_coordinator(verifications: Verifications) -> None:
         ("UNKNOWN_SERVER_ERROR", "UNKNOWN_SERVER_ERROR"),
     ],
 )
-def test_an_error_of_the_whole_request(verifications: Verifications, error: str, told: str) -> None:
+def test_top_level_verification_error_applies_to_every_partition(
+    verifications: Verifications, error: str, told: str
+) -> None:
     verifications.submit(1, add("t"))
     verifications.submit(2, add("u"))
     answers = verifications.answered(next_requests(verifications)[1], error, {})
     assert answers == [VerificationResult(token, {A: told, B: told}) for token in (1, 2)]
 
 
-def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications) -> None:
+def test_partition_missing_from_verification_response_is_not_verified(
+    verifications: Verifications,
+) -> None:
     verifications.submit(1, add("t"))
     verifications.submit(2, add("u"))
     lost = "NETWORK_EXCEPTION"
@@ -94,7 +100,9 @@ def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications)
     assert answers == [VerificationResult(1, {B: lost}), VerificationResult(2, {A: lost, B: lost})]
 
 
-def test_a_lost_connection_is_the_producers_business(verifications: Verifications) -> None:
+def test_verification_after_lost_connection_fails_with_network_exception(
+    verifications: Verifications,
+) -> None:
     verifications.submit(1, add("t"))
     asked = next_requests(verifications)[1]
     verifications.submit(2, add("u"))
@@ -103,14 +111,14 @@ def test_a_lost_connection_is_the_producers_business(verifications: Verification
     assert next_requests(verifications)[1].transactions == (add("u"),)
 
 
-def test_a_coordinator_that_is_too_old_is_not_asked(verifications: Verifications) -> None:
+def test_verification_by_coordinator_without_support_passes(verifications: Verifications) -> None:
     verifications.submit(1, add("t"))
     assert verifications.not_supported(next_requests(verifications)[1]) == [
         VerificationResult(1, {})
     ]
 
 
-def test_a_broker_that_is_gone(verifications: Verifications) -> None:
+def test_withdrawal_of_a_broker_fails_its_verifications(verifications: Verifications) -> None:
     verifications.submit(1, add("t"))
     asked = next_requests(verifications)[1]
     verifications.submit(2, add("u"))
@@ -120,7 +128,7 @@ def test_a_broker_that_is_gone(verifications: Verifications) -> None:
     assert verifications.withdraw(1) == []
 
 
-def test_many_go_out_in_pieces(verifications: Verifications) -> None:
+def test_verifications_above_limit_are_split_into_requests(verifications: Verifications) -> None:
     for token in range(MAX_TRANSACTIONS_PER_REQUEST + 1):
         verifications.submit(token, add(f"id-{token}"))
     first = next_requests(verifications)[1]

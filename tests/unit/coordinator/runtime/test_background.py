@@ -38,7 +38,7 @@ class Failing:
         raise self.error
 
 
-async def test_a_round_that_fails_is_told_and_followed_by_the_next() -> None:
+async def test_failed_round_is_logged_and_the_next_one_runs() -> None:
     failing = Failing()
     task = Repeated("counting", failing, lambda: 1)
     with capture_logs() as told:
@@ -54,7 +54,7 @@ async def test_a_round_that_fails_is_told_and_followed_by_the_next() -> None:
     assert failing.calls == calls
 
 
-async def test_a_pause_that_can_not_be_told_is_a_second() -> None:
+async def test_pause_defaults_to_a_second_if_its_computation_fails() -> None:
     rounds: list[float] = []
 
     async def work() -> None:
@@ -72,7 +72,7 @@ async def test_a_pause_that_can_not_be_told_is_a_second() -> None:
     assert {one["cause"] for one in told} == {"TypeError: is no integer"}
 
 
-async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause() -> None:
+async def test_repeated_work_skips_pause_while_work_remains_and_on_stop() -> None:
     left = 5
 
     async def work() -> bool:
@@ -91,7 +91,7 @@ async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause()
     assert left == 0
 
 
-async def test_a_stop_waits_for_the_round_under_way() -> None:
+async def test_stop_waits_for_the_current_round() -> None:
     began, may_end, ended = asyncio.Event(), asyncio.Event(), False
 
     async def work() -> None:
@@ -112,7 +112,7 @@ async def test_a_stop_waits_for_the_round_under_way() -> None:
     assert ended
 
 
-async def test_a_task_and_a_timer_that_fail_are_told() -> None:
+async def test_failed_task_and_failed_timer_are_logged_cancelled_task_is_not() -> None:
     async def fail() -> None:
         raise KeyError("gone")
 
@@ -131,7 +131,7 @@ async def test_a_task_and_a_timer_that_fail_are_told() -> None:
     }
 
 
-async def test_what_the_loop_catches_is_told() -> None:
+async def test_exception_caught_by_event_loop_is_logged() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(report)
     failing = Failing()
@@ -144,7 +144,7 @@ async def test_what_the_loop_catches_is_told() -> None:
 
 
 @pytest.mark.parametrize("failing_step", range(4))
-async def test_every_step_is_taken_whatever_the_others_do(failing_step: int) -> None:
+async def test_each_in_turn_runs_every_step_despite_a_failed_one(failing_step: int) -> None:
     taken: list[int] = []
 
     def step(number: int) -> Callable[[], object]:
@@ -165,7 +165,7 @@ async def test_every_step_is_taken_whatever_the_others_do(failing_step: int) -> 
     assert [one["what"] for one in told] == [f"step {failing_step}"]
 
 
-async def test_a_cancellation_takes_the_steps_that_are_left() -> None:
+async def test_cancelled_each_in_turn_still_runs_the_remaining_steps() -> None:
     taken: list[str] = []
 
     async def wait() -> None:
@@ -182,7 +182,7 @@ async def test_a_cancellation_takes_the_steps_that_are_left() -> None:
     assert taken == ["waits", "closed"]
 
 
-async def test_steps_in_one_thread_keep_their_order_and_tell_their_failures() -> None:
+async def test_single_thread_runs_steps_in_order_and_returns_their_exceptions() -> None:
     threads, seen = Threads("one"), []
     failing = Failing()
     steps = [threads.run(lambda number=number: seen.append(number)) for number in range(20)]
@@ -194,7 +194,7 @@ async def test_steps_in_one_thread_keep_their_order_and_tell_their_failures() ->
     assert not [one for one in threading.enumerate() if one.name.startswith("one_")]
 
 
-async def test_a_step_whose_thread_could_not_be_started_is_never_taken(
+async def test_step_is_never_run_if_its_thread_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the limit of processes the pool keeps the step in its queue, although it has no thread."""
@@ -217,7 +217,7 @@ async def test_a_step_whose_thread_could_not_be_started_is_never_taken(
     threads.close()
 
 
-async def test_a_pace_lets_others_in() -> None:
+async def test_pace_yields_to_other_tasks_only_after_its_slice() -> None:
     others = 0
 
     async def other() -> None:
@@ -239,7 +239,7 @@ async def test_a_pace_lets_others_in() -> None:
     task.cancel()
 
 
-async def test_pauses_go_by_a_clock_that_somebody_moves() -> None:
+async def test_pauses_follow_a_manual_clock() -> None:
     clock = ManualClock(0)
     rounds: list[int] = []
     task = Repeated("by the clock", lambda: rounds.append(clock.now_ms()), lambda: 1_000, clock)

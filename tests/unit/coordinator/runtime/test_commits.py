@@ -54,7 +54,7 @@ async def bench(tmp_path):
     one.storage.logs.close()
 
 
-async def test_the_high_watermark_has_to_reach_the_end_of_the_time_of_the_call(bench):
+async def test_callback_runs_once_high_watermark_reaches_log_end_of_its_call(bench):
     assert not bench.wait("empty")
     bench.append(bench.shared)
     assert bench.shared.high_watermark == 0
@@ -70,7 +70,7 @@ async def test_the_high_watermark_has_to_reach_the_end_of_the_time_of_the_call(b
     assert not bench.shared.marks._listeners
 
 
-async def test_who_comes_after_a_commit_does_not_overtake_who_waited_for_it(bench):
+async def test_callback_added_after_a_commit_does_not_overtake_waiting_ones(bench):
     bench.append(bench.shared)
     bench.wait("first")
     bench.move(1)
@@ -78,7 +78,7 @@ async def test_who_comes_after_a_commit_does_not_overtake_who_waited_for_it(benc
     assert await bench.turn() == ["first", "second"]
 
 
-async def test_a_call_for_several_partitions_waits_for_all_of_them(tmp_path):
+async def test_callback_for_several_partitions_waits_for_all_of_them(tmp_path):
     bench = Bench(tmp_path, FLUSHED)
     bench.append(bench.shared)
     bench.append(bench.alone)
@@ -90,7 +90,7 @@ async def test_a_call_for_several_partitions_waits_for_all_of_them(tmp_path):
     bench.storage.logs.close()
 
 
-async def test_who_leads_no_more_commits_nothing(bench):
+async def test_callbacks_run_without_commit_after_leadership_is_lost(bench):
     bench.append(bench.shared)
     bench.wait("first")
     bench.commits.give_up(bench.shared)
@@ -102,7 +102,7 @@ async def test_who_leads_no_more_commits_nothing(bench):
 @pytest.mark.parametrize(
     "end", [Partition.mark_deleted, lambda one: one.marks.fail(StorageError("bad"))]
 )
-async def test_a_log_that_stops_lets_everybody_go(bench, end):
+async def test_callbacks_run_when_their_log_is_deleted_or_fails(bench, end):
     bench.append(bench.shared)
     bench.wait("first")
     bench.wait("second")
@@ -111,7 +111,7 @@ async def test_a_log_that_stops_lets_everybody_go(bench, end):
     assert not bench.wait("nothing can come")
 
 
-async def test_a_wait_ends_where_the_other_replicas_go(bench):
+async def test_callback_runs_when_replication_of_its_partition_ends(bench):
     bench.append(bench.shared)
     bench.wait("first")
     bench.shared.marks.end_replication()
@@ -119,14 +119,14 @@ async def test_a_wait_ends_where_the_other_replicas_go(bench):
     assert await bench.turn() == ["first"]
 
 
-async def test_a_stop_lets_everybody_go(bench):
+async def test_drain_runs_all_waiting_callbacks(bench):
     bench.append(bench.shared)
     bench.wait("first")
     await bench.commits.drain()
     assert await bench.turn() == ["first"]
 
 
-async def test_a_call_that_fails_does_not_cost_others_theirs(bench):
+async def test_failed_callback_does_not_prevent_the_next_one(bench):
     bench.append(bench.shared)
     bench.commits.after((bench.shared,), lambda: 1 / 0)
     bench.wait("second")
@@ -134,7 +134,7 @@ async def test_a_call_that_fails_does_not_cost_others_theirs(bench):
     await until_true(lambda: bench.called == ["second"], "the other call")
 
 
-async def test_a_future_says_the_same(bench):
+async def test_committed_future_completes_with_the_high_watermark(bench):
     assert bench.commits.committed((bench.shared,)) is None
     bench.append(bench.shared)
     future = bench.commits.committed((bench.shared,))
@@ -143,7 +143,7 @@ async def test_a_future_says_the_same(bench):
         await future
 
 
-async def test_what_the_disk_does_not_have_yet_is_no_part_of_the_own_end(tmp_path):
+async def test_flushed_end_of_leader_excludes_unflushed_records(tmp_path):
     """The high watermark of a leader waits for the flushes that ``flush.messages`` requires."""
     bench = Bench(tmp_path, FLUSHED)
     ends: list[int] = []
@@ -155,7 +155,7 @@ async def test_what_the_disk_does_not_have_yet_is_no_part_of_the_own_end(tmp_pat
     bench.storage.logs.close()
 
 
-async def test_many_who_wait_are_called_in_slices(bench):
+async def test_many_waiting_callbacks_run_in_slices(bench):
     count = 20_000
     for number in range(count):
         if number % 1_000 == 0:

@@ -70,7 +70,9 @@ async def test_client_with_many_jobs_gets_no_more_than_client_with_one(one: Fair
     one.close()
 
 
-async def test_client_that_comes_again_and_again_keeps_what_it_had(one: FairThreads) -> None:
+async def test_client_with_repeated_small_jobs_gets_no_more_than_its_share(
+    one: FairThreads,
+) -> None:
     steady = Busy(60)
     task = asyncio.ensure_future(one.run(steady.steps(), "steady"))
     await until_true(lambda: steady.had > 0)
@@ -84,7 +86,7 @@ async def test_client_that_comes_again_and_again_keeps_what_it_had(one: FairThre
     one.close()
 
 
-async def test_processor_time_is_told_of_jobs_that_end_fail_or_are_cancelled(
+async def test_processor_time_is_reported_for_ended_failed_and_cancelled_jobs(
     one: FairThreads,
 ) -> None:
     told: list[float] = []

@@ -65,7 +65,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
 
 
-def test_nobody_sees_what_is_not_on_disk_and_the_loop_goes_on(tmp_path):
+def test_unflushed_record_is_invisible_while_other_requests_are_served(tmp_path):
     with running(tmp_path) as one:
         topic = one.client.create_topic("t")
         one.client.produce(topic, [b"first"])
@@ -81,7 +81,7 @@ def test_nobody_sees_what_is_not_on_disk_and_the_loop_goes_on(tmp_path):
         assert one.client.values(topic) == [b"first", b"second"]
 
 
-def test_a_retry_of_what_is_not_on_disk_waits_as_well(tmp_path):
+def test_retry_of_unflushed_batch_waits_for_the_same_fsync(tmp_path):
     with running(tmp_path) as one:
         topic = one.client.create_topic("t")
         producer, epoch = one.client.init_producer()
@@ -99,7 +99,7 @@ def test_a_retry_of_what_is_not_on_disk_waits_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_is_answered_when_it_is_on_disk(tmp_path, version):
+def test_produce_of_every_version_is_answered_once_flushed(tmp_path, version):
     with running(tmp_path) as one:
         topic = one.client.create_topic("t")
         named = {"topic_id": one.client.topic_id(topic)} if version >= 13 else {"name": topic}
@@ -116,7 +116,7 @@ def test_every_version_is_answered_when_it_is_on_disk(tmp_path, version):
         assert one.client.values(topic) == [b"x"]
 
 
-def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
+def test_append_waiting_for_deleted_topic_is_unknown_topic_or_partition(tmp_path):
     """As in Apache Kafka; no failure of the disk is reported or logged."""
     with running(tmp_path) as one, capture_logs() as said:
         topic = one.client.create_topic("t")
@@ -139,7 +139,7 @@ def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
         assert [line for line in said if line["log_level"] == "error"] == []
 
 
-def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
+def test_produce_without_flush_messages_neither_syncs_nor_waits(tmp_path):
     with running(tmp_path, flush_messages=str(2**63 - 1)) as one:
         topic = one.client.create_topic("t")
         rounds = one.broker.services.flusher.rounds
@@ -151,7 +151,7 @@ def test_without_flush_messages_nothing_is_forced_and_nobody_waits(tmp_path):
         assert ("sync", topic) not in one.disk.of_logs(topic)
 
 
-def test_flush_messages_of_three(tmp_path):
+def test_flush_messages_of_three_flushes_every_third_record(tmp_path):
     with running(tmp_path, flush_messages="3") as one:
         topic = one.client.create_topic("t")
         points = []
@@ -161,7 +161,7 @@ def test_flush_messages_of_three(tmp_path):
         assert points == [0, 0, 3, 3, 3, 6, 6]
 
 
-def test_flush_ms_is_kept_and_nobody_waits_for_it(tmp_path):
+def test_record_is_flushed_after_flush_ms_without_delaying_its_response(tmp_path):
     with running(tmp_path, flush_messages=str(2**63 - 1), flush_ms="1") as one:
         topic = one.client.create_topic("t")
         one.disk.gate.clear()
@@ -172,7 +172,7 @@ def test_flush_ms_is_kept_and_nobody_waits_for_it(tmp_path):
         until(lambda: partition.recovery_point == 1, "the record is on disk")
 
 
-def test_offset_commits_wait_for_the_disk(tmp_path):
+def test_offset_commit_and_fetch_wait_for_fsync(tmp_path):
     with running(tmp_path) as one:
         topic = one.client.create_topic("t")
         one.client.coordinator("g", GROUP)
@@ -221,7 +221,7 @@ def transact(one: Running, topic: str, *, version: int, epoch: int, producer: in
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_steps_of_a_transaction_reach_the_disk_in_their_order(tmp_path, version):
+def test_each_step_of_a_transaction_is_flushed_before_the_next_is_written(tmp_path, version):
     with running(tmp_path) as one:
         topic = one.client.create_topic("t")
         one.client.produce(topic, [b"before"])
@@ -245,7 +245,7 @@ def test_the_steps_of_a_transaction_reach_the_disk_in_their_order(tmp_path, vers
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_second_connection_writes_nothing_before_the_transaction_is_on_disk(tmp_path, version):
+def test_transactional_batch_waits_for_flush_of_its_added_partition(tmp_path, version):
     """The repeated request finds the partition added, but that record is not flushed yet."""
     with running(tmp_path) as one:
         topic, state = one.client.create_topic("t"), "__transaction_state"
@@ -293,7 +293,7 @@ def log_of(topic: str) -> Callable[[str], bool]:
     return lambda path: f"/{topic}-" in path and path.endswith(".log")
 
 
-def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
+def test_failed_fsync_takes_partition_offline_until_restart(tmp_path):
     disk = FaultyDisk()
     with capture_logs() as said, running(tmp_path, disk) as one:
         bad, good = one.client.create_topic("bad"), one.client.create_topic("good")
@@ -333,7 +333,7 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
         assert one.client.produce("bad", [b"again"])["error_code"] == "none"
 
 
-def test_a_failed_write_is_not_acknowledged(tmp_path):
+def test_failed_write_is_not_acknowledged_and_takes_partition_offline(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -348,7 +348,7 @@ def test_a_failed_write_is_not_acknowledged(tmp_path):
         assert one.client.values("t") == [b"stored"]
 
 
-def test_a_coordinator_on_a_failed_fsync_answers_not_coordinator(tmp_path):
+def test_offset_commit_on_failed_fsync_is_not_coordinator(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -365,7 +365,7 @@ def test_a_coordinator_on_a_failed_fsync_answers_not_coordinator(tmp_path):
         assert one.client.committed("g", "t") in {1, 2}
 
 
-def test_a_marker_that_did_not_reach_the_disk_is_written_after_the_restart(tmp_path):
+def test_marker_with_failed_fsync_is_written_after_restart(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -394,7 +394,7 @@ def test_a_marker_that_did_not_reach_the_disk_is_written_after_the_restart(tmp_p
 # --- full disks -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_refuses_and_recovers_without_a_restart(tmp_path):
+def test_full_disk_refuses_appends_and_recovers_without_restart(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -422,7 +422,7 @@ def test_a_full_disk_refuses_and_recovers_without_a_restart(tmp_path):
     assert (tmp_path / ".kafka_cleanshutdown").exists()
 
 
-def test_coordinators_on_a_full_disk_come_back(tmp_path):
+def test_coordinators_recover_after_full_disk_has_room(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -464,7 +464,7 @@ def test_coordinators_on_a_full_disk_come_back(tmp_path):
         assert one.client.values(topic, isolation=READ_COMMITTED) == [b"x"]
 
 
-def test_an_orderly_stop_flushes_what_waits(tmp_path):
+def test_clean_shutdown_flushes_waiting_appends(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         topic = one.client.create_topic("t")
@@ -533,7 +533,7 @@ CHANGES: dict[str, tuple[int, Answer]] = {
 
 
 @pytest.mark.parametrize("api", CHANGES)
-def test_a_change_of_metadata_waits_for_the_disk_and_nobody_else_does(tmp_path, api):
+def test_metadata_change_waits_for_fsync_other_requests_do_not(tmp_path, api):
     version, body = CHANGES[api]
     with running(tmp_path) as one:
         one.client.create_topic("t")
@@ -553,7 +553,7 @@ def test_a_change_of_metadata_waits_for_the_disk_and_nobody_else_does(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["sync", "write"])
-def test_failed_metadata_log_refuses_the_change_and_ends_the_broker(tmp_path, kind):
+def test_failed_metadata_log_refuses_the_change_and_stops_the_broker(tmp_path, kind):
     """A running broker would go on with a change that it has refused."""
     version, body = CHANGES["create_topics"]
 
@@ -579,9 +579,7 @@ def test_failed_metadata_log_refuses_the_change_and_ends_the_broker(tmp_path, ki
 
 @pytest.mark.parametrize("kind", ["sync", "write"])
 @pytest.mark.parametrize("api_version", [0, 4, 12, 13])
-def test_metadata_is_answered_when_its_new_topic_does_not_reach_the_disk(
-    tmp_path, kind, api_version
-):
+def test_metadata_with_auto_creation_is_answered_if_metadata_log_fails(tmp_path, kind, api_version):
     """Apache Kafka's controller creates the topic later, so a failure changes no response."""
 
     def broken(step: str, path: str) -> None:

@@ -25,7 +25,7 @@ from fencepost.coordinator.runtime.key_partition import (
         ("\ud83d", 0xD83D),  # a lone surrogate is a unit
     ],
 )
-def test_hash_is_javas(text: str, expected: int) -> None:
+def test_string_hash_equals_the_hash_of_java(text: str, expected: int) -> None:
     assert java_string_hash(text) == expected
 
 
@@ -36,11 +36,11 @@ def test_hash_wraps_at_32_bits() -> None:
     assert java_string_hash("a rather long transactional id") == signed % 2**32
 
 
-def test_smallest_integer_has_no_absolute_value() -> None:
+def test_smallest_hash_maps_to_partition_zero() -> None:
     assert partition_for("polygenelubricants", 50) == 0
 
 
-def test_negative_hash_counts_by_its_absolute_value() -> None:
+def test_negative_hash_maps_by_its_absolute_value() -> None:
     text = "a rather long transactional id"
     value = java_string_hash(text)
     negative = next(t for t in (f"{text}{n}" for n in range(100)) if java_string_hash(t) >= 2**31)

@@ -39,7 +39,7 @@ def checkpointed(data_dir: Path, topic: str) -> int:
     return offsets.get((topic, 0), 0)
 
 
-def test_one_bit_of_a_sealed_segment_costs_no_other_record_after_a_kill(tmp_path):
+def test_flipped_bit_in_flushed_segment_costs_no_other_record_after_a_kill(tmp_path):
     """With the default settings, on a real daemon."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
@@ -73,7 +73,7 @@ def of_topic(topic: str) -> Callable[[str], bool]:
     return lambda path: f"/{topic}-0/" in path
 
 
-def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
+def test_appends_do_not_wait_for_flush_of_sealed_segments(tmp_path):
     """Neither appends to that topic nor other topics' flushes wait for the disk."""
     with running(tmp_path) as one:
         slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["the topic is deleted", "and made anew", "the broker stops"])
-def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
+def test_flush_of_sealed_segments_ends_well_on_topic_deletion_or_shutdown(tmp_path, how):
     with running(tmp_path, **NEVER) as one:
         topic = one.client.create_topic("t", 1, SMALL)
         one.disk.is_gated = of_topic(topic)
@@ -121,7 +121,7 @@ def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
         assert (found and found.log_end_offset) == ends[how]
 
 
-def test_a_sealed_segment_that_can_not_be_forced_takes_its_partition_off_line(tmp_path):
+def test_failed_fsync_of_sealed_segment_takes_its_partition_offline(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk, **NEVER) as one:
         topic, other = (one.client.create_topic(name, 1, SMALL) for name in ("t", "other"))
@@ -139,7 +139,7 @@ def test_a_sealed_segment_that_can_not_be_forced_takes_its_partition_off_line(tm
         assert one.client.offset(topic) == 4
 
 
-def test_a_log_that_was_killed_before_its_flush_gets_to_disk_after_the_start(tmp_path):
+def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_path):
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic("t", 1, SMALL)
@@ -152,7 +152,7 @@ def test_a_log_that_was_killed_before_its_flush_gets_to_disk_after_the_start(tmp
         until(lambda: checkpointed(daemon.data_dir, topic) == 6, "and it is written down")
 
 
-def test_a_healthy_directory_verifies_after_a_kill(tmp_path):
+def test_partition_directory_verifies_without_problems_after_a_kill(tmp_path):
     """The first flush writes the leader epochs; before it, a start rebuilds them from the log."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:

@@ -283,7 +283,7 @@ async def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_a_turn_appends_replays_and_answers_at_once(bench: Bench) -> None:
+async def test_command_is_appended_replayed_and_answered_in_one_turn(bench: Bench) -> None:
     shard = await bench.load()
     future = shard.submit(Put("a", "1"))
     assert future.done()
@@ -292,7 +292,7 @@ async def test_a_turn_appends_replays_and_answers_at_once(bench: Bench) -> None:
     assert bench.partition.log_end_offset == 1
 
 
-async def test_errors_are_answers(bench: Bench) -> None:
+async def test_domain_error_is_the_response_and_leaves_shard_active(bench: Bench) -> None:
     shard = await bench.load()
     for command in (Put("", "x"), Get("missing")):
         with pytest.raises(RefusedError):
@@ -300,7 +300,7 @@ async def test_errors_are_answers(bench: Bench) -> None:
     assert shard.state is ShardState.ACTIVE
 
 
-async def test_a_parked_request_is_answered_by_a_later_turn(bench: Bench) -> None:
+async def test_parked_request_is_answered_by_a_later_turn(bench: Bench) -> None:
     shard = await bench.load()
     waiting = shard.submit(Wait("a"))
     assert not waiting.done()
@@ -308,7 +308,7 @@ async def test_a_parked_request_is_answered_by_a_later_turn(bench: Bench) -> Non
     assert waiting.result() == "1"
 
 
-async def test_an_answer_to_a_connection_that_is_gone_is_dropped(bench: Bench) -> None:
+async def test_response_to_cancelled_request_is_dropped(bench: Bench) -> None:
     shard = await bench.load()
     waiting = shard.submit(Wait("a"))
     waiting.cancel()
@@ -316,7 +316,7 @@ async def test_an_answer_to_a_connection_that_is_gone_is_dropped(bench: Bench) -
     assert shard.state is ShardState.ACTIVE
 
 
-async def test_what_a_restart_rebuilds_is_what_ran(bench: Bench) -> None:
+async def test_restart_rebuilds_the_same_state_from_the_log(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1"))
     await shard.submit(PutAndTell("b"))
@@ -334,7 +334,7 @@ async def test_what_a_restart_rebuilds_is_what_ran(bench: Bench) -> None:
     await bench.shard.submit(Put("z", "26"))
 
 
-async def test_effects_belong_to_the_turn(bench: Bench) -> None:
+async def test_effect_and_its_report_run_before_the_response(bench: Bench) -> None:
     """The reply must not be sent before the last record of the turn is in the log."""
     shard = await bench.load()
     ends: list[int] = []
@@ -351,7 +351,7 @@ async def test_effects_belong_to_the_turn(bench: Bench) -> None:
     assert bench.table() == {"a": "complete"}
 
 
-async def test_an_effect_may_report_later(bench: Bench) -> None:
+async def test_effect_report_after_the_response_is_applied(bench: Bench) -> None:
     bench.answer = lambda shard, effect: None
     shard = await bench.load()
     assert (await shard.submit(PutAndTell("a"))) == "done"
@@ -361,7 +361,7 @@ async def test_an_effect_may_report_later(bench: Bench) -> None:
     assert bench.table() == {"a": "complete"}
 
 
-async def test_loading_resumes_effects(bench: Bench) -> None:
+async def test_loading_resumes_effects_of_prepared_keys(bench: Bench) -> None:
     bench.answer = lambda shard, effect: None
     shard = await bench.load()
     await shard.submit(PutAndTell("a"))
@@ -371,7 +371,7 @@ async def test_loading_resumes_effects(bench: Bench) -> None:
     assert bench.table() == {"a": "complete"}
 
 
-async def test_failed_append_reloads_and_parked_requests_hear_of_it(bench: Bench) -> None:
+async def test_failed_append_reloads_shard_and_fails_parked_requests(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1"))
     waiting = shard.submit(Wait("b"))
@@ -390,7 +390,7 @@ async def test_failed_append_reloads_and_parked_requests_hear_of_it(bench: Bench
     assert bench.table() == {"a": "1"}, "a timer of the dropped state fired"
 
 
-async def test_append_that_failed_after_it_was_written(bench: Bench) -> None:
+async def test_record_of_append_that_failed_after_its_write_is_reloaded(bench: Bench) -> None:
     shard = await bench.load()
     bench.partition.fail_after.append(StorageError("in doubt"))
     with pytest.raises(NotCoordinatorError):
@@ -399,7 +399,7 @@ async def test_append_that_failed_after_it_was_written(bench: Bench) -> None:
     assert bench.table() == {"a": "1"}, "the log is the truth"
 
 
-async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
+async def test_failed_effect_report_is_repeated_after_reload(bench: Bench) -> None:
     shard = await bench.load()
 
     def answer(shard: ShardRuntime, effect: object) -> None:
@@ -414,7 +414,7 @@ async def test_failure_between_the_steps_of_a_turn(bench: Bench) -> None:
     assert bench.table() == {"a": "complete"}
 
 
-async def test_a_producer_of_an_older_epoch_is_refused_and_nobody_else(bench: Bench) -> None:
+async def test_older_producer_epoch_is_refused_without_failing_the_shard(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1", ProducerStamp(7, 5)))
     waiting, end = shard.submit(Wait("b")), bench.partition.log_end_offset
@@ -430,7 +430,7 @@ async def test_a_producer_of_an_older_epoch_is_refused_and_nobody_else(bench: Be
     assert waiting.result() == "3"
 
 
-async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
+async def test_failed_shard_logs_its_trigger_and_cause(bench: Bench) -> None:
     shard = await bench.load()
     with capture_logs() as said:
         for command, origin in (
@@ -469,7 +469,7 @@ async def test_a_failure_says_what_brought_it_about(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("key", ["bug", "broken"])
-async def test_our_own_bugs_stop_the_shard(bench: Bench, key: str) -> None:
+async def test_unexpected_exception_fails_and_reloads_the_shard(bench: Bench, key: str) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1"))
     with pytest.raises(NotCoordinatorError):
@@ -479,7 +479,7 @@ async def test_our_own_bugs_stop_the_shard(bench: Bench, key: str) -> None:
     assert bench.table() == {"a": "1"}
 
 
-async def test_foreign_append_is_noticed(bench: Bench) -> None:
+async def test_shard_reloads_after_append_of_another_writer(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1"))
     bench.partition.inner.append_records((_record("x", "foreign"),), now_ms=1)
@@ -489,7 +489,7 @@ async def test_foreign_append_is_noticed(bench: Bench) -> None:
     assert bench.table() == {"a": "1", "x": "foreign", "b": "2"}
 
 
-async def test_a_log_that_can_not_be_replayed_stays_failed(bench: Bench) -> None:
+async def test_shard_whose_log_cannot_be_replayed_stays_failed(bench: Bench) -> None:
     bench.partition.inner.append_records((_record("a", "poison"),), now_ms=1)
     await bench.shard.load(Pace())
     assert bench.shard.state is ShardState.FAILED
@@ -498,14 +498,14 @@ async def test_a_log_that_can_not_be_replayed_stays_failed(bench: Bench) -> None
     await bench.shard.close()
 
 
-async def test_loading_answers_load_in_progress(bench: Bench) -> None:
+async def test_loading_shard_answers_coordinator_load_in_progress(bench: Bench) -> None:
     assert isinstance(bench.shard.submit(Get("a")).exception(), CoordinatorLoadInProgressError)
     assert bench.shard.submit(Get("loading")).result() == "loading"
     with pytest.raises(CoordinatorLoadInProgressError):
         bench.shard.complete_transaction(EndMarker(ProducerStamp(1, 0), commit=True))
 
 
-async def test_loading_gives_way_and_takes_late_appends(bench: Bench) -> None:
+async def test_loading_yields_to_other_tasks_and_replays_late_appends(bench: Bench) -> None:
     for number in range(50):
         bench.partition.inner.append_records((_record(f"k{number}", "v"),), now_ms=1)
     loading = asyncio.ensure_future(bench.shard.load(Pace(slice_ms=0)))
@@ -517,7 +517,7 @@ async def test_loading_gives_way_and_takes_late_appends(bench: Bench) -> None:
     await bench.shard.submit(Put("more", "v"))
 
 
-async def test_closed_while_loading(bench: Bench) -> None:
+async def test_shard_closed_while_loading_is_not_coordinator(bench: Bench) -> None:
     for number in range(50):
         bench.partition.inner.append_records((_record(f"k{number}", "v"),), now_ms=1)
     loading = asyncio.ensure_future(bench.shard.load(Pace(slice_ms=0)))
@@ -528,7 +528,7 @@ async def test_closed_while_loading(bench: Bench) -> None:
     assert isinstance(bench.shard.submit(Get("loading")).exception(), NotCoordinatorError)
 
 
-async def test_timers_decide_too(bench: Bench) -> None:
+async def test_fired_timer_appends_records_of_its_decision(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Later("a", 10))
     bench.clock.advance(10)
@@ -536,7 +536,7 @@ async def test_timers_decide_too(bench: Bench) -> None:
     assert bench.table() == {"a": "fired at 1000010"}
 
 
-async def test_close_answers_who_waits(bench: Bench) -> None:
+async def test_close_answers_parked_requests_and_cancels_timers(bench: Bench) -> None:
     shard = await bench.load()
     waiting = shard.submit(Wait("a"))
     shard.submit(Later("b", 10))
@@ -548,7 +548,7 @@ async def test_close_answers_who_waits(bench: Bench) -> None:
     await shard.close()
 
 
-async def test_refused_marker_changes_nothing(bench: Bench) -> None:
+async def test_marker_of_older_producer_epoch_is_refused_without_effect(bench: Bench) -> None:
     shard = await bench.load()
     await shard.submit(Put("a", "1", ProducerStamp(7, 5)))
     with pytest.raises(InvalidProducerEpochError):
@@ -558,14 +558,14 @@ async def test_refused_marker_changes_nothing(bench: Bench) -> None:
     assert bench.table() == {"a": "1"}
 
 
-async def test_empty_log_is_served_at_once(bench: Bench) -> None:
+async def test_shard_with_empty_log_is_active_without_loading(bench: Bench) -> None:
     assert bench.shard.load_empty()
     assert bench.shard.state is ShardState.ACTIVE
     await bench.shard.submit(Put("a", "1"))
     assert not bench.new_shard().load_empty()
 
 
-async def test_causes_are_handed_on_with_who_asked(bench: Bench) -> None:
+async def test_events_are_recorded_with_origin_and_trigger(bench: Bench) -> None:
     shard = await bench.load()
     me = Origin("client", "host")
     await shard.submit(Put("a", "1"), me)

@@ -57,7 +57,7 @@ async def bench(tmp_path: Path) -> Replicated:
     return Replicated(tmp_path)
 
 
-async def test_answers_wait_for_all_that_they_have_seen(bench: Replicated) -> None:
+async def test_responses_wait_until_records_they_depend_on_are_committed(bench: Replicated) -> None:
     shard = await bench.load()
     first = shard.submit(Put("a", "1"))
     second = shard.submit(Put("a", "2"))
@@ -74,7 +74,7 @@ async def test_answers_wait_for_all_that_they_have_seen(bench: Replicated) -> No
     assert shard.submit(Get("a")).done(), "nothing is held any more"
 
 
-async def test_an_error_that_shows_what_is_not_committed_waits_as_well(bench: Replicated) -> None:
+async def test_error_that_depends_on_uncommitted_records_waits_as_well(bench: Replicated) -> None:
     shard = await bench.load()
     shard.submit(Put("a", "1"))
     refused = shard.submit(Get("b"))
@@ -84,7 +84,7 @@ async def test_an_error_that_shows_what_is_not_committed_waits_as_well(bench: Re
         refused.result()
 
 
-async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
+async def test_effect_waits_until_its_decision_is_committed(bench: Replicated) -> None:
     """A marker must not be sent for a decision that may yet be lost."""
     shard = await bench.load()
     done = shard.submit(PutAndTell("a"))
@@ -99,7 +99,9 @@ async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
     assert done.result() == "done"
 
 
-async def test_an_effect_of_loading_waits_for_what_was_read(bench: Replicated) -> None:
+async def test_effect_of_loading_waits_until_replayed_records_are_committed(
+    bench: Replicated,
+) -> None:
     """A new leader reads to its log end offset, which may be above the high watermark."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
@@ -114,7 +116,7 @@ async def test_an_effect_of_loading_waits_for_what_was_read(bench: Replicated) -
     assert read.result() == ("prepared", 0)
 
 
-async def test_an_answer_waits_for_so_long_and_the_record_stays(bench: Replicated) -> None:
+async def test_response_times_out_after_commit_timeout_and_record_stays(bench: Replicated) -> None:
     shard = await bench.load()
     first = shard.submit(Put("a", "1"))
     bench.clock.advance(COMMIT_TIMEOUT_MS - 1)
@@ -137,7 +139,7 @@ async def test_an_answer_waits_for_so_long_and_the_record_stays(bench: Replicate
         third.result()
 
 
-async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> None:
+async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicated) -> None:
     """An EndTxn whose decision stalls fails in time; the markers are sent once it commits.
 
     One deadline covers the decision, the effect, and the effect's report.
@@ -165,7 +167,9 @@ async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> 
     assert bench.table() == {"a": "complete", "b": "complete"}
 
 
-async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
+async def test_pending_responses_are_not_coordinator_after_leadership_loss(
+    bench: Replicated,
+) -> None:
     """KAFKA-20115: the answers become NOT_COORDINATOR, and no further effect is carried out."""
     shard = await bench.load()
     waiting = [
@@ -192,7 +196,7 @@ async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
         lambda shard: shard.complete_transaction(EndMarker(ProducerStamp(7, 0), commit=True)),
     ],
 )
-async def test_nothing_is_appended_under_another_epoch(
+async def test_shard_appends_nothing_under_another_leader_epoch(
     bench: Replicated, write: Callable[[ShardRuntime], object]
 ) -> None:
     """Leadership was lost and won again before the shard learned of it."""
@@ -205,14 +209,16 @@ async def test_nothing_is_appended_under_another_epoch(
     assert shard.state is ShardState.CLOSED
 
 
-async def test_a_shard_that_was_read_under_another_epoch_does_not_serve(bench: Replicated) -> None:
+async def test_shard_is_closed_if_leader_epoch_changes_while_loading(bench: Replicated) -> None:
     loading = asyncio.create_task(bench.shard.load(Pace()))
     bench.partition.inner.marks.leader_epoch += 1
     await loading
     assert bench.shard.state is ShardState.CLOSED
 
 
-async def test_what_cannot_be_committed_is_not_decided(bench: Replicated) -> None:
+async def test_command_is_refused_and_report_postponed_without_enough_replicas(
+    bench: Replicated,
+) -> None:
     """NOT_ENOUGH_REPLICAS: a request fails with it, while a report or timer is retried."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
@@ -238,7 +244,7 @@ async def test_what_cannot_be_committed_is_not_decided(bench: Replicated) -> Non
     assert bench.table()["late"].startswith("fired at")
 
 
-async def test_alone_nothing_waits_and_nobody_is_asked(tmp_path: Path) -> None:
+async def test_unreplicated_shard_neither_waits_nor_checks_replicas(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     shard = await bench.load()
     bench.too_few_replicas = True

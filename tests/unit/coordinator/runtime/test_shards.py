@@ -57,7 +57,7 @@ async def filled(directory: Path) -> Services:
     return services
 
 
-async def test_every_restart_reaches_the_same_state(tmp_path: Path) -> None:
+async def test_shards_have_the_same_state_after_clean_and_unclean_restart(tmp_path: Path) -> None:
     services = await filled(tmp_path)
     for orderly in (True, False):
         before = digests(services.groups._shards), digests(services.txns._shards)
@@ -76,7 +76,7 @@ def left(shards: ShardSet) -> list[int]:
 COMMIT = CommitOffsets("g3", -1, "", None, (OffsetToCommit("t", 0, 99),))
 
 
-async def test_a_shard_goes_with_its_leadership_and_comes_back_the_same(tmp_path: Path) -> None:
+async def test_shard_unloads_on_resignation_and_reloads_the_same_state(tmp_path: Path) -> None:
     services = await filled(tmp_path)
     for coordinator, key in ((services.groups, "g3"), (services.txns, "g3")):
         shards = coordinator._shards
@@ -99,7 +99,7 @@ async def test_a_shard_goes_with_its_leadership_and_comes_back_the_same(tmp_path
     await services.stop()
 
 
-async def test_only_a_newer_epoch_moves_a_shard(tmp_path: Path) -> None:
+async def test_shard_ignores_elections_and_resignations_of_old_epochs(tmp_path: Path) -> None:
     """A change of the ISR (KAFKA-15468) or late metadata cause no election."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards
@@ -117,7 +117,7 @@ async def test_only_a_newer_epoch_moves_a_shard(tmp_path: Path) -> None:
     await services.stop()
 
 
-async def test_a_shard_of_a_deleted_topic_goes_without_an_epoch(tmp_path: Path) -> None:
+async def test_shard_of_deleted_topic_closes_without_leader_epoch(tmp_path: Path) -> None:
     """KAFKA-16118, KAFKA-19274. Requests waiting for the shard get a response."""
     services = await filled(tmp_path)
     for coordinator in (services.groups, services.txns):
@@ -131,7 +131,7 @@ async def test_a_shard_of_a_deleted_topic_goes_without_an_epoch(tmp_path: Path) 
     await services.stop()
 
 
-async def test_a_request_that_waits_hears_that_the_coordinator_has_moved(tmp_path: Path) -> None:
+async def test_waiting_join_group_is_not_coordinator_after_resignation(tmp_path: Path) -> None:
     services = await filled(tmp_path)
     index = services.groups.partition_for("classic")
     join = JoinGroup(
@@ -157,7 +157,7 @@ async def test_a_request_that_waits_hears_that_the_coordinator_has_moved(tmp_pat
     await services.stop()
 
 
-async def test_leadership_that_is_lost_while_the_log_is_read(tmp_path: Path) -> None:
+async def test_shard_is_not_served_if_leadership_is_lost_while_loading(tmp_path: Path) -> None:
     """Leadership is lost when half of the log is read, or before the partition is opened."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards

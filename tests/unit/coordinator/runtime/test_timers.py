@@ -35,7 +35,9 @@ async def queue(clock: ManualClock) -> TimerQueue:
     return TimerQueue(clock, asyncio.get_running_loop(), UNBOUNDED_MS)
 
 
-async def test_fires_at_its_deadline_and_not_before(queue: TimerQueue, clock: ManualClock) -> None:
+async def test_timer_fires_at_its_deadline_and_not_before(
+    queue: TimerQueue, clock: ManualClock
+) -> None:
     fired = Recorder()
     timers = queue.timers(fired)
     timers.set("session", 1_010)
@@ -47,7 +49,7 @@ async def test_fires_at_its_deadline_and_not_before(queue: TimerQueue, clock: Ma
     assert len(timers) == len(queue) == 0
 
 
-async def test_fires_in_order_of_deadlines(queue: TimerQueue, clock: ManualClock) -> None:
+async def test_timers_fire_in_order_of_deadlines(queue: TimerQueue, clock: ManualClock) -> None:
     fired = Recorder()
     timers = queue.timers(fired)
     for key, deadline in [("c", 1_030), ("a", 1_010), ("b", 1_020), ("b2", 1_020)]:
@@ -57,7 +59,9 @@ async def test_fires_in_order_of_deadlines(queue: TimerQueue, clock: ManualClock
     assert [key for key, _ in fired.fired] == ["a", "b", "b2", "c"]
 
 
-async def test_cancelled_and_replaced_never_fire(queue: TimerQueue, clock: ManualClock) -> None:
+async def test_cancelled_and_replaced_timers_never_fire(
+    queue: TimerQueue, clock: ManualClock
+) -> None:
     fired = Recorder()
     timers = queue.timers(fired)
     timers.set("cancelled", 1_010)
@@ -72,7 +76,7 @@ async def test_cancelled_and_replaced_never_fire(queue: TimerQueue, clock: Manua
     assert fired.fired == [("replaced", 1_050)]
 
 
-async def test_cancelled_by_one_that_fires_in_the_same_pass(
+async def test_timer_cancelled_by_another_in_the_same_pass_does_not_fire(
     queue: TimerQueue, clock: ManualClock
 ) -> None:
     fired: list[Hashable] = []
@@ -89,7 +93,7 @@ async def test_cancelled_by_one_that_fires_in_the_same_pass(
     assert fired == ["first"]
 
 
-async def test_a_timer_may_set_itself_again(queue: TimerQueue, clock: ManualClock) -> None:
+async def test_timer_may_set_itself_again(queue: TimerQueue, clock: ManualClock) -> None:
     fired: list[int] = []
 
     def fire(key: Hashable, now_ms: int) -> None:
@@ -115,9 +119,7 @@ async def test_same_key_of_two_shards_are_two_timers(queue: TimerQueue, clock: M
     assert (one.fired, two.fired) == ([], [("key", 1_010)])
 
 
-async def test_one_failing_owner_does_not_stop_the_queue(
-    queue: TimerQueue, clock: ManualClock
-) -> None:
+async def test_failing_timer_does_not_stop_the_queue(queue: TimerQueue, clock: ManualClock) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("bug")
 
@@ -132,7 +134,7 @@ async def test_one_failing_owner_does_not_stop_the_queue(
 
 
 @pytest.mark.parametrize(("pass_ms", "fired_at_once"), [(0, 1), (60_000, 5)])
-async def test_a_pass_is_bounded_by_time(
+async def test_pass_is_bounded_by_time(
     clock: ManualClock, pass_ms: int, fired_at_once: int
 ) -> None:
     queue = TimerQueue(clock, asyncio.get_running_loop(), pass_ms)
@@ -145,7 +147,7 @@ async def test_a_pass_is_bounded_by_time(
     await until_true(lambda: len(fired.fired) == 5)
 
 
-async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualClock) -> None:
+async def test_data_that_arrived_before_a_late_pass_is_read_first(clock: ManualClock) -> None:
     loop = asyncio.get_running_loop()
     queue = TimerQueue(clock, loop, 0)
     fired = Recorder()
@@ -171,7 +173,7 @@ async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualCl
     queue.close()
 
 
-async def test_what_arrives_while_others_expire_is_read_before_they_all_have(
+async def test_data_that_arrives_during_expirations_is_read_in_between(
     clock: ManualClock,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -196,7 +198,7 @@ async def test_what_arrives_while_others_expire_is_read_before_they_all_have(
     assert order == [0, 1, b"!", 2, 3, 4]
 
 
-async def test_real_time_drives_it() -> None:
+async def test_timers_fire_in_order_on_the_system_clock() -> None:
     clock = SystemClock()
     queue = TimerQueue(clock, asyncio.get_running_loop())
     fired = Recorder()
@@ -210,7 +212,7 @@ async def test_real_time_drives_it() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
-async def test_a_jump_of_the_wall_clock_expires_nothing(jump_ms: int) -> None:
+async def test_wall_clock_jump_expires_no_timer(jump_ms: int) -> None:
     clock = ManualClock(10_000_000)
     queue = TimerQueue(clock, asyncio.get_running_loop())
     fired = Recorder()
@@ -224,7 +226,7 @@ async def test_a_jump_of_the_wall_clock_expires_nothing(jump_ms: int) -> None:
     assert now_ms >= 10_000_100
 
 
-async def test_what_a_late_timer_sets_waits_no_longer_because_of_a_jump() -> None:
+async def test_timer_set_by_a_timer_is_not_delayed_by_wall_clock_jump() -> None:
     clock = ManualClock(10_000_000)
     queue = TimerQueue(clock, asyncio.get_running_loop())
     fired: list[tuple[Hashable, int]] = []
@@ -246,7 +248,7 @@ async def test_what_a_late_timer_sets_waits_no_longer_because_of_a_jump() -> Non
     assert fired == [("join", 10_000_100), ("sync", 10_000_150)]
 
 
-async def test_closed_queue_is_silent(queue: TimerQueue, clock: ManualClock) -> None:
+async def test_closed_queue_fires_no_timer(queue: TimerQueue, clock: ManualClock) -> None:
     fired = Recorder()
     queue.timers(fired).set("key", 1_010)
     queue.close()
@@ -256,7 +258,7 @@ async def test_closed_queue_is_silent(queue: TimerQueue, clock: ManualClock) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_put_off_and_brought_forward_they_fire_as_if_each_were_set_anew(
+async def test_rescheduled_timers_fire_at_their_last_deadline(
     clock: ManualClock, seed: int
 ) -> None:
     queue = TimerQueue(clock, asyncio.get_running_loop(), 60_000)
@@ -283,7 +285,7 @@ async def test_put_off_and_brought_forward_they_fire_as_if_each_were_set_anew(
             del due[one]
 
 
-async def test_a_pass_over_those_put_off_is_bounded_by_time(clock: ManualClock) -> None:
+async def test_pass_over_postponed_timers_is_bounded_by_time(clock: ManualClock) -> None:
     queue = TimerQueue(clock, asyncio.get_running_loop(), 0)
     fired = Recorder()
     timers = queue.timers(fired)

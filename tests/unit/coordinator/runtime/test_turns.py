@@ -41,13 +41,13 @@ class Desk:
         return self.turns.begin(work, self.turns.until() + 60, lambda: None)
 
 
-async def test_short_work_is_done_at_once() -> None:
+async def test_short_work_ends_within_its_first_turn() -> None:
     desk = Desk()
     assert desk.begin_short(desk.steps("a", 1000)) is None
     assert desk.done == [("a", number) for number in range(1000)]
 
 
-async def test_long_work_gives_way_to_everybody_else() -> None:
+async def test_long_work_yields_to_other_callbacks_of_the_loop() -> None:
     desk = Desk()
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ async def test_long_work_gives_way_to_everybody_else() -> None:
     assert desk.done[-1] == ("a", 5)
 
 
-async def test_what_is_long_takes_turns_and_a_newcomer_goes_first_for_a_moment() -> None:
+async def test_long_jobs_alternate_and_new_short_work_runs_first() -> None:
     desk = Desk()
     over = [asyncio.Event() for _ in range(2)]
     for name, event in zip("ab", over, strict=True):
@@ -72,7 +72,7 @@ async def test_what_is_long_takes_turns_and_a_newcomer_goes_first_for_a_moment()
     assert order == ["a", "b"] * 4
 
 
-async def test_work_goes_on_when_what_it_waits_for_is_there() -> None:
+async def test_job_resumes_when_its_future_is_done() -> None:
     desk = Desk()
     answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +93,7 @@ async def test_work_goes_on_when_what_it_waits_for_is_there() -> None:
     assert job.is_over
 
 
-async def test_work_that_nobody_wants_any_more_goes_no_further() -> None:
+async def test_dropped_job_runs_no_further_step_and_cancels_its_future() -> None:
     desk = Desk()
     waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -113,7 +113,7 @@ async def test_work_that_nobody_wants_any_more_goes_no_further() -> None:
     assert desk.done == [("long", 0)]
 
 
-async def test_work_may_end_itself() -> None:
+async def test_job_may_drop_itself() -> None:
     desk = Desk()
     jobs: list[Job] = []
     release: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,7 +131,7 @@ async def test_work_may_end_itself() -> None:
     assert desk.done == ["came to its end"]
 
 
-def test_finish() -> None:
+def test_finish_runs_all_steps_and_returns_the_result() -> None:
     def inner() -> Steps[int]:
         yield
         return 4
@@ -144,7 +144,7 @@ def test_finish() -> None:
     assert finish(outer()) == 5
 
 
-async def test_one_at_a_time_in_the_order_they_came_even_if_one_that_waits_is_dropped() -> None:
+async def test_one_at_a_time_keeps_order_if_a_waiting_job_is_dropped() -> None:
     desk, queue = Desk(), OneAtATime()
     gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
@@ -166,7 +166,7 @@ async def test_one_at_a_time_in_the_order_they_came_even_if_one_that_waits_is_dr
     assert desk.done == [("first", 0), ("second", 0), ("second", 1), ("third", 0)]
 
 
-async def test_the_next_begins_when_the_one_before_fails_or_is_dropped() -> None:
+async def test_next_job_begins_after_the_previous_one_fails_or_is_dropped() -> None:
     desk, queue = Desk(), OneAtATime()
     gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

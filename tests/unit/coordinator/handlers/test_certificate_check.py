@@ -111,7 +111,7 @@ async def elected(tmp_path: Path) -> AsyncIterator[Elected]:
     await one.stop()
 
 
-async def test_elected_broker_tries_its_own_certificate_with_the_plain_password(
+async def test_controller_checks_its_own_certificate_with_the_decoded_password(
     elected: Elected,
 ) -> None:
     elected.check("1", **{LOCATION: "/here.pem"})
@@ -120,6 +120,8 @@ async def test_elected_broker_tries_its_own_certificate_with_the_plain_password(
     assert config.on_listener("SAFE", "ssl.key.password") == "password"
 
 
-async def test_elected_broker_tries_no_certificate_of_another_broker(elected: Elected) -> None:
+async def test_controller_does_not_check_the_certificate_of_another_broker(
+    elected: Elected,
+) -> None:
     elected.check("2", **{LOCATION: "/on/its/host.pem"})
     assert elected.looked_at == []

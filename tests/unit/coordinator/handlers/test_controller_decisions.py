@@ -31,7 +31,7 @@ def sizes(items: list[int]) -> list[int]:
     return [len(some) for some in pieces_of_turns(items, int)]
 
 
-def test_piece_ends_at_either_limit_and_has_one_item_at_least() -> None:
+def test_large_request_is_split_at_either_limit_into_nonempty_chunks() -> None:
     assert sizes([0] * (2 * ITEMS_PER_TURN + 1)) == [ITEMS_PER_TURN, ITEMS_PER_TURN, 1]
     half = CHARACTERS_PER_TURN // 2
     assert sizes([half, half, 1, 2 * CHARACTERS_PER_TURN, 1]) == [2, 1, 1, 1]
@@ -57,7 +57,9 @@ def long_names() -> Any:
     return make.AlterClientQuotasRequest(entries=entries, validate_only=False)
 
 
-async def test_one_decision_on_quotas_has_about_a_megabyte_of_names(tmp_path: Path) -> None:
+async def test_quota_alteration_with_long_names_is_split_at_the_character_limit(
+    tmp_path: Path,
+) -> None:
     services = await Services(tmp_path).start()
     nothing: Any = None  # is never used
     ctx = Context(

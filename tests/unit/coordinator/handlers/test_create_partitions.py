@@ -8,7 +8,7 @@ from tests.support.cluster import unique
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_topic_in_every_version_grows(client, version):
+def test_create_partitions_in_every_version_validates_and_adds_partitions(client, version):
     name = client.create_topic(unique("g"), 2)
 
     def grow(**fields):

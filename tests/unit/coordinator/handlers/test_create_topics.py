@@ -12,7 +12,7 @@ from tests.unit.coordinator.handlers.asking import create
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_topic_in_every_version_is_created(client, version):
+def test_create_topics_in_every_version_creates_the_topic(client, version):
     name = unique("c")
     configs = [{"name": "retention.ms", "value": "77"}]
     code, one = create(client, name, version, num_partitions=3, configs=configs)
@@ -62,7 +62,7 @@ def test_invalid_topic_is_refused(client, fields, code):
         ({0: []}, "invalid_replica_assignment"),
     ],
 )
-def test_manual_assignment_is_checked(client, assignment, code):
+def test_manual_assignment_with_gaps_or_invalid_replicas_is_refused(client, assignment, code):
     entries = [
         {"partition_index": index, "broker_ids": brokers} for index, brokers in assignment.items()
     ]
@@ -72,7 +72,7 @@ def test_manual_assignment_is_checked(client, assignment, code):
     assert got == code
 
 
-def test_defaults_duplicates_collisions_and_validate_only(client):
+def test_create_topics_applies_defaults_and_refuses_duplicates_and_collisions(client):
     name = unique("c.d")
     code, one = create(client, name, num_partitions=-1, replication_factor=-1)
     assert (code, one["num_partitions"]) == ("none", 2)
@@ -94,7 +94,7 @@ def test_defaults_duplicates_collisions_and_validate_only(client):
     )
 
 
-def test_coordinator_whose_topic_was_just_created_serves(tmp_path):
+def test_coordinator_serves_once_its_internal_topic_is_created(tmp_path):
     """Kafka's brokers serve a coordinator's topic without a prior FindCoordinator."""
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         group = {"group_id": "g", "generation_id": 1, "member_id": "m"}

@@ -11,7 +11,7 @@ from tests.support.cluster import EARLIEST, Cluster, unique
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_records_in_every_version_are_deleted(client, topic, version):
+def test_delete_records_in_every_version_advances_the_log_start_offset(client, topic, version):
     client.produce(topic, [b"a"])
     client.produce(topic, [b"b"])
 

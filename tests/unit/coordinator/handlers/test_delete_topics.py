@@ -11,7 +11,7 @@ from tests.support.cluster import TRANSACTION, Cluster, unique
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_topic_in_every_version_is_deleted(client, version):
+def test_delete_topics_in_every_version_deletes_the_topic(client, version):
     name = client.create_topic(unique("d"))
     client.produce(name, [b"x"])
 
@@ -42,7 +42,7 @@ def test_topic_named_by_id_is_deleted(client):
     assert [(one["name"], one["error_code"]) for one in answer["responses"]] == [(name, "none")]
 
 
-def test_topic_with_deletion_disabled_stays(tmp_path):
+def test_delete_topics_is_refused_if_topic_deletion_is_disabled(tmp_path):
     with (
         Broker.in_thread(tmp_path, config={"delete.topic.enable": "false"}) as broker,
         Cluster(broker.bootstrap) as client,

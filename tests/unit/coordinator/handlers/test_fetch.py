@@ -14,7 +14,7 @@ from tests.unit.coordinator.handlers.asking import fetch_parts, txn_batch
 
 
 @pytest.mark.parametrize("version", range(4, 19))
-def test_fetching_in_every_version(client, version):
+def test_fetch_in_every_version_returns_records_and_offsets(client, version):
     name = client.create_topic(unique("f"), 2)
     client.produce(name, [b"a", b"b"])
     known = name if version < 13 else client.topic_id(name)
@@ -35,18 +35,18 @@ def test_fetching_in_every_version(client, version):
     ("offset", "code"),
     [(0, "none"), (2, "none"), (3, "offset_out_of_range"), (-1, "offset_out_of_range")],
 )
-def test_fetch_offsets(client, topic, offset, code):
+def test_fetch_offset_outside_the_log_is_out_of_range(client, topic, offset, code):
     client.produce(topic, [b"a", b"b"])
     part = client.fetch(topic, offset=offset)
     assert part["error_code"] == code
 
 
-def test_a_fetch_by_an_unknown_id(client):
+def test_fetch_by_an_unknown_topic_id_is_refused(client):
     answer = fetch_parts(client, [{}], 13, uuid.uuid4())
     assert answer["responses"][0]["partitions"][0]["error_code"] == "unknown_topic_id"
 
 
-def test_read_committed_has_a_list_and_ends_at_the_lso(client, topic):
+def test_read_committed_fetch_lists_aborted_transactions_and_ends_at_the_lso(client, topic):
     client.produce(topic, [b"a"])
     part = client.fetch(topic, isolation=READ_COMMITTED)
     assert part["aborted_transactions"] == []
@@ -57,7 +57,7 @@ def test_read_committed_has_a_list_and_ends_at_the_lso(client, topic):
     assert (part["records"], part["last_stable_offset"], part["high_watermark"]) == (b"", 1, 2)
 
 
-def test_the_first_partition_with_data_may_exceed_the_limits_by_one_batch(client):
+def test_first_partition_with_data_may_exceed_the_limits_by_one_batch(client):
     name = client.create_topic(unique("f"), 3)
     for index in (1, 2):
         for _ in range(3):
@@ -75,7 +75,7 @@ def test_the_first_partition_with_data_may_exceed_the_limits_by_one_batch(client
     assert 2000 < sizes[1] < 2500
 
 
-def test_the_brokers_limit_of_a_fetch(client, topic):
+def test_fetch_response_is_limited_by_fetch_max_bytes_of_the_broker(client, topic):
     for _ in range(8):
         client.produce(topic, [b"x" * 10_000])
     assert 40_000 < len(client.fetch(topic)["records"]) <= 50_000
@@ -85,7 +85,7 @@ LONG_MS = 60_000
 """Longer than the client's 20 s timeout, so that a fetch that waits in vain fails the test."""
 
 
-def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
+def test_fetch_waits_for_min_bytes_or_max_wait(client, bootstrap, topic):
     begin = time.perf_counter()
     assert fetch_parts(client, [{}], topic=topic, max_wait=150)["responses"]
     assert time.perf_counter() - begin > 0.14
@@ -105,11 +105,11 @@ def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
 
 
 @pytest.mark.parametrize("fields", [{"min_bytes": 0}, {"max_wait": 0}, {"max_wait": -1}])
-def test_a_fetch_that_need_not_wait_does_not(client, topic, fields):
+def test_fetch_without_min_bytes_or_max_wait_is_answered_at_once(client, topic, fields):
     fetch_parts(client, [{}], topic=topic, **{"max_wait": LONG_MS, **fields})
 
 
-def test_a_fetch_does_not_wait_where_waiting_brings_no_more(client):
+def test_fetch_limited_by_a_segment_or_partition_max_bytes_does_not_wait(client):
     name = client.create_topic(unique("f"), 1, {"segment.bytes": str(1 << 20)})
     for _ in range(60):
         client.produce(name, [b"x" * 20_000])
@@ -126,12 +126,14 @@ def test_a_fetch_does_not_wait_where_waiting_brings_no_more(client):
     assert len(batches(answer["responses"][0]["partitions"][0]["records"])) == 1
 
 
-def test_a_fetch_with_an_error_or_without_partitions_does_not_wait(client, topic):
+def test_fetch_with_an_error_or_without_partitions_does_not_wait(client, topic):
     fetch_parts(client, [{}, {"partition": 9}], topic=topic, max_wait=LONG_MS)
     client.call("fetch", 12, max_wait=LONG_MS, min_bytes=1, max_bytes=1, topics=[])
 
 
-def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
+def test_delayed_fetch_of_a_deleted_topic_returns_unknown_topic_or_partition(
+    client, bootstrap, topic
+):
     def delete() -> None:
         with Cluster(bootstrap) as other:
             time.sleep(0.1)
@@ -148,7 +150,7 @@ def test_a_waiting_fetch_hears_that_its_topic_is_gone(client, bootstrap, topic):
 @pytest.mark.parametrize(
     ("epoch", "code"), [(-1, "not_leader_or_follower"), (0, "unknown_leader_epoch")]
 )
-def test_replica_without_a_cluster_is_refused(client, topic, epoch, code):
+def test_follower_fetch_from_a_standalone_broker_is_refused(client, topic, epoch, code):
     client.produce(topic, [b"x"])
     part = {
         "partition": 0,

@@ -102,7 +102,7 @@ async def forwarding(tmp_path: Any, *unknown: ApiKey) -> AsyncIterator[Setting]:
         await server.stop()
 
 
-def test_a_request_goes_to_the_controller_byte_for_byte(tmp_path) -> None:
+def test_forwarded_request_reaches_the_controller_byte_for_byte(tmp_path) -> None:
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
             topic = {"name": "t", "num_partitions": 3, "replication_factor": -1}
@@ -128,7 +128,7 @@ def test_a_request_goes_to_the_controller_byte_for_byte(tmp_path) -> None:
     asyncio.run(run())
 
 
-def test_versions_are_those_that_the_controller_knows_too(tmp_path) -> None:
+def test_api_versions_of_forwarded_apis_are_limited_to_those_of_the_controller(tmp_path) -> None:
     async def run() -> None:
         async with forwarding(tmp_path, ApiKey.UPDATE_FEATURES) as setting:
             versions = await setting.client.versions()
@@ -139,7 +139,7 @@ def test_versions_are_those_that_the_controller_knows_too(tmp_path) -> None:
     asyncio.run(run())
 
 
-def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
+def test_incremental_alter_configs_is_validated_locally_before_forwarding(tmp_path) -> None:
     """The broker changes its own loggers, refuses unusable settings and forwards the rest."""
 
     async def run() -> None:
@@ -199,7 +199,7 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
     asyncio.run(run())
 
 
-def test_a_version_that_the_controller_does_not_know_ends_the_connection(tmp_path) -> None:
+def test_connection_closes_if_the_controller_does_not_support_the_version(tmp_path) -> None:
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
             setting.refuse(ErrorCode.unsupported_version)
@@ -210,7 +210,7 @@ def test_a_version_that_the_controller_does_not_know_ends_the_connection(tmp_pat
     asyncio.run(run())
 
 
-def test_a_topic_for_a_client_is_asked_for_in_the_own_name_where_no_envelope_is_taken(
+def test_auto_topic_creation_is_sent_directly_if_envelope_is_unsupported(
     tmp_path,
 ) -> None:
     async def run() -> None:
@@ -226,7 +226,7 @@ def test_a_topic_for_a_client_is_asked_for_in_the_own_name_where_no_envelope_is_
 
 
 @pytest.mark.parametrize("api", sorted(FORWARDED), ids=lambda api: ApiKey(api).name.lower())
-def test_request_without_a_response_of_the_controller_is_refused_as_a_whole(
+def test_forwarded_request_without_a_controller_response_fails_for_all_items(
     api: int, tmp_path
 ) -> None:
     """In every version: the top-level error if the API has one, and a row for each item."""

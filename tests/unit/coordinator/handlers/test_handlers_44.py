@@ -45,7 +45,7 @@ def cluster_id(client: Cluster) -> str:
         ("another", NODE, BAD_SOFTWARE, "invalid_request"),
     ],
 )
-def test_client_that_means_another_node_is_sent_to_its_bootstrap_servers(
+def test_api_versions_for_another_cluster_or_node_requires_rebootstrap(
     client: Cluster, cluster_id: str, cluster: str | None, node: int, software: Any, error: str
 ) -> None:
     meant = {"cluster_id": cluster_id if cluster == "ours" else cluster, "node_id": node}
@@ -56,7 +56,7 @@ def test_client_that_means_another_node_is_sent_to_its_bootstrap_servers(
     assert client.call("api_versions", 4, **SOFTWARE)["api_keys"]
 
 
-def test_ids_are_known_on_the_first_connection(tmp_path: Path) -> None:
+def test_cluster_and_node_id_are_accepted_on_the_first_connection(tmp_path: Path) -> None:
     """The first request after a first start, and after a restart, may name both ids."""
     told = None
     for node in (7, 7):
@@ -189,7 +189,7 @@ def test_error_for_a_stale_member_epoch_depends_on_the_version(
     assert error_of(**{field: epoch, "member_id": member}) == "none"
 
 
-def test_unknown_topic_id_is_told_before_the_right_is_checked(
+def test_unknown_topic_id_is_reported_before_authorization(
     guarded: Guarded, admin: Cluster
 ) -> None:
     closed, name, of = admin.create_topic(unique("closed")), unique("txn"), unique("group")
@@ -203,7 +203,9 @@ def test_unknown_topic_id_is_told_before_the_right_is_checked(
 # --- DeleteGroups 3, UnregisterController --------------------------------------------------------
 
 
-def test_groups_are_deleted_with_a_message_field(client: Cluster, producer: Producer) -> None:
+def test_delete_groups_version_3_returns_a_null_error_message(
+    client: Cluster, producer: Producer
+) -> None:
     producer.commit(6)
     producer.end()
     assert client.committed(producer.group, producer.topic, stable=True) == 7
@@ -215,7 +217,7 @@ def test_groups_are_deleted_with_a_message_field(client: Cluster, producer: Prod
     assert {one["error_message"] for one in answer["results"]} == {None}
 
 
-def test_no_controller_is_unregistered_below_metadata_version_33(client: Cluster) -> None:
+def test_unregister_controller_below_metadata_version_33_is_refused(client: Cluster) -> None:
     assert client.call("unregister_controller", 0, controller_id=77) == {
         "throttle_time": 0,
         "error_code": "unsupported_version",

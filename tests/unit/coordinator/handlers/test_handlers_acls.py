@@ -70,7 +70,7 @@ def create(client: Cluster, *acls: dict, version: int = 3) -> list[dict]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_rules_come_and_go(admin, version):
+def test_acls_are_created_described_and_deleted_in_every_version(admin, version):
     name = unique("t")
     made = create(admin, acl(name), acl(name, 4), acl(name, 4), acl("", 4), version=version)
     assert errors(made) == ["none", "none", "none", "invalid_request"]
@@ -102,7 +102,7 @@ def test_rules_come_and_go(admin, version):
     assert len(described["resources"][0]["acls"]) == 1
 
 
-def test_open_connections_feel_a_change_at_once(admin, nobody):
+def test_acl_change_takes_effect_at_once_on_open_connections(admin, nobody):
     name = admin.create_topic(unique("t"))
     asked = [{"name": name}]
 
@@ -122,7 +122,7 @@ def test_open_connections_feel_a_change_at_once(admin, nobody):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_who_may_do_it(guarded, nobody, version):
+def test_acl_apis_need_describe_or_alter_on_the_cluster(guarded, nobody, version):
     def outcome() -> list[str]:
         described = nobody.call("describe_acls", version, **ANY_FILTER)
         made = create(nobody, acl(""), acl(""), version=version)
@@ -145,7 +145,7 @@ def test_who_may_do_it(guarded, nobody, version):
 
 @pytest.mark.parametrize("field", ["resource_type", "operation", "permission_type"])
 @pytest.mark.parametrize("number", [0, 1, 99, -1])
-def test_numbers_that_say_nothing(admin, field, number):
+def test_acl_with_an_unknown_or_any_enum_value_is_refused(admin, field, number):
     (made,) = create(admin, acl("t", **{field: number}))
     assert made["error_code"] == "invalid_request"
     assert admin.call("describe_acls", 3, **ANY_FILTER)["resources"] == []
@@ -158,7 +158,7 @@ def test_numbers_that_say_nothing(admin, field, number):
         assert (described["error_code"], described["resources"]) == (expected, [])
 
 
-def test_rules_are_on_disk_before_the_answer(guarded, admin):
+def test_acl_changes_are_flushed_before_the_response(guarded, admin):
     def is_on_disk() -> bool:
         partition = guarded.services.metadata.partition
         return partition.recovery_point == partition.log_end_offset
@@ -169,7 +169,7 @@ def test_rules_are_on_disk_before_the_answer(guarded, admin):
     assert is_on_disk()
 
 
-def test_questions_and_rules_are_counted(guarded, admin, nobody):
+def test_authorizations_and_acls_are_counted_in_metrics(guarded, admin, nobody):
     def told() -> dict[str, float]:
         return {
             f"{family.name} {labels}".strip(): value
@@ -188,7 +188,7 @@ def test_questions_and_rules_are_counted(guarded, admin, nobody):
     }
 
 
-def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded, admin):
+def test_partially_applied_acl_request_grants_no_additional_access(guarded, admin):
     """The controller decides large requests in pieces, and brokers apply each piece by itself."""
     rights = []
 
@@ -208,7 +208,7 @@ def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded
     assert [one for one in rights if one.allowed & ~one.denied & read] == []
 
 
-def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(guarded, admin):
+def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(guarded, admin):
     """ACLs created between two pieces of a request do not use up that request's share."""
     controller = guarded.services.active_controller.machine
     settings = controller.settings
@@ -235,7 +235,7 @@ def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(g
 
 
 @pytest.mark.slow
-def test_ten_thousand_rules_keep_nobody_waiting(admin, nobody):
+def test_ten_thousand_acls_do_not_block_the_event_loop(admin, nobody):
     """Creating, listing, deleting and evaluating the ACLs all leave the loop responsive."""
     names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
     many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
@@ -251,7 +251,7 @@ def test_ten_thousand_rules_keep_nobody_waiting(admin, nobody):
 
 
 @pytest.mark.slow
-def test_more_than_one_request_may_change(admin):
+def test_request_that_changes_more_than_ten_thousand_acls_is_refused(admin):
     many = [acl(f"t{at}") for at in range(10_001)]
     assert set(errors(create(admin, *many))) == {"policy_violation"}
     assert errors(create(admin, *many[:10_000])) == ["none"] * 10_000

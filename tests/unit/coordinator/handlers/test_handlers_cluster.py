@@ -49,7 +49,7 @@ def on_disk(directory: str, topic: str, index: int) -> int:
 
 
 @pytest.mark.parametrize("version", range(1, 6))
-def test_sizes_of_partitions(client, version):
+def test_describe_log_dirs_returns_partition_sizes(client, version):
     name = client.create_topic(unique("dirs"), 3, {"segment.bytes": "1048576"})
     for _ in range(3):
         client.produce(name, [bytes(90_000)], partition=1)
@@ -69,13 +69,13 @@ def test_sizes_of_partitions(client, version):
         assert found["is_cordoned"] is False
 
 
-def test_a_topic_is_named_more_than_once(client):
+def test_describe_log_dirs_merges_repeated_topics(client):
     name = client.create_topic(unique("dirs"), 4)
     asked = [{"topic": name, "partitions": parts} for parts in ([2], [], [0, 2], [3])]
     assert sizes(log_dir(client, topics=asked)) == {name: {0: 0, 2: 0, 3: 0}}
 
 
-def test_to_be_asked_for_its_size_is_no_use_of_a_partition(client):
+def test_describe_log_dirs_does_not_create_a_partition_directory(client):
     directory = log_dir(client)["log_dir"]
     created = client.call(
         "create_topics",
@@ -87,13 +87,13 @@ def test_to_be_asked_for_its_size_is_no_use_of_a_partition(client):
     assert not Path(directory, f"{created}-0").exists()
 
 
-def test_the_directory_is_named_absolutely(tmp_path, monkeypatch):
+def test_log_dir_is_returned_as_an_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Broker.in_thread(Path("data")) as broker, Cluster(broker.bootstrap) as client:
         assert log_dir(client)["log_dir"] == str(tmp_path / "data")
 
 
-def test_a_directory_that_is_gone(tmp_path):
+def test_missing_log_dir_is_described_as_a_storage_error(tmp_path):
     with Broker.in_thread(tmp_path / "data") as broker, Cluster(broker.bootstrap) as client:
         client.create_topic("t")
         (tmp_path / "data").rename(tmp_path / "gone")
@@ -104,7 +104,7 @@ def test_a_directory_that_is_gone(tmp_path):
         assert log_dir(client)["error_code"] == "none"
 
 
-def test_a_partition_that_is_off_line(tmp_path):
+def test_offline_partition_is_not_described_moved_or_elected(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path, disk) as one:
         client, name = one.client, one.client.create_topic("t", 2)
@@ -146,7 +146,7 @@ def move(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_moving_to_another_directory(client, topic, version):
+def test_alter_replica_log_dirs_to_an_unknown_directory_is_refused(client, topic, version):
     here = log_dir(client)["log_dir"]
     assert move(client, version, (here, topic, [0, 7]), (here, "nowhere", [0])) == {
         (topic, 0): "none",
@@ -168,7 +168,7 @@ def asked(*partitions: int, topic: str = "__cluster_metadata") -> Answer:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_the_quorum(client, bootstrap, version):
+def test_describe_quorum_returns_the_node_as_leader_and_only_voter(client, bootstrap, version):
     answer = client.call("describe_quorum", version, topics=[asked(0)])
     assert answer["error_code"] == "none"
     (part,) = answer["topics"][0]["partitions"]
@@ -190,7 +190,7 @@ def test_the_quorum(client, bootstrap, version):
         assert voter["replica_directory_id"] is None
 
 
-def test_the_quorum_is_told_by_the_listener_that_was_asked(tmp_path):
+def test_describe_quorum_returns_the_endpoint_of_the_receiving_listener(tmp_path):
     config = {
         "listeners": "INSIDE://127.0.0.1:0,OUTSIDE://127.0.0.1:0",
         "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
@@ -221,7 +221,7 @@ def test_the_quorum_is_told_by_the_listener_that_was_asked(tmp_path):
     ],
 )
 @pytest.mark.parametrize("version", range(3))
-def test_other_partitions_have_no_quorum(client, version, topics):
+def test_describe_quorum_of_other_partitions_is_unknown_topic_or_partition(client, version, topics):
     answer = client.call("describe_quorum", version, topics=topics)
     assert answer["error_code"] == "none"
     found = [part for topic in answer["topics"] for part in topic["partitions"]]
@@ -230,7 +230,7 @@ def test_other_partitions_have_no_quorum(client, version, topics):
     assert client.call("describe_quorum", version, topics=[])["topics"] == []
 
 
-def test_the_epoch_of_the_quorum_counts_the_starts(tmp_path):
+def test_quorum_leader_epoch_increases_with_each_start(tmp_path):
     for start in (1, 2, 3):
         with Broker.in_thread(tmp_path / "data") as broker, Cluster(broker.bootstrap) as client:
             answer = client.call("describe_quorum", 0, topics=[asked(0)])
@@ -257,7 +257,7 @@ def reassign(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_reassignments(client, topic, version):
+def test_reassignment_to_other_replicas_is_refused_on_a_single_node(client, topic, version):
     assert reassign(client, version, topic, {0: [NODE], 9: [NODE], -1: None}) == [
         "none",
         "unknown_topic_or_partition",
@@ -289,7 +289,7 @@ def elect(
 
 @pytest.mark.parametrize("kind", [PREFERRED, UNCLEAN])
 @pytest.mark.parametrize("version", range(3))
-def test_elections(client, topic, version, kind):
+def test_leader_election_on_a_single_node_is_not_needed(client, topic, version, kind):
     assert elect(client, version, kind, {topic: [0, 9], "nowhere": [0]}) == (
         "none",
         {
@@ -305,7 +305,7 @@ def test_elections(client, topic, version, kind):
         assert elect(client, version, 2, None) == ("invalid_request", {})
 
 
-def test_what_is_said_of_an_unknown_partition_does_not_grow_with_its_name(client):
+def test_error_message_for_an_unknown_partition_omits_the_topic_name(client):
     name = "x" * MAX_ERROR_TEXT_CHARACTERS
     elections = client.call(
         "elect_leaders",
@@ -329,7 +329,7 @@ def test_what_is_said_of_an_unknown_partition_does_not_grow_with_its_name(client
 # --- settings, brokers ---------------------------------------------------------------------------
 
 
-def test_what_has_settings(client, topic):
+def test_list_config_resources_returns_resources_of_the_requested_types(client, topic):
     def listed(version: int, *kinds: int) -> set[tuple[int, str]]:
         fields = {"resource_types": list(kinds)} if version else {}
         answer = client.call("list_config_resources", version, **fields)
@@ -360,7 +360,7 @@ def test_what_has_settings(client, topic):
         assert (answer["error_code"], answer["config_resources"]) == ("unsupported_version", [])
 
 
-def test_no_broker_is_unregistered(client):
+def test_unregister_broker_on_a_single_node_is_refused(client):
     for broker, code in ((NODE, "invalid_request"), (4, "broker_id_not_registered")):
         assert client.call("unregister_broker", 0, broker_id=broker)["error_code"] == code
     assert client.call("describe_cluster", 0)["brokers"][0]["broker_id"] == NODE
@@ -372,7 +372,7 @@ ACL = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": 
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_there_is_no_authorizer(client, version):
+def test_acl_requests_without_an_authorizer_return_security_disabled(client, version):
     any_acl = {
         "resource_type_filter": 1,
         "pattern_type_filter": 1,
@@ -389,7 +389,7 @@ def test_there_is_no_authorizer(client, version):
     assert [one["error_code"] for one in deleted] == ["security_disabled"] * 3
 
 
-def test_passwords_of_users(client):
+def test_scram_credentials_are_validated_altered_and_described(client):
     def described(users: list[str] | None) -> dict[str, str]:
         named = None if users is None else [{"name": one} for one in users]
         answer = client.call("describe_user_scram_credentials", 0, users=named)
@@ -447,7 +447,9 @@ def test_passwords_of_users(client):
 @pytest.mark.parametrize(
     ("size", "code"), [(MAX_SALT_BYTES, "none"), (MAX_SALT_BYTES + 1, "unacceptable_credential")]
 )
-def test_the_longest_salt(client, size: int, code: str) -> None:
+def test_scram_salt_of_the_maximum_length_is_accepted_a_longer_one_refused(
+    client, size: int, code: str
+) -> None:
     one = {"name": "a", "mechanism": 1, "iterations": 4096, "salted_password": b"password"}
     answer = client.call(
         "alter_user_scram_credentials", 0, deletions=[], upsertions=[{**one, "salt": bytes(size)}]
@@ -455,7 +457,9 @@ def test_the_longest_salt(client, size: int, code: str) -> None:
     assert [one["error_code"] for one in answer["results"]] == [code]
 
 
-def test_users_are_bounded(client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scram_credentials_above_the_maximum_are_refused(
+    client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     all_users = client.call("describe_user_scram_credentials", 0, users=None)["results"]
     there = sum(len(one["credential_infos"]) for one in all_users)
     monkeypatch.setattr(scram, "MAX_CREDENTIALS", there + 3)

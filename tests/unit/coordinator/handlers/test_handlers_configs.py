@@ -37,7 +37,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 @pytest.mark.parametrize("version", range(1, 5))
-def test_describing_a_topic(client, version):
+def test_describe_configs_of_a_topic_returns_values_sources_and_synonyms(client, version):
     name = client.create_topic(unique("conf"), 1, {"retention.ms": "77"})
     fields = {"include_documentation": True} if version >= 3 else {}
     code, found = _describe(client, TOPIC, name, None, version, include_synonyms=True, **fields)
@@ -57,7 +57,7 @@ def test_describing_a_topic(client, version):
     assert _describe(client, TOPIC, "bad name")[0] == "invalid_topic_exception"
 
 
-def test_describing_a_broker_and_other_resources(client):
+def test_describe_configs_of_brokers_groups_and_metrics_returns_their_keys(client):
     code, found = _describe(client, BROKER, "3", include_synonyms=True)
     assert code == "none"
     assert (found["num.partitions"]["value"], found["num.partitions"]["config_source"]) == ("2", 4)
@@ -81,7 +81,7 @@ def test_describing_a_broker_and_other_resources(client):
     assert _describe(client, 3, "m")[0] == "invalid_request"
 
 
-def test_a_group_has_settings_of_its_own(client):
+def test_group_config_is_validated_and_overrides_the_broker_default(client):
     session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     for change, code in (
         ((session, SET, "50000"), "none"),
@@ -115,7 +115,7 @@ def test_a_group_has_settings_of_its_own(client):
     assert _describe(client, GROUP, "own")[1][beat]["value"] == "5000"
 
 
-def test_topic_keys_are_those_of_kafka_with_their_sources(client, topic):
+def test_topic_configs_have_the_keys_and_sources_of_kafka(client, topic):
     _, found = _describe(client, TOPIC, topic, include_synonyms=True)
     assert len(found) == 37, "all 38 but the internal one"
     entry = found["max.decompressed.message.bytes"]
@@ -212,7 +212,7 @@ def test_long_expressions_of_client_metrics_do_not_block_the_loop(client, expres
     watch.check()
 
 
-def test_changing_a_topic_step_by_step(client, topic):
+def test_incremental_alter_configs_sets_appends_subtracts_and_deletes(client, topic):
     def values() -> dict[str, str]:
         return {
             name: entry["value"]
@@ -244,7 +244,7 @@ def test_changing_a_topic_step_by_step(client, topic):
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_replacing_all_settings(client, topic, version):
+def test_alter_configs_resets_configs_that_the_request_omits(client, topic, version):
     def replace(configs: dict[str, str | None], **fields):
         entries = [{"name": name, "value": value} for name, value in configs.items()]
         resource = {"resource_type": TOPIC, "resource_name": topic, "configs": entries}
@@ -263,7 +263,7 @@ def test_replacing_all_settings(client, topic, version):
     assert replace({"no.such": "1"}) == "invalid_config"
 
 
-def test_changing_brokers_reaches_topics_and_survives(tmp_path):
+def test_dynamic_broker_config_applies_to_topics_and_survives_a_restart(tmp_path):
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         client.create_topic("a")
         assert _alter(client, BROKER, "", ("message.max.bytes", SET, "200")) == "none"
@@ -285,7 +285,7 @@ def test_changing_brokers_reaches_topics_and_survives(tmp_path):
         assert _describe(client, BROKER, "") == ("none", {})
 
 
-def test_key_that_only_the_controller_knows_is_described_without_its_value(tmp_path):
+def test_config_key_unknown_to_the_broker_is_described_without_its_value(tmp_path):
     """A controller of Apache Kafka accepts any key in the cluster-wide defaults."""
 
     broker = Broker(tmp_path)
@@ -312,7 +312,7 @@ def test_key_that_only_the_controller_knows_is_described_without_its_value(tmp_p
             }
 
 
-def test_list_of_a_topic_is_appended_to_the_default_of_the_key(tmp_path):
+def test_append_to_an_unset_topic_list_config_uses_the_default_of_the_key(tmp_path):
     """As in Apache Kafka, which appends to the default, not to the broker's setting."""
     config = {"log.cleanup.policy": "compact"}
     with (
@@ -326,7 +326,7 @@ def test_list_of_a_topic_is_appended_to_the_default_of_the_key(tmp_path):
         assert found == "delete,compact"
 
 
-def test_the_logger_and_groups(client):
+def test_logger_level_is_altered_and_invalid_values_are_refused(client):
     _, found = _describe(client, LOGGER, "3")
     before = found["root"]["value"]
     assert found["root"]["config_source"] == 6
@@ -338,7 +338,7 @@ def test_the_logger_and_groups(client):
     assert _alter(client, GROUP, "g", ("consumer.session.timeout.ms", SET, "1")) == "invalid_config"
 
 
-def test_resources_that_are_named_twice(client, topic):
+def test_config_resource_named_twice_is_refused(client, topic):
     resource = {"resource_type": TOPIC, "resource_name": topic, "configs": []}
     for api, version in (("alter_configs", 2), ("incremental_alter_configs", 1)):
         answer = client.call(api, version, resources=[resource, resource])
@@ -346,7 +346,7 @@ def test_resources_that_are_named_twice(client, topic):
         assert codes == ["invalid_request", "invalid_request"]
 
 
-def test_deletion_of_an_unknown_topic_key_with_a_value_is_answered_as_made(client):
+def test_deletion_of_an_unknown_topic_config_with_a_value_succeeds(client):
     """Java's tools send an empty value with a deletion."""
     name = client.create_topic(unique("d"), 1, {"retention.ms": "77"})
     changes = [("retention.ms", SET, "1000"), ("no.such.key", DELETE, "")]
@@ -354,6 +354,6 @@ def test_deletion_of_an_unknown_topic_key_with_a_value_is_answered_as_made(clien
     assert _describe(client, TOPIC, name)[1]["retention.ms"]["value"] == "1000"
 
 
-def test_settings_without_effect_are_accepted(client):
+def test_min_insync_replicas_on_a_single_node_is_accepted(client):
     name = client.create_topic(unique("i"), 1, {"min.insync.replicas": "2"})
     assert _describe(client, TOPIC, name)[1]["min.insync.replicas"]["value"] == "2"

@@ -65,7 +65,7 @@ def user(client: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_quotas_are_set_changed_and_taken_away(client, user, version):
+def test_client_quotas_are_set_changed_and_removed(client, user, version):
     alice = {"user": user}
 
     def now() -> dict[str, float]:
@@ -118,7 +118,7 @@ def test_quotas_are_set_changed_and_taken_away(client, user, version):
         ({"ip": "1.2.3.4"}, {"connection_creation_rate": 2.0**31}),
     ],
 )
-def test_what_is_wrong_changes_nothing(client, entity, values):
+def test_invalid_quota_alteration_is_refused_and_changes_nothing(client, entity, values):
     before = told(client, strict=False)
     for validate_only in (True, False):
         assert alter(client, entry(entity, **values), validate_only=validate_only) == [
@@ -127,7 +127,7 @@ def test_what_is_wrong_changes_nothing(client, entity, values):
     assert told(client, strict=False) == before
 
 
-def test_one_wrong_entity_keeps_no_other_from_its_quotas(client, user):
+def test_invalid_quota_entity_does_not_prevent_altering_others(client, user):
     good = entry({"user": user}, producer_byte_rate=1e6)
     bad = entry({"user": "u"}, producer_byte_rate=0.5)
     assert sorted(alter(client, bad, good)) == ["invalid_request", "none"]
@@ -136,7 +136,7 @@ def test_one_wrong_entity_keeps_no_other_from_its_quotas(client, user):
     }
 
 
-def test_an_entity_or_a_quota_that_is_named_twice_keeps_what_it_had(client, user):
+def test_quota_or_entity_named_twice_is_refused(client, user):
     one = entry({"user": user}, producer_byte_rate=1.0)
     assert alter(client, one, one) == ["invalid_request"]
     assert alter(client, one | {"ops": one["ops"] * 2}) == ["invalid_request"]
@@ -190,7 +190,7 @@ def matched(client: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("matched")
-def test_a_strict_filter_finds_the_one_entity(client):
+def test_strict_quota_filter_matches_exactly_one_entity(client):
     for entity, value in MATCHED:
         filters = [(k, DEFAULT if name is None else EXACT, name) for k, name in entity.items()]
         (found,) = told(client, *filters).items()
@@ -227,7 +227,7 @@ def test_a_strict_filter_finds_the_one_entity(client):
         ([], True, 0),
     ],
 )
-def test_a_filter_finds_all_that_it_lets_through(client, components, strict, count):
+def test_quota_filter_returns_all_matching_entities(client, components, strict, count):
     assert len(told(client, *components, strict=strict)) == count
 
 
@@ -247,7 +247,7 @@ def test_a_filter_finds_all_that_it_lets_through(client, components, strict, cou
         ([("user", ANY, None), ("client-id", ANY, None)] * 2, "invalid_request"),
     ],
 )
-def test_a_filter_that_contradicts_itself_is_refused(client, version, components, code):
+def test_invalid_quota_filter_is_refused(client, version, components, code):
     answer = client.call(
         "describe_client_quotas",
         version,
@@ -257,7 +257,7 @@ def test_a_filter_that_contradicts_itself_is_refused(client, version, components
     assert (answer["error_code"], answer["entries"]) == (code, None)
 
 
-def test_any_letters_make_a_name(client):
+def test_quota_entity_name_may_have_any_characters(client):
     for name in ("user with spaces", "<default>", "ü/é=,\n", "x" * 20_000):
         alter(client, entry({"user": name}, producer_byte_rate=20_000.0))
         assert told(client, ("user", EXACT, name)) == {
@@ -267,7 +267,7 @@ def test_any_letters_make_a_name(client):
         alter(client, entry({"user": name}, producer_byte_rate=None))
 
 
-def test_one_request_changes_so_many_quotas(client, monkeypatch):
+def test_quota_changes_above_the_request_or_total_limit_are_refused(client, monkeypatch):
     monkeypatch.setattr(quotas, "MAX_CHANGES", 2)
     entries = [entry({"user": f"u{number}"}, producer_byte_rate=1e6) for number in range(3)]
     assert alter(client, *entries) == ["policy_violation"] * 3

@@ -54,7 +54,7 @@ def answered(
         ("message.timestamp.after.max.ms", SET, "0"),
     ],
 )
-def test_change_is_refused(
+def test_unsafe_config_of_an_internal_topic_is_refused(
     client: Cluster, topic: str, key: str, operation: int, value: str | None, *, check: bool
 ) -> None:
     before = configs(client, topic)
@@ -71,7 +71,9 @@ def test_change_is_refused(
 
 
 @pytest.mark.parametrize("topic", STATE)
-def test_replacing_all_settings_does_not_take_the_policy_away(client: Cluster, topic: str) -> None:
+def test_alter_configs_does_not_remove_cleanup_policy_of_an_internal_topic(
+    client: Cluster, topic: str
+) -> None:
     before = configs(client, topic)
     other = [{"name": "segment.bytes", "value": "2000000"}]
     for entries in ([], other):
@@ -94,7 +96,7 @@ def create(client: Cluster, name: str, **own: str) -> Any:
     return client.call("create_topics", 5, topics=[topic], timeout=10_000)["topics"][0]
 
 
-def test_topic_is_not_made_first_with_settings_that_lose_state(client: Cluster) -> None:
+def test_internal_topic_is_not_created_with_unsafe_configs(client: Cluster) -> None:
     name = "__share_group_state"
     for own in ({"cleanup_policy": "compact"}, {"retention_ms": "1"}, {"max_message_bytes": "9"}):
         assert create(client, name, **own)["error_code"] == "invalid_config"
@@ -112,7 +114,7 @@ def test_topic_is_not_made_first_with_settings_that_lose_state(client: Cluster) 
 
 
 @pytest.mark.parametrize("name", [*STATE, "__share_group_state", "__fencepost_history"])
-def test_topic_and_its_records_are_not_deleted(client: Cluster, name: str) -> None:
+def test_internal_topic_and_its_records_are_not_deleted(client: Cluster, name: str) -> None:
     answer = client.call("delete_topics", 5, topic_names=[name], timeout=10_000)
     assert answer["responses"][0]["error_code"] in {
         "invalid_topic_exception",

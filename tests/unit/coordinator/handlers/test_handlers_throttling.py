@@ -110,7 +110,7 @@ def wait_ms(amount: float, quota: float) -> int:
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def test_who_produces_too_much_is_answered_at_once_and_read_later(broker, admin, clock, topic):
+def test_producer_above_its_quota_is_answered_at_once_and_muted(broker, admin, clock, topic):
     with limited(broker, admin, clock, producer_byte_rate=1000) as client:
         size = produced(client, topic, 10_000)
         expected_ms = wait_ms(size, 1000)
@@ -127,7 +127,7 @@ def test_who_produces_too_much_is_answered_at_once_and_read_later(broker, admin,
         assert admin.receive()["throttle_time"] == 0
 
 
-def test_who_wants_no_answer_is_read_later_all_the_same(broker, admin, clock, topic):
+def test_producer_above_its_quota_with_acks_0_is_muted(broker, admin, clock, topic):
     with limited(broker, admin, clock, producer_byte_rate=1000) as client:
         since = time.monotonic()
         expected_ms = wait_ms(produced(client, topic, 10_000, acks=0), 1000)
@@ -137,7 +137,7 @@ def test_who_wants_no_answer_is_read_later_all_the_same(broker, admin, clock, to
         assert admin.offset(topic) == 1
 
 
-def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, clock, topic):
+def test_fetch_above_the_quota_returns_no_records_and_is_not_counted(broker, admin, clock, topic):
     for _ in range(10):
         admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=300) as client:
@@ -157,7 +157,7 @@ def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, 
         assert fetched(broker, client, topic)["responses"] == first["responses"]
 
 
-def test_a_session_goes_on_where_it_was(broker, admin, clock, topic):
+def test_fetch_session_continues_after_a_throttled_fetch(broker, admin, clock, topic):
     admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=200) as client:
         opened = fetched(broker, client, topic, session_epoch=0)
@@ -175,7 +175,9 @@ def test_a_session_goes_on_where_it_was(broker, admin, clock, topic):
         assert told["responses"][0]["partitions"][0]["records"]
 
 
-def test_a_batch_above_the_quota_of_a_window_arrives_after_quiet(broker, admin, clock, topic):
+def test_batch_above_the_quota_of_a_window_is_returned_after_an_idle_window(
+    broker, admin, clock, topic
+):
     admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=99) as client:
         first = fetched(broker, client, topic)
@@ -186,7 +188,7 @@ def test_a_batch_above_the_quota_of_a_window_arrives_after_quiet(broker, admin, 
         assert fetched(broker, client, topic)["responses"] == first["responses"]
 
 
-def test_who_waits_for_records_is_counted_when_they_come(broker, admin, clock, topic):
+def test_delayed_fetch_is_counted_against_the_quota_when_it_completes(broker, admin, clock, topic):
     with limited(broker, admin, clock, consumer_byte_rate=150) as client:
         part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
         client.send(
@@ -220,7 +222,7 @@ TELLING = sorted(
 
 
 @pytest.mark.parametrize("key", TELLING, ids=lambda key: ApiKey(key).name.lower())
-def test_every_answer_that_can_tells_how_long_to_wait(broker, admin, clock, key):
+def test_throttled_response_of_every_api_carries_the_throttle_time(broker, admin, clock, key):
     """RequestQuotaTest.testResponseThrottleTime, with requests of zeros and empty strings."""
     body: dict[str, Any] = {}
     if key == ApiKey.API_VERSIONS:
@@ -232,7 +234,7 @@ def test_every_answer_that_can_tells_how_long_to_wait(broker, admin, clock, key)
     assert 0 < answer["throttle_time"] <= 1000
 
 
-def test_no_other_client_waits(broker, admin, clock):
+def test_client_without_a_quota_is_not_throttled(broker, admin, clock):
     """RequestQuotaTest.testUnthrottledClient."""
     with limited(broker, admin, clock, request_percentage=0.000_001) as client:
         assert client.call("metadata", 8, topics=[])["throttle_time"] > 0
@@ -240,7 +242,7 @@ def test_no_other_client_waits(broker, admin, clock):
 
 
 @pytest.mark.parametrize("what", ["produce", "fetch"])
-def test_of_two_quotas_the_longer_wait_counts(broker, admin, clock, topic, what):
+def test_longer_throttle_time_applies_if_two_quotas_are_violated(broker, admin, clock, topic, what):
     """RequestQuotaTest.testResponseThrottleTimeWhenBoth…QuotasViolated."""
     key = {"produce": "producer_byte_rate", "fetch": "consumer_byte_rate"}[what]
     for _ in range(3):
@@ -255,7 +257,7 @@ def test_of_two_quotas_the_longer_wait_counts(broker, admin, clock, topic, what)
         assert answer["throttle_time"] > 1000
 
 
-def test_a_marker_costs_no_time(broker, admin, clock):
+def test_write_txn_markers_is_exempt_from_the_request_quota(broker, admin, clock):
     """RequestQuotaTest.testExemptRequestTime."""
     with limited(broker, admin, clock, request_percentage=0.000_001) as client:
         for _ in range(3):
@@ -278,13 +280,13 @@ EMPTY = {"topics": [], "max_wait": 0, "min_bytes": 0, "max_bytes": 1000}
     ],
     ids=["follower", "consumer"],
 )
-def test_a_follower_costs_no_time(broker, admin, clock, body):
+def test_follower_fetch_is_exempt_from_the_request_quota(broker, admin, clock, body):
     with limited(broker, admin, clock, request_percentage=0.000_001) as client:
         answer = client.call("fetch", 17, **body)
         assert (answer["throttle_time"] == 0) == (body["replica_state"]["replica_id"] >= 0)
 
 
-def test_a_follower_takes_what_a_consumer_may_not(broker, admin, clock, topic):
+def test_follower_fetch_is_exempt_from_the_consumer_byte_rate(broker, admin, clock, topic):
     for _ in range(3):
         admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=1) as client:
@@ -302,7 +304,9 @@ def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
 
 
 @pytest.mark.parametrize("acks", [-1, 0])
-def test_time_in_threads_is_paid_back(broker, admin, clock, topic, acks):
+def test_validation_in_threads_throttles_beyond_a_second_up_to_the_maximum(
+    broker, admin, clock, topic, acks
+):
     """For time in threads the throttle time may exceed a second, and it applies with acks=0 too."""
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
@@ -320,7 +324,7 @@ def test_time_in_threads_is_paid_back(broker, admin, clock, topic, acks):
         assert 1000 < budget.throttled_ms <= MAX_DEBT_MS
 
 
-def test_time_in_threads_of_a_client_that_has_gone_is_counted(broker, admin, clock, topic):
+def test_validation_time_of_a_disconnected_client_is_counted(broker, admin, clock, topic):
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
         sent(client, topic, most_records(Codec.ZSTD, 20_000))
@@ -336,7 +340,7 @@ def test_time_in_threads_of_a_client_that_has_gone_is_counted(broker, admin, clo
 
 
 @pytest.mark.slow
-def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
+def test_validation_threads_stay_within_the_request_percentage(tmp_path):
     """The quota holds for the processor time that the operating system reports for the threads."""
     percent, seconds = 20, 8.0
     config = {"quota.window.num": "2", "quota.window.size.seconds": "1"}
@@ -371,7 +375,7 @@ def checked_s() -> float:
     )
 
 
-def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
+def test_request_quota_counts_the_processor_time_of_each_request(broker, admin, clock):
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=99) as client:
 
@@ -424,7 +428,7 @@ def prepare(admin: Cluster, what: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_strict_request_is_refused_what_comes_too_soon(broker, admin, clock, what):
+def test_strict_request_above_the_mutation_quota_is_partly_refused(broker, admin, clock, what):
     """ControllerMutationQuotaTest.testStrict…Request: 30 mutations exceed 22 by 8, so wait 4 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
@@ -443,7 +447,9 @@ def test_a_strict_request_is_refused_what_comes_too_soon(broker, admin, clock, w
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_an_older_request_gets_all_and_waits(broker, admin, clock, what):
+def test_permissive_request_above_the_mutation_quota_is_served_and_throttled(
+    broker, admin, clock, what
+):
     """ControllerMutationQuotaTest.testPermissive…Request: 60 exceed 22 by 38, so wait 19 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
@@ -455,7 +461,7 @@ def test_an_older_request_gets_all_and_waits(broker, admin, clock, what):
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_without_a_quota_topics_change_at_any_rate(broker, admin, clock, what):
+def test_client_without_a_mutation_quota_changes_topics_at_any_rate(broker, admin, clock, what):
     """ControllerMutationQuotaTest.testUnbounded…Request."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
@@ -465,7 +471,7 @@ def test_without_a_quota_topics_change_at_any_rate(broker, admin, clock, what):
         assert (codes(answer), answer["throttle_time"]) == (["none"] * 2, 0)
 
 
-def test_what_is_only_checked_counts_and_what_is_wrong_does_not(broker, admin, clock):
+def test_validate_only_counts_toward_the_mutation_quota_invalid_topics_do_not(broker, admin, clock):
     with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
         topic = {"name": unique("t"), "num_partitions": 22, "replication_factor": 1}
         wrong = [topic | {"replication_factor": 2}] * 1
@@ -478,7 +484,7 @@ def test_what_is_only_checked_counts_and_what_is_wrong_does_not(broker, admin, c
         assert codes(answer) == ["throttling_quota_exceeded"]
 
 
-def test_a_topic_that_would_come_by_itself_comes_later(broker, admin, clock):
+def test_auto_topic_creation_waits_for_the_mutation_quota(broker, admin, clock):
     with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
         created(client, 6, unique("t"), partitions=24)
         name = unique("auto")
@@ -514,7 +520,7 @@ def sweep(broker: Started, connection: Any, after_s: float = 0) -> None:
     broker.call(look)
 
 
-def test_a_client_that_is_not_read_and_goes_is_noticed(broker, admin, clock, topic):
+def test_muted_connection_that_the_client_closed_is_detected(broker, admin, clock, topic):
     with limited(broker, admin, clock, producer_byte_rate=1) as client:
         produced(client, topic, 1000)
         assert client.receive()["throttle_time"] > 900_000
@@ -526,7 +532,7 @@ def test_a_client_that_is_not_read_and_goes_is_noticed(broker, admin, clock, top
     until(lambda: connection not in broker.served.server.connections, "it is closed")
 
 
-def test_a_client_that_is_not_read_for_too_long_is_idle(broker, admin, clock, topic):
+def test_muted_connection_is_closed_after_the_idle_timeout(broker, admin, clock, topic):
     with limited(broker, admin, clock, producer_byte_rate=1) as client:
         produced(client, topic, 1000)
         client.receive()
@@ -540,7 +546,7 @@ def test_a_client_that_is_not_read_for_too_long_is_idle(broker, admin, clock, to
     until(lambda: connection not in broker.served.server.connections, "it is closed")
 
 
-def test_a_broker_stops_at_once_though_a_client_is_not_read(tmp_path):
+def test_broker_with_a_muted_connection_stops_at_once(tmp_path):
     with (
         Started(tmp_path, TestClock()) as broker,
         Cluster(broker.bootstrap, client_id="c") as client,
@@ -558,7 +564,7 @@ def test_a_broker_stops_at_once_though_a_client_is_not_read(tmp_path):
             client.receive_frame()
 
 
-def test_without_quotas_nothing_is_asked(broker, admin, clock, topic, monkeypatch):
+def test_quota_manager_is_not_consulted_without_quotas(broker, admin, clock, topic, monkeypatch):
     assert broker.served.server.throttles is None
 
     def asked(*_: object, **__: object) -> None:

@@ -24,7 +24,7 @@ def _list(client: Cluster, topic: str, timestamp: int, version: int = 11, isolat
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-def test_offsets_in_every_version_are_listed(client, topic, version):
+def test_list_offsets_in_every_version_resolves_supported_timestamps(client, topic, version):
     for number in range(3):
         client.produce(topic, batch([b"x"], timestamp_ms=NOW_MS + 10 * (number % 2)))
     assert _list(client, topic, -1, version) == ("none", 3, -1)
@@ -41,7 +41,7 @@ def test_offsets_in_every_version_are_listed(client, topic, version):
     assert _list(client, topic, -7, version) == unsupported
 
 
-def test_repeated_and_missing_partitions_have_rows(client, topic):
+def test_list_offsets_of_repeated_or_missing_partitions_returns_errors(client, topic):
     assert _list(client, topic, -3) == ("none", -1, -1)
     assert _list(client, unique("none"), -1)[0] == "unknown_topic_or_partition"
     part = {"partition_index": 0, "timestamp": -1}
@@ -52,7 +52,7 @@ def test_repeated_and_missing_partitions_have_rows(client, topic):
     assert codes == ["invalid_request"]
 
 
-def test_topic_that_is_named_twice_has_one_row(client):
+def test_list_offsets_of_a_topic_named_twice_returns_one_row(client):
     name = client.create_topic(unique("t"), 2)
     zero, one = ({"partition_index": index, "timestamp": -1} for index in (0, 1))
     topics = [{"name": name, "partitions": parts} for parts in ([zero], [one, zero])]

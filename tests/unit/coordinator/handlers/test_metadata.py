@@ -17,7 +17,7 @@ TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_metadata_of_one_topic_in_every_version(client, bootstrap, version):
+def test_metadata_in_every_version_describes_the_topic_and_the_broker(client, bootstrap, version):
     name = client.create_topic(unique("m"), 2)
     answer = client.call("metadata", version, topics=[{"name": name}])
     (broker,) = answer["brokers"]
@@ -43,7 +43,7 @@ def test_metadata_of_one_topic_in_every_version(client, bootstrap, version):
         assert found["topic_authorized_operations"] == NOT_ASKED
 
 
-def test_metadata_of_all_and_of_none(client, topic):
+def test_metadata_of_null_topics_returns_all_and_of_empty_topics_none(client, topic):
     for version, body in ((0, {"topics": []}), (1, {"topics": None}), (12, {"topics": None})):
         names = [one["name"] for one in client.call("metadata", version, **body)["topics"]]
         assert topic in names
@@ -52,7 +52,7 @@ def test_metadata_of_all_and_of_none(client, topic):
 
 
 @pytest.mark.parametrize("name", [None, "", "another"])
-def test_metadata_by_id(client, topic, name):
+def test_metadata_by_topic_id_ignores_the_name(client, topic, name):
     """Java's clients send an empty name with an id."""
     known, unknown = client.topic_id(topic), uuid.uuid4()
     answer = client.call(
@@ -66,7 +66,7 @@ def test_metadata_by_id(client, topic, name):
     assert second["topic_id"] == str(unknown)
 
 
-def test_authorised_operations_when_asked(client, topic):
+def test_metadata_returns_authorized_operations_on_request(client, topic):
     answer = client.call(
         "metadata",
         9,
@@ -78,7 +78,7 @@ def test_authorised_operations_when_asked(client, topic):
     assert answer["topics"][0]["topic_authorized_operations"] == ALL_TOPIC_OPERATIONS
 
 
-def test_a_topic_is_created_when_asked_for_and_known_the_next_time(client):
+def test_metadata_auto_creates_a_topic_and_returns_it_the_next_time(client):
     name = unique("auto")
     ask = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
     for _ in range(2):
@@ -92,20 +92,20 @@ def test_a_topic_is_created_when_asked_for_and_known_the_next_time(client):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])
-def test_bad_names_are_no_topics(client, name):
+def test_invalid_topic_name_is_refused(client, name):
     (found,) = client.call("metadata", 9, topics=[{"name": name}])["topics"]
     assert found["error_code"] == "invalid_topic_exception"
     assert create(client, name)[0] == "invalid_topic_exception"
 
 
-def test_nobody_makes_a_topic_of_the_metadata_logs_name(client):
+def test_topic_with_the_name_of_the_metadata_log_is_not_created(client):
     for _ in range(2):
         (found,) = client.call("metadata", 9, topics=[{"name": "__cluster_metadata"}])["topics"]
         assert found["error_code"] == "unknown_topic_or_partition"
     assert create(client, "__cluster_metadata")[0] == "invalid_request"
 
 
-def test_internal_topics_are_marked(client):
+def test_internal_topic_is_marked_as_internal(client):
     client.coordinator("tx", TRANSACTION)
     (found,) = client.call("metadata", 9, topics=[{"name": "__transaction_state"}])["topics"]
     assert (found["is_internal"], len(found["partitions"])) == (True, 2)
@@ -115,7 +115,7 @@ def test_internal_topics_are_marked(client):
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_describing_the_cluster(client, version):
+def test_describe_cluster_in_every_version_returns_the_broker(client, version):
     answer = client.call("describe_cluster", version, include_cluster_authorized_operations=True)
     assert (answer["error_code"], answer["controller_id"]) == ("none", 3)
     (broker,) = answer["brokers"]
@@ -165,7 +165,7 @@ def test_topics_are_described_in_pages(client):
 # --- describing -----------------------------------------------------------------------------------
 
 
-def test_what_is_named_twice_is_described_once(client, topic):
+def test_resources_named_twice_are_described_once(client, topic):
     resource = {"resource_type": TOPIC, "resource_name": topic, "configuration_keys": None}
     answer = client.call("describe_configs", 4, resources=[resource, resource])
     assert [one["resource_name"] for one in answer["results"]] == [topic]

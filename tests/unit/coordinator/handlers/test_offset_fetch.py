@@ -18,7 +18,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import Entity
 
 
-async def test_who_goes_leaves_no_failure_behind(tmp_path: Path) -> None:
+async def test_errors_of_an_abandoned_offset_fetch_are_not_reported(tmp_path: Path) -> None:
     """Errors of groups already queried are not reported if the request was abandoned."""
     told: list[dict[str, Any]] = []
     stranger = OffsetFetchRequestGroup(

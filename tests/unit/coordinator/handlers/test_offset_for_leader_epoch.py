@@ -7,7 +7,7 @@ from tests.support.cluster import EARLIEST, Cluster
 from tests.unit.coordinator.handlers.asking import fetch_parts
 
 
-def test_leader_epochs_after_a_restart_have_their_offsets(tmp_path):
+def test_offset_for_leader_epoch_returns_end_offsets_after_a_restart(tmp_path):
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         client.create_topic("a")
         client.produce("a", [b"0", b"1"])

@@ -25,7 +25,7 @@ MAX_TIMESTAMP = -3
 
 
 @pytest.mark.parametrize("version", range(3, 14))
-def test_producing_in_every_version(client, version):
+def test_produce_in_every_version_appends_and_returns_base_offsets(client, version):
     name = client.create_topic(unique("p"), 2)
     entry = {
         "partition_data": [
@@ -47,14 +47,14 @@ def test_producing_in_every_version(client, version):
     assert client.values(name) == [b"a", b"b"] * 2
 
 
-def test_an_unknown_id(client):
+def test_produce_to_an_unknown_topic_id_is_refused(client):
     entry = {"topic_id": uuid.uuid4(), "partition_data": [{"index": 0, "records": batch([b"a"])}]}
     answer = client.call("produce", 13, acks=1, topic_data=[entry])
     part = answer["responses"][0]["partition_responses"][0]
     assert part["error_code"] == "unknown_topic_id"
 
 
-def test_record_above_the_decompressed_bound_of_its_topic(client):
+def test_batch_above_max_decompressed_message_bytes_is_refused(client):
     """The bound counts for Produce and for lookups by timestamp, as soon as it is set."""
     name = client.create_topic(unique("p"))
     records = gzip.compress(batch([b"x" * 300])[HEADER.size :])
@@ -92,12 +92,12 @@ def test_record_above_the_decompressed_bound_of_its_topic(client):
 
 
 @pytest.mark.parametrize("acks", [2, -2, 127])
-def test_bad_acks(client, topic, acks):
+def test_produce_with_invalid_acks_is_refused(client, topic, acks):
     assert client.produce(topic, [b"x"], acks=acks)["error_code"] == "invalid_required_acks"
     assert client.offset(topic) == 0
 
 
-def test_no_answer_without_acks_and_an_error_closes(client, bootstrap, topic):
+def test_produce_with_acks_0_has_no_response_and_closes_on_error(client, bootstrap, topic):
     def send(one: RawClient, name: str) -> None:
         data = [{"index": 0, "records": batch([b"x"])}]
         one.send("produce", 9, acks=0, topic_data=[{"name": name, "partition_data": data}])
@@ -148,14 +148,14 @@ def test_no_answer_without_acks_and_an_error_closes(client, bootstrap, topic):
         ),
     ],
 )
-def test_bad_batches(client, topic, records, code):
+def test_invalid_batch_is_refused_and_not_appended(client, topic, records, code):
     part = client.produce(topic, records)
     assert (part["error_code"], part["base_offset"]) == (code, -1)
     assert part["error_message"]
     assert client.offset(topic) == 0
 
 
-def test_a_refusal_for_its_times_lists_the_records(client, topic):
+def test_batch_with_invalid_timestamps_is_refused_with_record_errors(client, topic):
     part = client.produce(topic, batch([b"a", b"b", b"c"], timestamp_ms=2**50))
     assert part["error_message"] == (
         "One or more records have been rejected due to invalid timestamp"
@@ -167,7 +167,7 @@ def test_a_refusal_for_its_times_lists_the_records(client, topic):
     )
 
 
-def test_zstd_needs_version_7(client, topic):
+def test_zstd_batch_is_refused_below_produce_version_7(client, topic):
     records = seal(
         bytes(cramjam.zstd.compress(batch([b"x"])[HEADER.size :])), count=1, attributes=4
     )
@@ -175,14 +175,14 @@ def test_zstd_needs_version_7(client, topic):
     assert client.produce(topic, records, version=7)["error_code"] == "none"
 
 
-def test_a_compacted_topic_wants_keys(client):
+def test_record_without_a_key_is_refused_by_a_compacted_topic(client):
     name = client.create_topic(unique("k"), 1, {"cleanup.policy": "compact"})
     part = client.produce(name, [b"a"])
     assert part["error_code"] == "invalid_record"
     assert client.produce(name, batch([b"a"], key=b"k"))["error_code"] == "none"
 
 
-def test_log_append_time_is_answered(client):
+def test_produce_response_has_the_log_append_time(client):
     name = client.create_topic(unique("l"), 1, {"message.timestamp.type": "LogAppendTime"})
     before = int(time.time() * 1000)
     part = client.produce(name, [b"a"])
@@ -190,7 +190,7 @@ def test_log_append_time_is_answered(client):
 
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
-def test_internal_topics_are_closed(bootstrap, name):
+def test_produce_to_an_internal_topic_is_refused(bootstrap, name):
     with Cluster(bootstrap, client_id="__admin_client") as client:
         for kind in (GROUP_KIND, TRANSACTION):
             client.coordinator(unique("any"), kind)
@@ -199,7 +199,7 @@ def test_internal_topics_are_closed(bootstrap, name):
         assert client.produce(name, [b"x"], acks=2)["error_code"] == "invalid_required_acks"
 
 
-def test_compressed_batches_stay_as_they_came(client, topic):
+def test_compressed_batch_is_stored_unchanged(client, topic):
     data = gzip.compress(batch([b"x"])[HEADER.size :])
     records = seal(data, count=1, attributes=1)
     assert client.produce(topic, records)["error_code"] == "none"
@@ -222,7 +222,9 @@ def _add(client: Cluster, tid: str, pid: int, epoch: int, topic: str) -> str:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("name", ["__transaction_state", "__fencepost_history"])
-def test_no_transaction_spans_the_log_of_the_coordinator_itself(client, topic, version, name):
+def test_transaction_cannot_include_the_transaction_state_or_history_topic(
+    client, topic, version, name
+):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     topics = [{"name": topic, "partitions": [0]}, {"name": name, "partitions": [0, 99]}]
@@ -255,7 +257,9 @@ def test_no_transaction_spans_the_log_of_the_coordinator_itself(client, topic, v
 @pytest.mark.parametrize(
     ("version", "code"), [(9, "invalid_txn_state"), (11, "transaction_abortable")]
 )
-def test_a_partition_that_was_not_added_is_refused(client, topic, version, code):
+def test_produce_to_a_partition_not_added_to_the_transaction_is_refused(
+    client, topic, version, code
+):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     other = client.create_topic(unique("t"))
@@ -268,7 +272,7 @@ def test_a_partition_that_was_not_added_is_refused(client, topic, version, code)
     assert (client.offset(topic), client.lso(topic)) == (1, 0)
 
 
-def test_version_12_adds_the_partition(client, topic):
+def test_produce_version_12_adds_the_partition_to_the_transaction(client, topic):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     for sequence in (0, 1):
@@ -296,7 +300,7 @@ def test_version_12_adds_the_partition(client, topic):
     assert part["last_stable_offset"] == part["high_watermark"] == 3
 
 
-def test_of_two_mistakes_the_transaction_s_is_told(client, topic):
+def test_transaction_error_takes_precedence_over_invalid_acks(client, topic):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
 
@@ -311,7 +315,7 @@ def test_of_two_mistakes_the_transaction_s_is_told(client, topic):
     assert refused(epoch, 12) == "invalid_required_acks"
 
 
-def test_a_transactional_batch_of_nobody_is_refused(client, topic):
+def test_transactional_batch_without_producer_id_is_refused(client, topic):
     data = batch([b"x"], transactional=True)
     for version in (9, 12):
         part = client.produce(topic, data, version=version, transactional_id=unique("tx"))
@@ -319,7 +323,7 @@ def test_a_transactional_batch_of_nobody_is_refused(client, topic):
     assert client.offset(topic) == 0
 
 
-def test_markers_of_one_producer_share_a_row(client):
+def test_write_txn_markers_merges_markers_of_one_producer_into_a_row(client):
     name = client.create_topic(unique("t"), 2)
 
     def marker(*indexes: int) -> dict[str, object]:
@@ -334,20 +338,20 @@ def test_markers_of_one_producer_share_a_row(client):
     assert len(told["partitions"]) == 3
 
 
-def test_producers_of_a_name_that_no_topic_can_have(client):
+def test_describe_producers_of_an_invalid_topic_name_is_refused(client):
     asked = [{"name": name, "partition_indexes": [0]} for name in ("a/b", "", "none-such")]
     codes = errors_in(client.call("describe_producers", 0, topics=asked))
     assert codes == ["invalid_topic_exception", "invalid_topic_exception", UNKNOWN]
 
 
-def test_a_new_producer_of_version_12_begins_with_sequence_0(client, topic):
+def test_new_producer_with_version_12_must_begin_with_sequence_0(client, topic):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     part = client.produce(topic, txn_batch(pid, epoch, 5), version=12, transactional_id=tid)
     assert part["error_code"] == "out_of_order_sequence_number"
 
 
-def test_a_fenced_producer_hears_of_its_epoch(client, topic):
+def test_fenced_producer_gets_invalid_producer_epoch(client, topic):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     assert client.init_producer(tid) == (pid, epoch + 1)
@@ -355,7 +359,7 @@ def test_a_fenced_producer_hears_of_its_epoch(client, topic):
     assert part["error_code"] == "invalid_producer_epoch"
 
 
-def test_transactional_batches_need_their_id(client, topic):
+def test_transactional_batch_without_its_transactional_id_is_refused(client, topic):
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)
     part = client.produce(topic, txn_batch(pid, epoch), version=12)
@@ -367,7 +371,7 @@ def test_transactional_batches_need_their_id(client, topic):
     assert part["error_code"] == "invalid_producer_id_mapping"
 
 
-def test_one_producer_in_a_request(client):
+def test_transactional_request_with_two_producer_ids_is_refused(client):
     name = client.create_topic(unique("p"), 2)
     tid = unique("tx")
     pid, epoch = client.init_producer(tid)

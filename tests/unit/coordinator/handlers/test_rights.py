@@ -96,7 +96,7 @@ def described_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
         (described_by_id, Op.DESCRIBE),
     ],
 )
-def test_an_unknown_id_is_told_first_and_a_known_one_takes_the_right_to_the_name(
+def test_unknown_topic_id_is_reported_and_a_known_id_is_authorized_by_name(
     guarded, admin, client, ask: Callable[[Cluster, uuid.UUID], list[str]], operation
 ):
     name = admin.create_topic(unique("t"))
@@ -109,7 +109,7 @@ def test_an_unknown_id_is_told_first_and_a_known_one_takes_the_right_to_the_name
     assert set(ask(client, topic_id)) == {"none"}
 
 
-def test_the_zero_id_is_unknown_and_the_empty_name_takes_a_right(guarded, admin, client):
+def test_zero_topic_id_is_unknown_and_empty_topic_name_is_authorized(guarded, admin, client):
     guarded.allow()
     zero = uuid.UUID(int=0)
     assert produce_by_id(client, zero)[-1] == "unknown_topic_id"
@@ -127,7 +127,9 @@ def test_the_zero_id_is_unknown_and_the_empty_name_takes_a_right(guarded, admin,
 # --- allowed parts are served, others are refused -------------------------------------------------
 
 
-def test_produce_appends_what_it_may(guarded, admin, client, open_topic, closed_topic):
+def test_produce_appends_only_to_authorized_topics(
+    guarded, admin, client, open_topic, closed_topic
+):
     guarded.allow(topic(Op.WRITE, open_topic))
     parts = [{"index": 0, "records": batch([b"x"])}]
     data = [
@@ -146,12 +148,14 @@ def test_produce_appends_what_it_may(guarded, admin, client, open_topic, closed_
 
 
 @pytest.mark.parametrize("operation", [Op.DESCRIBE, Op.READ])
-def test_another_right_to_the_topic_is_not_enough_to_write(guarded, client, open_topic, operation):
+def test_produce_with_only_describe_or_read_on_the_topic_is_refused(
+    guarded, client, open_topic, operation
+):
     guarded.allow(topic(operation, open_topic))
     assert client.produce(open_topic, [b"x"])["error_code"] == T
 
 
-def test_the_coordinators_topic_takes_a_right_and_is_closed_all_the_same(guarded, client):
+def test_internal_topic_with_permission_can_be_fetched_but_not_produced_to(guarded, client):
     guarded.allow()
     assert client.produce("__consumer_offsets", [b"x"])["error_code"] == T
     guarded.allow(topic(Op.WRITE, ANYTHING))
@@ -164,7 +168,9 @@ def test_the_coordinators_topic_takes_a_right_and_is_closed_all_the_same(guarded
     assert names_of(client.call("metadata", 9, topics=None)) == ["__consumer_offsets"]
 
 
-def test_fetch_reads_what_it_may(guarded, admin, client, open_topic, closed_topic):
+def test_fetch_returns_records_only_of_authorized_topics(
+    guarded, admin, client, open_topic, closed_topic
+):
     for name in (open_topic, closed_topic):
         admin.produce(name, [b"x"])
     guarded.allow(topic(Op.READ, open_topic))
@@ -177,7 +183,7 @@ def test_fetch_reads_what_it_may(guarded, admin, client, open_topic, closed_topi
     assert told[closed_topic]["high_watermark"] == -1
 
 
-def test_a_follower_needs_the_right_of_the_cluster_and_a_consumer_that_of_the_topic(
+def test_follower_fetch_needs_cluster_action_and_consumer_fetch_needs_topic_read(
     guarded, client, open_topic
 ):
     def fetch(replica_id: int) -> str:
@@ -192,7 +198,7 @@ def test_a_follower_needs_the_right_of_the_cluster_and_a_consumer_that_of_the_to
     assert (fetch(-1), fetch(1)) == (T, "not_leader_or_follower")
 
 
-def test_offsets_are_listed_committed_and_deleted_topic_by_topic(
+def test_offset_requests_are_authorized_topic_by_topic(
     guarded, admin, client, open_topic, closed_topic
 ):
     group_id = unique("g")
@@ -219,7 +225,7 @@ def test_offsets_are_listed_committed_and_deleted_topic_by_topic(
     assert admin.committed(group_id, open_topic) == -1
 
 
-def test_of_all_offsets_and_of_several_groups_only_what_may_be_seen(
+def test_offset_fetch_returns_only_authorized_groups_and_topics(
     guarded, admin, client, open_topic, closed_topic
 ):
     mine, others = unique("g"), unique("g")
@@ -248,7 +254,9 @@ def test_of_all_offsets_and_of_several_groups_only_what_may_be_seen(
     ]
 
 
-def test_partitions_of_a_transaction_all_or_none(guarded, admin, client, open_topic, closed_topic):
+def test_unauthorized_topic_prevents_adding_any_partition_to_a_transaction(
+    guarded, admin, client, open_topic, closed_topic
+):
     tid = unique("tx")
     pid, epoch = admin.init_producer(tid)
     guarded.allow(transactional_id(Op.WRITE, tid), topic(Op.WRITE, open_topic))
@@ -274,7 +282,9 @@ def test_partitions_of_a_transaction_all_or_none(guarded, admin, client, open_to
 # --- resources left out of responses --------------------------------------------------------------
 
 
-def test_lists_leave_out_what_may_not_be_seen(guarded, admin, client, open_topic, closed_topic):
+def test_list_responses_omit_resources_without_describe_permission(
+    guarded, admin, client, open_topic, closed_topic
+):
     mine, others = unique("g"), unique("g")
     part = {"partition_index": 0, "committed_offset": 1}
     for name in (mine, others):
@@ -302,7 +312,7 @@ def test_lists_leave_out_what_may_not_be_seen(guarded, admin, client, open_topic
     assert client.call("list_groups", 4)["groups"] == []
 
 
-def test_a_named_topic_comes_last_in_pages_that_may_not_show_it(
+def test_describe_topic_partitions_lists_unauthorized_topics_last(
     guarded, client, open_topic, closed_topic
 ):
     guarded.allow(topic(Op.DESCRIBE, open_topic))
@@ -317,7 +327,7 @@ def test_a_named_topic_comes_last_in_pages_that_may_not_show_it(
     assert {row["topic_authorized_operations"] for row in answer["topics"][1:]} == {-(2**31)}
 
 
-def test_a_transaction_is_described_without_topics_that_may_not_be_seen(
+def test_describe_transactions_omits_unauthorized_topics(
     guarded, admin, client, open_topic, closed_topic
 ):
     tid, others = unique("tx"), unique("tx")
@@ -336,7 +346,7 @@ def test_a_transaction_is_described_without_topics_that_may_not_be_seen(
 
 
 @pytest.mark.parametrize("how", ["topic", "cluster"])
-def test_who_may_create_topics_creates_them_by_asking(guarded, admin, client, how):
+def test_metadata_auto_creates_a_topic_only_with_describe_and_create(guarded, admin, client, how):
     name = unique("new")
 
     def ask(**fields: Any) -> str:
@@ -357,7 +367,7 @@ def test_who_may_create_topics_creates_them_by_asking(guarded, admin, client, ho
     assert client.produce(name, [b"x"])["error_code"] == "none"
 
 
-def test_an_invalid_name_is_told_to_who_might_create_it(guarded, client):
+def test_invalid_topic_name_is_reported_only_with_create_permission(guarded, client):
     name = "no name"
 
     def ask() -> str:
@@ -371,7 +381,7 @@ def test_an_invalid_name_is_told_to_who_might_create_it(guarded, client):
     assert ask() == "invalid_topic_exception"
 
 
-def test_who_may_not_ask_for_a_coordinator_creates_no_topic(tmp_path):
+def test_unauthorized_find_coordinator_does_not_create_the_internal_topic(tmp_path):
     few = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
     with Guarded(tmp_path, few) as broker, Cluster(broker.bootstrap) as client:
         admin = broker.admin()
@@ -390,9 +400,7 @@ def test_who_may_not_ask_for_a_coordinator_creates_no_topic(tmp_path):
 # --- fetches that wait or continue a session ------------------------------------------------------
 
 
-def test_rights_are_looked_at_with_each_fetch_of_a_session(
-    guarded, admin, client, open_topic, closed_topic
-):
+def test_every_fetch_of_a_session_is_authorized(guarded, admin, client, open_topic, closed_topic):
     for name in (open_topic, closed_topic):
         admin.produce(name, [b"x"])
     guarded.allow(topic(Op.READ, open_topic))
@@ -417,7 +425,7 @@ def test_rights_are_looked_at_with_each_fetch_of_a_session(
     assert again(3) == {open_topic: T, closed_topic: "none"}
 
 
-def test_a_fetch_that_waits_was_authorised_when_it_came(guarded, admin, client, open_topic):
+def test_delayed_fetch_is_authorized_only_on_arrival(guarded, admin, client, open_topic):
     guarded.allow(topic(Op.READ, open_topic))
     parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
     how = {"max_bytes": 1000, "min_bytes": 1, "max_wait": 20_000, "session_epoch": -1}
@@ -433,7 +441,7 @@ def test_a_fetch_that_waits_was_authorised_when_it_came(guarded, admin, client, 
     assert errors_in(client.call("fetch", 12, topics=asked, **how)) == ["none", T]
 
 
-def test_what_is_refused_does_not_end_the_wait_for_the_rest(
+def test_unauthorized_partition_does_not_complete_a_delayed_fetch(
     guarded, admin, client, open_topic, closed_topic
 ):
     guarded.allow(topic(Op.READ, open_topic))
@@ -515,7 +523,7 @@ def producer(request, guarded, client) -> Producer:
     return made
 
 
-def test_initialising_succeeds_once_the_right_is_there(guarded, client):
+def test_init_producer_id_succeeds_once_write_on_the_id_is_granted(guarded, client):
     producer = Producer(client, unique("tx"), version=2)
     guarded.allow()
     assert producer.init() == X
@@ -525,7 +533,7 @@ def test_initialising_succeeds_once_the_right_is_there(guarded, client):
     assert producer.init() == "none"
 
 
-def test_a_transaction_is_aborted_after_a_topic_was_refused(
+def test_transaction_can_be_aborted_after_an_unauthorized_produce(
     guarded, admin, producer, open_topic, closed_topic
 ):
     may = transactional_id(Op.WRITE, producer.tid), topic(Op.WRITE, open_topic)
@@ -542,7 +550,7 @@ def test_a_transaction_is_aborted_after_a_topic_was_refused(
         assert admin.values(name, isolation=READ_COMMITTED) == []
 
 
-def test_what_was_sent_before_is_committed_though_another_topic_was_refused(
+def test_records_sent_before_a_denied_produce_are_committed(
     guarded, admin, producer, open_topic, closed_topic
 ):
     guarded.allow(transactional_id(Op.WRITE, producer.tid), topic(Op.WRITE, open_topic))
@@ -553,7 +561,7 @@ def test_what_was_sent_before_is_committed_though_another_topic_was_refused(
     assert admin.values(open_topic, isolation=READ_COMMITTED) == [b"x"]
 
 
-def test_without_the_right_to_its_id_a_producer_neither_sends_nor_ends(
+def test_producer_without_write_on_its_transactional_id_cannot_send_or_end(
     guarded, admin, producer, open_topic
 ):
     may_write = topic(Op.WRITE, open_topic)
@@ -570,7 +578,7 @@ def test_without_the_right_to_its_id_a_producer_neither_sends_nor_ends(
     assert admin.values(open_topic, isolation=READ_COMMITTED) == [b"x"]
 
 
-def test_offsets_of_a_transaction_take_rights_to_the_group_and_to_the_topic(
+def test_transactional_offset_commit_needs_read_on_group_and_topic(
     guarded, admin, producer, open_topic
 ):
     group_id = unique("g")
@@ -590,7 +598,7 @@ def test_offsets_of_a_transaction_take_rights_to_the_group_and_to_the_topic(
 @pytest.mark.parametrize(
     "records", [txn_batch(1, 0), batch([b"x"])], ids=["transactional", "plain"]
 )
-def test_a_transactional_id_counts_where_records_are_transactional(
+def test_transactional_id_is_authorized_only_for_transactional_records(
     guarded, client, open_topic, records
 ):
     guarded.allow(topic(Op.WRITE, open_topic))
@@ -600,7 +608,9 @@ def test_a_transactional_id_counts_where_records_are_transactional(
     assert without == ("none" if records == batch([b"x"]) else X)
 
 
-def test_an_idempotent_producer_needs_any_topic_to_write_to(guarded, admin, client, open_topic):
+def test_idempotent_producer_needs_write_on_any_topic_or_idempotent_write(
+    guarded, admin, client, open_topic
+):
     def init() -> str:
         return client.call(
             "init_producer_id", 4, transactional_id=None, producer_id=-1, producer_epoch=-1
@@ -662,7 +672,9 @@ class Consumer:
         return {one["topic_id"] for one in self.owned}
 
 
-def test_every_named_topic_must_be_seen(guarded, client, open_topic, closed_topic):
+def test_consumer_group_heartbeat_needs_describe_on_every_subscribed_topic(
+    guarded, client, open_topic, closed_topic
+):
     group_id = unique("g")
     both = Consumer(client, group_id, subscribed_topic_names=[open_topic, closed_topic])
     guarded.allow(group(Op.READ, group_id), topic(Op.DESCRIBE, open_topic))
@@ -675,7 +687,9 @@ def test_every_named_topic_must_be_seen(guarded, client, open_topic, closed_topi
 
 
 @pytest.mark.slow
-def test_an_expression_finds_what_may_be_seen_and_follows_the_rules(guarded, admin, client):
+def test_regex_subscription_matches_authorized_topics_and_follows_acl_changes(
+    guarded, admin, client
+):
     stem, group_id = unique("re"), unique("g")
     seen, other = (admin.create_topic(f"{stem}-{end}") for end in "ab")
     ids = {name: str(admin.topic_id(name)) for name in (seen, other)}
@@ -691,7 +705,7 @@ def test_an_expression_finds_what_may_be_seen_and_follows_the_rules(guarded, adm
     until(lambda: consumer.owns() == set(), "nothing")
 
 
-def test_members_of_one_expression_share_what_the_first_of_them_may_see(guarded, admin):
+def test_members_with_the_same_regex_share_the_topics_of_the_first_member(guarded, admin):
     """As in Apache Kafka: the rights of the member that triggered the evaluation count for all."""
     stem, group_id = unique("re"), unique("g")
     name = admin.create_topic(f"{stem}-t", 2)
@@ -708,7 +722,7 @@ def test_members_of_one_expression_share_what_the_first_of_them_may_see(guarded,
         until(both, "both have a partition")
 
 
-def test_a_group_with_a_topic_that_may_not_be_seen_is_not_described(
+def test_consumer_group_with_an_unauthorized_topic_is_not_described(
     guarded, admin, client, open_topic, closed_topic
 ):
     groups = {name: unique("g") for name in (open_topic, closed_topic)}
@@ -740,7 +754,9 @@ def test_a_group_with_a_topic_that_may_not_be_seen_is_not_described(
 # --- principals, hosts and patterns of rules ------------------------------------------------------
 
 
-def test_denials_prefixes_and_hosts(guarded, admin, client, open_topic):
+def test_acl_matches_by_permission_type_pattern_host_and_principal(
+    guarded, admin, client, open_topic
+):
     read, any_read = topic(Op.READ, open_topic), topic(Op.READ, open_topic[:6])
 
     def code() -> str:
@@ -765,7 +781,7 @@ def test_denials_prefixes_and_hosts(guarded, admin, client, open_topic):
     assert code() == "none"
 
 
-def test_operations_that_are_told_are_those_that_are_allowed(guarded, client, open_topic):
+def test_authorized_operations_of_topics_and_groups_follow_the_acls(guarded, client, open_topic):
     group_id = unique("g")
     guarded.allow(
         topic(Op.WRITE, open_topic), topic(Op.DESCRIBE, "nowhere"), group(Op.READ, group_id)

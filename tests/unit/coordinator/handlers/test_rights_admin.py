@@ -161,7 +161,7 @@ def _named(admin: Cluster, *, exists: bool) -> Named:
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda one: " ".join(filter(None, (f"{one.api}-v{one.version}", one.name)))
 )
-def test_each_right_is_needed_whether_the_topic_is_there_or_not(guarded, admin, case):
+def test_each_permission_is_required_whether_or_not_the_topic_exists(guarded, admin, case):
     both = [_named(admin, exists=True), _named(admin, exists=False)]
     refusals = []
     for named in both:
@@ -187,7 +187,7 @@ def _create(client: Cluster, *names: str, version: int = 7, **fields: Any) -> li
 
 @pytest.mark.parametrize("version", [4, 5, 7])
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_who_creates_may_not_see_the_settings(guarded, version, is_shown):
+def test_create_topics_returns_configs_only_with_describe_configs(guarded, version, is_shown):
     name = unique("t")
     guarded.allow(
         topic(Op.CREATE, name), *[topic(Op.DESCRIBE_CONFIGS, name) for _ in range(is_shown)]
@@ -204,7 +204,7 @@ def test_who_creates_may_not_see_the_settings(guarded, version, is_shown):
         assert one["topic_config_error_code"] == refused
 
 
-def test_what_is_wrong_with_a_request_is_told_to_everybody(guarded, admin):
+def test_duplicate_and_reserved_topic_names_are_reported_without_permission(guarded, admin):
     mine, others = unique("t"), unique("t")
     admin.create_topic(others)
     guarded.allow(topic(Op.CREATE, mine))
@@ -223,7 +223,7 @@ def _delete(client: Cluster, *topics: dict) -> list[tuple]:
     return [(one["name"], one["error_code"]) for one in answer["responses"]]
 
 
-def test_deleting_tells_who_may_describe_what_is_there(guarded, admin):
+def test_delete_topics_reveals_topics_only_with_describe_permission(guarded, admin):
     there, gone = unique("t"), unique("t")
     admin.create_topic(there)
     (known,) = admin.call("metadata", 12, topics=[{"name": there}])["topics"]
@@ -255,7 +255,7 @@ def test_deleting_tells_who_may_describe_what_is_there(guarded, admin):
 
 
 @pytest.mark.parametrize("right", ["topic", "cluster"])
-def test_deleting_by_either_right(guarded, admin, right):
+def test_topic_is_deleted_with_delete_on_the_topic_or_the_cluster(guarded, admin, right):
     name = admin.create_topic(unique("t"))
     guarded.allow(topic(Op.DELETE, name) if right == "topic" else cluster(Op.DELETE))
     with Cluster(guarded.bootstrap) as client:
@@ -265,7 +265,7 @@ def test_deleting_by_either_right(guarded, admin, right):
 # --- settings ------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_a_change_is_told_before_the_right(guarded):
+def test_malformed_config_change_is_reported_before_authorization(guarded):
     guarded.allow()
     with Cluster(guarded.bootstrap) as client:
         for resource, expected in [
@@ -290,7 +290,7 @@ def test_what_is_wrong_with_a_change_is_told_before_the_right(guarded):
 # --- authorised operations -----------------------------------------------------------------------
 
 
-def test_operations_are_those_that_are_allowed(guarded):
+def test_authorized_operations_of_the_cluster_follow_the_acls(guarded):
     def of_cluster() -> int:
         with Cluster(guarded.bootstrap) as client:
             asked = {"include_cluster_authorized_operations": True}
@@ -355,7 +355,7 @@ def asking(folder: Path) -> set[str]:
     return {module for module, function in asks if function == "run"}
 
 
-def test_an_api_that_asks_nobody_is_found(tmp_path):
+def test_handler_without_an_authorization_check_is_detected(tmp_path):
     (tmp_path / "good.py").write_text("from a.b import help\ndef run(ctx):\n    help(ctx)\n")
     (tmp_path / "b.py").write_text("def help(ctx):\n    return ctx.may(1)\n")
     (tmp_path / "bad.py").write_text(
@@ -364,7 +364,7 @@ def test_an_api_that_asks_nobody_is_found(tmp_path):
     assert asking(tmp_path) == {"good"}
 
 
-def test_every_api_asks_whether_its_client_may():
+def test_every_api_checks_authorization():
     folder = Path(handlers.__file__).parent
     served = {api.module for api in APIS.values() if (folder / f"{api.module}.py").exists()}
     assert served - asking(folder) - NEED_NO_RIGHT == set()

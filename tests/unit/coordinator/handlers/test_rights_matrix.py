@@ -279,7 +279,7 @@ def _named(admin: Cluster, *, exists: bool) -> Named:
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda one: " ".join(filter(None, (f"{one.api}-v{one.version}", one.name)))
 )
-def test_each_right_is_needed_whether_the_topic_is_there_or_not(guarded, admin, case):
+def test_each_permission_is_required_whether_or_not_the_topic_exists(guarded, admin, case):
     both = [_named(admin, exists=True), _named(admin, exists=False)]
     for place, _ in enumerate(case.needs(both[0])):
         refusals = []

@@ -128,7 +128,7 @@ def is_closed_after_answer(client: RawClient) -> bool:
         ("SCRAM-SHA-512", "alice", "right"),
     ],
 )
-def test_records_go_there_and_back(
+def test_authenticated_client_produces_and_consumes(
     served: Served, mechanism: str, user: str, password: str
 ) -> None:
     login = librdkafka(served.bootstrap, mechanism, user, password)
@@ -147,7 +147,9 @@ def test_records_go_there_and_back(
     ("mechanism", "user"),
     [("PLAIN", "alice"), ("PLAIN", "nobody"), ("SCRAM-SHA-256", "alice"), ("SCRAM-SHA-512", "x")],
 )
-def test_a_client_hears_that_it_may_not(served: Served, mechanism: str, user: str) -> None:
+def test_client_with_wrong_credentials_gets_an_authentication_error(
+    served: Served, mechanism: str, user: str
+) -> None:
     heard: list[KafkaError] = []
     login = librdkafka(served.bootstrap, mechanism, user, "wrong")
     client = AdminClient({**login, "error_cb": heard.append})
@@ -159,7 +161,7 @@ def test_a_client_hears_that_it_may_not(served: Served, mechanism: str, user: st
     until(refused, "the error of a failed login")
 
 
-def test_users_by_a_real_client(served: Served) -> None:
+def test_user_created_by_an_admin_client_logs_in_until_it_is_deleted(served: Served) -> None:
     """The new user may log in until it is deleted."""
     admin = AdminClient(librdkafka(served.bootstrap, "PLAIN", "alice", "right"))
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
@@ -186,7 +188,9 @@ def test_users_by_a_real_client(served: Served) -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("client_auth", ["none", "required"])
-def test_a_login_behind_tls(tmp_path: Path, mechanism: str, client_auth: str) -> None:
+def test_sasl_ssl_login_uses_the_user_as_the_principal(
+    tmp_path: Path, mechanism: str, client_auth: str
+) -> None:
     """The principal is the user that logged in, not the certificate's subject."""
     authority = Authority(tmp_path / "ca")
     settings = {
@@ -219,7 +223,9 @@ def test_a_login_behind_tls(tmp_path: Path, mechanism: str, client_auth: str) ->
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_login_and_a_request(served: Served, version: int) -> None:
+def test_scram_login_in_every_version_sets_the_session_principal(
+    served: Served, version: int
+) -> None:
     with RawClient(served.bootstrap) as client:
         assert client.call("api_versions", 3, **VERSIONS)["error_code"] == "none"
         assert log_in(client, version=version)["error_code"] == "none"
@@ -233,7 +239,7 @@ def test_a_login_and_a_request(served: Served, version: int) -> None:
         assert (session.mechanism, session.expires_at_ms) == ("SCRAM-SHA-256", None)
 
 
-def test_node_and_cluster_of_a_client_are_compared_after_its_login(served: Served) -> None:
+def test_cluster_and_node_id_are_checked_only_after_authentication(served: Served) -> None:
     meant = {"cluster_id": "another", "node_id": 99}
     with RawClient(served.bootstrap) as client:
         assert client.call("api_versions", 5, **VERSIONS, **meant)["error_code"] == "none"
@@ -242,13 +248,13 @@ def test_node_and_cluster_of_a_client_are_compared_after_its_login(served: Serve
         assert answer["error_code"] == "rebootstrap_required"
 
 
-def test_ids_that_are_not_valid_are_refused_before_the_login(served: Served) -> None:
+def test_invalid_cluster_and_node_ids_are_refused_before_authentication(served: Served) -> None:
     with RawClient(served.bootstrap) as client:
         answer = client.call("api_versions", 5, **VERSIONS, node_id=1)
         assert (answer["error_code"], answer["api_keys"]) == ("invalid_request", [])
 
 
-def test_bare_tokens(served: Served) -> None:
+def test_raw_sasl_tokens_after_handshake_version_0_are_accepted(served: Served) -> None:
     with RawClient(served.bootstrap) as client:
         assert client.call("sasl_handshake", 0, mechanism="PLAIN")["error_code"] == "none"
         token = b"\0alice\0right"
@@ -257,7 +263,7 @@ def test_bare_tokens(served: Served) -> None:
         assert client.call("metadata", 1, topics=[])["brokers"]
 
 
-def test_all_at_once(served: Served) -> None:
+def test_pipelined_login_requests_are_answered_in_order(served: Served) -> None:
     """A client that pipelines requests gets its responses in order."""
     with RawClient(served.bootstrap) as client:
         client.send("api_versions", 0)
@@ -268,7 +274,7 @@ def test_all_at_once(served: Served) -> None:
         assert [one.get("error_code") for one in told] == ["none", "none", "none", None]
 
 
-def test_byte_by_byte(served: Served) -> None:
+def test_login_sent_byte_by_byte_succeeds(served: Served) -> None:
     whole: list[bytes] = []
 
     class Noted(RawClient):
@@ -284,7 +290,7 @@ def test_byte_by_byte(served: Served) -> None:
     noted.close()
 
 
-def test_what_was_refused_is_the_end(served: Served) -> None:
+def test_failed_login_returns_an_error_and_closes_the_connection(served: Served) -> None:
     with RawClient(served.bootstrap) as client:
         told = log_in(client, password="wrong")
         assert told["error_code"] == "sasl_authentication_failed"
@@ -292,7 +298,7 @@ def test_what_was_refused_is_the_end(served: Served) -> None:
         assert is_closed(client)
 
 
-def test_nothing_is_served_without_a_login(served: Served) -> None:
+def test_request_before_authentication_closes_the_connection(served: Served) -> None:
     for body in ({"topics": []}, {"topics": None}):
         with RawClient(served.bootstrap) as client:
             client.send("metadata", 1, **body)
@@ -300,7 +306,9 @@ def test_nothing_is_served_without_a_login(served: Served) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_listener_without_logins(served: Served, version: int) -> None:
+def test_sasl_request_on_a_plaintext_listener_is_an_illegal_sasl_state(
+    served: Served, version: int
+) -> None:
     """ILLEGAL_SASL_STATE, and the connection stays open."""
     with RawClient(served.open) as client:
         told = client.call("sasl_handshake", version, mechanism="PLAIN")
@@ -310,7 +318,7 @@ def test_a_listener_without_logins(served: Served, version: int) -> None:
         assert client.call("metadata", 1, topics=[])["brokers"]
 
 
-def test_a_second_login_where_the_first_does_not_end(served: Served) -> None:
+def test_second_login_without_session_lifetime_is_an_illegal_sasl_state(served: Served) -> None:
     with RawClient(served.bootstrap) as client:
         log_in(client)
         told = client.call("sasl_handshake", 1, mechanism="PLAIN")
@@ -322,14 +330,16 @@ def test_a_second_login_where_the_first_does_not_end(served: Served) -> None:
 
 
 @pytest.mark.parametrize("size", [65_537, 524_289, 104_857_600, 2**31 - 1, -1])
-def test_a_frame_that_is_too_large(served: Served, size: int) -> None:
+def test_oversized_frame_before_authentication_closes_the_connection(
+    served: Served, size: int
+) -> None:
     """The broker reads none of the frame."""
     with RawClient(served.bootstrap) as client:
         client.send_bytes(struct.pack(">i", size))
         assert is_closed(client)
 
 
-def test_the_largest_frame_is_read(tmp_path: Path) -> None:
+def test_frame_of_exactly_max_receive_size_is_read_one_byte_more_is_not(tmp_path: Path) -> None:
     key = "sasl.server.max.receive.size"
     with serving(tmp_path, **{key: "4096"}) as served:
         for fill, comes in ((4096, True), (4097, False)):
@@ -343,7 +353,7 @@ def test_the_largest_frame_is_read(tmp_path: Path) -> None:
                 assert is_closed(client)
 
 
-def test_what_is_held_of_a_client_that_has_not_logged_in(served: Served) -> None:
+def test_receive_buffer_of_an_unauthenticated_client_stays_small(served: Served) -> None:
     """The receive buffer grows with the bytes received and stays small."""
     with RawClient(served.bootstrap) as client:
         client.call("sasl_handshake", 1, mechanism="PLAIN")
@@ -354,7 +364,7 @@ def test_what_is_held_of_a_client_that_has_not_logged_in(served: Served) -> None
         assert len(connection._frames._buffer) <= 131_072
 
 
-def test_a_client_that_says_nothing(tmp_path: Path) -> None:
+def test_client_that_does_not_authenticate_in_time_is_disconnected(tmp_path: Path) -> None:
     key = "fencepost.authentication.timeout.ms"
     with serving(tmp_path, **{key: "50"}) as served:
         with RawClient(served.bootstrap) as silent, RawClient(served.bootstrap) as slow:
@@ -370,7 +380,7 @@ def test_a_client_that_says_nothing(tmp_path: Path) -> None:
             until(lambda: served.logins.trying == 0, "the login's end")
 
 
-def test_connections_of_an_address_that_have_not_logged_in(tmp_path: Path) -> None:
+def test_unauthenticated_connections_per_address_are_limited(tmp_path: Path) -> None:
     key = "fencepost.unauthenticated.connections.per.ip"
     with serving(tmp_path, **{key: "3"}) as served, RawClient(served.bootstrap) as friend:
         log_in(friend)
@@ -400,7 +410,9 @@ def test_connections_of_an_address_that_have_not_logged_in(tmp_path: Path) -> No
         lambda client: client.send_bytes(struct.pack(">i", -1)),
     ],
 )
-def test_an_answer_of_no_is_held_back(tmp_path: Path, fail: Callable[[RawClient], None]) -> None:
+def test_failed_authentication_response_is_delayed(
+    tmp_path: Path, fail: Callable[[RawClient], None]
+) -> None:
     """The delay is before the first byte of the response, or before the close without one."""
     key = "connection.failed.authentication.delay.ms"
     with serving(tmp_path, **{key: "300"}) as served, RawClient(served.bootstrap) as client:
@@ -411,7 +423,7 @@ def test_an_answer_of_no_is_held_back(tmp_path: Path, fail: Callable[[RawClient]
         assert heard == b"" or is_closed_after_answer(client)
 
 
-def test_a_client_that_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_client_that_disconnects_during_the_failure_delay_is_removed(tmp_path: Path) -> None:
     key = "connection.failed.authentication.delay.ms"
     with serving(tmp_path, **{key: "200"}) as served:
         with RawClient(served.bootstrap) as client:
@@ -424,7 +436,7 @@ def test_a_client_that_does_not_wait_for_it(tmp_path: Path) -> None:
 # --- re-authentication (KIP-368) ---
 
 
-def test_a_login_that_ends(tmp_path: Path) -> None:
+def test_request_after_the_session_expired_closes_the_connection(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
         with RawClient(served.bootstrap) as client:
@@ -438,7 +450,7 @@ def test_a_login_that_ends(tmp_path: Path) -> None:
         assert served.logins.expired == 1
 
 
-def test_a_wall_clock_that_is_set_ends_nothing(tmp_path: Path) -> None:
+def test_wall_clock_jump_does_not_expire_a_session(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     with (
         serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served,
@@ -449,7 +461,7 @@ def test_a_wall_clock_that_is_set_ends_nothing(tmp_path: Path) -> None:
         assert client.call("metadata", 1, topics=[])["brokers"]
 
 
-def test_a_login_that_begins_anew(tmp_path: Path) -> None:
+def test_reauthentication_renews_the_session_at_most_once_per_second(tmp_path: Path) -> None:
     """A client may log in again after its session has expired, but at most once per second."""
     clock = ManualClock(1_700_000_000_000)
     with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
@@ -469,7 +481,7 @@ def test_a_login_that_begins_anew(tmp_path: Path) -> None:
         assert served.logins.expired == 0
 
 
-def test_a_user_who_is_deleted_is_in_until_the_login_ends(tmp_path: Path) -> None:
+def test_deleted_user_stays_authenticated_until_reauthentication(tmp_path: Path) -> None:
     """As in Apache Kafka; only ACLs take effect at once."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
@@ -487,7 +499,9 @@ def test_a_user_who_is_deleted_is_in_until_the_login_ends(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_another_user_or_mechanism_can_not_go_on(tmp_path: Path, version: int) -> None:
+def test_reauthentication_with_another_user_or_mechanism_is_refused(
+    tmp_path: Path, version: int
+) -> None:
     with serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served:
         with RawClient(served.bootstrap) as client:
             log_in(client)
@@ -504,7 +518,7 @@ def test_another_user_or_mechanism_can_not_go_on(tmp_path: Path, version: int) -
             assert is_closed(client)
 
 
-def test_what_was_asked_before_is_answered_first(tmp_path: Path) -> None:
+def test_requests_before_a_reauthentication_are_answered_first(tmp_path: Path) -> None:
     """testServerSidePendingSendDuringReauthentication: a handshake behind requests."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
@@ -521,7 +535,7 @@ def test_what_was_asked_before_is_answered_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_client_logs_in_again_and_again(tmp_path: Path) -> None:
+def test_librdkafka_client_reauthenticates_repeatedly(tmp_path: Path) -> None:
     with serving(tmp_path, **{"connections.max.reauth.ms": "1500"}) as served:
         producer = Producer(librdkafka(served.bootstrap, "SCRAM-SHA-512", "alice", "right"))
         name = "SASL_PLAINTEXT", "SCRAM-SHA-512"
@@ -538,7 +552,7 @@ def test_a_real_client_logs_in_again_and_again(tmp_path: Path) -> None:
 # --- floods ---
 
 
-def test_a_flood_of_failed_logins(tmp_path: Path) -> None:
+def test_flood_of_failed_logins_does_not_affect_other_clients(tmp_path: Path) -> None:
     """Logged-in clients are served meanwhile, and new logins succeed."""
     with serving(tmp_path) as served, RawClient(served.bootstrap) as friend:
         log_in(friend)
@@ -570,7 +584,7 @@ def test_a_flood_of_failed_logins(tmp_path: Path) -> None:
 # --- the command ---
 
 
-def test_serve_adds_users(tmp_path: Path) -> None:
+def test_serve_adds_scram_users_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "users"
     file.write_text("# of the file\nSCRAM-SHA-256=[name=alice,password=right]\n")
     port = "SASL_PLAINTEXT://127.0.0.1:0"
@@ -587,7 +601,7 @@ def test_serve_adds_users(tmp_path: Path) -> None:
     daemon.kill()
 
 
-def test_serve_says_what_is_wrong_with_a_user(tmp_path: Path) -> None:
+def test_serve_with_an_invalid_scram_user_reports_it_without_the_password(tmp_path: Path) -> None:
     wrong = "SCRAM-SHA-256=[name=alice,password=geheim,iterations=1]"
     words = ["serve", "--data-dir", str(tmp_path), "--add-scram", wrong]
     done = subprocess.run(

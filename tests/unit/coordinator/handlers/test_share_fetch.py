@@ -32,7 +32,7 @@ SHARE_CONFIG = {
 }
 
 
-def test_session_limit_is_answered_after_max_wait(tmp_path):
+def test_share_session_limit_error_is_returned_after_max_wait(tmp_path):
     config = {**SHARE_CONFIG, "group.share.max.size": "1", "group.share.max.share.sessions": "1"}
     with Broker.in_thread(tmp_path, config=config) as broker, Cluster(broker.bootstrap) as client:
         topic_id = client.topic_id(client.create_topic("t"))
@@ -63,7 +63,7 @@ def set_share_version(client: Cluster, level: int) -> None:
     assert answer["error_code"] == "none", answer
 
 
-def test_disabled_feature_is_an_unsupported_version(tmp_path):
+def test_share_fetch_with_share_version_0_is_an_unsupported_version(tmp_path):
     with (
         Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker,
         Cluster(broker.bootstrap) as client,
@@ -83,7 +83,7 @@ def test_disabled_feature_is_an_unsupported_version(tmp_path):
         assert member.fetch({})["error_code"] == "share_session_not_found"
 
 
-def test_outcomes_survive_a_restart(tmp_path):
+def test_acknowledgements_survive_a_restart(tmp_path):
     with Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker:
         # The connection stays open: its end would release the records.
         client = Cluster(broker.bootstrap)
@@ -104,7 +104,7 @@ def test_outcomes_survive_a_restart(tmp_path):
         assert acquired(part) == [(1, 1, 2), (2, 2, 1)]
 
 
-def test_lock_ends_with_the_clock(tmp_path):
+def test_acquisition_lock_expires_and_returns_the_records(tmp_path):
     clock = TestClock()
     with (
         Broker.in_thread(tmp_path, config=SHARE_CONFIG, clock=clock) as broker,
@@ -150,7 +150,7 @@ def test_client_above_its_quota_acquires_nothing(tmp_path):
         assert acquired(parts_of(answer)[0]) == [(2, 2, 1)]
 
 
-def test_rights(guarded, admin):
+def test_share_fetch_needs_read_on_the_group_and_on_each_topic(guarded, admin):
     """READ on the group for the request, READ on the topic for each partition."""
     name, group = admin.create_topic(unique("t")), unique("g")
     topic_id = admin.topic_id(name)

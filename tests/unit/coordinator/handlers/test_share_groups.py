@@ -155,7 +155,7 @@ def test_member_joins_and_gets_its_partitions_once_they_are_initialized(served: 
         ({"member_epoch": -2}, "MemberEpoch is invalid."),
     ],
 )
-def test_field_that_no_heartbeat_may_have_is_an_invalid_request(
+def test_share_group_heartbeat_with_an_invalid_field_is_refused(
     served: Served, fields: dict[str, Any], message: str | None
 ) -> None:
     body = {**requests.join_share_group(served.group, served.member, served.topic), **fields}
@@ -192,7 +192,7 @@ def test_unknown_groups_members_and_epochs_have_their_own_errors(served: Served)
     )
 
 
-def test_group_of_another_kind_is_not_a_share_group(served: Served) -> None:
+def test_share_group_requests_do_not_find_a_consumer_group(served: Served) -> None:
     joining = requests.join_consumer_group(served.group, served.member, served.topic)
     assert served.ask("consumer_group_heartbeat", joining, 1)["error_code"] == "none"
     said = f"Group {served.group} is not a share group."
@@ -259,7 +259,7 @@ def test_described_group_has_its_members_and_their_assignments(served: Served) -
     assert empty["authorized_operations"] == authorized.NOT_ASKED
 
 
-def test_groups_that_do_not_exist_are_described_by_an_error(served: Served) -> None:
+def test_missing_group_is_described_with_group_id_not_found(served: Served) -> None:
     missing, again, nameless = served.describe("missing", "missing", "")
     assert again == missing
     assert (missing["error_code"], missing["error_message"]) == (
@@ -269,7 +269,7 @@ def test_groups_that_do_not_exist_are_described_by_an_error(served: Served) -> N
     assert (nameless["error_code"], nameless["error_message"]) == ("invalid_group_id", None)
 
 
-def test_list_has_the_type_share(served: Served) -> None:
+def test_list_groups_returns_share_groups_with_the_type_share(served: Served) -> None:
     served.join()
 
     def listed(**filters: Any) -> list[Answer]:
@@ -342,7 +342,7 @@ def test_altered_offsets_are_described_with_their_lag(served: Served) -> None:
     assert "lag" not in older["partitions"][0]
 
 
-def test_unknown_topic_is_refused_before_known_ones(served: Served) -> None:
+def test_alter_offsets_response_lists_unknown_topics_first(served: Served) -> None:
     rows = [{"partition_index": 0, "start_offset": 7}]
     topics = [{"topic_name": name, "partitions": rows} for name in (served.topic, "missing")]
     body = {"group_id": served.group, "topics": topics}
@@ -389,7 +389,7 @@ def test_offsets_of_a_group_with_members_are_not_changed(served: Served) -> None
     assert served.delete_group()["error_code"] == "non_empty_group"
 
 
-def test_deleted_offsets_come_before_topics_without_any(served: Served) -> None:
+def test_delete_offsets_response_lists_deleted_topics_first(served: Served) -> None:
     served.alter(served.topic, {0: 7})
     other = served.client.create_topic(unique("t"))
     answer = served.delete_offsets(other, "missing", served.topic)
@@ -418,7 +418,7 @@ def test_deleted_offsets_come_before_topics_without_any(served: Served) -> None:
 
 
 @pytest.mark.parametrize("api", ["alter_share_group_offsets", "delete_share_group_offsets"])
-def test_group_without_a_name_has_no_offsets(served: Served, api: str) -> None:
+def test_offset_change_with_an_empty_group_id_is_refused(served: Served, api: str) -> None:
     answer = served.client.call(api, 0, group_id="", topics=[])
     assert answer["error_code"] == "invalid_group_id"
     assert answer["error_message"] == "The group id is invalid."
@@ -437,7 +437,7 @@ def test_group_whose_state_cannot_be_deleted_stays(served: Served) -> None:
 # --- the feature, and rights ---------------------------------------------------------------------
 
 
-def test_requests_are_refused_at_level_0_and_stay_advertised(served: Served) -> None:
+def test_share_group_apis_at_share_version_0_are_refused_but_advertised(served: Served) -> None:
     served.alter(served.topic, {0: 7})
     set_level(served.client, 0)
     try:

@@ -82,7 +82,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
         yield Queue(broker, client, clock)
 
 
-def test_released_record_names_its_owner(queue: Queue) -> None:
+def test_history_of_a_released_record_names_its_owner(queue: Queue) -> None:
     queue.acknowledge((1, 1, RELEASE))
     told = queue.told(1, "share-records-returned")
     assert (told["why"], told["who"]) == ("released by its owner", queue.member.member)
@@ -93,7 +93,7 @@ def test_released_record_names_its_owner(queue: Queue) -> None:
     assert other["what"] == "share-partition-loaded"
 
 
-def test_expired_lock_names_its_owner(queue: Queue) -> None:
+def test_history_of_an_expired_lock_names_its_owner(queue: Queue) -> None:
     queue.clock.advance(seconds=31)
     told = queue.told(2, "share-records-returned")
     assert (told["why"], told["who"]) == ("acquisition lock expired", queue.member.member)
@@ -101,13 +101,13 @@ def test_expired_lock_names_its_owner(queue: Queue) -> None:
     assert told["change"] == "queue:0 0-2, delivery 1"
 
 
-def test_rejected_record_and_gap_are_given_up(queue: Queue) -> None:
+def test_history_lists_rejected_records_and_gaps_as_given_up(queue: Queue) -> None:
     queue.acknowledge((0, 0, REJECT), (1, 1, GAP))
     assert queue.told(0, "share-records-given-up")["why"] == "rejected by its owner"
     assert queue.told(1, "share-records-given-up")["why"] == "no record at the offset"
 
 
-def test_last_delivery_names_the_limit(queue: Queue) -> None:
+def test_history_of_the_last_delivery_names_the_delivery_limit(queue: Queue) -> None:
     queue.acknowledge((0, 2, RELEASE))
     assert acquired(queue.fetch(queue.member)) == [(0, 2, 2)]
     queue.acknowledge((0, 2, RELEASE))
@@ -116,7 +116,7 @@ def test_last_delivery_names_the_limit(queue: Queue) -> None:
     assert told["detail"]["delivery_count"] == 2
 
 
-def test_closed_session_and_closed_connection_differ(queue: Queue) -> None:
+def test_history_distinguishes_closed_session_and_closed_connection(queue: Queue) -> None:
     queue.member.epoch = FINAL
     queue.member.acknowledge({queue.topic_id: {0: []}})
     told = queue.told(0, "share-records-returned")
@@ -159,6 +159,6 @@ def test_restarted_broker_delivers_acquired_records_again(tmp_path: Path) -> Non
         assert found[1]["change"] == "queue:0, 3 acquired"
 
 
-def test_filters_need_each_other(queue: Queue) -> None:
+def test_history_filter_by_offset_without_topic_is_refused(queue: Queue) -> None:
     refused = run(queue.broker.bootstrap, "history", "g", "--offset", "1", status=2)
     assert "--partition and --offset need --topic" in refused.output

@@ -50,7 +50,7 @@ def find(client: Cluster, key: str, version: int = 6):
     return answer if version < 4 else answer["coordinators"][0]
 
 
-def test_state_is_written_and_read(client, topic_id):
+def test_share_group_state_is_initialized_written_read_and_deleted(client, topic_id):
     group = unique("g")
     initialize(client, group, topic_id, start_offset=-1)
     part = ask(client, "read_share_group_state", group, topic_id, leader_epoch=3)
@@ -74,7 +74,7 @@ def test_state_is_written_and_read(client, topic_id):
     assert (part["error_code"], part["start_offset"]) == ("none", -1)
 
 
-def test_errors_of_partitions(client, topic_id):
+def test_invalid_share_state_partition_returns_an_error(client, topic_id):
     group = unique("g")
     find(client, f"{group}:{kafka_id(topic_id)}:0")
     for api in APIS:
@@ -114,13 +114,13 @@ def test_malformed_coordinator_key_is_an_invalid_request(client, topic_id, key):
     assert find(client, key)["error_code"] == "invalid_request"
 
 
-def test_older_versions_do_not_know_share_coordinators(client, topic_id):
+def test_find_coordinator_below_version_6_refuses_share_keys(client, topic_id):
     for version in (3, 5):
         found = find(client, f"g:{kafka_id(topic_id)}:0", version)
         assert found["error_code"] == "invalid_request"
 
 
-def test_requests_need_cluster_action(guarded, admin, topic_id):
+def test_share_state_requests_need_cluster_action(guarded, admin, topic_id):
     key = f"g:{kafka_id(topic_id)}:0"
     with Cluster(guarded.bootstrap) as client:
         assert find(client, key)["error_code"] == "cluster_authorization_failed"

@@ -105,7 +105,9 @@ def test_blame_of_another_kind_of_group_is_refused(queue: Queue) -> None:
     assert "describe plain" in refused.output
 
 
-def test_rights(guarded: Any, admin: Cluster) -> None:
+def test_in_flight_records_need_describe_configs_and_describe_permissions(
+    guarded: Any, admin: Cluster
+) -> None:
     """DESCRIBE_CONFIGS and DESCRIBE on the group, DESCRIBE on the topic."""
     name, group = admin.create_topic(unique("t")), unique("g")
     key = f"fencepost.share.partition/{name}/0"

@@ -173,7 +173,7 @@ NO_COLON = (
         ({"host": "x" * 1025}, "the host has more than 1024 bytes"),
     ],
 )
-def test_what_a_rule_may_be(kept, changes, why):
+def test_invalid_acl_is_refused_with_its_reason(kept, changes, why):
     wanted = replace(GOOD, **changes)
     assert kept.create(READ_T, wanted) == [None, why]
     assert kept.found() == {READ_T} | ({wanted} if why is None else set())
@@ -188,7 +188,7 @@ def test_what_a_rule_may_be(kept, changes, why):
         AclFilter(permission=Permission.UNKNOWN),
     ],
 )
-def test_what_a_filter_may_be(kept, unknown):
+def test_acl_filter_with_unknown_field_is_an_invalid_request(kept, unknown):
     kept.create(READ_T)
     with pytest.raises(InvalidRequestError, match="the filter has an unknown"):
         check_filter(unknown)
@@ -200,7 +200,7 @@ def test_what_a_filter_may_be(kept, unknown):
 # --- creation and deletion ------------------------------------------------------------------------
 
 
-def test_rules_hold_at_once_and_after_a_start(kept):
+def test_acl_changes_apply_at_once_and_after_restart(kept):
     who = session("alice")
     kept.create(READ_T)
     for _ in range(2):
@@ -214,7 +214,7 @@ def test_rules_hold_at_once_and_after_a_start(kept):
         kept.restart()
 
 
-def test_the_records_are_kafkas(kept):
+def test_acl_is_stored_as_access_control_entry_record(kept):
     kept.create(rule("DENY WRITE Role:x 10.0.0.1 GROUP PREFIXED g"))
     ((id_, record),) = kept.storage.metadata.image.acls.items()
     assert record == AccessControlEntryRecord(
@@ -230,7 +230,7 @@ def test_the_records_are_kafkas(kept):
 
 
 @pytest.mark.parametrize("change", [{"operation": 99}, {"permission_type": 0}])
-def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, change):
+def test_acl_record_with_unknown_value_prevents_startup(kept, change):
     """The rule may be a denial."""
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
@@ -239,7 +239,7 @@ def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, chang
         kept.restart()
 
 
-def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hold(kept):
+def test_acl_record_with_unknown_value_is_logged_and_the_others_apply(kept):
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
     odd, last = replace(record, id=UUID(int=1), operation=99), replace(record, resource_name="last")
@@ -258,7 +258,7 @@ def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hol
     assert lines == []
 
 
-def test_some_can_be_made_and_others_not(kept):
+def test_valid_acls_of_a_request_apply_despite_invalid_ones(kept):
     good = [rule(f"ALLOW READ User:a * TOPIC {how} t") for how in ("LITERAL", "PREFIXED")]
     bad = replace(GOOD, pattern_type=PatternType.UNKNOWN)
     assert kept.create(*good, bad) == [None, None, "Invalid patternType UNKNOWN"]
@@ -270,7 +270,7 @@ def test_some_can_be_made_and_others_not(kept):
     assert kept.found() == {good[1]}
 
 
-def test_a_rule_is_there_once(kept):
+def test_duplicate_acl_is_stored_once(kept):
     before = kept.records
     assert kept.create(READ_T, READ_T) == [None, None]
     assert kept.records == before + 1
@@ -278,7 +278,7 @@ def test_a_rule_is_there_once(kept):
     assert kept.records == before + 1
 
 
-def test_a_rule_that_two_filters_mean_is_told_twice_and_taken_away_once(kept):
+def test_acl_matched_by_two_filters_is_returned_twice_and_deleted_once(kept):
     kept.create(READ_T)
     before = kept.records
     assert kept.delete(ANY, exactly(READ_T)) == [{READ_T}, {READ_T}]
@@ -287,7 +287,7 @@ def test_a_rule_that_two_filters_mean_is_told_twice_and_taken_away_once(kept):
     assert kept.records == before + 1
 
 
-def test_too_many_at_once(tmp_path):
+def test_acl_changes_of_one_request_are_limited(tmp_path):
     kept = Kept(tmp_path, max_changes_per_request=10)
     rules = [
         rule(f"ALLOW READ User:alice 127.0.0.1 TOPIC LITERAL mytopic_{at}") for at in range(12)
@@ -306,7 +306,7 @@ def test_too_many_at_once(tmp_path):
     assert kept.found() == set(rules[10:])
 
 
-def test_too_many_in_all(tmp_path):
+def test_number_of_acls_is_limited(tmp_path):
     kept = Kept(tmp_path, max_acls=3)
     rules = [rule(f"ALLOW READ User:u{at} * TOPIC LITERAL t") for at in range(4)]
     kept.create(*rules[:2])
@@ -318,7 +318,7 @@ def test_too_many_in_all(tmp_path):
     assert kept.create(rules[3]) == [None]
 
 
-def test_too_many_bytes(tmp_path):
+def test_bytes_of_acl_changes_of_one_request_are_limited(tmp_path):
     kept = Kept(tmp_path, max_change_bytes=len("tUser:alice*"))
     assert kept.create(READ_T) == [None]
     with pytest.raises(PolicyViolationError, match="max_change_bytes"):
@@ -329,7 +329,7 @@ def test_too_many_bytes(tmp_path):
         )
 
 
-def test_what_can_not_be_written_does_not_hold(kept, monkeypatch):
+def test_acl_change_is_not_applied_if_its_append_fails(kept, monkeypatch):
     kept.create(READ_T)
 
     def fail(*_args: object, **_fields: object) -> None:
@@ -348,7 +348,7 @@ def test_what_can_not_be_written_does_not_hold(kept, monkeypatch):
 # --- filters -------------------------------------------------------------------------------------
 
 
-def test_rules_by_principal(kept):
+def test_acl_filter_selects_by_principal_host_operation_and_permission(kept):
     rules = [
         rule(text)
         for text in (
@@ -368,7 +368,7 @@ def test_rules_by_principal(kept):
     assert kept.found(AclFilter(permission=Permission.DENY)) == set()
 
 
-def test_filters_by_resource(kept):
+def test_acl_filter_selects_by_resource_pattern(kept):
     one, two = "foo-1", "bar-2"
     acl1 = rule(f"ALLOW READ User:alice * TOPIC LITERAL {one}")
     acl2 = rule(f"ALLOW WRITE User:alice 192.168.0.1 TOPIC LITERAL {one}")
@@ -392,7 +392,7 @@ def test_filters_by_resource(kept):
 
 
 @pytest.mark.parametrize("where", ["LITERAL t", "LITERAL *", "PREFIXED t"])
-def test_rules_of_one_resource(kept, where):
+def test_acl_deletion_keeps_other_acls_of_the_resource(kept, where):
     """Some rules are deleted, others kept; rules of other resources stay as they are."""
     read, write, deny = (
         rule(f"{text} User:alice * TOPIC {where}")
@@ -447,7 +447,7 @@ def drawn_filter(draw: random.Random) -> AclFilter:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_table_is_the_model(tmp_path, seed):
+def test_acl_table_equals_the_model_after_random_changes(tmp_path, seed):
     """Deletion removes exactly the rules that the filters match (CVE-2024-27309)."""
     draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()
     for _ in range(12):

@@ -69,7 +69,7 @@ def ask(of: Authorizer, name: str, user: str = "bob", *, terminal=False, **field
 
 
 @pytest.mark.parametrize("audited", [True, False])
-def test_a_denial_is_told(authorizer, capsys, audited):
+def test_denied_request_is_logged_if_audited(authorizer, capsys, audited):
     assert not ask(authorizer, "alpha", audited=audited)
     assert lines(capsys) == [
         {
@@ -83,7 +83,7 @@ def test_a_denial_is_told(authorizer, capsys, audited):
 
 @pytest.mark.parametrize("audited", [True, False])
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-def test_what_is_allowed_is_told_to_who_looks_closely(authorizer, capsys, level, audited):
+def test_allowed_request_is_logged_only_at_debug_level(authorizer, capsys, level, audited):
     logs.set_level(level)
     assert ask(authorizer, "green1", audited=audited, count=3)
     told = lines(capsys)
@@ -96,7 +96,7 @@ def test_what_is_allowed_is_told_to_who_looks_closely(authorizer, capsys, level,
         assert line["rule"] == "ALLOW READ for User:bob from * on Topic:PREFIXED:green"
 
 
-def test_nobody_can_fill_the_log(authorizer, capsys, clock):
+def test_audit_lines_are_rate_limited_per_principal(authorizer, capsys, clock):
     for _ in range(LINES_AT_ONCE + 7):
         ask(authorizer, "alpha")
     assert len(lines(capsys)) == LINES_AT_ONCE
@@ -111,21 +111,21 @@ def test_nobody_can_fill_the_log(authorizer, capsys, clock):
     assert [one["event"] for one in rest] == ["access denied"] * LINES_PER_S
 
 
-def test_principals_are_counted_without_end(authorizer, capsys):
+def test_audit_limits_the_number_of_tracked_principals(authorizer, capsys):
     for user in range(MAX_PRINCIPALS + 5):
         ask(authorizer, "alpha", user=f"u{user}")
     assert len(authorizer._audit._allowances) == MAX_PRINCIPALS
     assert len(lines(capsys)) == MAX_PRINCIPALS + 5
 
 
-def test_a_long_name_is_cut(authorizer, capsys):
+def test_audit_line_truncates_long_names(authorizer, capsys):
     ask(authorizer, "x" * 30_000, user="y" * 30_000)
     (line,) = lines(capsys)
     for key in ("resource", "principal"):
         assert len(line[key]) == MAX_TEXT_CHARACTERS + 1, key
 
 
-def test_what_a_client_calls_itself_is_no_other_field(authorizer, capsys):
+def test_audit_line_escapes_names_chosen_by_clients(authorizer, capsys):
     name = 'x" operation=WRITE principal="User:admin\\'
     ask(authorizer, "a\nb c", user=name, terminal=True)
     text = capsys.readouterr().err

@@ -75,11 +75,11 @@ OURS = [("300f310d300b06035504031e0400fc20ac", "CN=ü€")]
 
 
 @pytest.mark.parametrize(("der", "name"), [*JAVA, *OURS])
-def test_names_are_those_of_java(der: str, name: str) -> None:
+def test_distinguished_name_equals_the_name_of_java(der: str, name: str) -> None:
     assert distinguished_name(bytes.fromhex(der)[2:]) == name
 
 
-def test_what_is_known_of_a_certificate(tmp_path: Path) -> None:
+def test_certificate_is_read_with_subject_dates_and_alternative_names(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     issued = authority.server(valid=(-3, 40))
     der = ssl.PEM_cert_to_DER_cert(issued.chain)
@@ -101,7 +101,7 @@ def test_what_is_known_of_a_certificate(tmp_path: Path) -> None:
     assert year > 2080
 
 
-def test_what_is_no_certificate(tmp_path: Path) -> None:
+def test_malformed_certificate_raises_only_certificate_error(tmp_path: Path) -> None:
     der = ssl.PEM_cert_to_DER_cert(Authority(tmp_path).server().chain)
     draw = random.Random(7)
     for count in range(0, len(der), 7):

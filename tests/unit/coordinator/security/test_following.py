@@ -54,7 +54,7 @@ def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
     return ClientQuotaRecord(ALICE, "producer_byte_rate", value, remove=remove)
 
 
-def test_quotas_follow_the_image() -> None:
+def test_quota_table_follows_metadata_image() -> None:
     cluster = Cluster()
     cluster.change(quota(10.0))
     table = QuotaTable(cluster.metadata)
@@ -81,7 +81,7 @@ def test_failing_listener_costs_neither_other_listeners_nor_later_quotas() -> No
     assert [one["log_level"] for one in lines] == ["error", "error"]
 
 
-def test_rules_follow_the_image() -> None:
+def test_authorizer_follows_acls_of_metadata_image() -> None:
     one = Following()
     cluster, authorizer = one.cluster, one.authorizer
     cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
@@ -97,7 +97,7 @@ def test_rules_follow_the_image() -> None:
     assert not may_read()
 
 
-def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hold() -> None:
+def test_acl_record_with_unknown_value_is_logged_and_the_others_apply() -> None:
     one = Following()
     cluster, authorizer = one.cluster, one.authorizer
     good = AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3)
@@ -146,14 +146,14 @@ class Following:
                 await applied
 
 
-async def test_few_changed_rules_hold_at_once() -> None:
+async def test_few_changed_acls_apply_at_once() -> None:
     one = Following()
     one.cluster.change(*map(rule, range(MAX_AT_ONCE)))
     assert one.publisher.applied() is None
     assert len(one.rules()) == MAX_AT_ONCE
 
 
-async def test_many_changed_rules_hold_together_and_later_images_behind_them() -> None:
+async def test_many_changed_acls_apply_atomically_and_before_later_images() -> None:
     """At every moment the rules match some image."""
     one = Following()
     one.cluster.change(*map(rule, range(400)))
@@ -181,7 +181,7 @@ async def test_many_changed_rules_hold_together_and_later_images_behind_them() -
     await applying
 
 
-async def test_rules_that_could_not_be_applied_are_with_the_next_image(
+async def test_acls_that_failed_to_apply_are_applied_with_the_next_image(
     monkeypatch,
 ) -> None:
     one = Following()
@@ -201,7 +201,7 @@ async def test_rules_that_could_not_be_applied_are_with_the_next_image(
     assert len(one.rules()) == 601
 
 
-async def test_nothing_is_applied_after_the_end() -> None:
+async def test_pending_acl_changes_are_cancelled_by_stop() -> None:
     one = Following()
     one.cluster.change(*map(rule, range(600)))
     applying = one.publisher.applied()
@@ -213,7 +213,7 @@ async def test_nothing_is_applied_after_the_end() -> None:
 
 
 @pytest.mark.slow
-async def test_ten_thousand_changed_rules_keep_the_loop_free() -> None:
+async def test_event_loop_stays_responsive_while_ten_thousand_acls_change() -> None:
     one = Following()
     one.cluster.change(*map(rule, range(10_000)))
     await one.applied()
@@ -235,7 +235,7 @@ async def test_ten_thousand_changed_rules_keep_the_loop_free() -> None:
         watch.check()
 
 
-def test_an_image_without_changes_of_them_is_passed_over() -> None:
+def test_quota_listeners_are_not_called_for_unchanged_image() -> None:
     cluster = Cluster()
     cluster.change(quota(10.0))
     table = QuotaTable(cluster.metadata)

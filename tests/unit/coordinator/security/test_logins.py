@@ -91,7 +91,9 @@ def plain(tmp_path: Path) -> Iterator[Plain]:
         (b"\0carol\0of the file", "carol"),
     ],
 )
-async def test_right_passwords(plain: Plain, token: bytes, user: str) -> None:
+async def test_plain_login_with_right_password_authenticates_user(
+    plain: Plain, token: bytes, user: str
+) -> None:
     exchange = await plain.tell(token)
     assert exchange.identity is not None
     assert exchange.identity.principal == Principal(USER, user)
@@ -121,7 +123,9 @@ OTHER = (
         (b"\0\xff\0\xff", WRONG),
     ],
 )
-async def test_what_is_told_of_others(plain: Plain, token: bytes, told: str) -> None:
+async def test_failed_plain_login_returns_javas_message_without_secrets(
+    plain: Plain, token: bytes, told: str
+) -> None:
     with pytest.raises(AuthenticationFailed) as caught:
         await plain.tell(token)
     assert caught.value.told == told
@@ -129,7 +133,9 @@ async def test_what_is_told_of_others(plain: Plain, token: bytes, told: str) -> 
         assert secret not in str(caught.value).replace("is wrong", "")
 
 
-async def test_every_name_costs_one_check(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_login_costs_one_password_check_for_any_user_name(
+    plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Users of either kind and unknown ones: response times reveal no difference."""
     asked: list[tuple[str, int]] = []
 
@@ -146,7 +152,7 @@ async def test_every_name_costs_one_check(plain: Plain, monkeypatch: pytest.Monk
     assert costs <= {("SCRAM-SHA-256", 4096), ("SCRAM-SHA-512", 4096), ("SCRAM-SHA-512", 8192)}
 
 
-async def test_few_wait_for_a_check(plain: Plain) -> None:
+async def test_waiting_password_checks_are_limited_per_host_and_in_total(plain: Plain) -> None:
     """A flood of logins hits the limits, while admitted ones complete."""
     credential = plain.login.users.stand_in("x")
 
@@ -171,7 +177,7 @@ async def test_few_wait_for_a_check(plain: Plain) -> None:
     assert exchange.identity is not None
 
 
-async def test_the_loop_does_not_wait_for_a_check(plain: Plain) -> None:
+async def test_password_check_does_not_block_the_event_loop(plain: Plain) -> None:
     began = plain.checks.begin(plain.login.users.stand_in("x"), "no")
     assert not began.done()
     assert len(await began) in {32, 64}
@@ -180,7 +186,7 @@ async def test_the_loop_does_not_wait_for_a_check(plain: Plain) -> None:
 # --- users ---
 
 
-def test_users_are_there_after_a_start(tmp_path: Path) -> None:
+def test_scram_credentials_and_stand_ins_survive_restart(tmp_path: Path) -> None:
     first = storage(tmp_path)
     users = users_of(first)
     give(users, "alice", "right", SCRAM_SHA_512)
@@ -198,7 +204,7 @@ def test_users_are_there_after_a_start(tmp_path: Path) -> None:
     second.logs.close()
 
 
-def test_what_is_kept_has_the_fields_of_kafkas_record(tmp_path: Path) -> None:
+def test_scram_credential_is_stored_as_kafkas_record_without_password(tmp_path: Path) -> None:
     users = users_in(tmp_path)
     give(users, "alice", "right", SCRAM_SHA_256)
     ((key, kept),) = users._metadata.image.scram.items()
@@ -206,7 +212,7 @@ def test_what_is_kept_has_the_fields_of_kafkas_record(tmp_path: Path) -> None:
     assert b"right" not in encode(kept)
 
 
-def test_a_record_that_is_not_understood_is_not_shown() -> None:
+def test_corrupt_scram_record_error_does_not_reveal_its_content() -> None:
     record = UserScramCredentialRecord("alice", 1, b"salt", b"geheim", b"geheim", 4096)
     for odd in (encode(record)[:2] + b"\x63" + encode(record)[3:], encode(record)[:-1]):
         with pytest.raises(CorruptRecordError) as caught:
@@ -214,7 +220,7 @@ def test_a_record_that_is_not_understood_is_not_shown() -> None:
         assert "geheim" not in str(caught.value)
 
 
-def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
+def test_stand_in_credential_is_indistinguishable_from_a_real_one(tmp_path: Path) -> None:
     """The credentials of an unknown name cost as much, never change, and match no password."""
     users = users_in(tmp_path)
     assert users.stand_in("x", SCRAM_SHA_256).iterations == 4096
@@ -247,7 +253,9 @@ def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_added_users(text: str, name: str, mechanism: ScramMechanism, iterations: int) -> None:
+def test_added_scram_user_is_parsed_with_salted_password(
+    text: str, name: str, mechanism: ScramMechanism, iterations: int
+) -> None:
     found = parse_added_user(text)
     assert (found.name, found.mechanism) == (name, mechanism.number)
     assert found.iterations == iterations
@@ -256,7 +264,7 @@ def test_added_users(text: str, name: str, mechanism: ScramMechanism, iterations
     assert found.salted_password == salted
 
 
-def test_an_added_user_with_a_hashed_password() -> None:
+def test_added_scram_user_with_salted_password_keeps_it() -> None:
     salted = salted_password(SCRAM_SHA_256, "pw", b"salt", 4096)
     text = base64.b64encode(salted).decode()
     found = parse_added_user(f'SCRAM-SHA-256=[name=a,salt="c2FsdA==",saltedpassword="{text}"]')
@@ -285,7 +293,9 @@ def test_an_added_user_with_a_hashed_password() -> None:
         "SCRAM-SHA-256=[name=a,password=gehe,im]",
     ],
 )
-def test_what_is_no_added_user(text: str, tmp_path: Path) -> None:
+def test_malformed_added_scram_user_is_refused_without_revealing_password(
+    text: str, tmp_path: Path
+) -> None:
     with pytest.raises(AddedUserError) as caught:
         parse_added_user(text)
     assert "gehe" not in str(caught.value)
@@ -293,7 +303,7 @@ def test_what_is_no_added_user(text: str, tmp_path: Path) -> None:
         Broker(tmp_path, add_scram=[text])
 
 
-async def test_a_user_who_is_there_stays_as_it_is(tmp_path: Path) -> None:
+async def test_added_scram_user_does_not_replace_existing_credential(tmp_path: Path) -> None:
     """The password may have been changed since the first start."""
     alice = "SCRAM-SHA-256=[name=alice,password=changed]"
     async with Broker(tmp_path, add_scram=[alice]) as broker:
@@ -305,7 +315,7 @@ async def test_a_user_who_is_there_stays_as_it_is(tmp_path: Path) -> None:
         assert users.credential("b", SCRAM_SHA_256) is not None
 
 
-async def test_others_can_not_read_what_is_kept(tmp_path: Path) -> None:
+async def test_metadata_directory_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     for _ in range(2):
         async with Broker(tmp_path, add_scram=["SCRAM-SHA-256=[name=a,password=b]"]):
             directory = tmp_path / "__cluster_metadata-0"
@@ -326,12 +336,14 @@ async def test_others_can_not_read_what_is_kept(tmp_path: Path) -> None:
         ({"sasl.enabled.mechanisms": ""}, "needs a mechanism"),
     ],
 )
-def test_mechanisms_that_can_not_be(settings: Mapping[str, str], said: str) -> None:
+def test_unsupported_sasl_mechanism_is_a_config_error(
+    settings: Mapping[str, str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         check_logins(BrokerConfig(settings), "IN")
 
 
-def test_a_broker_with_the_default_mechanism_does_not_start(tmp_path: Path) -> None:
+def test_broker_with_default_mechanism_gssapi_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GSSAPI"):
         Broker(tmp_path, config={"listeners": "SASL_PLAINTEXT://127.0.0.1:0"})
 
@@ -345,7 +357,7 @@ def test_a_broker_with_the_default_mechanism_does_not_start(tmp_path: Path) -> N
         ("127.0.0.1", "SASL_PLAINTEXT", "PLAIN", False),
     ],
 )
-def test_passwords_that_others_can_read(
+def test_plain_without_tls_on_public_address_sends_plaintext_passwords(
     host: str, protocol: str, mechanisms: str, *, tells: bool
 ) -> None:
     settings = {"listeners": f"{protocol}://{host}:0", "sasl.enabled.mechanisms": mechanisms}
@@ -353,7 +365,7 @@ def test_passwords_that_others_can_read(
     assert sends_plaintext_passwords(one) is tells
 
 
-def test_what_is_most_specific_holds(tmp_path: Path) -> None:
+def test_most_specific_login_setting_takes_precedence(tmp_path: Path) -> None:
     settings = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
         "connections.max.reauth.ms": "1000",
@@ -369,7 +381,7 @@ def test_what_is_most_specific_holds(tmp_path: Path) -> None:
     assert (found.max_receive_bytes, found.timeout_ms, found.failure_delay_ms) == (4096, 7000, 100)
 
 
-def test_users_of_the_configuration() -> None:
+def test_jaas_config_of_listener_defines_plain_users() -> None:
     key = "listener.name.in.plain.sasl.jaas.config"
     text = f'{MODULE} required username="ignored" password="x" user_a="1" user_b.c="2 3";'
     assert configured_passwords(BrokerConfig({key: text}), "IN") == {"a": "1", "b.c": "2 3"}
@@ -386,7 +398,7 @@ def test_users_of_the_configuration() -> None:
         'com.sun.security.auth.module.JndiLoginModule required user_a="geheim";',
     ],
 )
-def test_users_of_the_configuration_that_can_not_be(text: str) -> None:
+def test_malformed_jaas_config_is_refused_without_revealing_password(text: str) -> None:
     settings = BrokerConfig({"listener.name.in.plain.sasl.jaas.config": text})
     with pytest.raises(ConfigError) as caught:
         configured_passwords(settings, "IN")
@@ -400,7 +412,7 @@ def logins(clock: ManualClock, most: int = 2) -> Logins:
     return Logins([ListenerLogins("IN", {})], clock=clock, max_per_ip=most)
 
 
-def test_lines_of_failed_logins_are_bounded() -> None:
+def test_log_lines_of_failed_logins_are_rate_limited() -> None:
     clock = ManualClock()
     made = logins(clock)
     with capture_logs() as lines:
@@ -418,7 +430,7 @@ def test_lines_of_failed_logins_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nlogin failed user=b", "\x1b[2J", "ü\u2028", "x" * 5000])
-def test_a_line_is_a_line_whatever_the_name(name: str) -> None:
+def test_user_name_in_login_line_is_escaped_and_truncated(name: str) -> None:
     with capture_logs() as lines:
         logins(ManualClock()).has_failed(LoginFailure("p", "IN", "PLAIN", "cause", name))
     shown = lines[0]["user"]
@@ -426,7 +438,7 @@ def test_a_line_is_a_line_whatever_the_name(name: str) -> None:
     assert len(shown) < 500
 
 
-def test_connections_of_an_address_are_bounded() -> None:
+def test_unauthenticated_connections_per_ip_are_limited() -> None:
     made = logins(ManualClock(), most=2)
     assert [made.enter("a"), made.enter("a"), made.enter("a"), made.enter("b")] == [
         True,
@@ -440,7 +452,7 @@ def test_connections_of_an_address_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("more_bytes", [0, 1])
-async def test_a_message_of_plain_has_a_bound(tmp_path: Path, more_bytes: int) -> None:
+async def test_plain_token_above_the_limit_is_refused(tmp_path: Path, more_bytes: int) -> None:
     checks = PasswordChecks()
     exchange = PlainLogin(users_in(tmp_path), checks, {}).begin()
     token = b"\0alice\0" + b"p" * (MAX_TOKEN_BYTES - len(b"\0alice\0") + more_bytes)

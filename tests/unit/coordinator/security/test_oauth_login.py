@@ -88,7 +88,7 @@ def believing(**claims: Any) -> OauthExchange:
         first(unsecured()).replace(b"Bearer ", b"Bearer   "),
     ],
 )
-async def test_who_shows_a_token_is_in(message: bytes) -> None:
+async def test_valid_oauth_message_authenticates_token_subject(message: bytes) -> None:
     exchange = believing()
     assert await taken(exchange, message) == b""
     assert exchange.identity is not None
@@ -117,14 +117,14 @@ async def test_who_shows_a_token_is_in(message: bytes) -> None:
         b"\xff" * 100,
     ],
 )
-async def test_a_message_that_is_none_fails(message: bytes) -> None:
+async def test_malformed_oauth_message_fails_without_identity(message: bytes) -> None:
     exchange = believing()
     with pytest.raises(AuthenticationFailed) as failed:
         await taken(exchange, message)
     assert (failed.value.told, exchange.identity) == (None, None)
 
 
-async def test_nobody_becomes_another_user() -> None:
+async def test_authorization_id_other_than_token_subject_is_refused() -> None:
     with pytest.raises(AuthenticationFailed, match="another user") as failed:
         await taken(believing(), first(unsecured(), authzid="bob"))
     assert failed.value.told == (
@@ -133,7 +133,7 @@ async def test_nobody_becomes_another_user() -> None:
     )
 
 
-async def test_the_client_hears_why_and_takes_note_before_it_fails() -> None:
+async def test_insufficient_scope_is_returned_and_fails_after_client_acknowledges() -> None:
     exchange = believing(required_scope=("write", "read"))
     told = '{"status":"insufficient_scope", "scope":"write read"}'
     assert await taken(exchange, first(unsecured(scope="read"))) == told.encode()
@@ -142,13 +142,13 @@ async def test_the_client_hears_why_and_takes_note_before_it_fails() -> None:
     assert (failed.value.told, str(failed.value)) == (told, "the token: no scope 'write'")
 
 
-async def test_another_token_may_follow_one_that_does_not_hold() -> None:
+async def test_valid_token_is_accepted_after_an_expired_one() -> None:
     exchange = believing()
     assert await taken(exchange, first(unsecured(exp=NOW))) == b'{"status":"invalid_token"}'
     assert await taken(exchange, first(unsecured())) == b""
 
 
-async def test_a_message_has_a_bound() -> None:
+async def test_oauth_message_above_the_limit_is_refused() -> None:
     size = MAX_MESSAGE_BYTES - len(first(unsecured(), extensions="x=\x01"))
     longest = first(unsecured(), extensions=f"x={'y' * size}\x01")
     assert len(longest) == MAX_MESSAGE_BYTES
@@ -187,7 +187,7 @@ async def test_a_message_has_a_bound() -> None:
         (f"{encoded({'alg': 'none'})}.{'W' * 4000}.", "not a token"),
     ],
 )
-async def test_an_unsecured_token_that_does_not_hold(token: str, cause: str) -> None:
+async def test_invalid_unsecured_token_is_refused_with_its_cause(token: str, cause: str) -> None:
     exchange = believing(skew_ms=1_999)
     assert await taken(exchange, first(token)) == b'{"status":"invalid_token"}'
     with pytest.raises(AuthenticationFailed, match=cause):
@@ -204,7 +204,9 @@ async def test_an_unsecured_token_that_does_not_hold(token: str, cause: str) -> 
         {"scope": ["read", 7, "write"]},
     ],
 )
-async def test_an_unsecured_token_that_holds(claims: dict[str, object]) -> None:
+async def test_unsecured_token_within_clock_skew_and_scope_is_accepted(
+    claims: dict[str, object],
+) -> None:
     scope = ("read", "write") if "scope" in claims else ()
     exchange = believing(skew_ms=1_999, required_scope=scope)
     assert await taken(exchange, first(unsecured(**claims))) == b""
@@ -293,7 +295,7 @@ def looking(url: str, clock: ManualClock, **more: Any) -> Callable[[], OauthExch
 
 
 @pytest.mark.parametrize("how", ["RS256", "RS512", "PS256"])
-async def test_what_an_issuer_has_signed_holds(
+async def test_signed_token_of_issuer_is_accepted_with_one_key_fetch(
     issuer: Issuer, clock: ManualClock, how: str
 ) -> None:
     begin = looking(issuer.url, clock)
@@ -325,7 +327,7 @@ async def test_what_an_issuer_has_signed_holds(
         unsecured(header={"alg": {}}),
     ],
 )
-async def test_what_does_not_hold_is_no_login(
+async def test_invalid_signed_token_is_refused(
     issuer: Issuer, clock: ManualClock, token: str
 ) -> None:
     exchange = looking(issuer.url, clock, issuer="https://issuer", audience=("us", "them"))()
@@ -349,7 +351,7 @@ async def test_what_does_not_hold_is_no_login(
         signed(EC_KEY, name="one"),
     ],
 )
-async def test_a_token_chooses_neither_another_key_nor_another_use_of_it(
+async def test_token_with_unsuitable_key_or_algorithm_is_refused(
     issuer: Issuer, clock: ManualClock, token: str
 ) -> None:
     with pytest.raises(AuthenticationFailed, match="no such key"):
@@ -359,7 +361,7 @@ async def test_a_token_chooses_neither_another_key_nor_another_use_of_it(
 # --- keys (RefreshingHttpsJwksTest) ---
 
 
-async def test_an_unknown_key_is_asked_for_once_a_minute(
+async def test_unknown_key_is_fetched_at_most_once_a_minute(
     issuer: Issuer, clock: ManualClock
 ) -> None:
     begin = looking(issuer.url, clock)
@@ -376,7 +378,7 @@ async def test_an_unknown_key_is_asked_for_once_a_minute(
     assert issuer.asked == 2
 
 
-async def test_many_wait_for_one_fetch_and_whoever_goes_takes_nobody_along(
+async def test_concurrent_logins_share_one_key_fetch_despite_a_cancelled_one(
     issuer: Issuer, clock: ManualClock
 ) -> None:
     begin = looking(issuer.url, clock)
@@ -391,7 +393,7 @@ async def test_many_wait_for_one_fetch_and_whoever_goes_takes_nobody_along(
     assert issuer.asked == 1
 
 
-async def test_a_fetch_that_fails_is_tried_again_later_and_later(
+async def test_failed_key_fetch_is_retried_with_exponential_backoff(
     issuer: Issuer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     issuer.status = 500
@@ -413,7 +415,7 @@ async def test_a_fetch_that_fails_is_tried_again_later_and_later(
     assert await taken(begin(), first(later)) == b""
 
 
-async def test_no_more_than_so_many_wait(
+async def test_logins_waiting_for_key_fetch_are_limited(
     issuer: Issuer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_set, "MAX_WAITING", 2)
@@ -427,7 +429,7 @@ async def test_no_more_than_so_many_wait(
     assert await asyncio.gather(*tasks) == [b"", b""]
 
 
-def test_keys_of_a_file(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_file_url(tmp_path: Path) -> None:
     path = tmp_path / "the keys.json"
     path.write_text(json.dumps({"keys": KEYS}))
     assert [key["kid"] for key in fetch_keys(path.as_uri())] == [key["kid"] for key in KEYS]
@@ -445,7 +447,7 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
         (b"", 302, "status 302"),
     ],
 )
-def test_what_is_no_set_of_keys_is_told_without_what_was_read(
+def test_invalid_key_set_response_is_an_error_with_its_cause(
     issuer: Issuer, body: bytes, status: int, cause: str
 ) -> None:
     issuer.body, issuer.status = body, status
@@ -453,13 +455,13 @@ def test_what_is_no_set_of_keys_is_told_without_what_was_read(
         fetch_keys(issuer.url)
 
 
-def test_a_set_that_is_just_small_enough(issuer: Issuer) -> None:
+def test_key_set_of_exactly_the_limit_is_accepted(issuer: Issuer) -> None:
     whole = json.dumps({"keys": KEYS}).encode()
     issuer.body = whole.ljust(key_set.MAX_BYTES)
     assert len(fetch_keys(issuer.url)) == len(KEYS)
 
 
-def test_an_issuer_that_is_not_there(tmp_path: Path) -> None:
+def test_unreachable_issuer_is_a_key_set_error(tmp_path: Path) -> None:
     for url in ((tmp_path / "none").as_uri(), "http://127.0.0.1:1/keys"):
         with pytest.raises(KeySetError):
             fetch_keys(url)
@@ -484,7 +486,7 @@ def configured(**options: str) -> BrokerConfig:
         ),
     ],
 )
-def test_settings_that_can_not_be(options: dict[str, str], reason: str) -> None:
+def test_invalid_oauth_settings_are_a_config_error(options: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_logins(configured(**options), LISTENER)
 
@@ -501,7 +503,7 @@ def test_broker_starts_without_expected_claim_only_if_that_is_allowed(claim: str
     check_logins(configured(**options, **{listener: "true"}), LISTENER)
 
 
-def test_who_believes_everybody_lets_strangers_in() -> None:
+def test_unsecured_tokens_on_public_address_are_a_config_error() -> None:
     everywhere = "0.0.0.0"
     listener = ListenerConfig(
         LISTENER, everywhere, 9092, SecurityProtocol(LISTENER), ("OAUTHBEARER",)

@@ -25,7 +25,7 @@ CERTIFICATE = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
         "RULE:^CN=([^,DEFAULT,]+)(,.*|$)/$1/",
     ],
 )
-def test_valid_rules(rules: str) -> None:
+def test_valid_principal_mapping_rules_are_accepted(rules: str) -> None:
     PrincipalMapping(rules)
 
 
@@ -49,7 +49,7 @@ def test_valid_rules(rules: str) -> None:
         "RULE:^CN=(.*)$/${no}/",
     ],
 )
-def test_invalid_rules(rules: str) -> None:
+def test_invalid_principal_mapping_rules_are_refused(rules: str) -> None:
     with pytest.raises(ValueError, match="Invalid rule: `"):
         PrincipalMapping(rules)
 
@@ -64,7 +64,7 @@ def test_invalid_rules(rules: str) -> None:
         ("OU=JavaSoft,O=Sun Microsystems,C=US", "OU=JavaSoft,O=Sun Microsystems,C=US"),
     ],
 )
-def test_ssl_principal_mapper(name: str, user: str) -> None:
+def test_first_matching_rule_maps_distinguished_name_to_user(name: str, user: str) -> None:
     rules = (
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L",
         "RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L",
@@ -112,11 +112,11 @@ def test_ssl_principal_mapper(name: str, user: str) -> None:
         ),
     ],
 )
-def test_rules_splitting(rules: str, found: list[str]) -> None:
+def test_mapping_rules_are_split_as_in_kafka(rules: str, found: list[str]) -> None:
     assert list(filter(None, split_rules(rules))) == found
 
 
-def test_comma_with_whitespace() -> None:
+def test_escaped_comma_with_whitespace_stays_in_the_mapped_name() -> None:
     mapping = PrincipalMapping("RULE:^CN=((\\\\, *|\\w)+)(,.*|$)/$1/,DEFAULT")
     assert mapping.name_of("CN=Tkac\\, Adam,OU=ITZ,DC=geodis,DC=cz") == "Tkac\\, Adam"
 
@@ -138,5 +138,5 @@ def test_comma_with_whitespace() -> None:
         ("RULE:(\\w+)/$1/", "ü", None),
     ],
 )
-def test_templates_are_those_of_java(rule: str, name: str, user: str | None) -> None:
+def test_replacement_templates_behave_as_in_java(rule: str, name: str, user: str | None) -> None:
     assert PrincipalMapping(rule).name_of(name) == user

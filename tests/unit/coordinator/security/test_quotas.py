@@ -36,7 +36,7 @@ WINDOW = RateWindow()
 # --- rates ---------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_taken_over_ten_to_eleven_windows():
+def test_rate_is_measured_over_ten_to_eleven_windows():
     rate = Rate(WINDOW)
     rate.record(100, 0)
     assert rate.elapsed_ms(0) == 10_000
@@ -49,7 +49,7 @@ def test_a_rate_is_taken_over_ten_to_eleven_windows():
     assert (rate.per_second(11_000), rate.elapsed_ms(11_000)) == (0, 10_000)
 
 
-def test_the_oldest_sample_may_have_begun_before_the_window():
+def test_oldest_rate_sample_may_have_begun_before_the_window():
     rate = Rate(WINDOW)
     rate.record(10, 0)
     rate.record(10, 900)
@@ -61,7 +61,7 @@ def test_the_oldest_sample_may_have_begun_before_the_window():
     assert rate.per_second(11_900) == pytest.approx(110 / 10.9)
 
 
-def test_what_is_taken_back_was_never_there():
+def test_negative_record_cancels_recorded_amount_in_rate():
     rate = Rate(WINDOW)
     rate.record(5000, 10)
     rate.record(-5000, 10)
@@ -69,7 +69,7 @@ def test_what_is_taken_back_was_never_there():
     assert rate.throttle_ms(1, 10) == 0
 
 
-def test_a_spike_is_made_good_by_waiting():
+def test_throttle_time_after_spike_brings_rate_back_to_quota():
     """ClientQuotaManagerTest.testQuotaViolation: 6300 bytes in 10.5 s of 500 a second."""
     rate, now_ms = Rate(WINDOW), 0
     for _ in range(10):
@@ -86,14 +86,14 @@ def test_a_spike_is_made_good_by_waiting():
     assert rate.throttle_ms(500, now_ms) == 0
 
 
-def test_a_wait_is_no_longer_than_an_answer_can_say():
+def test_throttle_time_is_capped_at_its_largest_wire_value():
     rate = Rate(WINDOW)
     rate.record(1e12, 0)
     assert rate.throttle_ms(1, 0) == MAX_THROTTLE_MS
     assert rate.throttle_ms(5e-324, 0) == MAX_THROTTLE_MS
 
 
-def test_a_bucket_begins_full_is_overdrawn_once_and_fills_up():
+def test_token_bucket_starts_full_may_be_overdrawn_and_refills():
     """TokenBucketTest, with a burst of 50 at 5 per second."""
     bucket = TokenBucket(RateWindow(10, 1000))
     assert bucket.tokens(5, 123_456) == 50
@@ -163,7 +163,7 @@ def clients(tmp_path, clock) -> Iterator[Clients]:
     on_disk.logs.close()
 
 
-def test_without_a_quota_nobody_is_counted(clients):
+def test_client_without_quota_has_no_budget(clients):
     assert not clients.quotas.limits_clients
     assert not clients.waits("alice", "c", 1e18)
     assert not clients.quotas.budgets[PRODUCE]
@@ -179,7 +179,7 @@ def test_without_a_quota_nobody_is_counted(clients):
         {("p1", "p1"): 2000, ("p2", "p2"): 4000, ("", None): 500},
     ],
 )
-def test_quotas_of_every_level(clients, entities):
+def test_quota_of_each_entity_level_applies_and_can_be_changed(clients, entities):
     """ClientQuotaManagerTest.test…QuotaParsing."""
     assert clients.limit("p1", "p1") is None
     for pair, limit in entities.items():
@@ -202,7 +202,7 @@ def test_quotas_of_every_level(clients, entities):
 
 
 @pytest.mark.parametrize("entity", [(None, ""), ("alice", ""), ("alice", "c1"), ("", None)])
-def test_a_quota_comes_and_goes(clients, entity):
+def test_quota_applies_until_it_is_removed(clients, entity):
     """ClientQuotaManagerTest.testSetAndRemove…Quota."""
     assert not clients.waits("alice", "c1", 1000)
     clients.set(*entity, 10)
@@ -214,7 +214,7 @@ def test_a_quota_comes_and_goes(clients, entity):
     assert clients.wakes == 2
 
 
-def test_the_most_specific_quota_holds_alone(clients):
+def test_most_specific_quota_takes_precedence(clients):
     """ClientQuotaManagerTest.testQuotaConfigPrecedence; each amount is a rate over ten seconds."""
 
     def check(user: str, client_id: str, limit: float, amount: float, *, waits: bool) -> None:
@@ -269,7 +269,7 @@ def test_the_most_specific_quota_holds_alone(clients):
     check("A", "6", 12_000, 4000, waits=True)  # its earlier use still counts
 
 
-def test_a_default_of_both_is_weaker_than_a_user_by_name(clients):
+def test_named_user_quota_takes_precedence_over_default_user_and_client(clients):
     clients.set(None, "c", 10)
     clients.set(None, None, 20)
     clients.set("alice", "", 30)
@@ -277,7 +277,7 @@ def test_a_default_of_both_is_weaker_than_a_user_by_name(clients):
     assert clients.limit("bob", "other") == 20
 
 
-def test_a_client_without_an_id_has_no_quota_about_ids(clients):
+def test_client_without_id_has_no_client_id_quota(clients):
     for pair in (("", None), ("alice", None), (None, None)):
         clients.set(*pair, 10)
     assert clients.limit("alice", "") is None
@@ -285,14 +285,14 @@ def test_a_client_without_an_id_has_no_quota_about_ids(clients):
     assert clients.limit("alice", "") == 20
 
 
-def test_a_name_of_any_letters_counts_for_itself(clients):
+def test_client_id_with_special_characters_has_its_own_budget(clients):
     """ClientQuotaManagerTest.testClientIdNotSanitized."""
     clients.set("", None, 500)
     assert not clients.waits("ANONYMOUS", "client@#$%", 100)
     assert list(clients.quotas.budgets[PRODUCE]) == [("", "client@#$%")]
 
 
-def test_the_most_that_a_fetch_may_bring_is_that_of_ten_windows(clients, tmp_path):
+def test_fetch_size_is_limited_to_the_quota_of_all_but_one_windows(clients, tmp_path):
     """ClientQuotaManagerTest.testGetMaxValueInQuotaWindow…"""
     assert clients.quotas.most_bytes("alice", "c") == 2**31 - 1
     clients.set("alice", "", 500, FETCH)
@@ -304,7 +304,7 @@ def test_the_most_that_a_fetch_may_bring_is_that_of_ten_windows(clients, tmp_pat
     assert clients.quotas.most_bytes("alice", "c") == 2**31 - 1
 
 
-def test_time_on_the_loop_is_waited_for_no_longer_than_a_sample(clients):
+def test_request_throttle_time_is_capped_at_one_sample(clients):
     """ClientRequestQuotaManagerTest.testRequestPercentageQuotaViolation."""
     clients.set("", None, 1, REQUEST)
     assert clients.quotas.take(REQUEST, "alice", "c", 5) == 0
@@ -313,7 +313,7 @@ def test_time_on_the_loop_is_waited_for_no_longer_than_a_sample(clients):
     assert clients.quotas.take(REQUEST, "alice", "c", 500) == 1000
 
 
-def test_changes_of_topics_are_refused_or_waited_for(clients):
+def test_controller_mutation_above_quota_is_refused_or_throttled(clients):
     """ControllerMutationQuotaManagerTest, with 10 per second and a burst of 110."""
     assert clients.quotas.mutations("alice", "c", is_strict=True) is None
     clients.set("alice", "", 10, MUTATION)
@@ -339,7 +339,7 @@ def test_changes_of_topics_are_refused_or_waited_for(clients):
     assert again.throttle_ms == 0
 
 
-def test_a_budget_is_forgotten_after_an_hour(clients):
+def test_unused_budget_expires_after_an_hour(clients):
     """ClientQuotaManagerTest.testExpire…Sensors."""
     clients.set("", None, 500)
     clients.waits("alice", "c1", 100)
@@ -353,7 +353,7 @@ def test_a_budget_is_forgotten_after_an_hour(clients):
 
 
 @pytest.mark.parametrize("key", [PRODUCE, MUTATION])
-def test_no_number_of_names_takes_more_than_so_much_memory(clients, monkeypatch, key):
+def test_number_of_budgets_is_limited(clients, monkeypatch, key):
     monkeypatch.setattr(quotas, "MAX_BUDGETS", 3)
     clients.set("", None, 10, key)
     budgets = clients.quotas.budgets[key]
@@ -381,7 +381,7 @@ def test_no_number_of_names_takes_more_than_so_much_memory(clients, monkeypatch,
     assert ("", "c0") not in budgets
 
 
-def test_long_names_take_no_more_memory_than_short_ones(clients):
+def test_budget_of_long_client_id_is_stored_under_a_short_name(clients):
     clients.set("", None, 500)
     long, other = "x" * 30_000, "x" * 29_999 + "y"
     clients.set("", long, 1000)
@@ -398,7 +398,7 @@ def test_long_names_take_no_more_memory_than_short_ones(clients):
     assert ("", "z" * 128) in budgets
 
 
-def test_quotas_are_there_after_a_restart(tmp_path, clock):
+def test_quotas_survive_restart(tmp_path, clock):
     first = storage(tmp_path, clock=clock)
     table = QuotaTable(first.metadata)
     change(first.metadata, ("alice", None), {PRODUCE: 10.0, FETCH: 20.0})
@@ -435,12 +435,12 @@ def test_table_counts_the_quotas_of_all_entities(clients):
         ("0:0:0:0:0:0:0:1", "::1"),
     ],
 )
-def test_an_address_has_one_form(text, plain):
+def test_ip_address_is_normalized_to_one_form(text, plain):
     assert plain_address(text) == plain
     assert counts_of_addresses(f"{text}:7, 1.2.3.4:0") == {plain: 7, "1.2.3.4": 0}
 
 
-def test_a_name_is_looked_up_nowhere():
+def test_host_name_is_not_resolved_in_address_settings():
     for text in ("kafka.example", "not an address", ""):
         with pytest.raises(ValueError, match="not an IP address"):
             plain_address(text)

@@ -99,7 +99,7 @@ def refused(settings: dict[str, str], listener: ListenerConfig = SSL) -> ConfigE
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused(
+def test_invalid_tls_settings_are_refused_with_key_and_reason(
     settings: dict[str, str], key: str, reason: str
 ) -> None:
     error = refused(settings)
@@ -109,7 +109,7 @@ def test_what_contradicts_itself_is_refused(
     assert reason in str(error)
 
 
-def test_client_auth_of_a_listener_with_sasl_is_its_own_alone(authority: Authority) -> None:
+def test_sasl_ssl_listener_ignores_shared_client_auth_setting(authority: Authority) -> None:
     shared = {**GIVEN, **trust_settings(authority), "ssl.client.auth": "required"}
     assert tls_settings(BrokerConfig(shared), SSL).client_auth == "required"
     assert tls_settings(BrokerConfig(shared), SASL_SSL).client_auth == "none"
@@ -117,7 +117,7 @@ def test_client_auth_of_a_listener_with_sasl_is_its_own_alone(authority: Authori
     assert tls_settings(BrokerConfig(own), SASL_SSL).client_auth == "requested"
 
 
-def test_secrets_are_not_printed() -> None:
+def test_tls_settings_repr_does_not_reveal_secrets() -> None:
     inline = {
         "ssl.keystore.key": SECRET,
         "ssl.keystore.certificate.chain": SECRET,
@@ -129,7 +129,7 @@ def test_secrets_are_not_printed() -> None:
 # --- the files' contents ---
 
 
-def test_a_file_and_the_same_inline(authority: Authority) -> None:
+def test_inline_key_and_certificates_equal_those_of_files(authority: Authority) -> None:
     server = authority.server()
     trust = trust_settings(authority)
     by_file = loaded({**server.keystore, **trust})
@@ -149,7 +149,7 @@ def test_a_file_and_the_same_inline(authority: Authority) -> None:
     assert context.num_tickets == 0
 
 
-def test_a_key_with_a_password_never_asks_the_terminal(authority: Authority) -> None:
+def test_encrypted_key_with_wrong_or_no_password_is_refused(authority: Authority) -> None:
     server = authority.server("hidden", password=KEY_PASSWORD)
     assert loaded(dict(server.keystore)).certificate.subject.startswith("CN=hidden,")
     assert "ssl.key.password is wrong" in str(
@@ -159,7 +159,9 @@ def test_a_key_with_a_password_never_asks_the_terminal(authority: Authority) -> 
     assert "encrypted, and ssl.key.password is not set" in str(refused(without))
 
 
-def test_files_that_can_not_be_used(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_store_file_is_refused_with_its_reason(
+    authority: Authority, tmp_path: Path
+) -> None:
     server, other = authority.server(), authority.server("other")
     cases = {
         "it can't be read: No such file": None,
@@ -190,7 +192,9 @@ def test_files_that_can_not_be_used(authority: Authority, tmp_path: Path) -> Non
         assert error.key == "ssl.truststore.location"
 
 
-def test_the_line_that_converts_does_convert(authority: Authority, tmp_path: Path) -> None:
+def test_suggested_command_converts_pkcs12_store_to_usable_pem(
+    authority: Authority, tmp_path: Path
+) -> None:
     server = authority.server()
     store = tmp_path / "keys.p12"
     made = f"openssl pkcs12 -export -in {server.file} -out {store} -passout pass:abcdef"
@@ -226,7 +230,7 @@ def test_the_line_that_converts_does_convert(authority: Authority, tmp_path: Pat
         ),
     ],
 )
-def test_versions(
+def test_protocol_and_cipher_suite_settings_determine_tls_versions(
     authority: Authority, settings: dict[str, str], lowest: str, highest: str
 ) -> None:
     context = loaded({**authority.server().keystore, **settings}).context
@@ -245,7 +249,7 @@ def test_versions(
         ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "no client can complete a handshake with it"),
     ],
 )
-def test_suites_that_nobody_can_use(authority: Authority, suites: str, reason: str) -> None:
+def test_unusable_cipher_suites_are_refused(authority: Authority, suites: str, reason: str) -> None:
     # The key is for ECDSA, so an RSA suite would fail every client.
     settings = {**authority.server().keystore, "ssl.cipher.suites": suites}
     assert reason in str(refused(settings))
@@ -254,7 +258,7 @@ def test_suites_that_nobody_can_use(authority: Authority, suites: str, reason: s
         assert "none of them can be used with TLSv1.3" in str(refused({**settings, **only_newer}))
 
 
-def test_registered_names_of_suites_are_openssls() -> None:
+def test_iana_cipher_suite_names_map_to_openssl_names() -> None:
     known = {str(one["name"]) for one in ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).get_ciphers()}
     registered = (
         "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
@@ -270,7 +274,7 @@ def test_registered_names_of_suites_are_openssls() -> None:
 # --- replacements ---
 
 
-def test_a_renewed_certificate_has_the_same_names(authority: Authority) -> None:
+def test_renewed_certificate_with_other_names_or_dates_is_refused(authority: Authority) -> None:
     now_s = time.time()
     before = ListenerTls(loaded(dict(authority.server("a", subject_name=subject("a")).keystore)))
 
@@ -299,7 +303,7 @@ def test_a_renewed_certificate_has_the_same_names(authority: Authority) -> None:
     assert "Cannot add SSL truststore" in told(loaded(trust))
 
 
-def test_principals(authority: Authority) -> None:
+def test_client_certificate_subject_is_mapped_to_principal(authority: Authority) -> None:
     rules = "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/L"
     keystore = dict(authority.server().keystore)
     tls = ListenerTls(loaded({**keystore, "ssl.principal.mapping.rules": rules}))
@@ -327,7 +331,7 @@ def test_principals(authority: Authority) -> None:
         ({"ssl.keystore.location": "LOCKED", "ssl.key.password": "x" * 5_000}, "is wrong"),
     ],
 )
-async def test_every_change_has_an_answer_whatever_it_names(
+async def test_reconfiguration_with_unusable_store_is_refused_with_a_reason(
     authority: Authority, tmp_path: Path, settings: dict[str, str], reason: str
 ) -> None:
     os.mkfifo(tmp_path / "PIPE")

@@ -23,18 +23,30 @@ KEPT = Path(__file__).with_name("compatibility.json")
 CLIENTS = ("librdkafka", "aiokafka", "kafka-python", "Java")
 
 _TXN = r"transactions\.py::test_"
-_FENCED = r"test_(the_newer|a_fenced|a_forgotten|a_process_stopped|two_processes)"
-_ADMIN = r"test_admin.*test_(topics|partitions|settings|records|offsets)"
+_OUTCOME = _TXN + r"(committed_records|open_transaction|lso_waits)"
+_OFFSETS = _TXN + r"transaction(al_offsets|_with_offsets)"
+_LISTING = (
+    r"groups\.py::test_groups_are_listed_|transactions\.py::test_transactions_are_listed_"
+    r"|test_list_transactions_accepts"
+)
+_STICKY = r"cooperative_sticky_members_of_three_clients"
+_FENCED = (
+    r"test_(newer_producer|fenced_producer|abandoned_transaction|producer_paused|two_processes)"
+)
+_ADMIN = (
+    r"test_admin\.py::test_(recreated|create_partitions|topic_configs|invalid_topic_config"
+    r"|broker_configs|records|list_offsets)"
+)
 
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "write and read, every codec the client has": {
-        "librdkafka": r"what_any_client_wrote\[confluent",
-        "aiokafka": r"what_any_client_wrote\[aiokafka",
-        "kafka-python": r"what_any_client_wrote\[kafka-python",
+        "librdkafka": r"records_of_every_other_client\[confluent",
+        "aiokafka": r"records_of_every_other_client\[aiokafka",
+        "kafka-python": r"records_of_every_other_client\[kafka-python",
     },
     "offsets by time, seek, reset policy": {
-        "aiokafka": r"offsets_by_time|seeking_into|starts_where_its_policy",
-        "kafka-python": r"offsets_by_time",
+        "aiokafka": r"offsets_by_timestamp|seek_into|consumer_without_offset_starts",
+        "kafka-python": r"offsets_by_timestamp",
     },
     "idempotent producer": {
         "librdkafka": r"test_idempotent_clients",
@@ -42,15 +54,15 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "kafka-python": r"test_idempotent_clients",
     },
     "transactions: commit, abort, read_committed": {
-        "librdkafka": _TXN + r"(committed_is|an_open|two_open).*\[confluent",
-        "aiokafka": _TXN + r"(committed_is|an_open|two_open).*\[aiokafka",
-        "kafka-python": _TXN + r"(committed_is|an_open|two_open).*\[kafka-python",
-        "Java": r"test_exactly_once_copy_by_java|test_transactional_throughput_by_java",
+        "librdkafka": _OUTCOME + r".*\[confluent",
+        "aiokafka": _OUTCOME + r".*\[aiokafka",
+        "kafka-python": _OUTCOME + r".*\[kafka-python",
+        "Java": r"test_exactly_once_copy_by_java|test_java_transactional_perf_producer",
     },
     "offsets inside a transaction": {
-        "librdkafka": _TXN + r"(offsets_are|a_transaction_of).*confluent",
-        "aiokafka": _TXN + r"(offsets_are|a_transaction_of).*aiokafka",
-        "kafka-python": _TXN + r"(offsets_are|a_transaction_of).*kafka-python",
+        "librdkafka": _OFFSETS + r".*confluent",
+        "aiokafka": _OFFSETS + r".*aiokafka",
+        "kafka-python": _OFFSETS + r".*kafka-python",
         "Java": r"test_exactly_once_copy_by_java",
     },
     "fencing of zombies, transaction timeout": {
@@ -59,26 +71,26 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "kafka-python": _FENCED + r".*kafka-python",
     },
     "group, classic protocol": {
-        "librdkafka": r"test_groups.*test_(a_restarted|automatic)",
-        "aiokafka": r"test_groups.*test_(three_consumers|work_is_done|a_silent)",
+        "librdkafka": r"test_groups.*test_(restarted|auto_commit)",
+        "aiokafka": r"test_groups.*test_(three_consumers|records_are_processed|member_without)",
         "kafka-python": r"test_kafka_python_members_share",
-        "Java": r"group_of_java\[classic",
+        "Java": r"java_consumer_group.*\[classic",
     },
     "cooperative rebalance": {
-        "librdkafka": r"cooperative_rebalance_moves|cooperative_sticky_beside_librdkafka_and_java",
-        "aiokafka": r"takes_over\[cooperative|cooperative_sticky_beside_librdkafka_and_java",
-        "Java": r"cooperative_sticky_beside_librdkafka_and_java",
+        "librdkafka": r"cooperative_rebalance_moves|" + _STICKY,
+        "aiokafka": r"leaves_the_rest_to_the_first\[cooperative|" + _STICKY,
+        "Java": _STICKY,
     },
     "static membership": {"librdkafka": r"test_groups.*(static_member|instance_id)"},
     "group, consumer protocol (KIP-848)": {
         "librdkafka": r"test_consumer_protocol",
-        "Java": r"group_of_java\[consumer",
+        "Java": r"java_consumer_group.*\[consumer",
     },
     "a group with members of both protocols": {"librdkafka": r"test_mixed_groups"},
     "administration: topics, settings, groups, offsets": {
-        "librdkafka": _ADMIN + r"|test_listing_describing",
-        "kafka-python": r"test_kafka_python_administers|test_listing_",
-        "Java": r"test_a_hanging_transaction_is_aborted_by_the_tool",
+        "librdkafka": _ADMIN + r"|groups\.py::test_groups_are_listed_",
+        "kafka-python": r"test_kafka_python_creates|" + _LISTING,
+        "Java": r"hanging_transaction_is_aborted_by_the_java_tool",
     },
 }
 """Feature → client → pattern of the scenarios that must have passed; no entry: no scenario."""

@@ -42,7 +42,9 @@ def error_code(raised: pytest.ExceptionInfo[confluent_kafka.KafkaException]) -> 
     return code
 
 
-def test_topics_come_and_go(admin: AdminClient, cluster: Cluster) -> None:
+def test_recreated_topic_has_a_new_topic_id_and_no_records(
+    admin: AdminClient, cluster: Cluster
+) -> None:
     name = unique("topic")
     admin.create_topics([NewTopic(name, 3, 1)])[name].result(60)
     until(lambda: cluster.leaders(name) == 3, "leaders")
@@ -80,7 +82,7 @@ def test_topics_come_and_go(admin: AdminClient, cluster: Cluster) -> None:
         ("bad-policy", 1, 1, {"cleanup.policy": "burn"}, "INVALID_CONFIG"),
     ],
 )
-def test_what_cannot_be_a_topic(
+def test_invalid_topic_is_refused_by_create_topics(
     admin: AdminClient,
     topic: str,
     partitions: int,
@@ -95,7 +97,7 @@ def test_what_cannot_be_a_topic(
     assert error_code(raised) == getattr(confluent_kafka.KafkaError, code)
 
 
-def test_validation_alone_creates_nothing(admin: AdminClient, cluster: Cluster) -> None:
+def test_validate_only_create_topics_creates_no_topic(admin: AdminClient, cluster: Cluster) -> None:
     name = unique("dry")
     admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)[name].result(60)
     answer = cluster.call("metadata", 9, topics=[{"name": name}])
@@ -115,7 +117,9 @@ def test_request_for_too_many_partitions_creates_no_topic(cluster: Cluster) -> N
     assert codes(4_000, 6_001) == ["policy_violation", "policy_violation"]
 
 
-def test_partitions_are_added_and_never_taken(admin: AdminClient, cluster: Cluster) -> None:
+def test_create_partitions_adds_partitions_and_refuses_fewer(
+    admin: AdminClient, cluster: Cluster
+) -> None:
     name = cluster.create_topic(unique("grow"), 1)
     admin.create_partitions([NewPartitions(name, 3)])[name].result(60)
     until(lambda: cluster.leaders(name) == 3, "the new partitions")
@@ -126,7 +130,9 @@ def test_partitions_are_added_and_never_taken(admin: AdminClient, cluster: Clust
         assert error_code(raised) == confluent_kafka.KafkaError.INVALID_PARTITIONS
 
 
-def test_settings_of_a_topic(admin: AdminClient, cluster: Cluster) -> None:
+def test_topic_configs_are_described_altered_and_take_effect(
+    admin: AdminClient, cluster: Cluster
+) -> None:
     name = cluster.create_topic(unique("conf"), configs={"retention.ms": "123456"})
     resource = ConfigResource(ResourceType.TOPIC, name)
 
@@ -164,7 +170,7 @@ def test_settings_of_a_topic(admin: AdminClient, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("retention.ms", "soon"), ("no.such.key", "1")])
-def test_settings_that_are_refused(
+def test_invalid_topic_config_is_refused_by_incremental_alter_configs(
     admin: AdminClient, cluster: Cluster, key: str, value: str
 ) -> None:
     name = cluster.create_topic(unique("conf"))
@@ -178,7 +184,9 @@ def test_settings_that_are_refused(
     assert error_code(raised) == confluent_kafka.KafkaError.INVALID_CONFIG
 
 
-def test_settings_of_the_broker(admin: AdminClient, cluster: Cluster) -> None:
+def test_broker_configs_are_described_with_their_values(
+    admin: AdminClient, cluster: Cluster
+) -> None:
     node = str(cluster.call("metadata", 9, topics=[])["brokers"][0]["node_id"])
     resource = ConfigResource(ResourceType.BROKER, node)
     found = admin.describe_configs([resource])[resource].result(60)
@@ -215,14 +223,18 @@ def cluster_bootstrap(cluster: Cluster) -> str:
     return f"{broker['host']}:{broker['port']}"
 
 
-def test_the_cluster_describes_itself(admin: AdminClient, bootstrap: str) -> None:
+def test_describe_cluster_returns_the_broker_and_the_cluster_id(
+    admin: AdminClient, bootstrap: str
+) -> None:
     described = admin.describe_cluster().result(60)
     assert [f"{node.host}:{node.port}" for node in described.nodes] == [bootstrap]
     assert described.cluster_id
     assert admin.list_topics(timeout=60).cluster_id == described.cluster_id
 
 
-def test_offsets_by_the_admin_client(admin: AdminClient, cluster: Cluster) -> None:
+def test_list_offsets_returns_earliest_and_latest_offsets(
+    admin: AdminClient, cluster: Cluster
+) -> None:
     name = cluster.create_topic(unique("list"))
     cluster.produce(name, [b"a", b"b"])
     where = confluent_kafka.TopicPartition(name, 0)
@@ -231,7 +243,9 @@ def test_offsets_by_the_admin_client(admin: AdminClient, cluster: Cluster) -> No
     assert cluster.offset(name, isolation=READ_COMMITTED) == 2
 
 
-def test_kafka_python_administers_too(bootstrap: str, cluster: Cluster) -> None:
+def test_kafka_python_creates_describes_and_deletes_topics(
+    bootstrap: str, cluster: Cluster
+) -> None:
     name = unique("kp")
     with kp_admin(bootstrap) as admin:
         admin.create_topics([KafkaPythonTopic(name, 2, 1)])
@@ -243,7 +257,9 @@ def test_kafka_python_administers_too(bootstrap: str, cluster: Cluster) -> None:
         until(lambda: name not in admin.list_topics(), "gone")
 
 
-def test_what_kafka_python_asks_a_cluster(bootstrap: str, cluster: Cluster) -> None:
+def test_kafka_python_gets_log_dirs_and_errors_of_a_lone_broker(
+    bootstrap: str, cluster: Cluster
+) -> None:
     name = cluster.create_topic(unique("asked"), 2)
     cluster.produce(name, [b"value"])
     place = TopicPartition(name, 0)

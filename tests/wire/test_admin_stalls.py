@@ -206,5 +206,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
+def test_largest_admin_request_does_not_block_the_event_loop(
+    case: Case, crowded: BrokerThread
+) -> None:
     check_largest(case, crowded)

@@ -42,7 +42,7 @@ def indexes(one: AIOKafkaConsumer) -> set[int]:
 
 
 @pytest.mark.parametrize("strategy", BUILT_IN)
-async def test_two_members_share_and_one_takes_over(bootstrap, topic, strategy):
+async def test_second_member_gets_half_and_leaves_the_rest_to_the_first(bootstrap, topic, strategy):
     group = unique("strategy")
     async with consumer(bootstrap, topic, group, strategy) as first:
 
@@ -89,7 +89,7 @@ def owned_by_java(child: Child) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
-async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
+async def test_cooperative_sticky_members_of_three_clients_share_partitions(bootstrap, topic):
     """aiokafka's member joins first and leads; after it has left, another client's member leads."""
     group = unique("mixed")
     conf = {"group_id": group, "partition_assignment_strategy": "cooperative-sticky"}
@@ -129,7 +129,7 @@ async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
                 java.kill()
 
 
-async def test_cooperative_sticky_in_one_group_with_the_consumer_protocol(bootstrap, topic):
+async def test_cooperative_sticky_member_shares_with_consumer_protocol_member(bootstrap, topic):
     """The group changes its protocol when librdkafka joins, and again when it leaves."""
     group = unique("mixed848")
     async with consumer(bootstrap, topic, group, "cooperative-sticky") as ours:
@@ -150,7 +150,7 @@ async def test_cooperative_sticky_in_one_group_with_the_consumer_protocol(bootst
         await until_async(alone, "everything at aiokafka's member again", deadline_s=60)
 
 
-async def test_the_plan_for_a_sticky_group_comes_true(bootstrap, topic):
+async def test_plan_of_a_sticky_group_matches_its_next_assignment(bootstrap, topic):
     group = unique("plan")
     async with consumer(bootstrap, topic, group, "sticky") as first:
 

@@ -30,7 +30,7 @@ def written(fencepost: Daemon) -> tuple[str, int]:
         return topic, end
 
 
-def test_librdkafka_gets_to_the_end(fencepost: Daemon, written: tuple[str, int]) -> None:
+def test_librdkafka_reads_past_broken_batches(fencepost: Daemon, written: tuple[str, int]) -> None:
     topic, end = written
     with confluent_consumer(fencepost.bootstrap, check_crcs=True) as consumer:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
@@ -38,7 +38,9 @@ def test_librdkafka_gets_to_the_end(fencepost: Daemon, written: tuple[str, int])
 
 
 @pytest.mark.usefixtures("java_tools")
-def test_java_gets_to_the_end(fencepost: Daemon, written: tuple[str, int]) -> None:
+def test_java_consumer_reads_past_broken_batches(
+    fencepost: Daemon, written: tuple[str, int]
+) -> None:
     topic, end = written
     said = run_tool(
         "org.apache.kafka.tools.VerifiableConsumer",

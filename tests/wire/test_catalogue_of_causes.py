@@ -487,7 +487,7 @@ def filled(text: str, names: Names) -> str:
 
 
 @pytest.mark.parametrize("cause", CATALOGUE, ids=lambda cause: cause.key)
-def test_one_command_names_the_cause(world: World, cause: Cause) -> None:
+def test_injected_cause_is_named_by_its_command(world: World, cause: Cause) -> None:
     with world.close:
         names = INJECTIONS[cause.key](world)
         words = [filled(word, names) for word in cause.command.split()]

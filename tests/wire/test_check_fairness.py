@@ -49,7 +49,7 @@ def ordinary_batch() -> bytes:
     return batch
 
 
-def test_batch_of_one_connection_is_checked_before_large_ones_of_sixteen(daemon: Daemon) -> None:
+def test_ordinary_batch_is_not_delayed_by_large_batches_of_16_connections(daemon: Daemon) -> None:
     with Cluster(daemon.bootstrap) as admin:
         topics = [admin.create_topic(unique("t")) for _ in range(HOSTILE + 1)]
     host, port = daemon.bootstrap.split(":")

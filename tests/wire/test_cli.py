@@ -78,7 +78,7 @@ def test_validate_only_creates_nothing(bootstrap):
     cli(bootstrap, "topics", "describe", name, status=1)
 
 
-def test_a_refusal_names_its_reason(bootstrap, topic):
+def test_topics_create_error_names_the_reason(bootstrap, topic):
     again = cli(bootstrap, "topics", "create", topic, status=1)
     assert "TOPIC_ALREADY_EXISTS" in again.stderr.upper()
     assert topic in again.stderr
@@ -86,13 +86,13 @@ def test_a_refusal_names_its_reason(bootstrap, topic):
     assert "KEY=VALUE" in bad.stderr
 
 
-def test_no_broker_is_exit_status_3():
+def test_unreachable_broker_is_exit_status_3():
     gone = fencepost("topics", "list", "--timeout", "1", bootstrap="127.0.0.1:1", status=3)
     assert "127.0.0.1:1" in gone.stderr
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_lines_go_in_and_come_out(bootstrap, topic, codec):
+def test_produced_lines_are_consumed_with_keys_and_headers(bootstrap, topic, codec):
     lines = "".join(f"k{n % 5}\tvalue {n}\n" for n in range(50))
     done = cli(
         bootstrap,
@@ -108,7 +108,7 @@ def test_lines_go_in_and_come_out(bootstrap, topic, codec):
     assert len({(row["key"], row["partition"]) for row in seen}) == 5
 
 
-def test_keys_go_where_other_clients_put_them(bootstrap, topic):
+def test_key_gets_the_same_partition_as_from_murmur2_partitioner(bootstrap, topic):
     keys = [f"key-{n}" for n in range(20)]
     cli(
         bootstrap,
@@ -123,7 +123,7 @@ def test_keys_go_where_other_clients_put_them(bootstrap, topic):
     assert len(places) == len(keys)
 
 
-def test_a_transaction_is_seen_whole_and_an_aborted_one_not_at_all(bootstrap, topic):
+def test_consume_shows_committed_and_hides_aborted_transactions(bootstrap, topic):
     fencepost("produce", topic, "--transactional-id", topic, bootstrap=bootstrap, stdin="a\nb\n")
     with confluent_producer(bootstrap, transactional_id=unique("aborts")) as producer:
         producer.init_transactions(60)
@@ -139,7 +139,7 @@ def test_a_transaction_is_seen_whole_and_an_aborted_one_not_at_all(bootstrap, to
     assert sorted(everything.split()) == ["a", "b", "hidden"]
 
 
-def test_a_line_without_key_aborts_the_whole_transaction(bootstrap, topic):
+def test_line_without_separator_aborts_the_whole_transaction(bootstrap, topic):
     bad = fencepost(
         *("produce", topic, "--transactional-id", topic, "--key-separator", ":"),
         bootstrap=bootstrap,
@@ -150,7 +150,7 @@ def test_a_line_without_key_aborts_the_whole_transaction(bootstrap, topic):
     assert fencepost("consume", topic, bootstrap=bootstrap).stdout == ""
 
 
-def test_consume_begins_where_it_is_told_and_stops_at_the_limit(bootstrap, topic):
+def test_consume_starts_at_from_and_stops_at_limit(bootstrap, topic):
     cli(bootstrap, "produce", topic, "--partition", "1", stdin="a\nb\nc\nd\n")
 
     def read(*arguments: str) -> list[str]:
@@ -227,13 +227,13 @@ def test_help_lists_every_command():
         assert "Usage" in cli("", name, "--help").stdout
 
 
-def test_a_group_tells_of_each_command_in_whole_sentences():
+def test_command_summaries_in_help_are_not_truncated():
     listed = cli("", "topics", "--help").stdout.partition("Commands:")[2]
     assert "..." not in listed
     assert "with --execute, add them." in " ".join(listed.split())
 
 
-def test_a_command_that_is_misspelt_has_its_neighbour_named():
+def test_misspelt_command_gets_a_suggestion():
     assert "did you mean topics?" in cli("", "topic", "list", status=2).stderr
     assert "No such command 'zzz'\n" in cli("", "zzz", status=2).stderr
 
@@ -253,7 +253,7 @@ def test_texts_of_commands_without_a_broker_on_a_full_disk_are_an_error(words: s
     assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
 
 
-def test_an_output_that_takes_nothing_more_is_an_error_without_a_traceback(bootstrap, topic):
+def test_output_to_a_full_disk_is_an_error_without_a_traceback(bootstrap, topic):
     buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     fencepost("produce", topic, bootstrap=bootstrap, stdin="line\n")
     for arguments, env in itertools.product(

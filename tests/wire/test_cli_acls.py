@@ -110,7 +110,7 @@ def test_rules_are_added_listed_and_removed(clean):
     listed(clean, [])
 
 
-def test_rules_for_hosts_and_denials(clean):
+def test_acl_rules_for_hosts_and_denials_are_listed_and_removed(clean):
     rows(
         clean, "add", "--allow-principal", "User:*", "--deny-principal", "User:eve",
         "--deny-host", "10.0.0.1", "--deny-host", "10.0.0.2", "--group", "app",
@@ -129,7 +129,7 @@ def test_rules_for_hosts_and_denials(clean):
     listed(clean, expected[:1])
 
 
-def test_rules_that_affect_a_resource(clean):
+def test_acls_match_lists_the_rules_that_affect_a_resource(clean):
     name = unique("orders")
     for pattern, named in [
         ("literal", name),
@@ -152,7 +152,7 @@ def test_rules_that_affect_a_resource(clean):
     assert short(rows(clean, "remove", "--topic", name)) == [mine]
 
 
-def test_all_that_a_program_needs(clean):
+def test_producer_and_consumer_options_add_all_required_acls(clean):
     who = ("--allow-principal", "User:app", "--topic", "t", "--producer", "--idempotent")
     rows(clean, "add", *who, "--transactional-id", "x", "--consumer", "--group", "g")
     topic = [
@@ -190,7 +190,7 @@ def test_all_that_a_program_needs(clean):
         (["why", "alice", "any", "topic:t"], "unknown operation any"),
     ],
 )
-def test_what_can_not_be_understood(guarded, words, why):
+def test_acls_usage_error_has_status_2_and_names_the_reason(guarded, words, why):
     assert why in cli(guarded, "acls", *words, status=2).stderr
 
 
@@ -201,7 +201,7 @@ def decides(bootstrap: str, *words: str) -> tuple[object, object]:
     return row["decision"], row["rule"] or row["because"]
 
 
-def test_which_rule_decides(clean, on_kafka):
+def test_acls_why_names_the_deciding_rule(clean, on_kafka):
     name = unique("orders")
     add = ("add", "--topic")
     rows(clean, *add, name, "--allow-principal", "User:alice", "--operation", "read")
@@ -227,7 +227,7 @@ def test_which_rule_decides(clean, on_kafka):
         assert decides(clean, "Role:root", "alter", "cluster")[0] == "denied"
 
 
-def test_a_broker_without_an_authorizer(bootstrap):
+def test_acls_without_an_authorizer_fail_with_security_disabled(bootstrap):
     refused = cli(bootstrap, "acls", "list", status=1)
     assert "SECURITY_DISABLED" in refused.stderr
     assert "No Authorizer is configured" in refused.stderr

@@ -35,7 +35,7 @@ def rows(bootstrap: str, *arguments: str) -> list[dict[str, object]]:
     return found
 
 
-def test_topics_are_deleted_only_when_told(cluster, bootstrap, topic):
+def test_topic_is_deleted_only_with_execute(cluster, bootstrap, topic):
     cluster.produce(topic, [b"a", b"b"])
     asked = run(bootstrap, "topics", "delete", topic)
     assert asked.stdout == f"would delete {topic} (2 partitions, 2 offsets)\n"
@@ -51,7 +51,7 @@ def test_topics_are_deleted_only_when_told(cluster, bootstrap, topic):
     assert (old.stdout, "--execute" in old.stderr) == (f"deleted {again}\n", True)
 
 
-def test_a_topic_grows(cluster, bootstrap, topic):
+def test_add_partitions_grows_topic_only_with_execute(cluster, bootstrap, topic):
     grow = ("topics", "add-partitions", topic, "--to")
     assert f"would grow {topic} from 2 to 3" in run(bootstrap, *grow, "3").stdout
     assert "INVALID_PARTITIONS" in run(bootstrap, *grow, "2", status=1).stderr
@@ -62,7 +62,7 @@ def test_a_topic_grows(cluster, bootstrap, topic):
     until(lambda: cluster.leaders(topic) == 3, "the third partition")
 
 
-def test_records_are_trimmed(cluster, bootstrap, topic):
+def test_topics_trim_deletes_records_up_to_an_offset_or_time(cluster, bootstrap, topic):
     for index, count in ((0, 5), (1, 3)):
         cluster.produce(topic, [b""] * count, partition=index)
 
@@ -95,7 +95,7 @@ def setting(bootstrap: str, kind: str, name: str, key: str) -> tuple[object, obj
     return row["value"], row["source"]
 
 
-def test_settings_of_a_topic(bootstrap, topic):
+def test_topic_configs_are_set_and_unset_only_with_execute(bootstrap, topic):
     key = "retention.ms"
     default, _ = setting(bootstrap, "topic", topic, key)
     (row,) = rows(bootstrap, "configs", "set", "topic", topic, f"{key}=12345")
@@ -113,7 +113,7 @@ def test_settings_of_a_topic(bootstrap, topic):
     assert setting(bootstrap, "topic", topic, key)[0] == default
 
 
-def test_a_description_begins_with_what_is_the_topics_own(cluster, bootstrap, topic):
+def test_topics_describe_header_shows_the_topics_own_configs(cluster, bootstrap, topic):
     run(bootstrap, "configs", "set", "topic", topic, "retention.ms=7", "--execute")
     head, columns, *lines = run(bootstrap, "topics", "describe", topic, topic).stdout.splitlines()
     assert head == f"{topic}: 2 partitions, id {cluster.topic_id(topic)}, retention.ms=7"
@@ -121,7 +121,7 @@ def test_a_description_begins_with_what_is_the_topics_own(cluster, bootstrap, to
     assert len(lines) == 2
 
 
-def test_settings_that_can_not_be(bootstrap, topic):
+def test_invalid_configs_command_fails_with_a_reason(bootstrap, topic):
     for asked, status, says in (
         (("set", "topic", topic, "retention.mss=1"), 1, "did you mean retention.ms?"),
         (("get", "topic", topic, "cleanup.polcy"), 1, "did you mean cleanup.policy?"),
@@ -136,7 +136,7 @@ def test_settings_that_can_not_be(bootstrap, topic):
     run(bootstrap, "topics", "alter", topic, status=2)
 
 
-def test_settings_of_brokers_and_groups(bootstrap, cluster):
+def test_broker_and_group_configs_are_set_and_unset(bootstrap, cluster):
     node = str(
         rows(bootstrap, "topics", "describe", cluster.create_topic(unique("n")))[0]["leader"]
     )
@@ -158,7 +158,7 @@ def test_settings_of_brokers_and_groups(bootstrap, cluster):
     until(lambda: setting(bootstrap, "group", group, key)[0] == "45000", "45000")
 
 
-def test_a_cluster_tells_who_serves(bootstrap, request):
+def test_cluster_info_lists_broker_features_and_apis(bootstrap, request):
     told = json.loads(run(bootstrap, "cluster", "info", "--apis", "--format", "json").stdout)
     (broker,) = told["brokers"]
     assert (f"{broker['host']}:{broker['port']}", broker["controller"]) == (bootstrap, True)

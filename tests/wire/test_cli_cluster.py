@@ -23,7 +23,7 @@ def topic(cluster: Cluster) -> str:
     return cluster.create_topic(unique("placed"), 2)
 
 
-def test_a_cluster_is_described(bootstrap, topic):
+def test_cluster_describe_shows_brokers_controller_and_partition_counts(bootstrap, topic):
     told = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
     (broker,) = told["brokers"]
     assert broker["broker"] == told["controller"]
@@ -78,7 +78,7 @@ def test_topic_is_described_while_another_leader_is_elected() -> None:
         until(is_led_again, "the offsets of the new leader")
 
 
-def test_topics_tell_who_may_lead(bootstrap, topic):
+def test_topics_describe_shows_isr_elr_and_offline_replicas(bootstrap, topic):
     rows = json.loads(cli(bootstrap, "topics", "describe", topic, "--format", "json").stdout)
     assert [row["partition"] for row in rows] == [0, 1]
     for row in rows:
@@ -87,7 +87,7 @@ def test_topics_tell_who_may_lead(bootstrap, topic):
     assert "ELR" in cli(bootstrap, "topics", "describe", topic).stdout
 
 
-def test_nobody_has_to_be_elected(bootstrap, topic):
+def test_elect_with_preferred_leaders_in_place_plans_nothing(bootstrap, topic):
     for kind in ("preferred", "unclean"):
         asked = cli(bootstrap, "topics", "elect", topic, "--type", kind, "--format", "json")
         assert json.loads(asked.stdout) == []
@@ -98,7 +98,7 @@ def test_nobody_has_to_be_elected(bootstrap, topic):
     cli(bootstrap, "topics", "elect", "no-such-topic", status=1)
 
 
-def test_nothing_has_to_move(bootstrap, topic):
+def test_reassign_to_the_only_broker_plans_nothing(bootstrap, topic):
     only = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
     here = str(only["brokers"][0]["broker"])
     asked = cli(bootstrap, "topics", "reassign", topic, "--to-brokers", here, "--format", "json")
@@ -113,7 +113,7 @@ def test_nothing_has_to_move(bootstrap, topic):
     cli(bootstrap, "topics", "reassign", topic, "--cancel", "--execute")
 
 
-def test_a_plan_that_can_not_be(bootstrap, topic, tmp_path):
+def test_impossible_reassignment_is_refused_with_a_reason(bootstrap, topic, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_text(plan_text({(topic, 0): (987,)}))
     done = cli(bootstrap, "topics", "reassign", "--file", str(plan), "--execute", status=1)
@@ -144,12 +144,12 @@ def test_a_plan_that_can_not_be(bootstrap, topic, tmp_path):
         ("--all", "--to-brokers", "1"),
     ],
 )
-def test_options_that_do_not_go_together(bootstrap, topic, options):
+def test_contradictory_reassign_options_are_usage_errors(bootstrap, topic, options):
     cli(bootstrap, "topics", "reassign", topic, *options, status=2)
     cli(bootstrap, "topics", "reassign", "--to-brokers", "1", status=2)
 
 
-def test_a_broker_that_serves_is_not_forgotten(bootstrap, topic):
+def test_unregister_refuses_a_live_or_unknown_broker(bootstrap, topic):
     only = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
     here = str(only["brokers"][0]["broker"])
     refused = cli(bootstrap, "cluster", "unregister", here, "--execute", status=1)
@@ -158,7 +158,7 @@ def test_a_broker_that_serves_is_not_forgotten(bootstrap, topic):
     assert f"there is no broker 987; the brokers are {here}" in unknown.stderr
 
 
-def test_a_lone_replica_has_no_history(bootstrap, topic):
+def test_history_of_unreplicated_partition_is_empty(bootstrap, topic):
     assert json.loads(cli(bootstrap, "topics", "history", topic, "--format", "json").stdout) == []
     cli(bootstrap, "topics", "history", f"{topic}:0,1", "--since", "-10m")
     assert "no partition 9" in cli(bootstrap, "topics", "history", f"{topic}:9", status=1).stderr

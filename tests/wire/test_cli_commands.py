@@ -192,7 +192,7 @@ def run(line: str) -> Result:
     return done
 
 
-def test_the_tables_know_every_command() -> None:
+def test_every_command_is_in_the_tables_of_these_tests() -> None:
     asking = set(ALL) - OFFLINE
     assert {" ".join(path) for path in leaves(main) if "bootstrap" in names(path)} == asking
     assert MISSPELT.keys() | NAMELESS == asking
@@ -210,7 +210,7 @@ def names(path: tuple[str, ...]) -> set[str | None]:
 
 
 @pytest.mark.parametrize("line", LISTINGS)
-def test_every_listing_has_json_and_takes_the_broker_at_any_place(broker: str, line: str) -> None:
+def test_every_listing_accepts_bootstrap_anywhere_and_prints_json(broker: str, line: str) -> None:
     group, _, rest = line.partition(" ")
     more = f"{rest} {LISTINGS[line]}"
     whole = f"{line} {LISTINGS[line]}"
@@ -237,7 +237,7 @@ def test_every_listing_has_json_and_takes_the_broker_at_any_place(broker: str, l
         f"{key} {value}" for key, value in MORE.items()
     )]
 )  # fmt: skip
-def test_a_name_with_a_mistake_is_answered_with_the_nearest_one(broker: str, line: str) -> None:
+def test_misspelt_name_gets_the_nearest_existing_name(broker: str, line: str) -> None:
     asked, _, near = line.partition(" -> ")
     done = run(f"--bootstrap {broker} {asked}")
     assert done.exit_code in {1, 2}
@@ -255,27 +255,27 @@ def test_a_name_with_a_mistake_is_answered_with_the_nearest_one(broker: str, lin
         ("acls wy", "why"),
     ],
 )
-def test_a_command_with_a_mistake_is_answered_with_the_nearest_one(line: str, near: str) -> None:
+def test_misspelt_subcommand_gets_the_nearest_command(line: str, near: str) -> None:
     done = run(line)
     assert done.exit_code == 2
     assert f"did you mean {near}?" in done.stderr
 
 
 @pytest.mark.parametrize("line", ["", "topics", "log"])
-def test_a_group_without_a_command_shows_its_help_line_by_line(line: str) -> None:
+def test_command_group_without_subcommand_prints_its_help(line: str) -> None:
     done = run(line)
     assert done.output == run(f"{line} --help").stdout
     assert "\n\nCommands:\n  " in done.output
 
 
 @pytest.mark.parametrize("line", sorted(OFFLINE))
-def test_a_command_that_asks_no_broker_refuses_the_options_before_it(line: str) -> None:
+def test_offline_command_refuses_bootstrap_before_it(line: str) -> None:
     done = run(f"--bootstrap 127.0.0.1:1 {line} x")
     assert (done.exit_code, "does not connect to a broker" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("line", sorted(set(ALL) - OFFLINE - {"console"}))
-def test_no_command_ends_in_a_traceback_without_a_broker(line: str) -> None:
+def test_no_command_without_a_broker_ends_in_a_traceback(line: str) -> None:
     asked = MISSPELT.get(line, "").partition(" -> ")[0]
     done = run(f"-b 127.0.0.1:1 --timeout 200ms {line} {asked}")
     assert done.exit_code in {2, 3}
@@ -293,7 +293,7 @@ def test_no_command_ends_in_a_traceback_without_a_broker(line: str) -> None:
         ("cluster history", "no entries"),
     ],
 )
-def test_an_empty_listing_says_so_beside_its_header(
+def test_empty_listing_prints_header_and_notes_that_it_is_empty(
     request: pytest.FixtureRequest, empty: str, line: str, says: str
 ) -> None:
     table = cli(empty, *line.split(), "--timeout", "30s")
@@ -319,13 +319,13 @@ def empty(
         ("acls why User:root READ group:shiping", "shipping"),
     ],
 )
-def test_a_name_that_need_not_exist_yet_is_noted(broker: str, line: str, near: str) -> None:
+def test_misspelt_name_of_optional_resource_gets_a_note(broker: str, line: str, near: str) -> None:
     done = run(f"-b {broker} {line}")
     assert f"did you mean {near}?" in done.stderr.partition("note: ")[2]
     assert done.stdout
 
 
-def test_an_empty_topic_says_so(broker: str) -> None:
+def test_consume_of_an_empty_topic_notes_no_records(broker: str) -> None:
     with Cluster(broker) as cluster:
         cluster.create_topic("silent")
     done = cli(broker, "consume", "silent")
@@ -333,7 +333,7 @@ def test_an_empty_topic_says_so(broker: str) -> None:
     assert cli(broker, "consume", "orders").stderr == ""
 
 
-def test_acls_why_answers_with_its_status(broker: str, empty: str) -> None:
+def test_acls_why_exit_status_tells_allowed_denied_or_error(broker: str, empty: str) -> None:
     assert "allowed" in cli(broker, "acls", "why", "alice", "READ", "topic:orders").stdout
     denied = cli(broker, "acls", "why", "alice", "WRITE", "topic:orders", status=1)
     assert "denied" in denied.stdout
@@ -343,7 +343,7 @@ def test_acls_why_answers_with_its_status(broker: str, empty: str) -> None:
     cli("", "acls", "why", "alice", "READ", "topic:orders", *gone, status=3)
 
 
-def test_acls_why_needs_no_right_on_what_it_is_asked_about(tmp_path: Path) -> None:
+def test_acls_why_needs_no_right_on_the_named_resource(tmp_path: Path) -> None:
     rules = ["alice DESCRIBE cluster", "bob READ group:shipping"]
     with Kafka(users={"alice": "secret", "bob": "secret"}, acls=rules) as kafka:
         settings = kafka.client_config("alice", "java").items()
@@ -379,12 +379,12 @@ def test_durations_are_settings_and_their_values_in_effect_are_shown(
         ("log.retention.ms=7x", "7x is not a duration"),
     ],
 )
-def test_a_duration_that_cannot_be_a_value_is_refused(broker: str, pair: str, why: str) -> None:
+def test_invalid_duration_in_configs_set_is_refused(broker: str, pair: str, why: str) -> None:
     done = cli(broker, "configs", "set", "broker", "all", pair, status=2)
     assert why in done.stderr
 
 
-def test_a_setting_below_a_stronger_one_shows_what_holds(broker: str) -> None:
+def test_configs_set_shows_the_effective_value_of_an_overridden_config(broker: str) -> None:
     weak = cli(
         broker, "configs", "set", "broker", "1", "log.retention.ms=1d", "--execute", "--json"
     )

@@ -103,7 +103,7 @@ def open_transaction(
         (("--from", "yesterday"), ""),
     ],
 )
-def test_places_are_offsets_counts_and_times(bootstrap, ten, options, wanted):
+def test_consume_range_accepts_offsets_counts_and_times(bootstrap, ten, options, wanted):
     assert sorted(read(bootstrap, ten, *options)) == wanted.split()
 
 
@@ -119,11 +119,11 @@ def test_places_are_offsets_counts_and_times(bootstrap, ten, options, wanted):
         (("--from", "latest"), ""),
     ],
 )
-def test_what_is_behind_the_end_is_told(bootstrap, ten, options, told):
+def test_consume_range_past_the_log_end_is_noted(bootstrap, ten, options, told):
     assert cli(bootstrap, "consume", ten, *options).stderr.strip() == told.format(ten)
 
 
-def test_what_is_gone_is_told(bootstrap, ten):
+def test_consume_from_deleted_offset_notes_the_start_offset(bootstrap, ten):
     group = unique("late")
     cli(bootstrap, "consume", ten, "--group", group, "--until", "0=1")
     cli(bootstrap, "topics", "trim", f"{ten}:0", "--to-offset", "8", "--execute")
@@ -149,11 +149,11 @@ def test_what_is_gone_is_told(bootstrap, ten):
         (("--format", "%s\\"), 2, "ends with an incomplete escape"),
     ],
 )
-def test_what_makes_no_sense_is_refused(bootstrap, ten, options, status, told):
+def test_invalid_consume_options_are_refused(bootstrap, ten, options, status, told):
     assert told in cli(bootstrap, "consume", ten, *options, status=status).stderr
 
 
-def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
+def test_tail_counts_only_committed_records(bootstrap, topic):
     """Markers and aborted records have offsets as well, but do not count."""
     for number in range(4):
         cli(
@@ -166,7 +166,7 @@ def test_the_last_records_are_those_that_a_reader_sees(bootstrap, topic):
     assert read(bootstrap, topic, "--tail", "9") == ["0", "1", "2", "3"]
 
 
-def test_any_slice_is_a_slice_of_the_whole(bootstrap, cluster):
+def test_random_consume_range_is_a_slice_of_the_full_output(bootstrap, cluster):
     """Options select records from the full output, for a random log with aborted transactions."""
     chance = random.Random(7)
     topic = cluster.create_topic(unique("slices"), 1)
@@ -204,7 +204,7 @@ def test_any_slice_is_a_slice_of_the_whole(bootstrap, cluster):
             assert offsets(*place, "--limit", str(limit)) == wanted[:limit]
 
 
-def test_a_follower_starts_where_it_is_told_and_ends_at_its_offset(bootstrap, ten):
+def test_follow_starts_at_from_and_ends_at_until(bootstrap, ten):
     options = ("--follow", "--from", "11", "--until", "13", "-p", "0")
     with consuming(bootstrap, ten, *options) as one:
         send(bootstrap, ten, *((None, b"%d" % n) for n in range(10, 14)))
@@ -238,7 +238,7 @@ def test_record_without_a_timestamp_has_no_time(cluster, bootstrap, topic):
     assert "1 record" in again.output
 
 
-def test_tombstones_are_no_texts_and_no_empty_values(bootstrap, topic):
+def test_tombstone_is_distinct_from_empty_value_in_every_format(bootstrap, topic):
     values = [None, b"", b"null", b"<null>", b"\\<null>"]
     send(bootstrap, topic, *((b"k", value) for value in values))
 
@@ -257,7 +257,7 @@ def test_tombstones_are_no_texts_and_no_empty_values(bootstrap, topic):
     assert shown(r"%S\n") == ["-1", "0", "4", "6", "7"]
 
 
-def test_bytes_come_out_as_they_are(bootstrap, topic):
+def test_binary_keys_and_values_are_printed_losslessly(bootstrap, topic):
     value = bytes(range(256))
     send(bootstrap, topic, (b"\xff", value), headers=[("h", b"\xfe")])
     assert cli(bootstrap, "consume", topic, "--format", "raw").stdout_bytes == value + b"\n"
@@ -272,21 +272,21 @@ def test_bytes_come_out_as_they_are(bootstrap, topic):
     assert "\x07" not in table
 
 
-def test_keys_choose_records(bootstrap, topic):
+def test_key_option_selects_records_by_key(bootstrap, topic):
     send(bootstrap, topic, (b"a", b"1"), (b"b", b"2"), (None, b"3"), (b"a", b"4"), (b"a\tb", b"5"))
     assert read(bootstrap, topic, "--key", "a") == ["1", "4"]
     assert read(bootstrap, topic, "--key", "a", "--key", r"a\tb", "--limit", "3") == ["1", "4", "5"]
     assert read(bootstrap, topic, "--key", "c") == []
 
 
-def test_a_time_that_no_calendar_has_is_still_printed():
+def test_timestamp_beyond_the_calendar_is_printed_as_milliseconds():
     assert utc(NOON * 1000) == f"@{NOON * 1000}"
 
 
 # --- internal topics ---
 
 
-def test_internal_topics_are_shown_in_clear(bootstrap, topic, target):
+def test_internal_topics_are_printed_decoded(bootstrap, topic, target):
     group, name = unique("decoded"), unique("decoded")
     cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="x\n")
     cli(bootstrap, "consume", topic, "--group", group)
@@ -315,7 +315,7 @@ def test_internal_topics_are_shown_in_clear(bootstrap, topic, target):
 # --- open transactions ---
 
 
-def test_what_an_open_transaction_holds_back_is_told(bootstrap, topic):
+def test_consume_notes_records_held_back_by_an_open_transaction(bootstrap, topic):
     send(bootstrap, topic, (None, b"seen"))
     with open_transaction(bootstrap, topic, b"1", b"2", b"3") as (name, _):
         done = cli(bootstrap, "consume", topic)
@@ -329,7 +329,7 @@ def test_what_an_open_transaction_holds_back_is_told(bootstrap, topic):
     assert cli(bootstrap, "consume", topic).stderr == ""
 
 
-def test_a_follower_is_told_what_holds_it_back(bootstrap, topic):
+def test_follow_notes_the_open_transaction_once(bootstrap, topic):
     with (
         open_transaction(bootstrap, topic, b"1") as (name, producer),
         consuming(bootstrap, topic, "-f", "-n", "1") as one,
@@ -352,7 +352,7 @@ def committed(bootstrap: str, group: str) -> dict[int, int]:
     }
 
 
-def test_a_group_goes_on_where_it_was_and_shows_its_commits(bootstrap, ten):
+def test_consume_in_a_group_resumes_at_its_committed_offsets(bootstrap, ten):
     group = unique("readers")
     first = cli(bootstrap, "consume", ten, "--group", group, "--limit", "4")
     assert len(first.stdout.split()) == 4
@@ -365,7 +365,7 @@ def test_a_group_goes_on_where_it_was_and_shows_its_commits(bootstrap, ten):
     assert (again.stdout, again.stderr) == ("", "")
 
 
-def test_a_new_group_begins_where_it_is_told(bootstrap, ten):
+def test_from_applies_only_to_a_group_without_committed_offsets(bootstrap, ten):
     group = unique("readers")
     done = cli(bootstrap, "consume", ten, "--group", group, "--from", "0=9,1=2")
     assert done.stdout.split() == ["9"]
@@ -373,7 +373,7 @@ def test_a_new_group_begins_where_it_is_told(bootstrap, ten):
     assert cli(bootstrap, "consume", ten, "--group", group, "--from", "0=0,1=2").stdout == ""
 
 
-def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
+def test_consume_in_a_group_shares_partitions_with_other_members(bootstrap, ten):
     group = unique("readers")
     with consuming(bootstrap, ten, "-g", group, "-f") as one:
         # The consumer also prints its commits.
@@ -393,7 +393,7 @@ def test_it_shares_the_partitions_with_other_members(bootstrap, ten):
             assert f"new{mine.partition}" not in one.tail()
 
 
-def test_sigterm_lets_it_leave_the_group(bootstrap, ten):
+def test_sigterm_makes_consume_leave_the_group(bootstrap, ten):
     group = unique("ended")
     with consuming(bootstrap, ten, "-g", group, "-f") as one:
         until(lambda: f"{ten}:0 at 10" in one.tail(), "its commit")
@@ -401,7 +401,7 @@ def test_sigterm_lets_it_leave_the_group(bootstrap, ten):
     assert cli(bootstrap, "groups", "describe", group).stdout.startswith(f"{group}: Empty")
 
 
-def test_it_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
+def test_consume_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
     group = unique("new")
     with member(bootstrap, group, ten) as consumer:
         until(lambda: owned(consumer) == [2], "both partitions")
@@ -413,7 +413,7 @@ def test_it_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
             until(lambda: (owned(consumer), told in one.tail())[1], "the other")
 
 
-def test_a_group_without_the_usual_assignors_is_told(bootstrap, topic):
+def test_consume_in_a_group_with_another_assignor_fails_with_the_reason(bootstrap, topic):
     group = unique("sticky")
     strategy = "cooperative-sticky"
     with confluent_consumer(

@@ -52,14 +52,14 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("arguments", SAMPLE, ids=" ".join)
-def test_no_broker_is_one_line_and_status_3(arguments):
+def test_unreachable_broker_is_one_line_and_status_3(arguments):
     done = cli(GONE, *arguments, "--timeout", "0.2", stdin="x\n", status=3)
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("Error: 127.0.0.1:1: ")
 
 
-def test_who_names_no_broker_is_told_how_to_have_one(monkeypatch, tmp_path):
+def test_unreachable_default_broker_gets_a_hint_how_to_start_one(monkeypatch, tmp_path):
     monkeypatch.setattr(output, "DEFAULT_BOOTSTRAP", GONE)
     hint = "\nhint: `fencepost serve` starts one there; --bootstrap names another\n"
     asked = ("topics", "list", "--timeout", "0.2")
@@ -73,7 +73,7 @@ def test_who_names_no_broker_is_told_how_to_have_one(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("topics", "list"), ("consume", "t"), ("groups", "list")])
-def test_a_broker_that_never_answers_is_one_line_and_status_3(arguments):
+def test_unresponsive_broker_is_one_line_and_status_3(arguments):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         done = cli(address, *arguments, "--timeout", "0.3", status=3)
@@ -81,7 +81,7 @@ def test_a_broker_that_never_answers_is_one_line_and_status_3(arguments):
     assert done.stderr.count("\n") == 1
 
 
-def test_who_reads_no_further_ends_a_command_without_a_word(bootstrap, cluster, topic):
+def test_consume_ends_quietly_when_its_reader_closes_the_pipe(bootstrap, cluster, topic):
     for _ in range(20):
         cluster.produce(topic, [b"x" * 100_000] * 4)
     line = f"{shlex.join(MAIN)} consume {topic} -b {bootstrap} | head -c 10"
@@ -120,7 +120,7 @@ def test_profile_list_ends_quietly_when_its_reader_closes_the_pipe(tmp_path):
     ],
     ids=" ".join,
 )
-def test_a_name_that_does_not_exist_is_one_line_and_status_1(bootstrap, arguments):
+def test_nonexistent_name_is_one_line_and_status_1(bootstrap, arguments):
     name = unique("none")
     named = [name if one == "T" else one for one in arguments]
     done = cli(bootstrap, *named, stdin="x\n", status=1)
@@ -141,7 +141,7 @@ def test_a_name_that_does_not_exist_is_one_line_and_status_1(bootstrap, argument
     ],
     ids=" ".join,
 )
-def test_what_is_no_time_is_status_2_and_says_what_is(bootstrap, arguments):
+def test_invalid_time_is_status_2_and_shows_valid_forms(bootstrap, arguments):
     done = cli(bootstrap, *arguments, status=2)
     assert "'soon' is no" in done.stderr
     assert "a time is 02:13, -10m" in done.stderr
@@ -167,13 +167,13 @@ def test_all_topics_of_a_mistyped_group_are_an_error(bootstrap, verb):
     ],
     ids=str,
 )
-def test_an_unknown_state_is_told_with_the_known_ones(bootstrap, arguments, told):
+def test_unknown_state_filter_is_refused_with_the_known_ones(bootstrap, arguments, told):
     assert told in cli(bootstrap, *arguments, status=2).stderr
     name = {"open": "ongoing", "idle": "EMPTY", "new": "Classic"}[arguments[-1]]
     cli(bootstrap, *arguments[:-1], name)
 
 
-def test_histories_begin_and_end_at_times_of_every_form(bootstrap, topic, target):
+def test_history_range_accepts_times_of_every_form(bootstrap, topic, target):
     name = unique("timed")
     cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="a\n")
 
@@ -191,7 +191,7 @@ def test_histories_begin_and_end_at_times_of_every_form(bootstrap, topic, target
         assert told("--since", since) == []
 
 
-def test_record_says_why_there_are_no_requests(bootstrap, topic, target, tmp_path):
+def test_record_without_requests_names_the_reason(bootstrap, topic, target, tmp_path):
     name = unique("recorded")
     cli(bootstrap, "produce", topic, "--transactional-id", name, stdin="a\n")
     told = cli(bootstrap, "record", name, "--out", str(tmp_path / "incident.json"), status=1)
@@ -278,7 +278,9 @@ def profiles(tmp_path, bootstrap):
         (("--profile", "nothing", "--bootstrap", "HERE"), {}, 0),
     ],
 )
-def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
+def test_bootstrap_option_precedes_environment_and_profile(
+    bootstrap, profiles, options, env, status
+):
     told = [bootstrap if one == "HERE" else one for one in options]
     given = {key: bootstrap if value == "HERE" else value for key, value in env.items()}
     given = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": profiles, **given}
@@ -304,7 +306,7 @@ def test_what_is_said_nearer_wins(bootstrap, profiles, options, env, status):
         (None, "cannot be read"),
     ],
 )
-def test_a_profile_that_can_not_be_used_is_status_2(tmp_path, text, says):
+def test_unusable_profile_is_status_2_and_named(tmp_path, text, says):
     file = tmp_path / "profiles.toml"
     if text is not None:
         file.write_text(text)
@@ -315,7 +317,7 @@ def test_a_profile_that_can_not_be_used_is_status_2(tmp_path, text, says):
         assert str(file) in done.stderr
 
 
-def test_the_profiles_lie_among_the_users_settings(tmp_path, bootstrap):
+def test_profiles_are_found_in_the_users_config_directory(tmp_path, bootstrap):
     for env, base in (("XDG_CONFIG_HOME", tmp_path / "xdg"), ("HOME", tmp_path / "home/.config")):
         file = base / "fencepost" / "profiles.toml"
         file.parent.mkdir(parents=True)
@@ -328,7 +330,7 @@ def test_the_profiles_lie_among_the_users_settings(tmp_path, bootstrap):
 # --- help, version, shells ---
 
 
-def test_help_tells_the_exit_statuses_and_every_command():
+def test_help_lists_exit_statuses_and_every_command():
     told = " ".join(cli("", "--help").stdout.split())
     for code, text in EXIT_CODES.items():
         assert f"{code} {text}" in told
@@ -363,6 +365,6 @@ def test_bash_completes_commands_and_options(tmp_path):
 
 
 @pytest.mark.parametrize(("shell", "says"), [("zsh", "#compdef fencepost"), ("fish", "complete ")])
-def test_other_shells_get_their_own_script(shell, says):
+def test_completion_prints_a_script_for_each_supported_shell(shell, says):
     assert says in cli("", "completion", shell).stdout
     cli("", "completion", "tcsh", status=2)

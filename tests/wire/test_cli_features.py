@@ -54,7 +54,7 @@ def move(cluster: Cluster, level: int) -> None:
 
 
 @pytest.mark.slow
-def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
+def test_feature_levels_are_shown_and_changed(daemon: Daemon) -> None:
     fixed = {
         "eligible.leader.replicas.version": 0,
         "group.version": 1,
@@ -77,11 +77,11 @@ def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("text", [VERSION, "=1", f"{VERSION}=-1", f"{VERSION}=1 {VERSION}=2"])
-def test_what_is_no_level(daemon: Daemon, text: str) -> None:
+def test_invalid_feature_level_is_a_usage_error(daemon: Daemon, text: str) -> None:
     cli(daemon.bootstrap, "features", "set", *text.split(), status=2)
 
 
-async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -> None:
+async def test_transactions_stay_atomic_while_transaction_version_changes(daemon: Daemon) -> None:
     """Every transaction is committed or aborted completely, with requests of TV1 and of TV2."""
     wanted: list[bytes] = []
     with Cluster(daemon.bootstrap) as cluster:
@@ -113,7 +113,7 @@ async def test_producers_go_on_while_the_level_falls_and_rises(daemon: Daemon) -
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_takeover_fences_by_the_level_of_its_own_moment(
+def test_successor_fences_zombie_after_transaction_version_changed(
     daemon: Daemon, before: int, after: int
 ) -> None:
     with Cluster(daemon.bootstrap) as cluster:

@@ -61,7 +61,7 @@ def committed(bootstrap: str, group: str) -> dict[int, object]:
     return {int(str(row["partition"])): row["committed"] for row in found}
 
 
-def test_every_way_to_reset_says_what_it_would_do(bootstrap, topic, group):
+def test_reset_offsets_without_execute_only_shows_new_offsets(bootstrap, topic, group):
     now = dt.datetime.now(dt.UTC)
     past, future = dt.datetime(1970, 1, 1, tzinfo=dt.UTC), now + dt.timedelta(days=1)
     for arguments, wanted in (
@@ -85,7 +85,7 @@ def test_every_way_to_reset_says_what_it_would_do(bootstrap, topic, group):
     assert committed(bootstrap, group) == {0: 3}
 
 
-def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
+def test_invalid_reset_offsets_is_refused_with_a_reason(bootstrap, topic, group, tmp_path):
     bad = tmp_path / "bad.csv"
     bad.write_text(f"{topic},0,3\n{topic},0\n")
     for arguments, status, says in (
@@ -104,7 +104,7 @@ def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
         assert says.lower() in done.stderr.lower(), arguments
 
 
-def test_a_group_that_would_only_come_to_be_is_told(bootstrap, topic, tmp_path):
+def test_reset_offsets_of_a_missing_group_notes_its_creation(bootstrap, topic, tmp_path):
     group = unique("nope")
     change = ("reset-offsets", group, "--topic", topic, "--to-latest")
     note = f"note: there is no group '{group}'; --execute creates it\n"
@@ -113,7 +113,7 @@ def test_a_group_that_would_only_come_to_be_is_told(bootstrap, topic, tmp_path):
     assert note not in run(bootstrap, *change).stderr
 
 
-def test_an_undo_brings_everything_back(bootstrap, topic, group, tmp_path):
+def test_undo_file_restores_the_offsets(bootstrap, topic, group, tmp_path):
     undo = tmp_path / "undo.csv"
     change = ("reset-offsets", group, "--topic", topic, "--to-offset", "7")
     run(bootstrap, *change, "--execute", "--undo", str(undo))
@@ -125,7 +125,7 @@ def test_an_undo_brings_everything_back(bootstrap, topic, group, tmp_path):
     assert committed(bootstrap, group) == {0: 3}
 
 
-def test_an_undo_brings_back_what_clients_store_with_an_offset(
+def test_undo_file_restores_offset_metadata_and_leader_epoch(
     cluster, bootstrap, topic, group, tmp_path
 ):
     part = {"partition_index": 1, "committed_offset": 4, "committed_leader_epoch": 0}
@@ -159,7 +159,7 @@ def test_offsets_and_groups_are_deleted(cluster, bootstrap, topic, group, tmp_pa
     assert cluster.committed(group, topic, 0) == -1
 
 
-def test_an_active_group_is_left_alone(bootstrap, topic):
+def test_active_group_is_neither_reset_nor_deleted(bootstrap, topic):
     group = unique("active")
     with confluent_consumer(bootstrap, group_id=group) as consumer:
         consumer.subscribe([topic])
@@ -173,7 +173,7 @@ def test_an_active_group_is_left_alone(bootstrap, topic):
             assert "1 member)" in done.stderr
 
 
-def test_lag_is_told_for_both_isolation_levels(bootstrap, topic, group):
+def test_group_offsets_show_lag_for_both_isolation_levels(bootstrap, topic, group):
     with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
         producer.init_transactions(60)
         producer.begin_transaction()
@@ -185,7 +185,7 @@ def test_lag_is_told_for_both_isolation_levels(bootstrap, topic, group):
 
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "cooperative-sticky"])
-def test_the_plan_for_a_classic_group_comes_true(bootstrap, topic, assignor):
+def test_plan_of_a_classic_group_matches_its_next_assignment(bootstrap, topic, assignor):
     group = unique("plan")
     conf = {"group_id": group, "partition_assignment_strategy": assignor}
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def test_the_plan_for_a_classic_group_comes_true(bootstrap, topic, assignor):
         assert {row["member"]: row["then"] for row in without} == {names[0]: None, names[1]: 2}
 
 
-def test_plan_of_a_group_that_rebalances_says_so(request, bootstrap, topic):
+def test_plan_of_a_rebalancing_group_names_the_awaited_member(request, bootstrap, topic):
     group = unique("plan")
     conf = {"group_id": group, "client_id": "polls-no-more", "max_poll_interval_ms": 60_000}
     with ExitStack() as stack:
@@ -233,7 +233,7 @@ def test_plan_of_a_group_that_rebalances_says_so(request, bootstrap, topic):
         assert rows(run(bootstrap, "plan", group))
 
 
-def test_plan_of_an_empty_group_says_that_it_has_no_members(bootstrap, topic):
+def test_plan_of_an_empty_group_is_an_error(bootstrap, topic):
     group = unique("plan")
     with confluent_consumer(bootstrap, group_id=group) as consumer:
         place = confluent_kafka.TopicPartition(topic, 0, 0)
@@ -242,7 +242,7 @@ def test_plan_of_an_empty_group_says_that_it_has_no_members(bootstrap, topic):
     assert f"group '{group}' is Empty and has no members" in told
 
 
-def test_the_plan_for_a_consumer_group_and_its_filters(bootstrap, topic):
+def test_plan_of_a_consumer_group_applies_its_assignor_and_filters(bootstrap, topic):
     group = unique("plan848")
     with member(bootstrap, group, topic) as first:
         until(lambda: owned(first) == [2], "everything at one member")

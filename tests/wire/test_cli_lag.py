@@ -75,7 +75,7 @@ def delete_records(cluster: Cluster, topic: str, offset: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_lag_is_what_a_reader_can_still_get(cluster, bootstrap, session, topic, seed):
+def test_lag_counts_the_records_a_consumer_can_still_read(cluster, bootstrap, session, topic, seed):
     with ExitStack() as stack:
         ended = write(stack, bootstrap, topic, random.Random(seed))
 
@@ -105,7 +105,7 @@ def test_lag_is_what_a_reader_can_still_get(cluster, bootstrap, session, topic, 
         assert (lags.held_since((topic, 0)) is None) == (stable == end)
 
 
-def test_a_large_gap_is_counted_in_offsets(cluster, bootstrap, session, topic):
+def test_lag_beyond_the_exact_limit_is_counted_in_offsets(cluster, bootstrap, session, topic):
     cluster.produce(topic, [b""] * EXACT_OFFSETS)
     with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
         producer.init_transactions(60)
@@ -124,7 +124,7 @@ def test_a_large_gap_is_counted_in_offsets(cluster, bootstrap, session, topic):
     assert lags.of((topic, 1), 0) is None, "there is no such partition"
 
 
-def test_only_so_many_bytes_are_looked_at(cluster, session, topic, monkeypatch):
+def test_lag_is_inexact_once_the_byte_budget_is_spent(cluster, session, topic, monkeypatch):
     cluster.produce(topic, [b"one"])
     size = len(cluster.fetch(topic)["records"])
     for budget, is_exact in ((size, False), (size + 1, True)):
@@ -168,7 +168,7 @@ def test_lag_of_a_group_reaches_zero_after_a_transaction(cluster, bootstrap, top
         producer.abort_transaction(60)
 
 
-def test_lag_without_a_commit_is_unknown_where_there_are_records(cluster, bootstrap):
+def test_lag_without_committed_offset_is_unknown_unless_log_is_empty(cluster, bootstrap):
     topic, group = cluster.create_topic(unique("lag"), 3), unique("lag")
     cluster.produce(topic, [b"x"] * 3)
     cluster.produce(topic, [b"x"] * 2, partition=1)
@@ -218,7 +218,9 @@ def test_progress_of_a_spark_query_is_no_lag(cluster, bootstrap, topic):
         producer.abort_transaction(60)
 
 
-def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, session, topic):
+def test_lag_of_records_deleted_meanwhile_is_inexact_and_no_error(
+    cluster, bootstrap, session, topic
+):
     with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
         producer.init_transactions(60)
         producer.begin_transaction()
@@ -234,14 +236,14 @@ def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, ses
         producer.abort_transaction(60)
 
 
-def test_what_describe_can_not_be_asked(bootstrap):
+def test_invalid_groups_describe_is_refused(bootstrap):
     assert "--all" in run(bootstrap, "describe", status=2).stderr
     assert "--all" in run(bootstrap, "describe", "g", "--all", status=2).stderr
     assert "either" in run(bootstrap, "describe", "g", "--summary", "--members", status=2).stderr
     assert "no group" in run(bootstrap, "describe", unique("none"), status=1).stderr
 
 
-def test_watch_draws_anew_until_ctrl_c(cluster, bootstrap, topic, tmp_path):
+def test_watch_refreshes_until_ctrl_c(cluster, bootstrap, topic, tmp_path):
     group, seed = unique("watched"), tmp_path / "seed.csv"
     seed.write_text(f"{topic},0,0\n")
     run(bootstrap, "reset-offsets", group, "--from-file", str(seed), *execute(tmp_path))
@@ -264,7 +266,7 @@ def test_watch_draws_anew_until_ctrl_c(cluster, bootstrap, topic, tmp_path):
 
 
 @pytest.mark.slow
-def test_watch_goes_on_when_the_broker_was_away(request, tmp_path):
+def test_watch_resumes_after_a_broker_restart(request, tmp_path):
     with own_broker(request, tmp_path) as broker:
         with Cluster(broker.bootstrap) as cluster:
             topic = cluster.create_topic("t")

@@ -26,7 +26,7 @@ def records(bootstrap: str, topic: str, *options: str) -> list[dict[str, object]
     return json_lines(cli(bootstrap, "consume", topic, "--format", "json", *options))
 
 
-def test_single_lines_do_not_all_go_to_one_partition(bootstrap, topic):
+def test_separate_runs_use_more_than_one_partition(bootstrap, topic):
     for number in range(24):
         cli(bootstrap, "produce", topic, stdin=f"{number}\n")
     seen = records(bootstrap, topic)
@@ -36,7 +36,7 @@ def test_single_lines_do_not_all_go_to_one_partition(bootstrap, topic):
 
 
 @pytest.mark.parametrize("separator", [r"\t", "\t", r"\x09"])
-def test_a_separator_may_be_typed_in_a_shell(bootstrap, topic, separator):
+def test_key_separator_accepts_escapes(bootstrap, topic, separator):
     cli(bootstrap, "produce", topic, "--key-separator", separator, stdin="k\tv\nk\t\n")
     assert [(row["key"], row["value"]) for row in records(bootstrap, topic)] == [
         ("k", "v"),
@@ -44,7 +44,7 @@ def test_a_separator_may_be_typed_in_a_shell(bootstrap, topic, separator):
     ]
 
 
-def test_keys_headers_and_tombstones_by_option(bootstrap, topic):
+def test_key_header_and_null_options_apply_to_each_record(bootstrap, topic):
     options = ("--key", "k", "--header", "a=1", "--header", "a=2", "--null", "NULL")
     cli(bootstrap, "produce", topic, *options, stdin="v\nNULL\n\n")
     seen = records(bootstrap, topic)
@@ -61,11 +61,11 @@ def test_keys_headers_and_tombstones_by_option(bootstrap, topic):
         (("--format", "json", "--key", "a"), "--key applies to text"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(bootstrap, topic, options, told):
+def test_contradictory_produce_options_are_refused(bootstrap, topic, options, told):
     assert told in cli(bootstrap, "produce", topic, *options, stdin="x\n", status=2).stderr
 
 
-def test_what_consume_prints_can_be_produced_again(bootstrap, cluster, topic):
+def test_json_output_of_consume_can_be_produced_again(bootstrap, cluster, topic):
     lines = [
         {"key": "k", "value": "v", "headers": {"a": "1"}, "timestamp": "2026-01-31T12:00Z"},
         {"key_base64": "/w==", "value_base64": "AP8=", "headers_base64": [["b", "/g=="]]},
@@ -91,7 +91,7 @@ def test_what_consume_prints_can_be_produced_again(bootstrap, cluster, topic):
     }
 
 
-def test_bad_lines_are_told_by_number_and_the_others_are_written(bootstrap, topic):
+def test_invalid_lines_are_reported_by_number_and_the_rest_written(bootstrap, topic):
     lines = ['{"value": "a"}', "nonsense", '{"value": "b"}', '{"value": "c", "partition": 9}']
     produce = (bootstrap, "produce", topic, "--format", "json")
     done = cli(*produce, stdin="\n".join(lines), status=4)
@@ -109,7 +109,7 @@ def test_bad_lines_are_told_by_number_and_the_others_are_written(bootstrap, topi
     assert len(records(bootstrap, topic)) == 2
 
 
-def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
+def test_records_refused_by_the_broker_are_reported_by_line(bootstrap, topic):
     compacted, small = unique("compacted"), unique("small")
     for name, setting in ((compacted, "cleanup.policy=compact"), (small, "max.message.bytes=300")):
         cli(bootstrap, "topics", "create", name, "-p", "1", "--config", setting)
@@ -129,7 +129,7 @@ def test_what_the_broker_refuses_is_told_by_line(bootstrap, topic):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_aborts_what_was_to_be_whole(bootstrap, topic, number):
+def test_signal_aborts_the_transaction_of_produce(bootstrap, topic, number):
     line = [sys.executable, "-m", "fencepost", "produce", topic, "--transactional-id", topic]
     with subprocess.Popen(
         [*line, "-b", bootstrap], stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -145,7 +145,7 @@ def test_a_signal_aborts_what_was_to_be_whole(bootstrap, topic, number):
     assert records(bootstrap, topic) == []
 
 
-def test_a_signal_says_how_much_is_written(bootstrap, topic):
+def test_signal_makes_produce_report_acknowledged_records(bootstrap, topic):
     line = [sys.executable, "-m", "fencepost", "produce", topic, "-b", bootstrap]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as live:
         assert live.stdin is not None
@@ -165,7 +165,7 @@ def test_a_signal_says_how_much_is_written(bootstrap, topic):
 
 
 @pytest.mark.slow
-def test_lines_are_written_as_they_come_even_over_a_restart(tmp_path):
+def test_live_input_is_written_line_by_line_across_a_restart(tmp_path):
     daemon = Daemon(tmp_path / "data").start()
     try:
         cli(daemon.bootstrap, "topics", "create", "live", "-p", "1")

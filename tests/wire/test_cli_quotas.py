@@ -38,7 +38,7 @@ def seen(what: Callable[[], bool]) -> None:
     until(what, "the quotas")
 
 
-def test_a_quota_is_set_only_when_told(bootstrap, user):
+def test_quota_is_set_and_removed_only_with_execute(bootstrap, user):
     words = ("quotas", "set", "--user", user, "producer_byte_rate=1000000", "request_percentage=50")
     shown = cli(bootstrap, *words)
     assert "nothing was changed" in shown.stderr
@@ -59,7 +59,7 @@ def test_a_quota_is_set_only_when_told(bootstrap, user):
     seen(lambda: [r["quota"] for r in listed(bootstrap, "--user", user)] == ["request_percentage"])
 
 
-def test_why_a_client_has_to_wait(bootstrap, user):
+def test_quotas_why_names_the_effective_quota_and_its_scope(bootstrap, user):
     for words in (
         ("--user", user, "producer_byte_rate=1000000", "consumer_byte_rate=1000000"),
         ("--user", user, "--client-id", "app", "producer_byte_rate=5000000"),
@@ -81,7 +81,7 @@ def test_why_a_client_has_to_wait(bootstrap, user):
     assert why("other")["producer_byte_rate"] == [1_000_000, f"user {user}", "user"]
 
 
-def test_defaults_have_options_of_their_own(bootstrap, user):
+def test_default_client_id_quota_is_set_and_removed(bootstrap, user):
     words = ("--user", user, "--client-id-default")
     cli(bootstrap, "quotas", "set", *words, "producer_byte_rate=5000000", "--execute")
     seen(lambda: len(listed(bootstrap, "--user", user)) == 1)
@@ -104,5 +104,5 @@ def test_defaults_have_options_of_their_own(bootstrap, user):
         (("--ip", "10.0.0.1", "producer_byte_rate=1"), 1, "producer_byte_rate"),
     ],
 )
-def test_quotas_that_can_not_be(bootstrap, words, status, told):
+def test_invalid_quota_is_refused_with_a_reason(bootstrap, words, status, told):
     assert told in cli(bootstrap, "quotas", "set", *words, status=status).stderr

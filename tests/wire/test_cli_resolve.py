@@ -74,7 +74,7 @@ def test_ended_transaction_of_version_2_has_its_outcome_with_offsets(
     assert (last["verdict"], last["epoch"]) == (row["verdict"], identity[1])
 
 
-def test_identity_that_a_newer_one_replaced_is_named_with_the_newer_one(
+def test_replaced_producer_epoch_is_named_with_its_successor(
     bootstrap: str, cluster: Cluster
 ) -> None:
     producer = Producer(cluster, unique("id")).init()
@@ -89,7 +89,7 @@ def test_identity_that_a_newer_one_replaced_is_named_with_the_newer_one(
     assert refused["action"].startswith("refused: it is not open (replaced)")
 
 
-def test_transaction_that_a_newer_producer_aborted_is_aborted(
+def test_transaction_aborted_by_a_newer_producer_is_aborted(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
     producer = Producer(cluster, unique("id")).init()
@@ -101,7 +101,7 @@ def test_transaction_that_a_newer_producer_aborted_is_aborted(
     assert (row["verdict"], row["proof"]) == ("aborted", True)
 
 
-def test_open_transaction_tells_what_ends_it_and_who_waits(
+def test_open_transaction_shows_blocked_partitions_and_commands(
     bootstrap: str, topic: str, target: Any, cluster: Cluster
 ) -> None:
     with open_transaction(bootstrap, topic) as (name, _):
@@ -155,7 +155,7 @@ def test_open_transaction_is_ended_under_its_identity_and_recorded(
         assert until(recorded, "the history has the decision") == ["fencepost-resolve"]
 
 
-def test_open_transaction_of_version_2_is_committed_and_its_producer_hears_it(
+def test_open_version_2_transaction_is_committed_and_end_txn_succeeds(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
     producer = Producer(cluster, unique("id")).init()
@@ -168,7 +168,7 @@ def test_open_transaction_of_version_2_is_committed_and_its_producer_hears_it(
     assert producer.epoch == identity[1] + 1
 
 
-def test_identity_of_several_transactions_of_version_1_proves_nothing(
+def test_one_epoch_with_several_version_1_transactions_proves_nothing(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
     name = unique("pipeline")
@@ -214,7 +214,7 @@ def planned(folder: Path, batch: int, source: str) -> PlannedBatch:
     return found
 
 
-def test_batch_of_a_spark_query_is_judged_by_the_progress_in_its_transaction(
+def test_spark_batch_outcome_follows_from_progress_in_its_transaction(
     bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
     """The sink commits a batch's number in the transaction that has the batch's rows."""
@@ -253,7 +253,9 @@ def test_batch_of_a_spark_query_is_judged_by_the_progress_in_its_transaction(
     assert "only batch 0 is committed" in rolled["because"][0]
 
 
-def test_id_of_a_spark_query_comes_from_its_checkpoint(bootstrap: str, tmp_path: Path) -> None:
+def test_transactional_id_of_a_spark_query_is_read_from_its_checkpoint(
+    bootstrap: str, tmp_path: Path
+) -> None:
     planned(tmp_path, 0, "{}")
     done = cli(bootstrap, "txns", "resolve", "--from-checkpoint", str(tmp_path), status=UNDECIDED)
     assert f"fencepost-{QUERY}" in done.stdout
@@ -269,7 +271,7 @@ def test_spark_checkpoint_of_an_unknown_format_is_refused(
     assert "only the formats v1 and v2" in cli(bootstrap, *line, status=1).stderr
 
 
-def test_checkpoint_of_flink_names_its_transactions(bootstrap: str) -> None:
+def test_transactions_of_a_flink_checkpoint_are_resolved(bootstrap: str) -> None:
     """This cluster never gave out the identities, and says so."""
     named = ("txns", "resolve", "--from-checkpoint", str(FLINK))
     found = rows(cli(bootstrap, *named, *JSON, status=UNDECIDED))
@@ -296,7 +298,7 @@ def test_contradictory_options_are_refused(bootstrap: str, tmp_path: Path) -> No
     assert "is not a file" in bad.stderr
 
 
-def test_user_without_read_on_the_coordinators_log_hears_what_is_missing(tmp_path: Path) -> None:
+def test_user_without_read_on_transaction_state_gets_the_missing_right(tmp_path: Path) -> None:
     """The markers still prove the outcome, once the user may read the topic."""
     alice = tmp_path / "alice.properties"
     with Kafka(users={"alice": "secret", "app": "secret"}, acls=[]) as broker:

@@ -69,7 +69,7 @@ def test_every_kind_of_command_logs_in(settings: Path) -> None:
         assert run(settings, *arguments).stdout
 
 
-def test_a_profile_and_an_option_say_the_same(
+def test_profile_and_command_config_give_the_same_login(
     secured: Secured, settings: Path, tmp_path: Path
 ) -> None:
     profiles = tmp_path / "profiles.toml"
@@ -150,12 +150,14 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
         ("x" * 1025, "more than 1024 bytes"),
     ],
 )
-def test_passwords_that_are_none(settings: Path, stdin: Any, complaint: str) -> None:
+def test_invalid_password_is_refused_and_adds_no_user(
+    settings: Path, stdin: Any, complaint: str
+) -> None:
     done = run(settings, "users", "add", "dave", "--password-file", "-", stdin=stdin, status=1)
     assert complaint in done.stderr
     assert "dave" not in run(settings, "users", "list").stdout
 
 
-def test_a_user_whose_name_has_no_ascii_is_refused(settings: Path) -> None:
+def test_user_name_outside_of_ascii_is_refused(settings: Path) -> None:
     done = run(settings, "users", "add", "zoë", "--password-file", "-", stdin="x", status=1)
     assert "ASCII" in done.stderr

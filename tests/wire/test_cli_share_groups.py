@@ -75,14 +75,16 @@ def test_start_offsets_are_described_with_the_lag(bootstrap: str, topic: str, gr
     assert group in {row["group"] for row in listed}
 
 
-def test_members_have_their_partitions(bootstrap: str, topic: str, group: str, member: str) -> None:
+def test_share_group_members_are_listed_with_their_partitions(
+    bootstrap: str, topic: str, group: str, member: str
+) -> None:
     (found,) = rows(run(bootstrap, "members", group))
     assert (found["member"], found["type"]) == (member, "share")
     assert found["assigned"] == [f"{topic}:0", f"{topic}:1"]
     assert found["target"] is None
 
 
-def test_group_with_members_is_left_alone(
+def test_active_share_group_is_neither_reset_nor_deleted(
     bootstrap: str, topic: str, group: str, member: str
 ) -> None:
     reset = ("reset-offsets", group, "--topic", topic, "--to-latest", "--execute")
@@ -92,7 +94,7 @@ def test_group_with_members_is_left_alone(
     assert "share group" in refused.output
 
 
-def test_start_offsets_are_reset_and_brought_back(
+def test_start_offsets_are_reset_and_restored(
     cluster: Cluster, bootstrap: str, topic: str, group: str, tmp_path
 ) -> None:
     run(bootstrap, "reset-offsets", group, "--topic", topic, "--to-latest")
@@ -122,9 +124,7 @@ def test_group_is_deleted(cluster: Cluster, bootstrap: str, topic: str, group: s
     assert cluster_offsets(cluster, group) == {}
 
 
-def test_missing_counts_of_in_flight_records_have_a_reason(
-    bootstrap: str, topic: str, group: str
-) -> None:
+def test_missing_in_flight_counts_are_explained(bootstrap: str, topic: str, group: str) -> None:
     """No member fetches, so Fencepost has no counts; Apache Kafka never reports any."""
     for command in ("describe", "blame"):
         found = rows(run(bootstrap, command, group))

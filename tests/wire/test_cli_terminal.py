@@ -338,7 +338,7 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     return shown
 
 
-def test_every_command_is_tried_or_names_nothing(tmp_path: Path) -> None:
+def test_every_command_that_prints_names_is_tested(tmp_path: Path) -> None:
     tried = {*RUNS, *on_files(tmp_path, tmp_path)}
     assert tried | {*NAMES_NOTHING} == {*leaves(main)}
     assert not tried & {*NAMES_NOTHING}
@@ -397,7 +397,7 @@ def test_json_of_every_listing_is_valid_on_a_terminal(broker: Daemon, tmp_path: 
 
 
 @pytest.mark.parametrize("form", ["raw", "%s\\n", "text"])
-def test_values_reach_a_pipe_as_they_are(broker: Daemon, form: str) -> None:
+def test_control_characters_reach_a_pipe_unchanged(broker: Daemon, form: str) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "fencepost", "consume", TOPIC, "--format", form),

@@ -123,7 +123,7 @@ def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
 
 
 @pytest.mark.slow
-def test_producers_shows_what_the_leader_knows(bootstrap, topic):
+def test_producers_lists_producer_state_of_each_partition(bootstrap, topic):
     with open_transaction(bootstrap, topic, partition=1) as (name, _):
         described = rows(cli(bootstrap, "txns", "describe", name, "--format", "json"))
         found = rows(cli(bootstrap, "txns", "producers", topic, "--format", "json"))
@@ -141,7 +141,7 @@ def test_producers_shows_what_the_leader_knows(bootstrap, topic):
 
 
 @pytest.mark.slow
-def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, topic):
+def test_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, topic):
     name, producer_id = hang(cluster, topic)
     where = f"{topic}:0"
     find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout")
@@ -165,7 +165,9 @@ def test_a_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, t
 
 
 @pytest.mark.slow
-def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, topic, target):
+def test_hanging_transaction_shows_all_known_facts_of_its_producer(
+    bootstrap, cluster, topic, target
+):
     """One transaction has a known transactional id, the other is unknown to every coordinator."""
     before = dt.datetime.now(dt.UTC)
     producer = cluster.init_producer(unique("hanging"))
@@ -207,7 +209,7 @@ def test_all_that_can_be_named_of_a_hanging_transaction_is(bootstrap, cluster, t
 
 
 @pytest.mark.slow
-def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
+def test_hanging_producer_with_expired_id_is_named_from_the_history(tmp_path):
     """The coordinator has dropped the expired id; the history still names the id and its client."""
     expiring = {
         "transactional.id.expiration.ms": "1000",
@@ -237,7 +239,7 @@ def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_come_along(tmp_path):
+def test_transaction_of_a_log_moved_without_transaction_state_hangs(tmp_path):
     """A partition moves without __transaction_state: only producer id and epoch are known."""
     first = Daemon(tmp_path / "first").start()
     try:
@@ -272,7 +274,7 @@ def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_hanging_transaction_names_the_members_whose_offsets_it_holds(
+def test_hanging_transaction_names_members_of_its_pending_offsets(
     bootstrap, cluster, topic, protocol
 ):
     """The producer sent a group's offsets; the partition of its records was never added."""
@@ -320,7 +322,7 @@ def settled(answer: dict[str, Any]) -> dict[str, Any] | None:
     return None if answer["error_code"] in PASSING else answer
 
 
-def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cluster, topic):
+def test_ongoing_transaction_is_not_reported_as_hanging(bootstrap, cluster, topic):
     with open_transaction(bootstrap, topic) as (name, _):
         everywhere = rows(
             cli(
@@ -337,7 +339,7 @@ def test_a_transaction_that_its_coordinator_will_end_does_not_hang(bootstrap, cl
         assert "would abort" in cli(bootstrap, *order, "--force").stdout
 
 
-def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, topic, target):
+def test_terminate_aborts_the_transaction_of_a_dead_producer(bootstrap, cluster, topic, target):
     name, group = unique("dead"), unique("group")
     cluster.coordinator(group, GROUP)
     dead = Producer(cluster, name).init()
@@ -380,7 +382,7 @@ def test_the_transaction_of_a_dead_producer_is_terminated(bootstrap, cluster, to
         assert aborted["trigger"] == "request InitProducerId"
 
 
-def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
+def test_terminate_of_unknown_transactional_id_is_refused(bootstrap, cluster):
     cluster.init_producer(unique("somebody"))
     order = ("txns", "terminate", unique("nobody"))
     for given in (order, (*order, "--execute")):
@@ -388,7 +390,7 @@ def test_an_id_that_nobody_knows_is_not_terminated(bootstrap, cluster):
         assert "there is no transactional id" in refused.stderr
 
 
-def test_a_decided_outcome_is_not_terminated(tmp_path):
+def test_terminate_in_prepare_abort_is_refused(tmp_path):
     """A failing disk keeps the abort's marker from the log, so the state stays PrepareAbort."""
     disk, name = FaultyDisk(), unique("stuck")
     with BrokerThread(lambda: Broker(tmp_path, config=SETTINGS, fs=disk)) as broker:
@@ -404,14 +406,14 @@ def test_a_decided_outcome_is_not_terminated(tmp_path):
             assert f"{name} is PrepareAbort: its outcome is decided" in refused.stderr
 
 
-def test_abort_wants_to_know_which(bootstrap, topic):
+def test_abort_without_partition_or_producer_is_a_usage_error(bootstrap, topic):
     cli(bootstrap, "txns", "abort", f"{topic}:0", status=2)
     cli(bootstrap, "txns", "abort", topic, "--start-offset", "0", status=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, topic, protocol):
+def test_blame_names_a_waiting_group_without_committed_offsets(bootstrap, cluster, topic, protocol):
     cluster.produce(topic, [b"before"], partition=1)
     group = unique("reader")
     with open_transaction(bootstrap, topic), open_transaction(bootstrap, topic, partition=1):
@@ -433,7 +435,7 @@ def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic, protocol):
+def test_blame_names_the_producer_and_the_waiting_groups(bootstrap, cluster, topic, protocol):
     source = cluster.create_topic(unique("source"))
     group, reader = unique("copier"), unique("reader")
     cluster.produce(source, [b"a", b"b"])
@@ -468,7 +470,7 @@ def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, to
 
 
 @pytest.mark.slow
-def test_blame_names_the_groups_that_the_principal_may_not_describe(tmp_path):
+def test_blame_names_groups_hidden_from_the_principal(tmp_path):
     config = {
         **SETTINGS,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -104,7 +104,9 @@ def cluster_id(
         ),
     ],
 )
-def test_it_gets_in(secured: Secured, listener: str, more: dict[str, str]) -> None:
+def test_client_with_valid_security_settings_connects(
+    secured: Secured, listener: str, more: dict[str, str]
+) -> None:
     told = settings(secured, listener, **more)
     if "sasl.mechanisms" in more:
         del told["sasl.mechanism"]
@@ -113,7 +115,7 @@ def test_it_gets_in(secured: Secured, listener: str, more: dict[str, str]) -> No
     assert cluster_id(secured, listener, told)
 
 
-def test_it_shows_its_certificate(secured: Secured) -> None:
+def test_client_certificate_is_accepted_by_a_mutual_tls_listener(secured: Secured) -> None:
     own = str(secured.authority.client("alice").file)
     told = settings(secured, "MUTUAL", **{"ssl.keystore.location": own})
     assert cluster_id(secured, "MUTUAL", told)
@@ -172,7 +174,7 @@ def slowly(*case: Any) -> Any:
         ),
     ],
 )
-def test_it_says_why_it_does_not_get_in(
+def test_failed_connection_names_the_security_mistake(
     secured: Secured, listener: str, more: dict[str, str], words: str
 ) -> None:
     with pytest.raises((AuthenticationError, BrokerUnreachable)) as refused:
@@ -184,7 +186,9 @@ def test_it_says_why_it_does_not_get_in(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_a_login_is_renewed_in_time(secured: Secured, mechanism: str) -> None:
+def test_client_reauthenticates_before_its_session_expires(
+    secured: Secured, mechanism: str
+) -> None:
     security = Security.of(settings(secured, "BRIEF", **{"sasl.mechanism": mechanism}))
 
     end = time.monotonic() + 20

@@ -106,7 +106,7 @@ def _uuid(text: str | UUID) -> UUID:
     return text if isinstance(text, UUID) else UUID(text)
 
 
-def test_apis_are_advertised(mine: Cluster) -> None:
+def test_api_versions_advertises_the_telemetry_apis(mine: Cluster) -> None:
     keys = {one["api_key"] for one in mine.call("api_versions", 2)["api_keys"]}
     assert {71, 72} <= keys
 
@@ -122,7 +122,7 @@ def test_client_gets_an_id_and_its_subscription(mine: Cluster) -> None:
 
 
 @pytest.mark.parametrize("metrics", ["a.prefix.", "*", "*,b"])
-def test_subscription_id_is_kafkas(mine: Cluster, metrics: str) -> None:
+def test_subscription_id_is_computed_as_in_kafka(mine: Cluster, metrics: str) -> None:
     subscribe(mine, metrics=metrics)
     for instance_id in (UUID(int=7), UUID(int=(1 << 127) + 12_345)):
         told = get(mine, instance_id)
@@ -141,7 +141,7 @@ def test_requests_before_the_interval_are_refused(mine: Cluster) -> None:
     until(lambda: push(mine, told) == "none", "the interval has passed")
 
 
-def test_refused_pushes_and_what_the_client_may_do_then(mine: Cluster) -> None:
+def test_push_of_unknown_subscription_is_refused_and_throttles_the_next(mine: Cluster) -> None:
     told = mine.call("get_telemetry_subscriptions", 0)
     other = {**told, "subscription_id": told["subscription_id"] + 1}
     assert push(mine, other) == "unknown_subscription_id"
@@ -170,14 +170,14 @@ def test_refused_pushes_and_what_the_client_may_do_then(mine: Cluster) -> None:
         *("zstd-bomb", "no-gzip", "no-zstd", "good"),
     ],
 )
-def test_content_of_a_push_is_checked(
+def test_invalid_push_is_refused(
     mine: Cluster, metrics: bytes, compression_type: int, error: str
 ) -> None:
     told = mine.call("get_telemetry_subscriptions", 0)
     assert push(mine, told, metrics, compression_type=compression_type) == error
 
 
-def test_push_after_the_last_one_is_refused(mine: Cluster) -> None:
+def test_push_after_the_terminating_push_is_refused(mine: Cluster) -> None:
     told = mine.call("get_telemetry_subscriptions", 0)
     assert push(mine, told) == "none"
     assert push(mine, told, terminating=True) == "none"
@@ -191,7 +191,9 @@ def test_push_needs_an_instance_id(mine: Cluster, instance_id: UUID) -> None:
     assert push(mine, told) == "invalid_request"
 
 
-def test_instance_ends_with_its_connection(mine: Cluster, broker: OwnBroker) -> None:
+def test_client_instance_is_forgotten_when_its_connection_closes(
+    mine: Cluster, broker: OwnBroker
+) -> None:
     with Cluster(broker.bootstrap) as other:
         other.client_id = mine.client_id
         told = other.call("get_telemetry_subscriptions", 0)
@@ -270,7 +272,7 @@ def test_metrics_of_librdkafka_are_shown(ours: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
-def test_history_names_the_pause_for_which_a_java_consumer_lost_its_membership(
+def test_history_names_the_poll_pause_that_expired_a_java_consumer(
     ours: str, tmp_path: Path
 ) -> None:
     group, topic = unique("slow"), unique("t")

@@ -76,7 +76,7 @@ def test_partitions_are_shared_out_and_every_record_is_read_once(bootstrap, topi
     assert set(seen.values()) == {1}
 
 
-def test_the_next_member_goes_on_where_the_last_one_committed(bootstrap, topic):
+def test_next_member_resumes_at_the_committed_offsets(bootstrap, topic):
     group = unique("group")
     with member(bootstrap, group, topic) as first:
         until(lambda: first.consume(200, 0.2), "records come")
@@ -87,7 +87,7 @@ def test_the_next_member_goes_on_where_the_last_one_committed(bootstrap, topic):
     assert {index: found[index] for index in committed} == committed
 
 
-def test_a_static_member_comes_back_to_what_it_had(bootstrap, topic):
+def test_static_member_gets_its_former_partitions_after_a_restart(bootstrap, topic):
     group = unique("group")
     with member(bootstrap, group, topic, group_instance_id="a") as first:
         with member(bootstrap, group, topic, group_instance_id="b") as second:
@@ -100,12 +100,12 @@ def test_a_static_member_comes_back_to_what_it_had(bootstrap, topic):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_rebalances_when_its_topic_grows(cluster, bootstrap, protocol):
+def test_group_rebalances_when_its_topic_grows(cluster, bootstrap, protocol):
     name = cluster.create_topic(unique("grows"), 2)
     rebalances_as_it_grows(bootstrap, name, protocol=protocol)
 
 
-def test_the_group_is_listed_and_described_by_its_type(bootstrap, topic):
+def test_consumer_group_is_listed_described_and_deleted_by_admin_client(bootstrap, topic):
     group = unique("group")
     admin = AdminClient({"bootstrap.servers": bootstrap})
     with member(bootstrap, group, topic, client_id="me") as one:
@@ -129,7 +129,7 @@ def test_the_group_is_listed_and_described_by_its_type(bootstrap, topic):
     admin.delete_consumer_groups([group])[group].result()
 
 
-def test_a_new_partition_is_assigned_without_a_restart(cluster, bootstrap, topic):
+def test_new_partition_is_assigned_without_a_restart(cluster, bootstrap, topic):
     from confluent_kafka.admin import NewPartitions
 
     admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -36,7 +36,7 @@ def daemon(tmp_path: Path, environment: dict[str, str]):
     one.stop()
 
 
-def test_good_ones_assign_and_bad_ones_harm_nobody(daemon: Daemon) -> None:
+def test_failing_custom_assignor_does_not_disturb_other_groups(daemon: Daemon) -> None:
     bootstrap = daemon.bootstrap
     with Cluster(bootstrap) as cluster, ExitStack() as stack:
         topic = cluster.create_topic(unique("custom"), 6)
@@ -72,7 +72,7 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_daemon_killed_while_an_assignor_computes_asks_again(
+def test_assignment_is_computed_again_after_a_kill_during_it(
     daemon: Daemon, environment: dict[str, str]
 ) -> None:
     note = Path(environment["SLOW_ASSIGNOR_NOTE"])
@@ -89,7 +89,7 @@ def test_a_daemon_killed_while_an_assignor_computes_asks_again(
         assert int(note.read_text()) != computing
 
 
-def test_a_plan_with_an_assignor_that_is_installed_here(
+def test_plan_uses_a_locally_installed_assignor(
     daemon: Daemon, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Cluster(daemon.bootstrap) as cluster:

@@ -144,7 +144,7 @@ def test_record_of_the_queue_has_these_fields(cluster: Cluster) -> None:
     until(lambda: queue.is_done(1), "records are archived")
 
 
-def test_record_at_the_delivery_limit_goes_to_the_queue_without_its_body(cluster: Cluster) -> None:
+def test_record_at_the_delivery_limit_is_queued_without_its_body(cluster: Cluster) -> None:
     queue = Queue(cluster, **{LIMIT: "2"})
     queue.create()
     cluster.produce(queue.source, batch([b"a"], key=b"k"), partition=1)
@@ -159,7 +159,7 @@ def test_record_at_the_delivery_limit_goes_to_the_queue_without_its_body(cluster
     assert dict(headers)[b"__dlq.errors.partition"] == b"1"
 
 
-def test_queue_has_batches_within_its_limit(cluster: Cluster) -> None:
+def test_dead_letter_batches_stay_within_max_message_bytes(cluster: Cluster) -> None:
     queue = Queue(cluster)
     queue.create(**{"max.message.bytes": "1000"})
     cluster.produce(queue.source, [b"%d" % number for number in range(20)])
@@ -172,7 +172,7 @@ def test_queue_has_batches_within_its_limit(cluster: Cluster) -> None:
     assert counts == [4] * 5, (sizes, counts)
 
 
-def test_bodies_of_a_batch_that_inflates_beyond_the_limit_are_left_out(cluster: Cluster) -> None:
+def test_bodies_of_a_batch_that_decompresses_too_large_are_left_out(cluster: Cluster) -> None:
     queue = Queue(cluster, **{COPY: "true"})
     queue.create(**{"max.message.bytes": "3000"})
     for size in (10, 2000):

@@ -25,7 +25,7 @@ SERVE = (sys.executable, "-m", "fencepost", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
 
 
-def test_partitions_past_the_limit_are_refused_and_nothing_half_made_stays(tmp_path: Path) -> None:
+def test_partitions_past_the_limit_are_refused_without_leftovers(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", SETTINGS, command=LIMITED).start()
     assert daemon.child is not None
     pid = daemon.child.pid
@@ -85,7 +85,7 @@ def versions(client: RawClient) -> str:
     return error
 
 
-def test_partitions_leave_room_for_clients(tmp_path: Path) -> None:
+def test_partitions_leave_descriptors_for_clients(tmp_path: Path) -> None:
     with (
         limited(tmp_path / "data") as daemon,
         Cluster(daemon.bootstrap) as cluster,
@@ -102,7 +102,7 @@ def test_partitions_leave_room_for_clients(tmp_path: Path) -> None:
             assert client.offset("wide", index) == 2
 
 
-def test_connections_leave_room_for_partitions(tmp_path: Path) -> None:
+def test_connections_leave_descriptors_for_partitions(tmp_path: Path) -> None:
     with (
         limited(tmp_path / "data") as daemon,
         Cluster(daemon.bootstrap) as cluster,
@@ -118,7 +118,7 @@ def test_connections_leave_room_for_partitions(tmp_path: Path) -> None:
         assert {produced(cluster, index) for index in range(FEW)} == {"none"}
 
 
-def test_clients_for_whom_there_is_no_descriptor_wait_and_one_line_tells(tmp_path: Path) -> None:
+def test_clients_wait_for_a_free_descriptor_and_one_line_is_logged(tmp_path: Path) -> None:
     refusal = "no connection can be accepted"
     with (
         limited(tmp_path / "data") as daemon,

@@ -215,7 +215,7 @@ def test_offsets_outside_of_the_transaction_are_found(daemon: Daemon, cluster: C
     assert found["fields"]["member"]
 
 
-def test_offsets_outside_as_well_as_in_the_transaction_are_found(
+def test_offsets_committed_both_in_and_outside_of_transactions_are_found(
     daemon: Daemon, cluster: Cluster
 ) -> None:
     copy = Copy(daemon, cluster)
@@ -250,7 +250,7 @@ async def test_aiokafka_sends_offsets_without_member_and_reads_uncommitted(
     assert (read["request"], read["client_id"]) == ("Fetch", copy.name)
 
 
-def test_input_read_uncommitted_is_found(daemon: Daemon, cluster: Cluster) -> None:
+def test_read_uncommitted_input_is_found(daemon: Daemon, cluster: Cluster) -> None:
     copy = Copy(daemon, cluster)
     copy.once(isolation_level="read_uncommitted")
     found = awaited(daemon, "reads-uncommitted", "--transactional-id", copy.name)
@@ -314,7 +314,7 @@ async def test_timeout_shorter_than_the_processing_is_found(
     assert found["request"] == "EndTxn"
 
 
-def test_transaction_that_takes_most_of_its_timeout_is_found(tmp_path: Path) -> None:
+def test_transaction_close_to_its_timeout_is_found(tmp_path: Path) -> None:
     with (
         Kafka(tmp_path) as kafka,
         contextlib.closing(StubbornClient(kafka.bootstrap, "slow", version=2)) as client,
@@ -446,6 +446,6 @@ def test_unclean_election_of_an_output_is_found(daemon: Daemon, cluster: Cluster
     assert findings(daemon, "--topic", lone.target, status=0) == {}
 
 
-def test_time_that_cannot_be_read_is_a_usage_error(daemon: Daemon) -> None:
+def test_unparsable_since_is_a_usage_error(daemon: Daemon) -> None:
     done = cli(daemon.bootstrap, "doctor", "--since", "half past", status=2)
     assert "--since" in done.stderr

@@ -121,7 +121,7 @@ def bench(bootstrap: str, cluster: Cluster) -> Bench:
     return Bench(bootstrap, cluster)
 
 
-async def test_a_copy_to_the_end_keeps_everything(bench: Bench) -> None:
+async def test_copy_to_the_end_keeps_keys_timestamps_and_headers(bench: Bench) -> None:
     await bench.fill(200)
     async with bench.pipeline() as pipeline:
         await pipeline.run(to_end=True)
@@ -140,7 +140,7 @@ async def test_a_copy_to_the_end_keeps_everything(bench: Bench) -> None:
     assert again.metrics.records_in == 0
 
 
-async def test_several_topics_in_and_out(bench: Bench) -> None:
+async def test_pipeline_reads_and_writes_several_topics(bench: Bench) -> None:
     other = bench.cluster.create_topic(unique("other"))
     totals = bench.cluster.create_topic(unique("totals"))
     bench.cluster.produce(other, [b"x", b"y"])
@@ -173,7 +173,7 @@ async def test_several_topics_in_and_out(bench: Bench) -> None:
     assert counted == {bench.source: 30, other: 2}
 
 
-async def test_a_second_worker_takes_its_share_and_gives_it_back(bench: Bench) -> None:
+async def test_second_worker_gets_partitions_and_returns_them_when_it_stops(bench: Bench) -> None:
     await bench.fill(300)
     first, second = bench.pipeline(name="one"), bench.pipeline(name="two")
     async with bench.running(first):
@@ -199,7 +199,7 @@ async def _true(value: bool) -> bool:
     return value
 
 
-async def test_a_worker_that_lost_its_partitions_can_commit_nothing(bench: Bench) -> None:
+async def test_worker_whose_partitions_were_reassigned_cannot_commit(bench: Bench) -> None:
     """While the worker's transaction is open, the group moves its partitions to another worker."""
     await bench.fill(60)
     inside, release = asyncio.Event(), asyncio.Event()
@@ -233,7 +233,7 @@ def producer_epoch(pipeline: ExactlyOnce) -> int:
     return -1 if producer is None else producer._txn_manager.producer_epoch
 
 
-async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -> None:
+async def test_state_is_restored_only_after_the_running_handler_has_ended(bench: Bench) -> None:
     """The group revokes the partitions while a synchronous handler runs in its thread."""
     await bench.fill(60)
     inside, release = threading.Event(), threading.Event()
@@ -270,7 +270,7 @@ async def test_the_state_is_read_back_when_the_handler_has_ended(bench: Bench) -
     assert max(state.values(), default=1) == 1
 
 
-async def test_offsets_on_their_way_do_not_reach_the_next_transaction(
+async def test_offsets_in_flight_at_a_revocation_miss_the_next_transaction(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The group revokes the partitions while the offsets of a transaction are being sent."""
@@ -293,7 +293,7 @@ async def test_offsets_on_their_way_do_not_reach_the_next_transaction(
         bench.check(120)
 
 
-async def test_failures_far_apart_do_not_add_up_while_there_is_nothing_to_do(
+async def test_idle_pipeline_resets_its_failure_count(
     bench: Bench,
 ) -> None:
     await bench.fill(30)
@@ -318,7 +318,7 @@ async def test_failures_far_apart_do_not_add_up_while_there_is_nothing_to_do(
             )
 
 
-async def test_a_fenced_worker_comes_back(bench: Bench) -> None:
+async def test_fenced_worker_opens_a_new_producer_and_completes(bench: Bench) -> None:
     await bench.fill(100)
     thrown = False
 
@@ -336,7 +336,7 @@ async def test_a_fenced_worker_comes_back(bench: Bench) -> None:
     assert pipeline.metrics.fences >= 1
 
 
-async def test_fenced_again_and_again_it_stops(bench: Bench) -> None:
+async def test_worker_fenced_too_often_stops(bench: Bench) -> None:
     await bench.fill(10)
 
     async def fenced(_: Batch) -> None:
@@ -349,7 +349,7 @@ async def test_fenced_again_and_again_it_stops(bench: Bench) -> None:
     assert [bench.copied(p) for p in range(PARTITIONS)] == [[], [], []]
 
 
-async def test_a_handler_may_ask_for_another_attempt_or_stop_everything(bench: Bench) -> None:
+async def test_handler_exception_retries_the_batch_or_ends_the_pipeline(bench: Bench) -> None:
     await bench.fill(50)
     attempts = 0
 
@@ -375,7 +375,7 @@ async def test_a_handler_may_ask_for_another_attempt_or_stop_everything(bench: B
     bench.check(50)
 
 
-async def test_refused_records_are_in_the_same_transaction(bench: Bench) -> None:
+async def test_dead_letters_are_in_the_same_transaction(bench: Bench) -> None:
     dead = bench.cluster.create_topic(unique("dead"))
     await bench.fill(60)
 
@@ -396,7 +396,7 @@ async def test_refused_records_are_in_the_same_transaction(bench: Bench) -> None
         assert OFFSET in dict((await consumer.getone()).headers)
 
 
-async def test_deleted_records_are_noticed(bench: Bench) -> None:
+async def test_records_deleted_before_they_were_read_raise_data_lost(bench: Bench) -> None:
     await bench.fill(30)
     async with bench.pipeline() as pipeline:
         await pipeline.run(to_end=True)

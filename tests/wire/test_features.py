@@ -34,7 +34,7 @@ def finalized(cluster: Cluster) -> tuple[dict[str, int], int]:
     return levels, answer["finalized_features_epoch"]
 
 
-def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
+def test_feature_level_is_lowered_and_raised_in_every_request_version(daemon: Daemon) -> None:
     with Cluster(daemon.bootstrap) as cluster:
         levels, epoch = finalized(cluster)
         assert levels == {FEATURE: 2}
@@ -69,7 +69,7 @@ def test_version_0_cannot_downgrade(daemon: Daemon) -> None:
         assert finalized(cluster)[0] == {FEATURE: 2}
 
 
-def test_a_change_is_kept_in_the_history_of_the_cluster(daemon: Daemon) -> None:
+def test_feature_change_is_recorded_in_the_cluster_history(daemon: Daemon) -> None:
     with Cluster(daemon.bootstrap) as cluster:
         lower = {"feature": FEATURE, "max_version_level": 1, "upgrade_type": SAFE_DOWNGRADE}
         raise_again = {"feature": FEATURE, "max_version_level": 2, "upgrade_type": UPGRADE}
@@ -91,7 +91,7 @@ def test_a_change_is_kept_in_the_history_of_the_cluster(daemon: Daemon) -> None:
     until(lambda: changes()[-2:] == expected, "both changes in the history")
 
 
-def test_a_refusal_is_that_of_the_whole_request(daemon: Daemon) -> None:
+def test_unsupported_level_fails_the_whole_update_features_request(daemon: Daemon) -> None:
     with Cluster(daemon.bootstrap) as cluster:
         before = finalized(cluster)
         for version in (0, 1, 2):
@@ -109,7 +109,7 @@ def test_a_refusal_is_that_of_the_whole_request(daemon: Daemon) -> None:
         assert finalized(cluster) == before
 
 
-def test_only_looking_changes_nothing_and_a_crash_loses_nothing(daemon: Daemon) -> None:
+def test_validate_only_changes_nothing_and_a_change_survives_kill(daemon: Daemon) -> None:
     lower = [{"feature": FEATURE, "max_version_level": 1, "upgrade_type": SAFE_DOWNGRADE}]
     with Cluster(daemon.bootstrap) as cluster:
         before = finalized(cluster)
@@ -126,7 +126,7 @@ def test_only_looking_changes_nothing_and_a_crash_loses_nothing(daemon: Daemon) 
         assert before[1] < after[1] <= epoch
 
 
-def test_a_request_updates_so_many_features_and_no_more(
+def test_update_features_beyond_the_feature_limit_is_refused(
     request: pytest.FixtureRequest, cluster: Cluster
 ) -> None:
     if request.config.getoption("--target") != "fencepost":

@@ -93,7 +93,7 @@ def commit_offset(cluster: Cluster, client: StubbornClient, group: str, topic: s
     return errors_in(answer)
 
 
-def test_a_zombie_that_nobody_verifies_harms_no_other_group(
+def test_fenced_offset_commit_does_not_disturb_other_groups(
     bootstrap: str, cluster: Cluster, client: StubbornClient
 ) -> None:
     topic, group = cluster.create_topic(unique("fenced")), unique("group")
@@ -113,7 +113,7 @@ def test_a_zombie_that_nobody_verifies_harms_no_other_group(
 
 
 @pytest.mark.parametrize(("has_id", "has_epoch"), [(False, True), (True, False), (False, False)])
-def test_offsets_of_no_producer_are_no_transactions(
+def test_txn_offset_commit_without_producer_id_or_epoch_is_refused(
     cluster: Cluster, target: Target, client: StubbornClient, has_id: bool, has_epoch: bool
 ) -> None:
     """Apache Kafka commits offsets without a producer id, and fails on those without an epoch."""
@@ -128,7 +128,7 @@ def test_offsets_of_no_producer_are_no_transactions(
     assert cluster.committed(group, topic, stable=True) == -1
 
 
-def test_a_producer_fenced_by_an_operators_marker_harms_no_other_group(
+def test_producer_fenced_by_a_marker_does_not_disturb_other_groups(
     cluster: Cluster, client: StubbornClient
 ) -> None:
     topic, group = cluster.create_topic(unique("fenced")), unique("group")

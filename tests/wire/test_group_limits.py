@@ -99,7 +99,7 @@ def burst(
     return {value for batch in values.values() for value in batch}
 
 
-def test_librdkafka_gives_up_its_partitions_at_a_limit_in_mid_life(
+def test_librdkafka_releases_its_partitions_when_a_limit_is_exceeded(
     daemon: Daemon, small: Cluster, protocol: str
 ) -> None:
     topic = small.create_topic(unique("many"), partitions=PARTITIONS)
@@ -139,7 +139,7 @@ def test_librdkafka_gives_up_its_partitions_at_a_limit_in_mid_life(
 
 
 @pytest.mark.parametrize("protocol", ["eager"], indirect=True)
-async def test_aiokafka_gives_up_its_partitions_at_a_limit_in_mid_life(
+async def test_aiokafka_releases_its_partitions_when_a_limit_is_exceeded(
     daemon: Daemon, small: Cluster
 ) -> None:
     topic, group = small.create_topic(unique("few"), partitions=20), unique("g")

@@ -50,7 +50,7 @@ def shares(consumers: Sequence[aiokafka.AIOKafkaConsumer], partitions: int) -> b
 @pytest.mark.parametrize(
     "assignor", [RangePartitionAssignor, RoundRobinPartitionAssignor, StickyPartitionAssignor]
 )
-async def test_three_consumers_share_and_take_over(
+async def test_three_consumers_share_partitions_and_return_them_on_leaving(
     bootstrap: str, cluster: Cluster, assignor: type
 ) -> None:
     topic, group = cluster.create_topic(unique("share"), 6), unique("g")
@@ -82,7 +82,9 @@ async def test_three_consumers_share_and_take_over(
     assert describe(cluster, group)["group_state"] == "Empty"
 
 
-async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
+async def test_records_are_processed_once_across_a_rebalance(
+    bootstrap: str, cluster: Cluster
+) -> None:
     """Consumers commit on revocation and resume there: no record is repeated or lost."""
     topic, group = cluster.create_topic(unique("once"), 4), unique("g")
     fill(bootstrap, topic, 4, 50)
@@ -147,7 +149,9 @@ async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Clu
     assert sum(cluster.committed(group, topic, p) for p in range(4)) == 200
 
 
-def test_a_restarted_consumer_resumes_at_its_commit(bootstrap: str, cluster: Cluster) -> None:
+def test_restarted_consumer_resumes_at_its_committed_offset(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic, group = cluster.create_topic(unique("resume")), unique("g")
     fill(bootstrap, topic, 1, 30)
     with confluent_consumer(bootstrap, group_id=group) as consumer:
@@ -186,7 +190,7 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
     assert {(tp.partition, meta.offset) for tp, meta in listed.items()} == {(0, 7), (1, 9)}
 
 
-def test_automatic_commits(bootstrap: str, cluster: Cluster) -> None:
+def test_auto_commit_commits_the_consumed_offset(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("auto")), unique("g")
     fill(bootstrap, topic, 1, 20)
     with confluent_consumer(
@@ -236,7 +240,7 @@ def test_cooperative_rebalance_moves_only_what_must_move(bootstrap: str, cluster
         assert set(revoked["first"]) == moved
 
 
-def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
+def test_static_member_rejoins_without_a_rebalance(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("static"), 4), unique("g")
     cluster.coordinator(group, GROUP)
     assigned: list[str] = []
@@ -272,7 +276,9 @@ def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str, cluster:
             assert "one" not in assigned
 
 
-def test_an_instance_id_used_twice_fences_the_older(bootstrap: str, cluster: Cluster) -> None:
+def test_duplicate_group_instance_id_fences_the_older_member(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic, group = cluster.create_topic(unique("twice")), unique("g")
     fenced: list[confluent_kafka.KafkaError] = []
     older = confluent_kafka.Consumer(
@@ -309,7 +315,7 @@ def test_an_instance_id_used_twice_fences_the_older(bootstrap: str, cluster: Clu
     older.close()
 
 
-async def test_a_silent_member_is_removed(bootstrap: str, cluster: Cluster) -> None:
+async def test_member_without_heartbeats_is_removed(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("silent"), 2), unique("g")
     cluster.coordinator(group, GROUP)
     # This member joins by raw requests, and then goes silent.
@@ -347,7 +353,9 @@ def _subscription(topic: str) -> bytes:
     return b"\0\0\0\0\0\1" + len(name).to_bytes(2, "big") + name + b"\xff\xff\xff\xff"
 
 
-def test_a_consumer_finds_topics_that_match_its_pattern(bootstrap: str, cluster: Cluster) -> None:
+def test_pattern_subscription_consumes_only_matching_topics(
+    bootstrap: str, cluster: Cluster
+) -> None:
     stem = unique("pattern")
     first, second = cluster.create_topic(f"{stem}-a"), cluster.create_topic(f"{stem}-b")
     cluster.create_topic(f"other-{stem}")
@@ -358,7 +366,7 @@ def test_a_consumer_finds_topics_that_match_its_pattern(bootstrap: str, cluster:
         assert {m.topic() for m in drain(consumer, 6)} == {first, second}
 
 
-def test_kafka_python_members_share(bootstrap: str, cluster: Cluster) -> None:
+def test_kafka_python_members_share_partitions(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("kp"), 2), unique("g")
     cluster.coordinator(group, GROUP)
     fill(bootstrap, topic, 2, 10)
@@ -375,7 +383,7 @@ def test_kafka_python_members_share(bootstrap: str, cluster: Cluster) -> None:
         until(both, "one partition each")
 
 
-def test_listing_describing_and_deleting_groups(bootstrap: str, cluster: Cluster) -> None:
+def test_groups_are_listed_described_and_deleted(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("admin")), unique("g")
     with kp_admin(bootstrap) as admin:
         with confluent_consumer(bootstrap, group_id=group) as consumer:
@@ -427,7 +435,7 @@ def test_offsets_of_an_empty_group_can_be_deleted_one_by_one(
     assert cluster.committed(group, topic, 1) == 3
 
 
-def test_deleting_a_topic_forgets_its_offsets(bootstrap: str, cluster: Cluster) -> None:
+def test_deleted_topic_loses_its_committed_offsets(bootstrap: str, cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("forgotten")), unique("g")
     with confluent_consumer(bootstrap, group_id=group) as consumer:
         consumer.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 3)], asynchronous=False)

@@ -66,7 +66,7 @@ def join(cluster: Cluster, group: str, member: str = "", **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_who_never_was_is_an_error_and_no_empty_history(daemon: Daemon) -> None:
+def test_history_of_an_unknown_group_or_id_is_an_error(daemon: Daemon) -> None:
     for kind, says in (
         ("groups", "there is no group 'nobody'"),
         ("txns", "there is no transactional id 'nobody'"),
@@ -77,7 +77,7 @@ def test_who_never_was_is_an_error_and_no_empty_history(daemon: Daemon) -> None:
         assert says in done.stderr
 
 
-def test_the_timeline_of_a_group(daemon: Daemon) -> None:
+def test_group_history_lists_joins_leaves_and_generations(daemon: Daemon) -> None:
     group = unique("told")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.coordinator(group, 0)
@@ -99,7 +99,7 @@ def test_the_timeline_of_a_group(daemon: Daemon) -> None:
     assert member in table[2]
 
 
-def test_the_timeline_of_a_transactional_id_also_while_it_happens(daemon: Daemon) -> None:
+def test_followed_transactional_id_history_shows_fencing(daemon: Daemon) -> None:
     name = unique("told")
     with Cluster(daemon.bootstrap) as cluster:
         first = cluster.init_producer(name)
@@ -156,7 +156,7 @@ def now() -> str:
 
 
 @pytest.mark.slow
-def test_who_rebalanced_a_consumer_group_at_a_given_time(daemon: Daemon) -> None:
+def test_consumer_group_history_names_the_expired_member_and_its_host(daemon: Daemon) -> None:
     """One member goes silent: the entry has its id, its host, the timer and both epochs."""
     group = unique("at-0213")
     with Cluster(daemon.bootstrap) as cluster:
@@ -192,7 +192,7 @@ def test_who_rebalanced_a_consumer_group_at_a_given_time(daemon: Daemon) -> None
     assert epochs[-1] == "epoch 4 → 5"
 
 
-def test_who_rebalanced_a_classic_group_at_a_given_time(daemon: Daemon) -> None:
+def test_classic_group_history_names_the_member_that_left(daemon: Daemon) -> None:
     group = unique("at-0213")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.coordinator(group, 0)
@@ -211,7 +211,7 @@ def test_who_rebalanced_a_classic_group_at_a_given_time(daemon: Daemon) -> None:
     assert "generation 1" in started["change"]
 
 
-def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
+def test_followed_group_history_is_printed_as_text_and_json(daemon: Daemon) -> None:
     """The timeline is printed as text and as JSON, also for a group that does not exist yet."""
     group = unique("followed")
     words = ("groups", "history", group, "--follow")
@@ -236,7 +236,7 @@ def test_the_timeline_of_a_group_while_it_happens(daemon: Daemon) -> None:
     assert told_to_programs[:2] == ["group-created", "member-joined"]
 
 
-def test_who_took_a_static_members_place(daemon: Daemon) -> None:
+def test_history_names_the_fenced_static_member_and_its_successor(daemon: Daemon) -> None:
     """The entry names the fenced member with its own client id and host, in both protocols."""
     for protocol in ("classic", "consumer"):
         group = unique("static")
@@ -264,7 +264,7 @@ def test_who_took_a_static_members_place(daemon: Daemon) -> None:
         assert fenced["why"]
 
 
-def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
+def test_history_topic_is_readable_but_not_writable_for_clients(daemon: Daemon) -> None:
     name = unique("told")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.init_producer(name)
@@ -308,7 +308,7 @@ def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
         assert b"forged" not in kept
 
 
-def test_it_is_there_after_a_restart(daemon: Daemon) -> None:
+def test_history_survives_a_restart(daemon: Daemon) -> None:
     name = unique("told")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.init_producer(name)

@@ -188,7 +188,7 @@ def test_next_run_begins_with_the_entry_that_failed(daemon: Daemon, cluster: Clu
 
 
 @pytest.mark.parametrize("status", [302, 400, 401])
-def test_status_that_no_retry_mends_is_an_error(
+def test_webhook_status_without_retry_is_an_error(
     daemon: Daemon, cluster: Cluster, status: int
 ) -> None:
     make_history(daemon, cluster)
@@ -198,7 +198,7 @@ def test_status_that_no_retry_mends_is_an_error(
     assert len(receiver.requests) == 1
 
 
-def test_receiver_that_does_not_listen_is_named(daemon: Daemon, cluster: Cluster) -> None:
+def test_unreachable_webhook_receiver_is_named(daemon: Daemon, cluster: Cluster) -> None:
     make_history(daemon, cluster)
     with receiving() as receiver:
         pass
@@ -237,7 +237,7 @@ def test_killed_export_loses_no_entry(daemon: Daemon, cluster: Cluster) -> None:
     assert {one for one in wanted if one <= max(offsets)} <= offsets
 
 
-def test_selection_and_usage(daemon: Daemon, cluster: Cluster) -> None:
+def test_export_selects_kinds_and_refuses_invalid_options(daemon: Daemon, cluster: Cluster) -> None:
     group = make_history(daemon, cluster)
     with receiving() as receiver:
         export(daemon, "--webhook", receiver.url, "--kinds", "member-left,group-created")
@@ -363,7 +363,7 @@ def test_rebalance_of_the_consumer_protocol_ends_with_its_last_member(
 
 
 @pytest.mark.slow
-def test_entries_of_every_broker_of_a_cluster_are_delivered_also_after_one_failed() -> None:
+def test_entries_of_every_broker_are_delivered_even_after_a_failover() -> None:
     with SeveralBrokers(3) as brokers:
         brokers.topic("t", 3)
 

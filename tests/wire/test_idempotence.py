@@ -28,13 +28,13 @@ async def test_idempotent_clients_write_in_order(bootstrap: str, cluster: Cluste
         assert stamps != {-1}
 
 
-def test_each_producer_has_an_id_of_its_own(cluster: Cluster) -> None:
+def test_init_producer_id_returns_distinct_ids(cluster: Cluster) -> None:
     given = [cluster.init_producer() for _ in range(5)]
     assert len({pid for pid, _ in given}) == 5
     assert {epoch for _, epoch in given} == {0}
 
 
-def test_a_repeated_batch_is_acknowledged_with_its_first_offset(cluster: Cluster) -> None:
+def test_duplicate_batch_is_acknowledged_with_its_first_offset(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("dup"))
     pid, epoch = cluster.init_producer()
 
@@ -54,7 +54,7 @@ def test_a_repeated_batch_is_acknowledged_with_its_first_offset(cluster: Cluster
     assert cluster.offset(topic) == 12
 
 
-def test_a_gap_in_the_sequence_is_refused(cluster: Cluster) -> None:
+def test_sequence_gap_is_refused(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("gap"))
     pid, epoch = cluster.init_producer()
 
@@ -72,14 +72,14 @@ def test_a_gap_in_the_sequence_is_refused(cluster: Cluster) -> None:
     assert cluster.offset(topic) == 3
 
 
-def test_an_unknown_producer_may_begin_anywhere(cluster: Cluster) -> None:
+def test_unknown_producer_may_start_at_any_sequence(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("anywhere"))
     pid, epoch = cluster.init_producer()
     data = batch([b"v"], producer_id=pid, producer_epoch=epoch, sequence=77)
     assert cluster.produce(topic, data)["error_code"] == "none"
 
 
-def test_sequences_wrap_to_zero(cluster: Cluster) -> None:
+def test_sequence_wraps_to_zero_after_the_maximum(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("wrap"))
     pid, epoch = cluster.init_producer()
     for sequence, size in ((2**31 - 3, 2), (2**31 - 1, 2), (1, 1)):

@@ -49,7 +49,7 @@ def fresh(cluster: Cluster) -> int:
 
 
 @pytest.mark.slow
-def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemon) -> None:
+def test_producer_ids_stay_unique_across_kills_and_restarts(daemon: Daemon) -> None:
     given: list[int] = []
     # The second process uses up its block exactly; the third one takes one id of another block.
     for number, (count, is_killed) in enumerate(
@@ -119,7 +119,7 @@ def java(bootstrap: str, name: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.slow)])
-def test_a_client_goes_on_over_the_end_of_the_epochs(
+def test_client_continues_after_its_producer_epochs_are_exhausted(
     daemon: Daemon, client: str, request: pytest.FixtureRequest
 ) -> None:
     if client == "java":

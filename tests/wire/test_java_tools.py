@@ -21,7 +21,7 @@ def events(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def test_the_java_client_reads_our_api_versions(bootstrap: str) -> None:
+def test_java_broker_api_versions_tool_reads_every_api(bootstrap: str) -> None:
     said = run_tool(
         "org.apache.kafka.tools.BrokerApiVersionsCommand", "--bootstrap-server", bootstrap
     )
@@ -70,7 +70,9 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_consumer_group_of_java(bootstrap: str, cluster: Cluster, protocol: str) -> None:
+def test_java_consumer_group_commits_and_is_described_by_the_tool(
+    bootstrap: str, cluster: Cluster, protocol: str
+) -> None:
     topic, group = cluster.create_topic(unique("java-group"), 2), unique("g")
     for partition in range(2):
         cluster.produce(topic, [b"%d" % i for i in range(50)], partition=partition)
@@ -99,7 +101,9 @@ def test_a_consumer_group_of_java(bootstrap: str, cluster: Cluster, protocol: st
     ]
 
 
-def test_transactional_throughput_by_java(bootstrap: str, cluster: Cluster) -> None:
+def test_java_transactional_perf_producer_writes_every_record(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic = cluster.create_topic(unique("java-perf"))
     said = run_tool(
         "org.apache.kafka.tools.ProducerPerformance",
@@ -112,7 +116,7 @@ def test_transactional_throughput_by_java(bootstrap: str, cluster: Cluster) -> N
     assert len(cluster.values(topic, isolation=READ_COMMITTED)) == 3000
 
 
-def test_a_hanging_transaction_is_aborted_by_the_tool(bootstrap: str, cluster: Cluster) -> None:
+def test_hanging_transaction_is_aborted_by_the_java_tool(bootstrap: str, cluster: Cluster) -> None:
     from tests.wire.test_transactions_v2 import Producer
 
     topic = cluster.create_topic(unique("java-hang"))

@@ -195,7 +195,7 @@ def test_member_rejoins_with_all_that_it_owns_and_large_user_data(broker: OwnBro
             assert joined["member_id"] == member_id
 
 
-def test_a_thousand_members_of_the_consumer_protocol(broker: OwnBroker) -> None:
+def test_consumer_group_accepts_a_thousand_members(broker: OwnBroker) -> None:
     group = unique("g")
     with Cluster(broker.bootstrap, deadline_s=60) as cluster:
         cluster.coordinator(group, 0)

@@ -64,7 +64,7 @@ def told_by(path: tuple[str, ...], home: Path, *runs: tuple[str, ...]) -> None:
         assert SECRET not in repr(done.exception), (path, arguments)
 
 
-def test_no_command_shows_what_it_was_told_in_its_help(tmp_path: Path) -> None:
+def test_no_command_shows_a_secret_argument_in_help_or_usage_error(tmp_path: Path) -> None:
     for path in leaves(main):
         told_by(path, tmp_path, ("--help",), ("--no-such-option",))
 
@@ -73,7 +73,7 @@ def test_no_command_shows_what_it_was_told_in_its_help(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted(one for one in leaves(main) if one[0] not in STAYS), ids=" ".join
 )
-def test_no_command_shows_what_it_was_told(path: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_command_shows_a_secret_argument(path: tuple[str, ...], tmp_path: Path) -> None:
     soon = ("--timeout", "0.1")
     told_by(path, tmp_path, soon, ("a", *soon), ("a", "b", *soon))
 
@@ -91,7 +91,7 @@ def test_no_command_shows_what_it_was_told(path: tuple[str, ...], tmp_path: Path
         f"security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\nsasl.jaas.config={SECRET};",
     ],
 )
-def test_settings_that_can_not_be_used_are_not_quoted(text: str, tmp_path: Path) -> None:
+def test_unusable_client_settings_are_not_quoted(text: str, tmp_path: Path) -> None:
     path = tmp_path / "client.properties"
     path.touch(mode=0o600)
     path.write_text(text)
@@ -102,7 +102,7 @@ def test_settings_that_can_not_be_used_are_not_quoted(text: str, tmp_path: Path)
         assert SECRET not in done.output
 
 
-def test_what_is_a_password_to_the_broker_is_a_secret_to_the_client() -> None:
+def test_client_hides_every_config_of_type_password() -> None:
     passwords = {one.name for one in SECURITY_KEYS if one.type is ConfigType.PASSWORD}
     assert passwords <= SECRETS
     security = Security.of(
@@ -132,7 +132,7 @@ def test_what_is_a_password_to_the_broker_is_a_secret_to_the_client() -> None:
         "listener.name.internal.ssl.key.pasword={}",
     ],
 )
-async def test_a_broker_that_does_not_start_tells_no_secret(pair: str, tmp_path: Path) -> None:
+async def test_config_error_at_startup_shows_no_secret(pair: str, tmp_path: Path) -> None:
     key, _, value = pair.format(SECRET).partition("=")
     config = {
         "listeners": "INTERNAL://127.0.0.1:0",
@@ -146,7 +146,7 @@ async def test_a_broker_that_does_not_start_tells_no_secret(pair: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_command_tells_no_more(tmp_path: Path) -> None:
+def test_serve_with_misspelt_config_shows_no_secret(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(tmp_path / "data")]
     done = subprocess.run(
         [*command, "--config", f"ssl.key.pasword={SECRET}"],
@@ -225,7 +225,7 @@ def as_admin(
 
 
 @pytest.mark.slow
-def test_a_broker_keeps_and_tells_no_secret(tmp_path: Path) -> None:
+def test_broker_neither_logs_nor_stores_secrets(tmp_path: Path) -> None:
     with guarded(tmp_path) as (daemon, security):
         assert daemon.child is not None
         env = {"env": {"FENCEPOST_BOOTSTRAP": daemon.bootstrap}}
@@ -293,7 +293,7 @@ def test_a_broker_keeps_and_tells_no_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_sweep_keeps_of_a_failure_holds_no_secret(tmp_path: Path) -> None:
+def test_files_of_a_failed_crash_sweep_contain_no_secret(tmp_path: Path) -> None:
     kept = tmp_path / "sweep"
     fencepost = f"{sys.executable} -m fencepost"
     done = subprocess.run(

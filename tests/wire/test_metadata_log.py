@@ -85,7 +85,9 @@ IDS = [f"{api}-{version}-{at}" for at, (api, version, _) in enumerate(REQUESTS)]
 
 
 @pytest.mark.parametrize(("api", "version", "body"), REQUESTS, ids=IDS)
-def test_no_request_finds_it(cluster: Cluster, api: str, version: int, body: Any) -> None:
+def test_metadata_topic_is_unknown_to_every_request(
+    cluster: Cluster, api: str, version: int, body: Any
+) -> None:
     by_id = version >= 13 and api in {"produce", "fetch"}
     expected = "unknown_topic_id" if by_id else "unknown_topic_or_partition"
     assert [code for code in errors_in(cluster.call(api, version, **body)) if code != "none"] == [
@@ -94,7 +96,7 @@ def test_no_request_finds_it(cluster: Cluster, api: str, version: int, body: Any
 
 
 @pytest.mark.slow
-def test_a_broker_that_was_sent_them_all_starts_again_with_all_it_knew(tmp_path: Path) -> None:
+def test_metadata_survives_requests_against_its_log_and_a_restart(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data").start()
     topic = unique("kept")
     with Cluster(daemon.bootstrap) as cluster:

@@ -46,7 +46,7 @@ def error(cluster: Cluster, name: str, version: int, *, allow: bool) -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("allow", [True, False])
-def test_illegal_names_are_refused_and_others_are_unknown(
+def test_illegal_topic_names_are_invalid_and_legal_ones_unknown(
     asked: Cluster, version: int, allow: bool
 ) -> None:
     """A name that collides with a topic's is valid, although no topic can be created with it."""
@@ -61,7 +61,7 @@ def test_illegal_names_are_refused_and_others_are_unknown(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_legal_name_is_unknown_until_its_topic_is_there(
+def test_legal_topic_name_is_unknown_until_auto_created(
     request: pytest.FixtureRequest, asked: Cluster, version: int
 ) -> None:
     for name in (unique("new"), "x" * (249 - 12) + unique("y")[:12]):

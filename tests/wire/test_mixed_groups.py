@@ -145,7 +145,9 @@ def kind_of(cluster: Cluster, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_a_group_moves_up_and_down_under_load(group: Group, cluster: Cluster) -> None:
+def test_group_changes_its_protocol_under_load_without_losing_records(
+    group: Group, cluster: Cluster
+) -> None:
     group.write()
     first, second = group.add(Old), group.add(Old)
     group.settle("two classic members share")
@@ -179,7 +181,7 @@ def test_a_group_moves_up_and_down_under_load(group: Group, cluster: Cluster) ->
     assert second in group.members
 
 
-def test_members_of_both_kinds_come_and_go(group: Group) -> None:
+def test_members_of_both_protocols_join_and_leave_without_losing_records(group: Group) -> None:
     rng = random.Random(7)
     group.add(Old)
     for _ in range(6):

@@ -43,7 +43,7 @@ def check(tap: Tap) -> None:
 
 
 @every_client
-async def test_two_hundred_transactions_with_offsets(tap: Tap, client: str) -> None:
+async def test_two_hundred_transactions_with_offsets_get_no_error(tap: Tap, client: str) -> None:
     with Cluster(tap.address) as cluster:
         topic, group = cluster.create_topic(unique("busy"), 2), unique("g")
         cluster.coordinator(group, 0)
@@ -65,7 +65,7 @@ async def test_two_hundred_transactions_with_offsets(tap: Tap, client: str) -> N
 # The test checks the broker's responses, regardless of the delays of a busy machine.
 @pytest.mark.slow
 @pytest.mark.timeout(COPY_S + 60)
-def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
+def test_two_hundred_java_copies_get_no_error(tap: Tap, java_tools: Path) -> None:
     size = 5
     with Cluster(tap.address) as cluster:
         source, target = (
@@ -88,7 +88,7 @@ def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
         assert shown == size * TRANSACTIONS
 
 
-def test_the_tap_hears_the_error_where_it_belongs(tap: Tap) -> None:
+def test_tap_records_invalid_txn_state_of_an_end_txn(tap: Tap) -> None:
     """The control: EndTxn without a transaction is refused, and the tap records the error."""
     with Cluster(tap.address) as cluster:
         name = unique("id")

@@ -73,12 +73,12 @@ def sent(settings: dict[str, object]) -> list[KafkaError | None]:
     return told
 
 
-def test_librdkafka(bootstrap: str) -> None:
+def test_librdkafka_logs_in_with_a_token(bootstrap: str) -> None:
     assert sent(librdkafka(bootstrap)) == [None]
 
 
 @pytest.mark.slow
-def test_a_token_of_a_stranger(bootstrap: str) -> None:
+def test_token_with_a_foreign_signature_is_refused(bootstrap: str) -> None:
     heard: list[KafkaError] = []
     (error,) = sent(
         librdkafka(bootstrap, STRANGER, error_cb=heard.append, **{"message.timeout.ms": 2_000})
@@ -87,7 +87,7 @@ def test_a_token_of_a_stranger(bootstrap: str) -> None:
     assert any("invalid_token" in one.str() for one in heard), heard
 
 
-def test_kafka_python(bootstrap: str) -> None:
+def test_kafka_python_logs_in_with_a_token(bootstrap: str) -> None:
     class Provider(OtherTokenProvider):
         def token(self) -> str:
             return token()
@@ -102,7 +102,7 @@ def test_kafka_python(bootstrap: str) -> None:
     producer.close()
 
 
-async def test_aiokafka(bootstrap: str) -> None:
+async def test_aiokafka_logs_in_with_a_token(bootstrap: str) -> None:
     class Provider(AbstractTokenProvider):
         async def token(self) -> str:
             return token()
@@ -116,7 +116,7 @@ async def test_aiokafka(bootstrap: str) -> None:
         assert (await producer.send_and_wait("orders", b"x")).topic == "orders"
 
 
-def test_our_own_client(bootstrap: str, tmp_path: Path) -> None:
+def test_fencepost_client_logs_in_with_a_token_file(bootstrap: str, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(token())
     settings = {
@@ -129,7 +129,7 @@ def test_our_own_client(bootstrap: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tokens_that_nobody_has_signed_are_for_development(tmp_path: Path) -> None:
+def test_unsecured_token_is_accepted_only_with_the_required_scope(tmp_path: Path) -> None:
     config = {
         "listeners": "SASL_PLAINTEXT://127.0.0.1:0",
         "sasl.enabled.mechanisms": "OAUTHBEARER",

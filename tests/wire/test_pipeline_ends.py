@@ -46,7 +46,7 @@ APIS = {
 RECORDS = 30
 
 
-def test_the_time_to_end_in_is_less_than_what_is_promised() -> None:
+def test_stop_and_clean_up_limits_fit_into_the_promised_time() -> None:
     assert STOP_MS / 1000 + CLEAN_UP_S < END_S
 
 
@@ -96,7 +96,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "api"), list(zip(itertools.cycle(SIGNALS), APIS)))
-async def test_while_an_answer_does_not_come(
+async def test_pipeline_stops_in_time_while_a_response_is_missing(
     bench: Bench, proxied: tuple[OwnBroker, LosingProxy], api: str, number: int
 ) -> None:
     proxy = proxied[1]
@@ -172,7 +172,7 @@ def waits_before_its_commit(bench: Bench, at_work: asyncio.Event) -> ExactlyOnce
         (signal.SIGTERM, waits_before_its_commit),
     ],
 )
-async def test_while_something_else_does_not_come(
+async def test_pipeline_stops_in_time_while_it_waits(
     bench: Bench, made: Callable[[Bench, asyncio.Event], ExactlyOnce], number: int
 ) -> None:
     at_work = asyncio.Event()
@@ -181,7 +181,7 @@ async def test_while_something_else_does_not_come(
     await all_is_copied_once(bench)
 
 
-async def test_a_transaction_that_ends_in_time_is_committed(bench: Bench) -> None:
+async def test_transaction_that_completes_within_the_stop_time_is_committed(bench: Bench) -> None:
     at_work = asyncio.Event()
 
     async def hook(_: object) -> None:
@@ -196,7 +196,7 @@ async def test_a_transaction_that_ends_in_time_is_committed(bench: Bench) -> Non
     await all_is_copied_once(bench)
 
 
-async def test_an_aborted_transaction_holds_no_reader_back(bench: Bench) -> None:
+async def test_transaction_aborted_at_a_stop_does_not_hold_back_the_lso(bench: Bench) -> None:
     at_work = asyncio.Event()
     pipeline = waits_before_its_commit(bench, at_work)
     async with ended_by(signal.SIGTERM, pipeline):
@@ -213,7 +213,9 @@ async def test_an_aborted_transaction_holds_no_reader_back(bench: Bench) -> None
     )
 
 
-async def test_while_the_broker_is_gone(request: pytest.FixtureRequest, tmp_path: object) -> None:
+async def test_pipeline_stops_in_time_while_the_broker_is_down(
+    request: pytest.FixtureRequest, tmp_path: object
+) -> None:
     with own_broker(request, tmp_path / "own") as broker, Cluster(broker.bootstrap) as cluster:
         own = Bench(broker.bootstrap, cluster)
         await own.fill(RECORDS)
@@ -229,7 +231,7 @@ async def test_while_the_broker_is_gone(request: pytest.FixtureRequest, tmp_path
             await until_async(is_lost, "the pipeline has noticed")
 
 
-async def test_a_stop_while_it_connects() -> None:
+async def test_stop_while_connecting_raises_stopped_in_time() -> None:
     pipeline = ExactlyOnce(
         "127.0.0.1:1",
         group="g",

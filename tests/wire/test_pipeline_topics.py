@@ -61,7 +61,7 @@ async def headers(bench: Bench, topic: str, count: int) -> list[dict[str, bytes]
 # --- output topics ---
 
 
-async def test_an_output_without_a_topic_ends_the_pipeline_with_a_sentence(bench: Bench) -> None:
+async def test_output_to_an_illegal_topic_ends_the_pipeline(bench: Bench) -> None:
     for name in (*ILLEGAL, colliding(bench.cluster)):
         handler = lambda _, name=name: [Output(name, b"")]  # noqa: E731
         async with bench.pipeline(handler, topic_wait_ms=600_000) as pipeline:
@@ -70,7 +70,7 @@ async def test_an_output_without_a_topic_ends_the_pipeline_with_a_sentence(bench
     assert bench.cluster.committed(bench.group, bench.source) == -1
 
 
-async def test_outputs_without_a_topic_are_dead_letters_and_what_is_behind_goes_on(
+async def test_outputs_to_illegal_topics_become_dead_letters(
     bench: Bench,
 ) -> None:
     dead = bench.cluster.create_topic(unique("dead"))
@@ -94,7 +94,7 @@ async def test_outputs_without_a_topic_are_dead_letters_and_what_is_behind_goes_
     assert b"collides with existing topic" in letters[-1][REASON]
 
 
-async def test_a_topic_that_a_broker_creates_is_written_to(
+async def test_output_to_a_missing_topic_waits_for_auto_creation(
     request: pytest.FixtureRequest, bench: Bench
 ) -> None:
     name = unique("new")
@@ -113,7 +113,7 @@ async def test_a_topic_that_a_broker_creates_is_written_to(
         assert letter[REASON] == f"topic {name!r} does not exist: no broker creates it".encode()
 
 
-async def test_a_topic_that_comes_while_it_is_waited_for_is_written_to(bench: Bench) -> None:
+async def test_output_waits_for_a_topic_created_meanwhile(bench: Bench) -> None:
     name = unique("late")
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ async def test_missing_dead_letter_topic_ends_the_pipeline(bench: Bench) -> None
             await asyncio.wait_for(pipeline.run(to_end=True), 60)
 
 
-async def test_an_output_topic_that_is_deleted_meanwhile_does_not_stop_what_is_behind(
+async def test_outputs_to_a_deleted_topic_do_not_stop_other_outputs(
     request: pytest.FixtureRequest, bench: Bench
 ) -> None:
     if request.node.callspec.params["asked"] == "auto-create":
@@ -174,7 +174,7 @@ async def test_an_output_topic_that_is_deleted_meanwhile_does_not_stop_what_is_b
     assert pipeline.metrics.refused >= 1
 
 
-async def test_a_topic_is_waited_for_once_and_not_for_each_record(
+async def test_missing_topic_is_awaited_once_and_not_for_each_record(
     request: pytest.FixtureRequest, asked: Cluster
 ) -> None:
     if request.node.callspec.params["asked"] == "auto-create":
@@ -221,7 +221,7 @@ async def ends_with(pipeline: ExactlyOnce, told: str) -> None:
             await asyncio.wait_for(pipeline.run(to_end=True, handle_signals=False), 60)
 
 
-async def test_a_missing_input_topic_is_no_end(bench: Bench) -> None:
+async def test_missing_input_topic_fails_a_run_to_the_end(bench: Bench) -> None:
     orders = bench.cluster.create_topic(unique("orders"))
     wrong = orders.replace("orders", "ordres")
     await ends_with(reading(bench, wrong), f"'{wrong}' .did you mean '{orders}'")
@@ -235,7 +235,7 @@ async def test_a_missing_input_topic_is_no_end(bench: Bench) -> None:
         reading(bench)
 
 
-async def test_an_empty_input_topic_is_an_end(bench: Bench) -> None:
+async def test_empty_input_topic_completes_a_run_to_the_end(bench: Bench) -> None:
     empty = bench.cluster.create_topic(unique("empty"))
     async with reading(bench, empty) as pipeline:
         await asyncio.wait_for(pipeline.run(to_end=True, handle_signals=False), 60)
@@ -243,7 +243,7 @@ async def test_an_empty_input_topic_is_an_end(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_again", [False, True])
-async def test_an_input_topic_that_is_deleted_meanwhile_is_no_end(
+async def test_input_topic_deleted_meanwhile_fails_a_run_to_the_end(
     bench: Bench, is_again: bool
 ) -> None:
     source = bench.cluster.create_topic(unique("source"))
@@ -271,7 +271,7 @@ async def test_an_input_topic_that_is_deleted_meanwhile_is_no_end(
             await asyncio.wait_for(pipeline.run(to_end=True, handle_signals=False), 60)
 
 
-async def test_a_missing_input_topic_is_told_to_a_pipeline_that_goes_on(bench: Bench) -> None:
+async def test_missing_input_topic_is_logged_by_a_continuous_pipeline(bench: Bench) -> None:
     source = unique("later")
     with capture_logs() as logs:
         async with reading(bench, source, consumer={"metadata_max_age_ms": 200}) as pipeline:

@@ -153,7 +153,7 @@ PURE_PYTHON_CODECS = ("none", "gzip")
     ("writer", "codec"),
     [(w, c) for w in WRITERS for c in CODECS if w != "kafka-python" or c in PURE_PYTHON_CODECS],
 )
-async def test_every_client_reads_what_any_client_wrote(
+async def test_every_client_reads_records_of_every_other_client(
     bootstrap: str, cluster: Cluster, writer: str, codec: str
 ) -> None:
     topic = cluster.create_topic(unique("roundtrip"))
@@ -166,7 +166,7 @@ async def test_every_client_reads_what_any_client_wrote(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_the_broker_recompresses_where_the_topic_says_so(
+async def test_broker_recompresses_to_the_topics_compression_type(
     bootstrap: str, cluster: Cluster, codec: str
 ) -> None:
     setting = "uncompressed" if codec == "none" else codec
@@ -196,7 +196,9 @@ async def test_log_append_time_replaces_the_clients_timestamps(
     assert sent.timestamp_type == 1
 
 
-async def test_offsets_by_time(bootstrap: str, cluster: Cluster) -> None:
+async def test_list_offsets_by_timestamp_returns_the_first_later_record(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic = cluster.create_topic(unique("by-time"))
     for step in range(5):
         await write_aiokafka(
@@ -240,7 +242,9 @@ async def test_offsets_by_time(bootstrap: str, cluster: Cluster) -> None:
     assert answer["topics"][0]["partitions"][0]["offset"] == 9
 
 
-async def test_seeking_into_the_middle_of_a_batch(bootstrap: str, cluster: Cluster) -> None:
+async def test_seek_into_a_batch_returns_the_record_at_the_offset(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic = cluster.create_topic(unique("seek"))
     await write_confluent(
         bootstrap, topic, "lz4", [Sent(None, b"%d" % i, NOW_MS, ()) for i in range(100)]
@@ -254,7 +258,7 @@ async def test_seeking_into_the_middle_of_a_batch(bootstrap: str, cluster: Clust
             assert (message.offset, message.value) == (start, b"%d" % start)
 
 
-async def test_a_record_larger_than_the_fetch_limit_is_still_delivered(
+async def test_record_larger_than_the_fetch_limit_is_still_delivered(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("large"))
@@ -267,7 +271,7 @@ async def test_a_record_larger_than_the_fetch_limit_is_still_delivered(
         assert [len((await consumer.getone()).value) for _ in range(2)] == [len(value)] * 2
 
 
-async def test_a_record_larger_than_the_topic_allows_is_refused(
+async def test_record_larger_than_max_message_bytes_is_refused(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("too-large"), configs={"max.message.bytes": "1000"})
@@ -279,7 +283,7 @@ async def test_a_record_larger_than_the_topic_allows_is_refused(
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
-async def test_every_level_of_acknowledgement(
+async def test_records_are_written_with_every_acks_setting(
     bootstrap: str, cluster: Cluster, acks: int | str
 ) -> None:
     topic = cluster.create_topic(unique("acks"))
@@ -291,7 +295,7 @@ async def test_every_level_of_acknowledgement(
     assert [r.value for r in got] == [b"%d" % i for i in range(20)]
 
 
-async def test_keys_choose_partitions_and_order_holds_in_each(
+async def test_records_of_a_key_stay_in_one_partition_and_in_order(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("keys"), 4)
@@ -311,7 +315,7 @@ async def test_keys_choose_partitions_and_order_holds_in_each(
     assert all(len(partitions) == 1 for partitions in homes.values())
 
 
-async def test_a_waiting_fetch_is_answered_by_the_next_append(
+async def test_waiting_fetch_is_completed_by_the_next_append(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("long-poll"))
@@ -344,7 +348,7 @@ async def test_a_waiting_fetch_is_answered_by_the_next_append(
     assert [b.values for b in batches(part["records"])] == [(b"wake",)]
 
 
-async def test_a_consumer_without_offset_starts_where_its_policy_says(
+async def test_consumer_without_offset_starts_at_its_reset_policy(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("reset"))

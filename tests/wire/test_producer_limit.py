@@ -44,7 +44,7 @@ def send(cluster: Cluster, topic: str, producer_id: int, sequence: int = 0) -> t
     return part["error_code"], part["base_offset"]
 
 
-def test_one_past_the_limit_the_longest_idle_is_forgotten(small: Cluster) -> None:
+def test_producer_beyond_the_limit_evicts_the_longest_idle_one(small: Cluster) -> None:
     topic = small.create_topic(unique("ids"))
     ids = [small.init_producer()[0] for _ in range(LIMIT + 1)]
     for at, producer_id in enumerate(ids[:LIMIT]):
@@ -60,7 +60,7 @@ def test_one_past_the_limit_the_longest_idle_is_forgotten(small: Cluster) -> Non
     assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)
 
 
-def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
+def test_open_transactions_are_not_evicted_and_a_new_producer_retries(
     daemon: Daemon, small: Cluster
 ) -> None:
     topic = small.create_topic(unique("open"))
@@ -92,7 +92,7 @@ def test_transactions_are_kept_and_a_new_producer_waits_for_one_to_end(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_producers_come_back(daemon: Daemon, clean: bool) -> None:
+def test_producer_state_survives_clean_stop_and_kill(daemon: Daemon, clean: bool) -> None:
     """After a clean stop the last batch is known, after kill -9 all five of the window."""
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("restart"))

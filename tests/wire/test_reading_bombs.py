@@ -114,7 +114,7 @@ def measured(script: str, *arguments: str, status: int = 0) -> Measured:
 
 
 @pytest.mark.parametrize("topic", [EMPTY, LARGE])
-def test_showing_one_record_takes_little(broker: Daemon, topic: str) -> None:
+def test_one_record_is_consumed_in_bounded_memory_and_time(broker: Daemon, topic: str) -> None:
     for arguments in (["-n", "1"], ["-n", "1", "--format", "json"]):
         found = measured(MEASURED, "consume", topic, *arguments, "-b", broker.bootstrap)
         assert found.output.count(b"\n") == 1

@@ -114,12 +114,12 @@ def check(guarded: tuple[Broker, BrokerThread], case: Case, rules: Iterable[Acl]
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
-def test_the_largest_request_of_a_client_that_may_do_nothing(guarded, case: Case) -> None:
+def test_largest_request_without_any_right_does_not_block_the_loop(guarded, case: Case) -> None:
     nobody = Principal("User", "nobody")
     kinds = [kind for kind in ResourceType if kind >= ResourceType.TOPIC]
     check(guarded, case, [rule((Operation.READ, kind, ANYTHING), nobody) for kind in kinds])
 
 
 @pytest.mark.parametrize("title", ALLOWED)
-def test_the_largest_request_of_a_client_that_may_do_everything(guarded, title: str) -> None:
+def test_largest_request_with_every_right_does_not_block_the_loop(guarded, title: str) -> None:
     check(guarded, CASES[title], rules())

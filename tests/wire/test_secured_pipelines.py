@@ -110,7 +110,7 @@ def copier(owner: Realm) -> Copier:
     return found
 
 
-async def test_the_rights_that_the_readme_lists_suffice(
+async def test_rights_listed_in_the_readme_suffice_for_a_pipeline(
     owner: Realm, copier: Copier, caplog: pytest.LogCaptureFixture
 ) -> None:
     user = owner.new_user(*copier.rights)
@@ -131,7 +131,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("operation", "kind", "told"), MISSING)
-async def test_without_one_of_them_it_says_which(
+async def test_missing_right_is_named_by_the_pipeline(
     owner: Realm, copier: Copier, operation: str, kind: str, told: str
 ) -> None:
     rights = [one for one in copier.rights if one[:2] != (operation, kind)]
@@ -145,7 +145,7 @@ async def test_without_one_of_them_it_says_which(
     ("operation", "kind", "told"),
     [MISSING[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in MISSING[1:])],
 )
-async def test_a_right_that_is_lost_ends_it_and_nothing_is_lost_or_doubled(
+async def test_revoked_right_ends_the_pipeline_without_loss_or_duplicates(
     owner: Realm, copier: Copier, operation: str, kind: str, told: str
 ) -> None:
     user = owner.new_user(*copier.rights)
@@ -162,7 +162,9 @@ async def test_a_right_that_is_lost_ends_it_and_nothing_is_lost_or_doubled(
     copier.assert_exact()
 
 
-async def test_refused_logins_end_it_at_once(owner: Realm, copier: Copier, tmp_path: Path) -> None:
+async def test_refused_login_ends_the_pipeline_at_once(
+    owner: Realm, copier: Copier, tmp_path: Path
+) -> None:
     user = owner.new_user(*copier.rights)
     with pytest.raises(AuthenticationError, match=f"user '{user}' cannot log in") as refused:
         await copier.run_to_end(owner.security(user, "not the password"))
@@ -173,7 +175,7 @@ async def test_refused_logins_end_it_at_once(owner: Realm, copier: Copier, tmp_p
         await copier.run_to_end(Security.of(stranger))
 
 
-async def test_a_certificate_is_a_login_as_well(owner: Realm, copier: Copier) -> None:
+async def test_pipeline_logs_in_with_a_certificate(owner: Realm, copier: Copier) -> None:
     user = unique("worker")
     security = Security.of(owner.certified(user))
     mutual = owner.addresses["MUTUAL"]
@@ -185,7 +187,7 @@ async def test_a_certificate_is_a_login_as_well(owner: Realm, copier: Copier) ->
     copier.assert_exact()
 
 
-async def test_a_token_is_a_login_as_well(owner: Realm, copier: Copier) -> None:
+async def test_pipeline_logs_in_with_a_token(owner: Realm, copier: Copier) -> None:
     user = unique("worker")
     owner.allow(user, copier.rights)
     settings = {
@@ -199,7 +201,7 @@ async def test_a_token_is_a_login_as_well(owner: Realm, copier: Copier) -> None:
 
 
 @pytest.mark.slow
-async def test_logins_that_hold_for_moments_only(owner: Realm, copier: Copier) -> None:
+async def test_pipeline_survives_expired_sessions(owner: Realm, copier: Copier) -> None:
     """aiokafka does not reauthenticate: it loses the connection, and opens another."""
     security = owner.security(owner.new_user(*copier.rights))
     async with copier.running(security, bootstrap=owner.addresses["BRIEF"]) as task:
@@ -212,7 +214,7 @@ async def test_logins_that_hold_for_moments_only(owner: Realm, copier: Copier) -
 
 
 @pytest.mark.slow
-async def test_a_password_that_has_changed_ends_it_with_the_next_connection(
+async def test_changed_password_ends_the_pipeline_at_its_next_connection(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with realm(request, tmp_path) as owner:

@@ -69,7 +69,7 @@ async def test_batches_keep_order_keys_and_partitions(
         assert written(cluster, topic, part) == values
 
 
-async def test_what_belongs_to_a_record_stays_with_it(bootstrap: str, topic: str) -> None:
+async def test_records_keep_key_headers_partition_and_timestamp(bootstrap: str, topic: str) -> None:
     headers = (("a", b"1"), ("a", b"2"))
     sent = [
         Output(topic, b"all", b"k", 1, headers, 1_000),
@@ -102,7 +102,9 @@ async def test_records_without_a_key_fill_a_batch_before_the_partition_changes(
     assert changes < count / 100
 
 
-async def test_several_topics_and_none(bootstrap: str, cluster: Cluster, topic: str) -> None:
+async def test_outputs_to_several_topics_or_none_are_written(
+    bootstrap: str, cluster: Cluster, topic: str
+) -> None:
     other = cluster.create_topic(unique("other"))
     await write(bootstrap)
     await write(bootstrap, Output(topic, b"1", None, 0), Output(other, b"2"), Output(other, b"3"))
@@ -110,7 +112,7 @@ async def test_several_topics_and_none(bootstrap: str, cluster: Cluster, topic: 
     assert written(cluster, other, 0) == [b"2", b"3"]
 
 
-async def test_a_record_may_be_as_large_as_a_request(
+async def test_record_may_be_as_large_as_max_request_size(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
     """A record larger than a batch gets a batch of its own; its neighbours keep their order."""
@@ -131,7 +133,7 @@ async def test_a_record_may_be_as_large_as_a_request(
         (Output("", b"v", None, -1), "asks for partition -1"),
     ],
 )
-async def test_an_impossible_output_is_named(
+async def test_invalid_output_is_refused_with_a_reason(
     bootstrap: str, topic: str, wrong: Output, reason: str
 ) -> None:
     output = Output(topic, wrong.value, wrong.key, wrong.partition)
@@ -140,7 +142,7 @@ async def test_an_impossible_output_is_named(
             await send_all(producer, [Output(topic, b"first"), output], BYTES, BYTES)
 
 
-async def test_the_failure_of_one_batch_is_raised_and_the_others_are_seen(
+async def test_first_batch_failure_is_raised_and_every_future_retrieved(
     bootstrap: str, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every batch is too large for the topic; the exception of each future is retrieved."""

@@ -70,7 +70,7 @@ def setting(daemon: Daemon, name: str) -> str:
     return value
 
 
-def test_a_service_manager_hears_of_start_life_reload_and_stop(
+def test_service_manager_is_notified_of_start_reload_and_stop(
     tmp_path: Path, manager: socket.socket
 ) -> None:
     env = {
@@ -90,7 +90,7 @@ def test_a_service_manager_hears_of_start_life_reload_and_stop(
     told_of(manager, "STOPPING")
 
 
-def test_a_loop_that_hangs_does_not_feed_the_watchdog(
+def test_stopped_process_sends_no_watchdog_notification(
     tmp_path: Path, manager: socket.socket
 ) -> None:
     env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
@@ -107,14 +107,14 @@ def test_a_loop_that_hangs_does_not_feed_the_watchdog(
     daemon.stop()
 
 
-def test_somebody_elses_watchdog_and_a_manager_that_is_gone_are_no_matter(tmp_path: Path) -> None:
+def test_missing_notify_socket_and_foreign_watchdog_are_ignored(tmp_path: Path) -> None:
     env = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
     daemon = Daemon(tmp_path / "data", env=env)
     daemon.start()
     daemon.stop()
 
 
-def test_settings_that_came_by_a_pipe_are_not_waited_for_again(tmp_path: Path) -> None:
+def test_sighup_does_not_reread_settings_from_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "broker.toml"
     os.mkfifo(pipe)
     daemon = Daemon(tmp_path / "data", {}, env={"FENCEPOST_CONFIG_FILE": str(pipe)})
@@ -127,7 +127,7 @@ def test_settings_that_came_by_a_pipe_are_not_waited_for_again(tmp_path: Path) -
     daemon.stop()
 
 
-def test_settings_are_not_read_again_at_a_stop(tmp_path: Path) -> None:
+def test_sighup_during_shutdown_does_not_reread_settings(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", {})
     child = daemon.start().child
     assert child is not None
@@ -142,7 +142,7 @@ def test_settings_are_not_read_again_at_a_stop(tmp_path: Path) -> None:
     assert "read again" not in child.tail()
 
 
-def test_sighup_takes_over_what_may_change_at_run_time(tmp_path: Path) -> None:
+def test_sighup_applies_dynamic_settings_and_refuses_invalid_ones(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text('"log.retention.ms" = 1000\n"num.partitions" = 2\n')
     daemon = Daemon(tmp_path / "data", {}, env={"FENCEPOST_CONFIG_FILE": str(file)})
@@ -179,7 +179,7 @@ def test_sighup_takes_over_what_may_change_at_run_time(tmp_path: Path) -> None:
     daemon.stop()
 
 
-def test_variables_of_the_environment_are_settings(tmp_path: Path) -> None:
+def test_environment_variables_are_settings(tmp_path: Path) -> None:
     env = {
         "FENCEPOST_SET_NUM_PARTITIONS": "3",
         "FENCEPOST_LOG_LEVEL": "error",
@@ -193,14 +193,14 @@ def test_variables_of_the_environment_are_settings(tmp_path: Path) -> None:
     assert [line for line in daemon.child.lines if "listening" not in line] == []
 
 
-def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
+def test_unknown_setting_in_the_environment_is_named(tmp_path: Path) -> None:
     words = ("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
     done = fencepost(*words, env={"FENCEPOST_SET_NUM_PARTITION": "3"})
     assert done.returncode == 2
     assert "num.partition" in done.stderr
 
 
-def test_health_is_an_exit_status(tmp_path: Path) -> None:
+def test_health_exit_status_is_0_for_a_live_and_3_for_a_stopped_broker(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data")
     daemon.start()
     done = fencepost("health", "--bootstrap", daemon.bootstrap)
@@ -212,7 +212,7 @@ def test_health_is_an_exit_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_each_listener_tells_its_own_address(tmp_path: Path) -> None:
+def test_each_listener_returns_its_own_advertised_address(tmp_path: Path) -> None:
     held = [hold_port() for _ in range(3)]
     ports = [one.getsockname()[1] for one in held]
     settings = {

@@ -40,7 +40,7 @@ async def fill(directory: Path) -> int:
 
 
 @pytest.mark.slow
-async def test_a_large_log_is_read_in_slices(tmp_path: Path) -> None:
+async def test_small_shard_is_served_while_a_large_one_loads(tmp_path: Path) -> None:
     last = await fill(tmp_path)
     daemon = Daemon(tmp_path).start()
     try:

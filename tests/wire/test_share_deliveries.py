@@ -6,29 +6,36 @@ broker, and the scenarios for them ("sessions" and "groups" stand for ``test_sha
 
 * MultipleConsumersInGroup*, ConsumerCloseInGroup*, MultipleConsumersInGroupFailure*: sessions
   ``test_two_members_share_a_partition``, ``test_final_epoch_releases_the_records_…``,
-  ``test_closed_connection_releases_its_records``; many members: ``tests/lives/``
-* MultipleConsumersWithDifferentGroupIds, …InMultipleGroups…: ``test_groups_are_independent``
+  ``test_closed_connection_releases_its_acquired_records``; many members: ``tests/lives/``
+* MultipleConsumersWithDifferentGroupIds, …InMultipleGroups…:
+  ``test_share_groups_of_one_topic_are_independent``
 * ExplicitAcknowledge*, ImplicitAcknowledge*, …CommitAsync*: sessions
   ``test_records_are_acquired_and_accepted``, ``test_released_records_are_delivered_again``,
-  ``test_impossible_acknowledgements_are_refused``, ``test_renewal``; groups
+  ``test_impossible_acknowledgements_are_refused``,
+  ``test_renew_acknowledgement_is_accepted_only_without_fetching``; groups
   ``test_librdkafka_gets_each_record_once_and_a_released_one_again``
-* AcknowledgementSentOnSubscriptionChange: ``test_forgotten_partition_is_acknowledged``
-* AcquisitionLockTimeoutOnConsumer, …CallbackInvalidRecordStateException: ``test_lock_ends``
+* AcknowledgementSentOnSubscriptionChange:
+  ``test_acknowledgement_of_a_forgotten_partition_is_applied``
+* AcquisitionLockTimeoutOnConsumer, …CallbackInvalidRecordStateException:
+  ``test_expired_acquisition_lock_redelivers_the_record``
 * PollRecordsGreaterThanMaxBytes, FetchRecordLargerThan…: sessions
   ``test_bytes_are_split_between_partitions``
 * MaxPollRecords, PollInBatchOptimizedMode, PollInRecordLimitMode: sessions
-  ``test_batch_optimized_fetch_takes_whole_batches``, ``test_record_limit_is_exact``
+  ``test_batch_optimized_fetch_takes_whole_batches``,
+  ``test_record_limit_mode_acquires_exactly_max_records``
 * …InRecordLimitMode: ``test_released_and_new_records_share_a_record_limit``
 * ControlRecordsSkipped, ReadUncommittedIsolationLevel:
   ``test_read_uncommitted_delivers_aborted_records``
 * ReadCommittedIsolationLevel: sessions ``test_read_committed_leaves_out_aborted_records``
 * Alter…IsolationLevel*: ``test_changed_isolation_level_applies_to_released_records``
-* ShareAutoOffsetReset*, SubscriptionAndPoll*: ``test_group_begins_where_its_reset_policy_says``;
+* ShareAutoOffsetReset*, SubscriptionAndPoll*: ``test_share_group_starts_at_its_reset_policy``;
   …InvalidFormat: ``tests/oracle/test_group_settings.py``
-* LsoMovementByRecordsDeletion: sessions ``test_deleted_records_are_given_up``
+* LsoMovementByRecordsDeletion: sessions ``test_deleted_records_are_not_acquired``
 * SubscriptionFollowedByTopicCreation: ``test_topic_is_assigned_once_it_is_created``
-* SubscriptionAndPollFollowedByTopicDeletion: ``test_deleted_topic_does_not_stop_another``
-* DeliveryCount*, BehaviorOnDeliveryCountBoundary: ``test_close_keeps_the_delivery_counts``,
+* SubscriptionAndPollFollowedByTopicDeletion:
+  ``test_deleted_topic_does_not_stop_deliveries_of_another``
+* DeliveryCount*, BehaviorOnDeliveryCountBoundary:
+  ``test_closed_session_keeps_the_delivery_counts``,
   ``test_record_is_archived_at_the_delivery_limit``
 * ShareGroupMaxSizeConfigExceeded: ``tests/unit/coordinator/services/test_share_groups.py``;
   ShareGroupShareSessionCacheIsFull: ``tests/unit/coordinator/handlers/test_share_fetch.py``
@@ -123,7 +130,7 @@ def acknowledge(member: Member, topic_id: uuid.UUID, kind: int, *ranges: tuple[i
     ],
     ids=["default", "latest", "earliest", "one-hour", "three-hours"],
 )
-def test_group_begins_where_its_reset_policy_says(
+def test_share_group_starts_at_its_reset_policy(
     client: Cluster, topic: str, topic_id: uuid.UUID, policy: str, first: int
 ) -> None:
     group, now_ms = unique("g"), time.time_ns() // 1_000_000
@@ -150,7 +157,7 @@ def test_earliest_is_the_start_of_the_log(client: Cluster, topic: str, topic_id:
     assert offsets(Member(client, group), topic_id) == [(2, 1), (3, 1)]
 
 
-def test_groups_are_independent(
+def test_share_groups_of_one_topic_are_independent(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     other = unique("g")
@@ -186,7 +193,7 @@ def test_released_and_new_records_share_a_record_limit(
     assert taken(5) == [(offset, 1) for offset in range(15, 20)]
 
 
-def test_close_keeps_the_delivery_counts(
+def test_closed_session_keeps_the_delivery_counts(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     for _ in range(2):
@@ -261,7 +268,7 @@ def test_changed_isolation_level_applies_to_released_records(
     assert again & records == wanted
 
 
-def test_forgotten_partition_is_acknowledged(
+def test_acknowledgement_of_a_forgotten_partition_is_applied(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     client.produce(topic, [b"x"])
@@ -286,7 +293,7 @@ def test_topic_is_assigned_once_it_is_created(client: Cluster) -> None:
     assert offsets(Member(client, group, member), topic_id) == [(0, 1)]
 
 
-def test_deleted_topic_does_not_stop_another(
+def test_deleted_topic_does_not_stop_deliveries_of_another(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     doomed = client.create_topic(unique("doomed"))
@@ -311,7 +318,9 @@ def test_deleted_topic_does_not_stop_another(
 
 
 @pytest.mark.slow
-def test_lock_ends(client: Cluster, topic: str, topic_id: uuid.UUID, group: str) -> None:
+def test_expired_acquisition_lock_redelivers_the_record(
+    client: Cluster, topic: str, topic_id: uuid.UUID, group: str
+) -> None:
     configure(client, group, share_record_lock_duration_ms="15000")
     client.produce(topic, [b"x"])
     first, second = Member(client, group), Member(client, group)

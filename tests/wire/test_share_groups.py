@@ -119,7 +119,7 @@ def state(cluster: Cluster, group: str) -> str:
     return str(found["group_state"] or found["error_code"])
 
 
-def test_altered_offset_is_the_next_that_members_get(cluster: Cluster) -> None:
+def test_members_get_records_from_the_altered_start_offset(cluster: Cluster) -> None:
     group, topic = unique("g"), cluster.create_topic(unique("t"))
     topic_id = cluster.topic_id(topic)
     produce(cluster, topic, b"0", b"1")
@@ -146,7 +146,7 @@ def test_altered_offset_is_the_next_that_members_get(cluster: Cluster) -> None:
     assert epoch > 0
 
 
-def test_deleted_group_begins_again_without_its_offsets(cluster: Cluster) -> None:
+def test_deleted_share_group_loses_its_start_offsets(cluster: Cluster) -> None:
     group, topic = unique("g"), cluster.create_topic(unique("t"))
     produce(cluster, topic, b"0", b"1")
     alter = requests.alter_share_group_offsets(group, topic, {0: 1})
@@ -163,7 +163,7 @@ def test_deleted_group_begins_again_without_its_offsets(cluster: Cluster) -> Non
     assert state(cluster, group) == "group_id_not_found"
 
 
-def test_group_has_one_type(cluster: Cluster) -> None:
+def test_heartbeat_of_another_group_type_is_refused(cluster: Cluster) -> None:
     group, topic = unique("g"), cluster.create_topic(unique("t"))
     member = str(uuid.uuid4())
     assert beat(cluster, group, member, 0, topic)["error_code"] == "none"

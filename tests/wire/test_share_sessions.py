@@ -93,7 +93,7 @@ def test_batch_optimized_fetch_takes_whole_batches(
     assert values(part) == [b"x"] * 50
 
 
-def test_record_limit_is_exact(
+def test_record_limit_mode_acquires_exactly_max_records(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     client.produce(topic, [b"x"] * 50)
@@ -155,7 +155,7 @@ def test_fetch_without_records_ends_with_max_wait(
     assert (answer["error_code"], parts_of(answer)) == ("none", {})
 
 
-def test_closed_connection_releases_its_records(
+def test_closed_connection_releases_its_acquired_records(
     client: Cluster, bootstrap: str, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     client.produce(topic, [b"a"])
@@ -180,7 +180,9 @@ def test_final_epoch_releases_the_records_and_ends_the_session(
     assert acquired(part) == [(0, 0, 2)]
 
 
-def test_session_epochs(client: Cluster, topic_id: uuid.UUID, group: str) -> None:
+def test_invalid_share_session_epoch_is_refused(
+    client: Cluster, topic_id: uuid.UUID, group: str
+) -> None:
     member = Member(client, group)
     member.epoch = 1
     assert member.fetch({})["error_code"] == "share_session_not_found"
@@ -194,7 +196,9 @@ def test_session_epochs(client: Cluster, topic_id: uuid.UUID, group: str) -> Non
     assert member.acknowledge({})["error_code"] == "invalid_share_session_epoch"
 
 
-def test_group_and_member_ids_are_checked(client: Cluster, topic_id: uuid.UUID, group: str) -> None:
+def test_invalid_group_or_member_id_is_refused(
+    client: Cluster, topic_id: uuid.UUID, group: str
+) -> None:
     asked = {topic_id: {0: []}}
     for fields in ({"group_id": None}, {"member_id": ""}, {"member_id": "x" * 37}):
         member = Member(client, group)
@@ -202,7 +206,9 @@ def test_group_and_member_ids_are_checked(client: Cluster, topic_id: uuid.UUID, 
         assert member.acknowledge(asked, **fields)["error_code"] == "invalid_request"
 
 
-def test_errors_of_partitions(client: Cluster, topic_id: uuid.UUID, group: str) -> None:
+def test_unknown_topic_id_and_partition_get_their_errors(
+    client: Cluster, topic_id: uuid.UUID, group: str
+) -> None:
     member = Member(client, group)
     unknown = uuid.uuid4()
     answer = member.fetch({unknown: {0: []}, topic_id: {7: []}})
@@ -251,7 +257,9 @@ def test_impossible_acknowledgements_are_refused(
     assert part["error_code"] == "none"
 
 
-def test_renewal(client: Cluster, topic: str, topic_id: uuid.UUID, group: str) -> None:
+def test_renew_acknowledgement_is_accepted_only_without_fetching(
+    client: Cluster, topic: str, topic_id: uuid.UUID, group: str
+) -> None:
     client.produce(topic, [b"a"])
     member = Member(client, group)
     member.fetch({topic_id: {0: []}})
@@ -276,7 +284,7 @@ def test_acknowledgement_below_the_start_offset_is_no_error(
         assert parts_of(answer)[0]["error_code"] == "none"
 
 
-def test_deleted_records_are_given_up(
+def test_deleted_records_are_not_acquired(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     for _ in range(3):

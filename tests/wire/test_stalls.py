@@ -491,7 +491,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_largest_request(case: Case, crowded: BrokerThread) -> None:
+def test_largest_request_does_not_block_the_event_loop(case: Case, crowded: BrokerThread) -> None:
     check_largest(case, crowded)
 
 
@@ -546,7 +546,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("frame", FIRST.values(), ids=FIRST.keys())
-def test_the_first_coordinator(frame: bytes, tmp_path: Path) -> None:
+def test_first_find_coordinator_does_not_block_the_event_loop(frame: bytes, tmp_path: Path) -> None:
     asyncio.run(warm_up(Registry()))  # as the daemon does when it listens
     with Broker.in_thread(tmp_path, config=MANY_SHARDS) as broker:
         client = Client(broker)

@@ -144,7 +144,7 @@ def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_both_versions_without_a_certificate_of_the_client(
+def test_both_tls_versions_work_without_client_certificate(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     context = trusting(authority)
@@ -158,7 +158,7 @@ def test_both_versions_without_a_certificate_of_the_client(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
-def test_what_is_older_than_tls_1_2_is_refused(tmp_path: Path, authority: Authority) -> None:
+def test_tls_version_below_1_2_is_refused(tmp_path: Path, authority: Authority) -> None:
     older = trusting(authority)
     older.set_ciphers("DEFAULT@SECLEVEL=0")
     older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -169,7 +169,9 @@ def test_what_is_older_than_tls_1_2_is_refused(tmp_path: Path, authority: Author
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
-def test_a_version_that_is_not_enabled(tmp_path: Path, authority: Authority, version: str) -> None:
+def test_tls_version_that_is_not_enabled_is_refused(
+    tmp_path: Path, authority: Authority, version: str
+) -> None:
     context = trusting(authority)
     wanted = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
     settings = {**authority.server().keystore, "ssl.enabled.protocols": version}
@@ -181,7 +183,7 @@ def test_a_version_that_is_not_enabled(tmp_path: Path, authority: Authority, ver
         assert is_refused(served.bootstrap, context)
 
 
-def test_a_suite_that_is_not_enabled(tmp_path: Path, authority: Authority) -> None:
+def test_cipher_suite_that_is_not_enabled_is_refused(tmp_path: Path, authority: Authority) -> None:
     suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
     settings = {**authority.server().keystore, "ssl.cipher.suites": suite}
     context = trusting(authority)
@@ -210,7 +212,7 @@ def test_a_suite_that_is_not_enabled(tmp_path: Path, authority: Authority) -> No
         ("none", "absent", "ANONYMOUS"),
     ],
 )
-def test_certificates_of_clients(
+def test_client_certificate_is_checked_as_ssl_client_auth_requires(
     tmp_path: Path, authority: Authority, auth: str, certificate: str, principal: str | None
 ) -> None:
     context = trusting(authority)
@@ -236,7 +238,9 @@ def test_certificates_of_clients(
             assert served.failures == 0
 
 
-def test_a_certificate_that_no_rule_is_for(tmp_path: Path, authority: Authority) -> None:
+def test_certificate_without_matching_principal_rule_is_refused(
+    tmp_path: Path, authority: Authority
+) -> None:
     settings = {
         **authority.server().keystore,
         **trust_settings(authority),
@@ -249,7 +253,9 @@ def test_a_certificate_that_no_rule_is_for(tmp_path: Path, authority: Authority)
         assert served.failures == 1
 
 
-def test_a_listener_has_its_own_settings(tmp_path: Path, authority: Authority) -> None:
+def test_listener_setting_overrides_the_broker_setting(
+    tmp_path: Path, authority: Authority
+) -> None:
     """testListenerConfigOverride: a listener's key overrides the broker's."""
     other = Authority(tmp_path, "other")
     settings = {
@@ -271,7 +277,7 @@ def test_a_listener_has_its_own_settings(tmp_path: Path, authority: Authority) -
             assert f"{told['host']}:{told['port']}" == served.on("OPEN"), "its own address"
 
 
-def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
+def test_keys_of_every_kind_are_loaded(tmp_path: Path, authority: Authority) -> None:
     """testPemFiles, testECKeyPair: with a password and without, files and text, EC and RSA."""
     hidden = authority.server("hidden", password=KEY_PASSWORD)
     inline = authority.server("inline")
@@ -289,7 +295,7 @@ def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
 
 
 @pytest.mark.slow
-def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
+def test_sasl_ssl_principal_comes_from_the_login(tmp_path: Path, authority: Authority) -> None:
     """SASL_SSL: only a listener's own ssl.client.auth counts, and the login sets the principal."""
     settings = {
         "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
@@ -326,9 +332,7 @@ def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
         assert served.failures == 1
 
 
-def test_the_name_in_the_certificate_is_checked_by_clients(
-    tmp_path: Path, authority: Authority
-) -> None:
+def test_client_refuses_certificate_of_another_host(tmp_path: Path, authority: Authority) -> None:
     elsewhere = authority.server("elsewhere", hosts=["broker.example"])
     with serving(tmp_path, elsewhere.keystore) as served:
         assert is_refused(served.bootstrap, trusting(authority))
@@ -342,7 +346,7 @@ def test_the_name_in_the_certificate_is_checked_by_clients(
 # --- wrong protocols -----------------------------------------------------------------------------
 
 
-def test_plaintext_and_tls_at_the_wrong_port(
+def test_plaintext_and_tls_at_the_wrong_port_are_refused(
     tmp_path: Path, authority: Authority, said: list[EventDict]
 ) -> None:
     both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
@@ -372,7 +376,9 @@ def connected(served: Served) -> socket.socket:
     return socket.create_connection((host, int(port)), 20)
 
 
-def test_a_handshake_that_ends_at_any_byte(tmp_path: Path, authority: Authority) -> None:
+def test_handshake_closed_or_reset_at_any_byte_is_dropped(
+    tmp_path: Path, authority: Authority
+) -> None:
     """testIOExceptionsDuringHandshake*, …RemoteCloseDuringHandshake*: closed or reset."""
     _, _, first = hello(authority.client("alice").context())
     counts = sorted({0, 1, 4, 5, 6, 50, len(first) - 1, len(first)})
@@ -388,7 +394,9 @@ def test_a_handshake_that_ends_at_any_byte(tmp_path: Path, authority: Authority)
         assert versions(served.bootstrap, trusting(authority)) == "none"
 
 
-def test_a_handshake_byte_by_byte_and_garbage_in_it(tmp_path: Path, authority: Authority) -> None:
+def test_bytewise_handshake_succeeds_and_corrupt_ones_are_dropped(
+    tmp_path: Path, authority: Authority
+) -> None:
     with serving(tmp_path, authority.server().keystore) as served:
         client, received, first = hello(trusting(authority))
         with connected(served) as wire:
@@ -412,7 +420,7 @@ def test_a_handshake_byte_by_byte_and_garbage_in_it(tmp_path: Path, authority: A
 
 
 @pytest.mark.slow
-def test_large_requests_and_answers_arrive_as_they_were_sent(
+def test_large_requests_and_responses_arrive_unchanged(
     tmp_path: Path, authority: Authority
 ) -> None:
     payloads = [os.urandom(900_000) for _ in range(8)] + [b"x" * 10]
@@ -435,7 +443,7 @@ def test_large_requests_and_answers_arrive_as_they_were_sent(
     assert found == payloads
 
 
-def test_an_answer_that_nobody_takes_waits_in_the_kernel(
+def test_unread_response_is_not_buffered_by_the_broker(
     tmp_path: Path, authority: Authority
 ) -> None:
     both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
@@ -463,7 +471,7 @@ FETCHES, RANDOM_ROUNDS = 10, 6
 
 
 @pytest.mark.slow
-def test_however_a_client_writes_and_reads_it_gets_the_same_bytes(
+def test_responses_equal_plaintext_for_any_fragmentation(
     tmp_path: Path, authority: Authority
 ) -> None:
     """Pipelined fetches of any size, in TLS records of any size, read in pieces with pauses."""
@@ -537,9 +545,7 @@ def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
     return may_read
 
 
-def test_many_requests_in_one_write_are_answered_in_their_order(
-    tmp_path: Path, authority: Authority
-) -> None:
+def test_pipelined_requests_are_answered_in_order(tmp_path: Path, authority: Authority) -> None:
     frames = [encode("api_versions", 2, number, "c", {}) for number in range(500)]
     with (
         serving(tmp_path, authority.server().keystore) as served,
@@ -550,7 +556,9 @@ def test_many_requests_in_one_write_are_answered_in_their_order(
             assert client.receive_frame()[:4] == number.to_bytes(4, "big")
 
 
-def test_a_goodbye_is_answered_and_a_cut_is_survived(tmp_path: Path, authority: Authority) -> None:
+def test_close_notify_is_answered_and_an_abrupt_close_accepted(
+    tmp_path: Path, authority: Authority
+) -> None:
     """testCloseSsl: close_notify in both directions, and a socket that closes without it."""
     context = trusting(authority)
     with serving(tmp_path, authority.server().keystore) as served:
@@ -570,7 +578,7 @@ def test_a_goodbye_is_answered_and_a_cut_is_survived(tmp_path: Path, authority: 
         assert served.failures == 0
 
 
-def test_a_stop_with_open_connections_is_orderly(
+def test_stop_with_open_connections_logs_no_warning(
     tmp_path: Path, authority: Authority, said: list[EventDict]
 ) -> None:
     with serving(tmp_path, authority.server().keystore) as served:
@@ -613,7 +621,9 @@ def test_half_open_handshakes_count_against_the_limits(
 
 
 @pytest.mark.parametrize("sent", [0, 60])
-def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: int) -> None:
+def test_handshake_without_progress_times_out(
+    tmp_path: Path, authority: Authority, sent: int
+) -> None:
     with serving(tmp_path, authority.server().keystore) as served:
         assert versions(served.bootstrap, trusting(authority)) == "none"
 
@@ -636,7 +646,7 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
 
 
 @pytest.mark.slow
-def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
+def test_oversized_handshake_is_cut_off(tmp_path: Path, authority: Authority) -> None:
     """An endless ClientHello is cut off; a long certificate chain is accepted."""
     endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
     record = b"\x16\x03\x01\x40\x00" + bytes(16_384)
@@ -661,7 +671,7 @@ def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
 
 
 @pytest.mark.slow
-async def test_many_handshakes_at_once_keep_the_loop_for_moments(
+async def test_many_handshakes_at_once_do_not_block_the_event_loop(
     tmp_path: Path, authority: Authority
 ) -> None:
     count, hello_bytes = 300, hello(trusting(authority))[2]
@@ -687,7 +697,7 @@ async def test_many_handshakes_at_once_keep_the_loop_for_moments(
     assert longest_ms / slowness() < MAX_STALL_MS, "of one round of the loop, all callbacks in it"
 
 
-def test_alpn_is_not_needed(tmp_path: Path, authority: Authority) -> None:
+def test_alpn_offer_is_ignored(tmp_path: Path, authority: Authority) -> None:
     context = trusting(authority)
     context.set_alpn_protocols(["h2", "http/1.1"])
     with (
@@ -723,7 +733,7 @@ def test_renegotiation_and_compression_are_refused(tmp_path: Path, authority: Au
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_client_is_told_why_it_may_not_come_in(
+def test_refused_client_certificate_gets_a_tls_alert(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 the client gets the alert when it reads."""
@@ -747,7 +757,7 @@ def read_on(served: Served, context: ssl.SSLContext) -> None:
         client.recv(1)
 
 
-def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -> None:
+def test_failed_handshakes_leak_no_streams(tmp_path: Path, authority: Authority) -> None:
     """python/cpython#109534: asyncio's own TLS leaked each failed handshake, with its buffers."""
     count = 300
     with serving(tmp_path, authority.server().keystore) as served:
@@ -767,7 +777,7 @@ def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -
     assert len(streams) <= 1, "no collector was needed"
 
 
-def test_what_fails_unexpectedly_ends_one_client(
+def test_unexpected_handshake_exception_closes_only_its_connection(
     tmp_path: Path, authority: Authority, said: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unexpected exception in a handshake ends only that connection, and is logged."""
@@ -784,7 +794,7 @@ def test_what_fails_unexpectedly_ends_one_client(
     assert (told["event"], told["what"]) == ("background work failed", "TLS")
 
 
-def test_lines_about_failed_handshakes_are_bounded(
+def test_log_lines_about_failed_handshakes_are_rate_limited(
     tmp_path: Path, authority: Authority, said: list[EventDict]
 ) -> None:
     count = 30 * LINES_PER_SECOND
@@ -801,7 +811,7 @@ def test_lines_about_failed_handshakes_are_bounded(
 
 
 @pytest.mark.slow
-def test_a_broker_without_encryption_loads_none_of_it(tmp_path: Path) -> None:
+def test_broker_without_tls_imports_no_tls_modules(tmp_path: Path) -> None:
     program = (
         "import sys, asyncio\n"
         "from fencepost import Broker\n"
@@ -834,7 +844,9 @@ def refresh(served: Served) -> None:
     served.call(certificates.refresh)
 
 
-def test_a_renewed_file_is_what_new_clients_get(tmp_path: Path, authority: Authority) -> None:
+def test_renewed_keystore_file_is_used_for_new_connections(
+    tmp_path: Path, authority: Authority
+) -> None:
     server = authority.server("renewed")
     with serving(tmp_path, server.keystore) as served:
         before = shown_to(served, authority)
@@ -881,7 +893,9 @@ def scraped(served: Served) -> dict[str, float]:
     }
 
 
-def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Authority) -> None:
+def test_renewed_truststore_decides_on_new_client_certificates(
+    tmp_path: Path, authority: Authority
+) -> None:
     """testServerTruststoreDynamicUpdate: only clients of the present truststore are accepted."""
     other = Authority(tmp_path, "other")
     file = tmp_path / "trusted.pem"
@@ -906,7 +920,7 @@ def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Aut
 
 
 @pytest.mark.slow
-def test_a_certificate_is_renewed_by_a_signal(tmp_path: Path, authority: Authority) -> None:
+def test_sighup_reloads_the_certificate(tmp_path: Path, authority: Authority) -> None:
     server = authority.server("signal")
     daemon = Daemon(tmp_path / "data", {"listeners": "SSL://127.0.0.1:0", **server.keystore})
     daemon.start()
@@ -924,7 +938,7 @@ def test_a_certificate_is_renewed_by_a_signal(tmp_path: Path, authority: Authori
     daemon.stop()
 
 
-def test_the_end_of_a_certificate_is_told(
+def test_certificate_close_to_its_expiry_is_logged_once_a_day(
     tmp_path: Path, authority: Authority, said: list[EventDict]
 ) -> None:
     settings = {
@@ -952,7 +966,7 @@ def test_the_end_of_a_certificate_is_told(
         assert versions(served.on("OVER"), careless) == "none"
 
 
-def test_a_broker_without_what_it_encrypts_with_does_not_start(
+def test_broker_without_usable_certificate_does_not_start(
     tmp_path: Path, authority: Authority
 ) -> None:
     with pytest.raises(ConfigError, match=r"ssl\.keystore\.location: .* needs a certificate"):
@@ -982,7 +996,9 @@ def altered(client: Cluster, broker: str, *changes: tuple[str, str | None]) -> d
     return found
 
 
-def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authority) -> None:
+def test_certificate_is_renewed_by_incremental_alter_configs(
+    tmp_path: Path, authority: Authority
+) -> None:
     """testServerKeystoreDynamicUpdate: an unusable keystore is refused before it is stored."""
     server = authority.server("asked")
     key = "listener.name.ssl.ssl.keystore.location"
@@ -1031,7 +1047,7 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert shown_to(served, authority) == third
 
 
-def test_stored_setting_that_is_unknown_or_unusable_refuses_no_certificate(
+def test_unusable_stored_config_does_not_prevent_certificate_renewal(
     tmp_path: Path, authority: Authority
 ) -> None:
     """Apache Kafka's controller stores any key with any value, and brokers replay them."""
@@ -1052,7 +1068,7 @@ def test_stored_setting_that_is_unknown_or_unusable_refuses_no_certificate(
         assert answer["error_code"] == "invalid_config"
 
 
-def test_certificate_of_another_broker_is_not_looked_for_here(
+def test_keystore_path_of_another_broker_is_not_checked_locally(
     tmp_path: Path, authority: Authority
 ) -> None:
     key = "listener.name.ssl.ssl.keystore.location"
@@ -1068,7 +1084,7 @@ def test_certificate_of_another_broker_is_not_looked_for_here(
         assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_request"
 
 
-def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority: Authority) -> None:
+def test_alter_configs_validates_certificates_too(tmp_path: Path, authority: Authority) -> None:
     key = "listener.name.ssl.ssl.keystore.location"
     first, second = authority.server("one"), authority.server("two")
     same = authority.server("renewed", subject_name=subject("one"))
@@ -1094,7 +1110,7 @@ def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority:
         assert shown_to(served, authority) != before, "what was set holds after a start"
 
 
-def test_one_port_for_both_versions_of_ip(tmp_path: Path, authority: Authority) -> None:
+def test_ipv4_and_ipv6_listeners_may_share_one_port(tmp_path: Path, authority: Authority) -> None:
     with hold_port() as held:
         port = held.getsockname()[1]
     settings = {

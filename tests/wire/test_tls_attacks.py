@@ -114,7 +114,7 @@ def p99_ms(clients: list[RawClient]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_files")
-def test_a_thousand_handshakes_that_never_end_beside_healthy_clients(
+def test_unfinished_handshakes_do_not_slow_down_healthy_clients(
     daemon: Daemon, authority: Authority
 ) -> None:
     alice = authority.client("alice").context()
@@ -205,7 +205,9 @@ def bend(daemon: Daemon, context: ssl.SSLContext, draw: random.Random) -> None:
 
 
 @pytest.mark.slow
-def test_bent_handshakes_and_records_hurt_nobody(daemon: Daemon, authority: Authority) -> None:
+def test_corrupt_handshakes_and_records_do_not_disturb_other_clients(
+    daemon: Daemon, authority: Authority
+) -> None:
     draw = random.Random(5_246)
     alice = authority.client("alice").context()
     with RawClient(daemon.bootstrap, tls=alice) as healthy:

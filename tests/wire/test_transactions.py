@@ -23,7 +23,7 @@ def settled(cluster: Cluster, topic: str, end: int, partition: int = 0) -> None:
 
 
 @every_client
-async def test_committed_is_seen_aborted_is_not(
+async def test_committed_records_are_visible_and_aborted_ones_are_not(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic = cluster.create_topic(unique("txn"), 2)
@@ -55,7 +55,7 @@ async def test_committed_is_seen_aborted_is_not(
 
 
 @every_client
-async def test_an_open_transaction_holds_the_stable_offset(
+async def test_open_transaction_holds_back_the_last_stable_offset(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic = cluster.create_topic(unique("lso"))
@@ -74,7 +74,7 @@ async def test_an_open_transaction_holds_the_stable_offset(
 
 
 @every_client
-async def test_two_open_transactions_end_in_the_other_order(
+async def test_lso_waits_for_the_first_of_two_overlapping_transactions(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic = cluster.create_topic(unique("overlap"))
@@ -97,7 +97,7 @@ async def test_two_open_transactions_end_in_the_other_order(
 
 @every_client
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-async def test_offsets_are_part_of_the_transaction(
+async def test_transactional_offsets_take_effect_only_with_a_commit(
     bootstrap: str, cluster: Cluster, client: str, commit: bool
 ) -> None:
     topic, group = cluster.create_topic(unique("offsets")), unique("g")
@@ -126,7 +126,7 @@ async def test_offsets_are_part_of_the_transaction(
 
 
 @every_client
-async def test_a_transaction_of_offsets_alone(
+async def test_transaction_with_offsets_alone_commits_them(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic, group = cluster.create_topic(unique("only-offsets")), unique("g")
@@ -139,7 +139,7 @@ async def test_a_transaction_of_offsets_alone(
 
 
 @every_client
-async def test_the_newer_producer_fences_the_zombie(
+async def test_newer_producer_fences_the_zombie(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic, name = cluster.create_topic(unique("zombie")), unique("id")
@@ -162,7 +162,7 @@ async def test_the_newer_producer_fences_the_zombie(
 
 
 @every_client
-async def test_a_fenced_producer_cannot_begin_again(
+async def test_fenced_producer_cannot_begin_another_transaction(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic, name = cluster.create_topic(unique("fenced")), unique("id")
@@ -181,7 +181,7 @@ async def test_a_fenced_producer_cannot_begin_again(
 
 
 @every_client
-async def test_a_forgotten_transaction_is_aborted_at_its_timeout(
+async def test_abandoned_transaction_is_aborted_at_its_timeout(
     bootstrap: str, cluster: Cluster, client: str
 ) -> None:
     topic = cluster.create_topic(unique("timeout"))
@@ -194,7 +194,7 @@ async def test_a_forgotten_transaction_is_aborted_at_its_timeout(
     assert cluster.values(topic, isolation=READ_COMMITTED) == []
 
 
-async def test_the_client_that_restarts_continues_where_its_offsets_say(
+async def test_restarted_copier_resumes_at_its_transactional_offsets(
     bootstrap: str, cluster: Cluster
 ) -> None:
     """Run consume-transform-produce, and abandon every third transaction in the middle."""
@@ -242,7 +242,7 @@ async def copy_for_a_while(
                 producer.commit_transaction(60)
 
 
-async def test_readers_during_the_transactions_see_only_whole_ones(
+async def test_concurrent_reader_sees_only_complete_transactions(
     bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("live"))
@@ -275,7 +275,9 @@ async def test_readers_during_the_transactions_see_only_whole_ones(
     assert seen == wanted
 
 
-async def test_listing_and_describing_transactions(bootstrap: str, cluster: Cluster) -> None:
+async def test_transactions_are_listed_and_described_in_each_state(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic, name = cluster.create_topic(unique("show"), 2), unique("id")
 
     def described() -> dict[str, object]:
@@ -300,7 +302,9 @@ async def test_listing_and_describing_transactions(bootstrap: str, cluster: Clus
         until(lambda: described()[name] == "CompleteAbort", "completion")
 
 
-async def test_describing_the_producers_of_a_partition(bootstrap: str, cluster: Cluster) -> None:
+async def test_describe_producers_shows_sequence_and_transaction_start(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic = cluster.create_topic(unique("producers"))
 
     def active() -> list[dict[str, int]]:
@@ -325,7 +329,7 @@ async def test_describing_the_producers_of_a_partition(bootstrap: str, cluster: 
         assert active()[0]["coordinator_epoch"] >= 0
 
 
-def test_listing_takes_the_patterns_of_re2j(cluster: Cluster) -> None:
+def test_list_transactions_accepts_only_re2j_patterns(cluster: Cluster) -> None:
     stem = unique("ids")
     ids = (f"{stem}-orders", f"{stem}-Orders.EU", f"{stem}-αβγ", f"{stem}-é")
     for name in ids:

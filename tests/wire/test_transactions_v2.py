@@ -104,7 +104,7 @@ def settled(cluster: Cluster, topic: str, end: int) -> None:
     until(lambda: cluster.lso(topic) == cluster.offset(topic) == end, f"LSO = LEO = {end}")
 
 
-def test_every_end_moves_the_epoch(cluster: Cluster) -> None:
+def test_every_end_txn_bumps_the_epoch(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2"))
     producer = Producer(cluster, unique("id")).init()
     first = producer.producer_id, producer.epoch
@@ -121,7 +121,7 @@ def test_every_end_moves_the_epoch(cluster: Cluster) -> None:
     assert markers == [first[1] + n for n in (1, 2, 3, 4, 5)]
 
 
-def test_a_repeated_end_is_answered_with_the_same_identity(cluster: Cluster) -> None:
+def test_retried_end_txn_returns_the_same_id_and_epoch(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-retry"))
     producer = Producer(cluster, unique("id")).init()
     before = producer.epoch
@@ -138,7 +138,7 @@ def test_a_repeated_end_is_answered_with_the_same_identity(cluster: Cluster) -> 
     assert cluster.offset(topic) == 2
 
 
-def test_a_delayed_end_cannot_end_a_later_transaction(cluster: Cluster) -> None:
+def test_delayed_end_txn_cannot_end_a_later_transaction(cluster: Cluster) -> None:
     """KAFKA-17754: TV1 cannot distinguish the two transactions."""
     topic = cluster.create_topic(unique("tv2-late"))
     producer = Producer(cluster, unique("id")).init()
@@ -154,7 +154,7 @@ def test_a_delayed_end_cannot_end_a_later_transaction(cluster: Cluster) -> None:
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"first"]
 
 
-def test_a_late_batch_after_the_end_opens_nothing(cluster: Cluster) -> None:
+def test_late_batch_after_the_end_opens_no_transaction(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-stray"))
     producer = Producer(cluster, unique("id")).init()
     stale = dataclasses.replace(producer, sequence={})
@@ -165,7 +165,7 @@ def test_a_late_batch_after_the_end_opens_nothing(cluster: Cluster) -> None:
     settled(cluster, topic, 2)
 
 
-def test_an_empty_abort_moves_the_epoch_and_an_empty_commit_is_refused(cluster: Cluster) -> None:
+def test_empty_abort_bumps_the_epoch_and_empty_commit_is_refused(cluster: Cluster) -> None:
     producer = Producer(cluster, unique("id")).init()
     assert producer.end(True)["error_code"] == "invalid_txn_state"
     start = producer.epoch
@@ -173,7 +173,7 @@ def test_an_empty_abort_moves_the_epoch_and_an_empty_commit_is_refused(cluster: 
     assert producer.epoch == start + 1
 
 
-def test_offsets_join_the_transaction_by_themselves(cluster: Cluster) -> None:
+def test_txn_offset_commit_adds_its_partition_to_the_transaction(cluster: Cluster) -> None:
     topic, group = cluster.create_topic(unique("tv2-offsets")), unique("g")
     cluster.coordinator(group, 0)
     producer = Producer(cluster, unique("id")).init()
@@ -185,7 +185,7 @@ def test_offsets_join_the_transaction_by_themselves(cluster: Cluster) -> None:
     assert cluster.committed(group, topic, stable=True) == 4
 
 
-def test_a_new_claim_fences_and_aborts(cluster: Cluster) -> None:
+def test_init_producer_id_fences_and_aborts_the_former_producer(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-fence"))
     zombie = Producer(cluster, unique("id")).init()
     assert zombie.produce(topic, b"zombie") == "none"
@@ -201,7 +201,7 @@ def test_a_new_claim_fences_and_aborts(cluster: Cluster) -> None:
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"kept"]
 
 
-def test_a_timeout_aborts_and_fences(cluster: Cluster) -> None:
+def test_transaction_timeout_aborts_and_fences(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-timeout"))
     producer = Producer(cluster, unique("id")).init(timeout_ms=500)
     assert producer.produce(topic, b"forgotten") == "none"
@@ -212,7 +212,7 @@ def test_a_timeout_aborts_and_fences(cluster: Cluster) -> None:
     assert cluster.values(topic, isolation=READ_COMMITTED) == []
 
 
-def test_the_first_sequence_of_a_transaction_is_zero(cluster: Cluster) -> None:
+def test_first_batch_with_nonzero_sequence_is_refused(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-seq"))
     producer = Producer(cluster, unique("id")).init()
     producer.sequence[topic, 0] = 3
@@ -223,7 +223,7 @@ def test_the_first_sequence_of_a_transaction_is_zero(cluster: Cluster) -> None:
     settled(cluster, topic, 2)
 
 
-def test_old_and_new_producers_share_a_partition(cluster: Cluster) -> None:
+def test_tv1_and_tv2_transactions_interleave_in_one_partition(cluster: Cluster) -> None:
     topic = cluster.create_topic(unique("tv2-mixed"))
     new = Producer(cluster, unique("id")).init()
     old_name = unique("old")

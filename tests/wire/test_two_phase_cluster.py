@@ -158,7 +158,7 @@ class Faults:
 
 @pytest.mark.slow
 @MODES
-async def test_leader_and_coordinator_killed_within_transactions_tear_nothing(
+async def test_killed_leader_and_coordinator_tear_no_transaction(
     brokers: Cluster, postgres: PostgresServer, prepare: bool
 ) -> None:
     branch = Branch(brokers, postgres)
@@ -216,7 +216,7 @@ def security(kafka: Kafka, user: str, **more: str) -> Security:
 
 
 @MODES
-async def test_worker_with_tls_login_and_rights_ends_its_transaction_in_doubt(
+async def test_secured_worker_resolves_its_in_doubt_transaction(
     secured: Kafka, postgres: PostgresServer, prepare: bool
 ) -> None:
     branch = Branch(secured, postgres)

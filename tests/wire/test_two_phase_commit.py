@@ -102,14 +102,16 @@ def prepare(client: WireClient, bootstrap: str, name: str, topic: str) -> tuple[
     return write(bootstrap, name, topic, b"prepared", answer)
 
 
-def test_v6_is_served_because_the_switch_is_on(daemon: Daemon, fencepost: Daemon) -> None:
+def test_init_producer_id_v6_is_served_when_two_phase_commit_is_enabled(
+    daemon: Daemon, fencepost: Daemon
+) -> None:
     for broker, highest in ((daemon, 6), (fencepost, 5)):
         with WireClient(broker.bootstrap) as client:
             assert client.versions()[INIT_PRODUCER_ID] == (0, highest)
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_what_is_prepared_waits_for_its_decision_over_timeout_and_crash(
+def test_prepared_transaction_survives_a_crash_until_its_decision(
     daemon: Daemon, commit: bool
 ) -> None:
     name, topic = unique("two-phase"), unique("orders")
@@ -143,7 +145,7 @@ def test_what_is_prepared_waits_for_its_decision_over_timeout_and_crash(
     assert found == ([b"prepared"] if commit else [])
 
 
-def test_kept_transaction_is_resolved_under_its_successor_only(daemon: Daemon) -> None:
+def test_kept_transaction_is_resolved_only_with_the_successor_epoch(daemon: Daemon) -> None:
     name, topic = unique("two-phase"), unique("orders")
     with Cluster(daemon.bootstrap) as cluster:
         cluster.create_topic(topic)
@@ -177,7 +179,7 @@ def state_of(client: WireClient, name: str) -> str:
     return str(asked.transaction_states[0].transaction_state)
 
 
-def test_what_is_prepared_outlives_its_timeout_before_and_after_a_restart(daemon: Daemon) -> None:
+def test_prepared_transaction_outlives_its_timeout_and_a_restart(daemon: Daemon) -> None:
     """Another transaction with the same timeout shows when the timeout has passed."""
     name, topic = unique("two-phase"), unique("orders")
     with Cluster(daemon.bootstrap) as cluster:
@@ -204,7 +206,7 @@ def test_what_is_prepared_outlives_its_timeout_before_and_after_a_restart(daemon
 
 
 @pytest.mark.parametrize("two_phase", [True, False])
-def test_a_claim_that_keeps_nothing_aborts_what_is_prepared(
+def test_init_producer_id_without_keep_aborts_the_prepared_transaction(
     daemon: Daemon, two_phase: bool
 ) -> None:
     name, topic = unique("two-phase"), unique("orders")
@@ -224,7 +226,7 @@ def test_a_claim_that_keeps_nothing_aborts_what_is_prepared(
         assert cluster.values(topic, isolation=READ_COMMITTED) == []
 
 
-def test_the_switch_off_refuses_v6_by_closing_the_connection(fencepost: Daemon) -> None:
+def test_disabled_two_phase_commit_closes_the_connection_of_a_v6_request(fencepost: Daemon) -> None:
     with (
         WireClient(fencepost.bootstrap, timeout_ms=1_000) as client,
         pytest.raises((WireError, BrokerUnreachable)),

@@ -148,7 +148,7 @@ async def test_rows_records_and_offsets_are_committed_together(bench: Bench, pre
 
 
 @MODES
-async def test_failing_handler_leaves_nothing_in_either_party(bench: Bench, prepare: bool) -> None:
+async def test_failing_handler_leaves_no_rows_and_no_records(bench: Bench, prepare: bool) -> None:
     bench.fill(1, 2)
 
     async def fail(batch: Batch, connection: Any) -> list[Output]:
@@ -280,7 +280,7 @@ async def test_claim_waits_for_a_former_owner_that_is_deciding(bench: Bench) -> 
     await owner.close()
 
 
-async def test_session_that_fell_silent_while_deciding_is_ended(bench: Bench) -> None:
+async def test_idle_database_session_is_ended_and_its_transaction_aborted(bench: Bench) -> None:
     partner = bench.partner(idle_ms=1_000)
     owner = await prepared_in_kafka(bench, partner, decided=False)
     with contextlib.suppress(Exception):
@@ -326,7 +326,7 @@ async def test_worker_survives_a_restart_of_the_database(bench: Bench) -> None:
     bench.check(1, 2)
 
 
-async def test_unreachable_database_ends_the_worker_after_its_patience(bench: Bench) -> None:
+async def test_unreachable_database_ends_the_worker_after_give_up_ms(bench: Bench) -> None:
     from fencepost.pipelines.postgres import Postgres
 
     bench.fill(1)
@@ -386,7 +386,7 @@ async def test_decision_is_durable_although_synchronous_commit_is_off(bench: Ben
     bench.check(1, 2)
 
 
-async def test_example_holds(daemon: Daemon, postgres: PostgresServer) -> None:
+async def test_two_phase_example_succeeds(daemon: Daemon, postgres: PostgresServer) -> None:
     where = {"PGHOST": "127.0.0.1", "PGPORT": str(postgres.port), "PGUSER": USER}
     command = [sys.executable, "-m", "examples.two_phase", "--bootstrap", daemon.bootstrap]
     example = Child(command, env={**os.environ, **where}, cwd=ROOT)
@@ -394,7 +394,7 @@ async def test_example_holds(daemon: Daemon, postgres: PostgresServer) -> None:
     assert example.lines[-1] == "checked: as it should be"
 
 
-async def test_handler_that_pauses_for_too_long_is_called_again(bench: Bench) -> None:
+async def test_handler_whose_database_session_timed_out_is_called_again(bench: Bench) -> None:
     """The database ends the session, so that a claim would not wait for it."""
     bench.fill(1, 2)
     paused = False
@@ -468,9 +468,7 @@ async def test_prepared_rows_are_rolled_back_after_an_administrators_abort(bench
 
 
 @MODES
-async def test_administrators_abort_before_the_decision_leaves_nothing(
-    bench: Bench, prepare: bool
-) -> None:
+async def test_batch_is_retried_after_an_administrators_abort(bench: Bench, prepare: bool) -> None:
     bench.fill(1, 2)
     calls: list[str] = []
 
@@ -499,9 +497,7 @@ async def test_decision_after_an_administrators_abort_is_a_mixed_outcome(bench: 
 
 
 @MODES
-async def test_transaction_that_a_killed_claim_has_kept_is_committed(
-    bench: Bench, prepare: bool
-) -> None:
+async def test_transaction_kept_by_a_killed_claim_is_committed(bench: Bench, prepare: bool) -> None:
     lost = await prepared_in_kafka(bench, bench.partner(prepare=prepare), decided=True)
     await lost._init_producer()  # a claim that was killed after its first request
     await lost.close()
@@ -510,7 +506,7 @@ async def test_transaction_that_a_killed_claim_has_kept_is_committed(
     assert bench.rows == bench.records == [1]
 
 
-async def test_kept_transaction_that_an_administrator_aborted_rolls_prepared_rows_back(
+async def test_administrators_abort_of_a_kept_transaction_rolls_prepared_rows_back(
     bench: Bench,
 ) -> None:
     lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
@@ -523,7 +519,7 @@ async def test_kept_transaction_that_an_administrator_aborted_rolls_prepared_row
     assert not bench.sql("select gid from pg_prepared_xacts")
 
 
-async def test_prepared_rows_whose_outcome_in_kafka_is_hidden_are_left_alone(bench: Bench) -> None:
+async def test_prepared_rows_with_unknown_kafka_outcome_are_not_resolved(bench: Bench) -> None:
     """An InitProducerId after the abort leaves a state that fits both outcomes."""
     lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
     abort(bench, "--force")

@@ -78,7 +78,9 @@ def make_ids(client: Cluster, names: Iterable[str]) -> None:
         assert client.receive()["error_code"] == "none"
 
 
-def test_hostile_patterns_over_many_ids_keep_turns_short(client: Cluster, watch: LoopWatch) -> None:
+def test_hostile_patterns_over_many_ids_do_not_block_the_loop(
+    client: Cluster, watch: LoopWatch
+) -> None:
     names = [f"{number:06d}-äöü" for number in range(LISTED)]
     make_ids(client, names)
     watch.check()
@@ -99,7 +101,9 @@ def test_hostile_patterns_over_many_ids_keep_turns_short(client: Cluster, watch:
         watch.check()
 
 
-def test_many_ids_that_are_forgotten_at_once(tmp_path: Path, watch: LoopWatch) -> None:
+def test_expiry_of_many_ids_at_once_does_not_block_the_loop(
+    tmp_path: Path, watch: LoopWatch
+) -> None:
     expiring = {
         "transactional.id.expiration.ms": "1",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
@@ -115,7 +119,7 @@ def test_many_ids_that_are_forgotten_at_once(tmp_path: Path, watch: LoopWatch) -
     watch.check()
 
 
-def test_a_transaction_over_partitions_that_were_never_used(
+def test_transaction_over_many_unused_partitions_does_not_block_the_loop(
     client: Cluster, watch: LoopWatch
 ) -> None:
     client.call(

@@ -54,7 +54,7 @@ def waits(secured: Secured, user: str, client_id: str, topic: str, size: int) ->
 
 
 @pytest.mark.slow
-def test_a_user_shares_with_itself_alone(secured: Secured) -> None:
+def test_quota_is_shared_by_all_clients_of_a_user_alone(secured: Secured) -> None:
     with Cluster(secured.bootstrap) as admin:
         topic = admin.create_topic(unique("limited"))
         limit(admin, RATE, user="alice")

@@ -71,7 +71,7 @@ class Held:
 @new_protocol
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("late_by", LATE_BY)
-def test_kafka_17754_an_end_that_is_late_by_k_transactions_is_fenced(
+def test_kafka_17754_end_txn_late_by_k_transactions_is_fenced(
     cluster: Cluster, client: StubbornClient, late_by: int, commit: bool
 ) -> None:
     topic = cluster.create_topic(unique("late"))
@@ -96,7 +96,7 @@ def test_kafka_17754_an_end_that_is_late_by_k_transactions_is_fenced(
 
 @old_protocol
 @pytest.mark.parametrize("late_by", LATE_BY)
-def test_kafka_17754_under_the_old_protocol_a_late_commit_tears_a_later_transaction(
+def test_kafka_17754_late_commit_below_tv2_tears_a_later_transaction(
     cluster: Cluster, client: StubbornClient, late_by: int
 ) -> None:
     topic = cluster.create_topic(unique("hole"))
@@ -140,7 +140,7 @@ def written_late(client: StubbornClient, topic: str, identity: tuple[int, int], 
 
 @both_protocols
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_kip_890_a_late_batch_after_the_end_opens_nothing(
+def test_kip_890_late_batch_after_the_end_opens_no_transaction(
     cluster: Cluster, client: StubbornClient, commit: bool
 ) -> None:
     topic = cluster.create_topic(unique("late-batch"))
@@ -156,7 +156,7 @@ def test_kip_890_a_late_batch_after_the_end_opens_nothing(
 
 
 @both_protocols
-def test_a_batch_of_an_older_epoch_is_refused_also_when_it_is_a_repetition(
+def test_batch_of_an_older_epoch_is_refused_even_as_a_duplicate(
     cluster: Cluster, client: StubbornClient
 ) -> None:
     topic = cluster.create_topic(unique("older"))
@@ -176,7 +176,7 @@ def test_a_batch_of_an_older_epoch_is_refused_also_when_it_is_a_repetition(
 
 
 @both_protocols
-def test_an_end_from_before_the_takeover_is_fenced(
+def test_end_txn_sent_before_the_takeover_is_fenced(
     cluster: Cluster, client: StubbornClient
 ) -> None:
     topic = cluster.create_topic(unique("taken-over"))
@@ -194,7 +194,7 @@ def test_an_end_from_before_the_takeover_is_fenced(
 
 
 @every_client
-def test_a_process_stopped_past_its_timeout_has_no_effect_when_it_goes_on(
+def test_producer_paused_past_its_timeout_has_no_effect_when_resumed(
     bootstrap: str, cluster: Cluster, client: str, tmp_path: Path
 ) -> None:
     topic, name, go = cluster.create_topic(unique("paused")), unique("id"), tmp_path / "go"
@@ -259,7 +259,7 @@ def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(
 
 
 @every_client
-def test_two_processes_with_one_transactional_id(
+def test_two_processes_with_one_transactional_id_tear_no_transaction(
     bootstrap: str, cluster: Cluster, client: str, tmp_path: Path
 ) -> None:
     topic, name, stop = cluster.create_topic(unique("rivals"), 2), unique("id"), tmp_path / "stop"

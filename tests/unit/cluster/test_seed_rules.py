@@ -33,7 +33,7 @@ real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files n
    * tests/oracle/test_zookeeper.py: test_a_reassignment_copies_before_it_removes
 10. A group rebalances when the number of partitions changes
    * tests/oracle/test_zookeeper.py: test_a_group_rebalances_when_its_topic_grows
-   * tests/wire/test_consumer_protocol.py: test_a_group_rebalances_when_its_topic_grows
+   * tests/wire/test_consumer_protocol.py: test_group_rebalances_when_its_topic_grows
 """
 
 from __future__ import annotations

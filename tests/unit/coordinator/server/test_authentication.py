@@ -57,7 +57,9 @@ class Tokens:
 
 @BOTH
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_login(enabled: Mapping[str, Mechanism], mechanism: ScramMechanism, version: int) -> None:
+def test_scram_login_succeeds_with_every_mechanism_and_version(
+    enabled: Mapping[str, Mechanism], mechanism: ScramMechanism, version: int
+) -> None:
     desk = Desk(enabled)
     assert desk.ask("api_versions", 3, client_software_name="x", client_software_version="1")
     assert desk.handshake(mechanism.name) == {"error_code": "none", "mechanisms": NAMES}
@@ -80,7 +82,7 @@ def _base64(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("first", [[], ["api_versions"]])
-def test_bare_tokens_after_a_handshake_of_version_0(
+def test_bare_tokens_are_accepted_after_handshake_v0(
     enabled: Mapping[str, Mechanism], first: list[str]
 ) -> None:
     desk = Desk(enabled)
@@ -94,7 +96,9 @@ def test_bare_tokens_after_a_handshake_of_version_0(
     assert desk.login.result is not None
 
 
-def test_a_bare_token_that_fails_is_not_answered(enabled: Mapping[str, Mechanism]) -> None:
+def test_failed_bare_token_closes_connection_without_response(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256", 0)
     client = ScramClient("alice", "wrong", SCRAM_SHA_256)
@@ -105,7 +109,7 @@ def test_a_bare_token_that_fails_is_not_answered(enabled: Mapping[str, Mechanism
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x60\x00\x01", bytes(10), b"GET / HTTP/1.1\r\n\r\n"])
-def test_what_is_no_request_ends_the_connection(
+def test_malformed_first_frame_closes_connection(
     enabled: Mapping[str, Mechanism], frame: bytes
 ) -> None:
     desk = Desk(enabled)
@@ -122,7 +126,7 @@ def test_what_is_no_request_ends_the_connection(
     ],
 )
 @pytest.mark.parametrize("after_versions", [False, True])
-def test_other_requests_before_the_handshake(
+def test_other_request_before_handshake_closes_connection(
     enabled: Mapping[str, Mechanism],
     api: str,
     version: int,
@@ -137,14 +141,14 @@ def test_other_requests_before_the_handshake(
     assert "before the handshake" in desk.ended
 
 
-def test_versions_are_told_once(enabled: Mapping[str, Mechanism]) -> None:
+def test_second_api_versions_request_closes_connection(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     assert desk.ask("api_versions", 0)
     assert desk.ask("api_versions", 0) is None
     assert desk.ended == "ApiVersions a second time"
 
 
-def test_versions_may_be_asked_for_again_after_an_error(enabled: Mapping[str, Mechanism]) -> None:
+def test_api_versions_may_be_repeated_after_an_error(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     unsupported = struct.pack(">hhih", 18, 99, 3, -1)
     for _ in range(3):
@@ -159,7 +163,7 @@ def test_versions_may_be_asked_for_again_after_an_error(enabled: Mapping[str, Me
     assert desk.ended
 
 
-def test_a_handshake_of_an_unknown_version(enabled: Mapping[str, Mechanism]) -> None:
+def test_handshake_of_unknown_version_closes_connection(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     assert desk.frame(struct.pack(">hhih", 17, 10, 3, -1) + b"\0\0") is None
     assert desk.ended
@@ -167,7 +171,7 @@ def test_a_handshake_of_an_unknown_version(enabled: Mapping[str, Mechanism]) -> 
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("name", ["PLAIN", "GSSAPI", "scram-sha-256", "", "x" * 1000])
-def test_a_mechanism_that_is_not_enabled(
+def test_handshake_for_disabled_mechanism_is_answered_and_ends_login(
     enabled: Mapping[str, Mechanism], name: str, version: int
 ) -> None:
     desk = Desk(enabled)
@@ -189,7 +193,7 @@ def test_a_mechanism_that_is_not_enabled(
         ("metadata", 1, {"topics": []}, None),
     ],
 )
-def test_other_requests_during_the_login(
+def test_other_request_during_login_is_illegal_sasl_state(
     enabled: Mapping[str, Mechanism],
     api: str,
     version: int,
@@ -204,21 +208,23 @@ def test_other_requests_during_the_login(
     assert "during the login" in desk.ended
 
 
-def test_a_token_of_an_unknown_version(enabled: Mapping[str, Mechanism]) -> None:
+def test_sasl_authenticate_of_unknown_version_closes_connection(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     assert desk.frame(struct.pack(">hhih", 36, 99, 3, -1) + bytes(4)) is None
     assert desk.ended
 
 
-def test_a_token_that_is_no_request(enabled: Mapping[str, Mechanism]) -> None:
+def test_bare_token_after_handshake_v1_closes_connection(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     assert desk.frame(b"n,,n=alice,r=nonce") is None
     assert desk.ended
 
 
-def test_a_truncated_body(enabled: Mapping[str, Mechanism]) -> None:
+def test_truncated_sasl_authenticate_closes_connection(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     whole = encode("sasl_authenticate", 2, 1, "c", {"auth_bytes": b"n,,n=alice,r=nonce"})
@@ -234,7 +240,7 @@ def test_a_truncated_body(enabled: Mapping[str, Mechanism]) -> None:
     ("user", "password"),
     [("alice", "wrong"), ("alice", ""), ("nobody", "right"), ("Alice", "right")],
 )
-def test_wrong_users_and_passwords_fail_in_one_way(
+def test_unknown_user_and_wrong_password_get_the_same_response(
     enabled: Mapping[str, Mechanism], mechanism: ScramMechanism, user: str, password: str
 ) -> None:
     desk = Desk(enabled)
@@ -251,7 +257,7 @@ def test_wrong_users_and_passwords_fail_in_one_way(
     assert desk.login.result is None
 
 
-def test_a_user_of_another_mechanism_is_as_unknown(tmp_path: Path) -> None:
+def test_user_with_credential_of_another_mechanism_is_refused(tmp_path: Path) -> None:
     users = users_in(tmp_path)
     give(users, "alice", "right", SCRAM_SHA_256)
     desk = Desk(scram_mechanisms(users))
@@ -263,7 +269,7 @@ def test_a_user_of_another_mechanism_is_as_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a,b", "a=b", "=2C", "a b", "semi;colon", "User:x", '"q"'])
-def test_names_with_special_characters(tmp_path: Path, name: str) -> None:
+def test_user_names_with_special_characters_can_log_in(tmp_path: Path, name: str) -> None:
     desk = Desk(scram_mechanisms(users_in(tmp_path, **{name: "p,=w"})))
     desk.handshake("SCRAM-SHA-256")
     desk.scram(ScramClient(name, "p,=w", SCRAM_SHA_256))
@@ -274,7 +280,9 @@ def test_names_with_special_characters(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "bend", [lambda nonce: "", lambda nonce: nonce[:-1], lambda nonce: "x" + nonce]
 )
-def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], bend: object) -> None:
+def test_final_scram_message_with_another_nonce_is_refused(
+    enabled: Mapping[str, Mechanism], bend: object
+) -> None:
     """CVE-2024-56128: the proof itself is right for the client's messages."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
@@ -290,7 +298,9 @@ def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], ben
 
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
-def test_somebody_else_is_nobody_more(enabled: Mapping[str, Mechanism], user: str) -> None:
+def test_foreign_authorization_id_gets_the_same_response_for_any_user(
+    enabled: Mapping[str, Mechanism], user: str
+) -> None:
     """Naming another user as authzid gets the same response whether that user exists or not."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
@@ -299,7 +309,7 @@ def test_somebody_else_is_nobody_more(enabled: Mapping[str, Mechanism], user: st
     assert told["error_message"] == OTHER_USER
 
 
-def test_a_user_may_name_itself(enabled: Mapping[str, Mechanism]) -> None:
+def test_authorization_id_equal_to_user_name_is_accepted(enabled: Mapping[str, Mechanism]) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.token(b"n,a=alice,n=alice,r=nonce")
@@ -307,7 +317,7 @@ def test_a_user_may_name_itself(enabled: Mapping[str, Mechanism]) -> None:
     assert told["error_code"] == "none"
 
 
-def test_there_are_no_tokens_to_log_in_with(enabled: Mapping[str, Mechanism]) -> None:
+def test_scram_login_with_delegation_token_is_refused(enabled: Mapping[str, Mechanism]) -> None:
     """With `tokenauth=true` the name belongs to a delegation token, never to a user."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
@@ -318,7 +328,7 @@ def test_there_are_no_tokens_to_log_in_with(enabled: Mapping[str, Mechanism]) ->
     assert told["error_code"] == "sasl_authentication_failed"
 
 
-def test_a_credential_with_too_few_iterations(tmp_path: Path) -> None:
+def test_scram_credential_with_too_few_iterations_is_refused(tmp_path: Path) -> None:
     users = users_in(tmp_path)
     give(users, "weak", "right", SCRAM_SHA_256, iterations=4095)
     desk = Desk(scram_mechanisms(users))
@@ -329,7 +339,9 @@ def test_a_credential_with_too_few_iterations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", b"n,,", b"\0", b"p=tls-unique,,n=alice,r=n", b"\xff" * 50])
-def test_first_tokens_that_are_none(enabled: Mapping[str, Mechanism], token: bytes) -> None:
+def test_malformed_first_scram_message_is_refused(
+    enabled: Mapping[str, Mechanism], token: bytes
+) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.token(token)
@@ -346,7 +358,9 @@ def test_first_tokens_that_are_none(enabled: Mapping[str, Mechanism], token: byt
         lambda token: token.split(b",p=")[0] + b",p=",
     ],
 )
-def test_last_tokens_that_are_bent(enabled: Mapping[str, Mechanism], bend: object) -> None:
+def test_malformed_final_scram_message_is_refused(
+    enabled: Mapping[str, Mechanism], bend: object
+) -> None:
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     client = ScramClient("alice", "right", SCRAM_SHA_256)
@@ -373,7 +387,7 @@ def test_last_tokens_that_are_bent(enabled: Mapping[str, Mechanism], bend: objec
         (None, 10**14, 10**14),
     ],
 )
-def test_how_long_a_login_holds(
+def test_session_lifetime_is_the_smaller_of_credential_expiry_and_max_reauth(
     ends_in_ms: int | None, most_ms: int | None, lifetime_ms: int | None
 ) -> None:
     bounds = {} if most_ms is None else {"TOKEN": most_ms}
@@ -392,14 +406,14 @@ def again(enabled: Mapping[str, Mechanism], user: str, mechanism: str = "SCRAM-S
     return Desk(enabled, clock=ManualClock(), previous=session)
 
 
-def test_the_same_user_logs_in_again(enabled: Mapping[str, Mechanism]) -> None:
+def test_same_user_can_reauthenticate(enabled: Mapping[str, Mechanism]) -> None:
     desk = again(enabled, "alice")
     desk.handshake("SCRAM-SHA-256")
     desk.scram(ScramClient("alice", "right", SCRAM_SHA_256))
     assert desk.login.result is not None
 
 
-def test_another_user_can_not(enabled: Mapping[str, Mechanism]) -> None:
+def test_reauthentication_as_another_user_is_refused(enabled: Mapping[str, Mechanism]) -> None:
     desk = again(enabled, "alice")
     desk.handshake("SCRAM-SHA-256")
     told = desk.scram(ScramClient("bob", "right", SCRAM_SHA_256))
@@ -411,7 +425,9 @@ def test_another_user_can_not(enabled: Mapping[str, Mechanism]) -> None:
     assert desk.login.result is None
 
 
-def test_another_user_can_not_with_bare_tokens(enabled: Mapping[str, Mechanism]) -> None:
+def test_reauthentication_as_another_user_with_bare_tokens_is_refused(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     desk = again(enabled, "alice")
     desk.handshake("SCRAM-SHA-256", 0)
     client = ScramClient("bob", "right", SCRAM_SHA_256)
@@ -422,7 +438,9 @@ def test_another_user_can_not_with_bare_tokens(enabled: Mapping[str, Mechanism])
     assert desk.ended
 
 
-def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
+def test_reauthentication_with_another_mechanism_closes_connection(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     """The handshake is answered; the next request closes the connection."""
     desk = again(enabled, "alice", "SCRAM-SHA-512")
     assert desk.handshake("SCRAM-SHA-256")["error_code"] == "none"
@@ -430,14 +448,18 @@ def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
     assert desk.ended == "the mechanism differs from that of the previous login"
 
 
-def test_a_mechanism_that_is_not_enabled_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
+def test_reauthentication_with_disabled_mechanism_closes_connection(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     """On re-authentication the connection is closed without a response."""
     desk = again(enabled, "alice")
     assert desk.ask("sasl_handshake", 1, mechanism="NONE") is None
     assert desk.ended
 
 
-def test_a_wrong_password_of_a_second_login_says_so(enabled: Mapping[str, Mechanism]) -> None:
+def test_wrong_password_on_reauthentication_is_reported_as_such(
+    enabled: Mapping[str, Mechanism],
+) -> None:
     desk = again(enabled, "alice")
     desk.handshake("SCRAM-SHA-256")
     told = desk.scram(ScramClient("alice", "wrong", SCRAM_SHA_256))

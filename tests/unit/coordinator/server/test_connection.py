@@ -194,7 +194,7 @@ async def test_pipelined_requests_are_answered_one_by_one_in_order() -> None:
         (SENT_TOGETHER, 10, SENT_TOGETHER),
     ],
 )
-async def test_small_answers_to_requests_sent_ahead_leave_together(
+async def test_small_responses_to_pipelined_requests_are_written_together(
     ahead: int, most_bytes: int, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -215,7 +215,7 @@ async def test_small_answers_to_requests_sent_ahead_leave_together(
         assert len(written) == writes
 
 
-async def test_the_next_request_waits_for_the_answer_of_the_one_before() -> None:
+async def test_next_request_waits_for_response_of_previous_one() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
@@ -227,7 +227,7 @@ async def test_the_next_request_waits_for_the_answer_of_the_one_before() -> None
         assert [(await peer.answer(12, 4))[0] for _ in range(2)] == [1, 2]
 
 
-async def test_while_a_request_is_served_what_follows_stays_in_the_kernel() -> None:
+async def test_data_after_a_request_in_progress_is_not_read_from_the_socket() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
@@ -240,7 +240,7 @@ async def test_while_a_request_is_served_what_follows_stays_in_the_kernel() -> N
         assert [(await peer.answer(12, 4))[0], (await peer.answer(0, 9))[0]] == [1, 2]
 
 
-async def test_byte_by_byte_gives_the_same_bytes_as_all_at_once() -> None:
+async def test_responses_are_equal_for_requests_sent_whole_or_byte_by_byte() -> None:
     requests = heartbeat(1) + produce(2, b"\1" * 3000) + heartbeat(3, "refused") + fetch(4, 10)
     answers = []
     async with serving() as service:
@@ -255,7 +255,7 @@ async def test_byte_by_byte_gives_the_same_bytes_as_all_at_once() -> None:
     assert answers[0] == answers[1]
 
 
-async def test_large_frames_both_ways() -> None:
+async def test_large_requests_and_responses_arrive_whole() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         size = 3 << 20
@@ -271,7 +271,7 @@ async def test_large_frames_both_ways() -> None:
         assert (await peer.answer(12, 4))[0] == 5
 
 
-async def test_a_request_of_many_parts_gives_way_and_is_answered_in_its_order() -> None:
+async def test_request_with_many_topics_yields_and_is_answered_in_order() -> None:
     async with serving() as service:
         many, other = await Peer.of(service), await Peer.of(service)
         rest = produce(3, b"\1" * 200_000)
@@ -287,7 +287,7 @@ async def test_a_request_of_many_parts_gives_way_and_is_answered_in_its_order() 
         ].base_offset == 200_000
 
 
-async def test_no_answer_to_acks_0_and_the_next_request_is_served() -> None:
+async def test_produce_with_acks_0_gets_no_response_and_next_request_is_served() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(produce(1, b"x", acks=0) + heartbeat(2))
@@ -295,7 +295,7 @@ async def test_no_answer_to_acks_0_and_the_next_request_is_served() -> None:
         assert service.seen == [(1, 1234), (2, "g")]
 
 
-async def test_a_client_that_does_not_read_is_not_served_further() -> None:
+async def test_client_that_does_not_read_is_not_served_further() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         count = 30
@@ -308,7 +308,7 @@ async def test_a_client_that_does_not_read_is_not_served_further() -> None:
 
 
 @pytest.mark.parametrize("size", [WRITE_BYTES - 1, WRITE_BYTES, WRITE_BYTES + 1, 30_000_000])
-async def test_a_response_of_any_size_arrives_whole(size: int) -> None:
+async def test_response_of_any_size_arrives_whole(size: int) -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(fetch(1, size) + heartbeat(2))
@@ -327,7 +327,7 @@ async def stuck(service: Service, size: int) -> Peer:
     return peer
 
 
-async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
+async def test_unsent_responses_stay_within_one_budget() -> None:
     size = 20 << 20  # more than a socket buffers
     async with serving(max_queued_response_bytes=2 * size) as service:
         budget = service.server.responses
@@ -350,7 +350,7 @@ async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
         await until_true(lambda: budget.held_bytes == 0)
 
 
-async def test_who_waits_for_room_and_goes_lets_the_next_one_on() -> None:
+async def test_closed_connection_gives_up_its_turn_for_response_budget() -> None:
     size = 20 << 20
     async with serving(max_queued_response_bytes=1) as service:
         budget = service.server.responses
@@ -365,7 +365,7 @@ async def test_who_waits_for_room_and_goes_lets_the_next_one_on() -> None:
         assert (await waiting.answer(1, 11))[0] == 3
 
 
-async def test_a_slow_reader_is_cut_off_only_when_others_wait() -> None:
+async def test_slow_reader_is_disconnected_only_when_others_wait() -> None:
     size = 20 << 20
     limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 200}
     async with serving(max_queued_response_bytes=size // 2, **limits) as service:
@@ -380,7 +380,7 @@ async def test_a_slow_reader_is_cut_off_only_when_others_wait() -> None:
             await slow.answer(1, 11)
 
 
-async def test_an_idle_connection_with_an_answer_not_taken_is_cut_off() -> None:
+async def test_idle_connection_with_unread_response_is_closed() -> None:
     async with serving(max_idle_ms=200) as service:
         peer = await stuck(service, 20 << 20)
         await until_true(lambda: not service.server.connections)
@@ -391,7 +391,7 @@ async def test_an_idle_connection_with_an_answer_not_taken_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_a_range_of_a_file_arrives_whole_or_ends_the_connection(
+async def test_file_range_arrives_whole_or_closes_connection_if_truncated(
     cut: bool, tmp_path: Path
 ) -> None:
     partition = open_partition(tmp_path)
@@ -416,7 +416,7 @@ async def test_a_range_of_a_file_arrives_whole_or_ends_the_connection(
             assert (await peer.answer(12, 4))[0] == 2
 
 
-async def test_who_asks_for_much_and_takes_nothing_costs_little_memory(tmp_path: Path) -> None:
+async def test_client_with_unread_large_fetches_costs_little_memory(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     for _ in range(60):
         append(partition, 1, size=1_000_000)
@@ -442,7 +442,7 @@ async def test_who_asks_for_much_and_takes_nothing_costs_little_memory(tmp_path:
         assert len(service.records) > size // 2
 
 
-async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops() -> None:
+async def test_server_stop_waits_for_response_to_slow_client() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(fetch(1, 30_000_000))
@@ -456,7 +456,7 @@ async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops(
 # --- failures stay local ---
 
 
-async def test_a_domain_error_becomes_the_top_level_code() -> None:
+async def test_domain_error_becomes_top_level_error_code() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "refused") + heartbeat(2))
@@ -464,7 +464,7 @@ async def test_a_domain_error_becomes_the_top_level_code() -> None:
         assert (await peer.answer(12, 4))[1].error_code == 0
 
 
-async def test_a_broken_handler_is_answered_and_the_connection_lives() -> None:
+async def test_failed_handler_returns_unknown_server_error_and_connection_stays() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "broken") + heartbeat(2))
@@ -489,7 +489,7 @@ async def test_a_broken_handler_is_answered_and_the_connection_lives() -> None:
         pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="another protocol"),
     ],
 )
-async def test_what_cannot_be_answered_closes_its_own_connection_only(bad: bytes) -> None:
+async def test_request_that_cannot_be_answered_closes_only_its_connection(bad: bytes) -> None:
     async with serving(max_request_bytes=2_000_000) as service:
         bystander, culprit = await Peer.of(service), await Peer.of(service)
         bystander.send(heartbeat(7, "slow"))
@@ -513,7 +513,7 @@ async def test_what_cannot_be_answered_closes_its_own_connection_only(bad: bytes
         (12, 5, b"\xff", {"api": "Heartbeat", "client_id": None}),
     ],
 )
-async def test_a_request_that_is_not_served_is_logged_with_its_client(
+async def test_unsupported_request_is_logged_with_its_client(
     key: int, version: int, client: bytes | None, told: dict[str, object]
 ) -> None:
     name = b"" if client is None else client
@@ -530,7 +530,7 @@ async def test_a_request_that_is_not_served_is_logged_with_its_client(
     assert line["peer"]
 
 
-async def test_requests_that_are_not_served_are_logged_at_a_bounded_rate() -> None:
+async def test_log_lines_of_unsupported_requests_are_rate_limited() -> None:
     frame = struct.pack(">ihhih", 10, 12, 5, 1, -1)
     with capture_logs() as lines:
         async with serving() as service:
@@ -541,7 +541,7 @@ async def test_requests_that_are_not_served_are_logged_at_a_bounded_rate() -> No
     assert 0 < sum(one["event"] == "request not served" for one in lines) < 3 * LINES_PER_SECOND
 
 
-async def test_the_frame_limit_on_both_sides() -> None:
+async def test_request_of_exactly_max_bytes_is_served_larger_closes_connection() -> None:
     async with serving(max_request_bytes=len(heartbeat(1)) - 4) as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1))
@@ -550,7 +550,7 @@ async def test_the_frame_limit_on_both_sides() -> None:
         assert await peer.closed()
 
 
-async def test_a_prefix_alone_reserves_no_memory() -> None:
+async def test_size_prefix_alone_reserves_no_memory() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(struct.pack(">i", 100_000_000) + bytes(1000))
@@ -567,7 +567,7 @@ def large(correlation_id: int, size: int) -> bytes:
     )
 
 
-async def test_frames_of_all_connections_stay_within_one_budget() -> None:
+async def test_request_frames_of_all_connections_stay_within_one_budget() -> None:
     size = 1 << 20
     async with serving(max_queued_request_bytes=2 * size) as service:
         budget = service.server.budget
@@ -590,7 +590,7 @@ async def test_frames_of_all_connections_stay_within_one_budget() -> None:
         assert not budget.contended
 
 
-async def test_one_byte_below_the_budget_another_frame_is_let_in() -> None:
+async def test_frame_is_admitted_while_budget_has_one_byte_left() -> None:
     size = 1 << 20
     async with serving(max_queued_request_bytes=size + 1) as service:
         budget = service.server.budget
@@ -603,7 +603,7 @@ async def test_one_byte_below_the_budget_another_frame_is_let_in() -> None:
         await until_true(lambda: budget.contended)
 
 
-async def test_a_buffer_kept_for_the_next_frame_is_given_up_when_another_needs_it() -> None:
+async def test_idle_frame_buffer_is_released_when_another_connection_needs_it() -> None:
     size = 1 << 20
     async with serving(max_queued_request_bytes=size) as service:
         first, second = await Peer.of(service), await Peer.of(service)
@@ -613,7 +613,7 @@ async def test_a_buffer_kept_for_the_next_frame_is_given_up_when_another_needs_i
         assert service.server.budget.held_bytes == size
 
 
-async def test_a_very_large_buffer_is_not_kept() -> None:
+async def test_very_large_frame_buffer_is_released_after_its_request() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(large(1, 5 << 20))
@@ -622,7 +622,7 @@ async def test_a_very_large_buffer_is_not_kept() -> None:
         assert (service.server.budget.held_bytes, len(connection._frames._buffer)) == (0, 8192)
 
 
-async def test_a_slow_large_frame_is_given_up_only_when_others_wait() -> None:
+async def test_slow_large_frame_is_dropped_only_when_others_wait() -> None:
     size = 1 << 20
     limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 1_500}
     async with serving(max_queued_request_bytes=size, **limits) as service:
@@ -638,7 +638,7 @@ async def test_a_slow_large_frame_is_given_up_only_when_others_wait() -> None:
         assert (await other.answer(0, 9))[0] == 2
 
 
-async def test_the_object_limit_on_both_sides() -> None:
+async def test_request_of_exactly_max_objects_is_served_more_closes_connection() -> None:
     def topics(count: int) -> bytes:
         make = request_factory(ApiKey.PRODUCE, 9)
         part = make.PartitionProduceData(index=0, records=b"")
@@ -655,7 +655,7 @@ async def test_the_object_limit_on_both_sides() -> None:
         assert await peer.closed()
 
 
-async def test_a_client_that_leaves_does_not_disturb_its_request() -> None:
+async def test_request_in_progress_survives_disconnect_of_its_client() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
@@ -669,7 +669,7 @@ async def test_a_client_that_leaves_does_not_disturb_its_request() -> None:
         assert (await other.answer(12, 4))[0] == 2
 
 
-async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
+async def test_waiting_handler_may_fail_and_is_cancelled_on_disconnect() -> None:
     async with serving() as service:
         waits: list[asyncio.Future[None]] = []
 
@@ -694,7 +694,7 @@ async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
 # --- limits on time and number ---
 
 
-async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+async def test_idle_connection_is_closed_and_busy_one_is_not() -> None:
     async with serving(max_idle_ms=150) as service:
         busy = await Peer.of(service)
         busy.send(heartbeat(1, "slow"))
@@ -705,7 +705,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         assert (await busy.answer(12, 4))[0] == 1
 
 
-async def test_a_frame_that_stops_half_way_is_given_up() -> None:
+async def test_incomplete_frame_times_out_and_closes_connection() -> None:
     async with serving(frame_timeout_ms=150) as service:
         idle, stuck = await Peer.of(service), await Peer.of(service)
         stuck.send(heartbeat(1)[:20])
@@ -744,7 +744,7 @@ async def test_connections_leave_file_descriptors_to_the_logs() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_connections_of_an_address_are_limited_on_both_sides() -> None:
+async def test_connections_per_ip_are_limited_until_one_closes() -> None:
     async with serving(max_connections_per_ip=2) as service:
         peers = [await Peer.of(service) for _ in range(2)]
         for peer in peers:
@@ -760,7 +760,7 @@ async def test_connections_of_an_address_are_limited_on_both_sides() -> None:
         assert (await again.answer(12, 4))[0] == 2
 
 
-async def test_who_comes_when_all_places_are_taken_waits_for_one() -> None:
+async def test_connection_above_max_connections_waits_until_one_closes() -> None:
     async with serving(max_connections=2) as service:
         peers = [await Peer.of(service) for _ in range(2)]
         for peer in peers:
@@ -781,7 +781,7 @@ async def test_who_comes_when_all_places_are_taken_waits_for_one() -> None:
         assert service.server.refused == 0
 
 
-async def test_stop_lets_requests_under_way_finish() -> None:
+async def test_server_stop_waits_for_requests_in_progress() -> None:
     service = Service()
     await service.server.start(ListenerConfig())
     peer = await Peer.of(service)
@@ -796,7 +796,7 @@ async def test_stop_lets_requests_under_way_finish() -> None:
     assert await peer.closed()
 
 
-async def test_stop_cuts_off_what_does_not_finish() -> None:
+async def test_server_stop_closes_connections_after_drain_timeout() -> None:
     service = Service(drain_timeout_ms=100)
     await service.server.start(ListenerConfig())
     peer = await Peer.of(service)
@@ -829,7 +829,7 @@ async def test_api_versions_of_an_unknown_version_is_answered_with_v0() -> None:
 
 
 @pytest.mark.parametrize("version", range(6))
-async def test_api_versions(version: int) -> None:
+async def test_api_versions_response_lists_apis_and_features_by_version(version: int) -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(versions_request(version))
@@ -859,7 +859,9 @@ async def test_api_versions(version: int) -> None:
         ("a\n", "1", False),
     ],
 )
-async def test_client_software_names(name: str, software: str, fine: bool) -> None:
+async def test_invalid_client_software_name_or_version_is_invalid_request(
+    name: str, software: str, fine: bool
+) -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(versions_request(3, name, software))
@@ -890,17 +892,17 @@ def test_unstable_versions_are_served_on_demand_only() -> None:
         assert list(registry.advertised()) == [(22, 0, highest)]
 
 
-def test_a_handler_must_name_the_versions_that_are_served() -> None:
+def test_handler_with_other_versions_than_served_is_an_error() -> None:
     with pytest.raises(ValueError, match="0-4"):
         handles(ApiKey.HEARTBEAT, versions=(0, 3), permission="NONE")
 
 
-def test_a_module_must_handle_the_api_it_is_named_after() -> None:
+def test_module_without_handler_for_its_api_is_an_error() -> None:
     with pytest.raises(ValueError, match="ApiVersions"):
         Registry(modules={12: "api_versions"}).handler(12)
 
 
-def test_request_ms() -> None:
+def test_request_ms_returns_milliseconds_of_any_int32() -> None:
     from datetime import timedelta
 
     for value in (-1, 0, 1, 999, 2**31 - 1, -(2**31)):

@@ -90,7 +90,7 @@ class Gate:
         slot.leave()
 
 
-def test_there_are_no_limits_by_default():
+def test_connections_are_unlimited_by_default():
     gate = Gate()
     for listener in HOSTS:
         assert gate.come(1000, listener) == 1000
@@ -103,7 +103,7 @@ def test_there_are_no_limits_by_default():
     assert gate.waited_ms == 0
 
 
-def test_a_seat_is_left_once():
+def test_connection_slot_is_released_once():
     gate = Gate()
     slot = gate.comes()
     assert isinstance(slot, ConnectionSlot)
@@ -112,7 +112,7 @@ def test_a_seat_is_left_once():
     assert (gate.admission.count, gate.admission.by_ip) == (0, {})
 
 
-def test_connections_of_an_address():
+def test_connections_per_ip_are_limited():
     gate = Gate(per_ip=17)
     assert gate.come(19) == 17
     assert gate.comes() == RefusedConnection(TOO_MANY_OF_IP)
@@ -122,13 +122,13 @@ def test_connections_of_an_address():
     assert gate.come(3) == 2
 
 
-def test_an_address_may_have_a_bound_of_its_own():
+def test_per_ip_override_takes_precedence_over_max_connections_per_ip():
     gate = Gate(per_ip=5, of_ips={KNOWN: 7, UNKNOWN: 0})
     assert [gate.come(10, host=host) for host in (KNOWN, UNKNOWN, HOSTS[ADMIN])] == [7, 0, 5]
     assert UNKNOWN not in gate.admission.by_ip
 
 
-def test_connections_of_the_broker():
+def test_broker_max_connections_exempts_the_protected_listener():
     gate = Gate(broker=ConnectionLimit(count=800))
     assert gate.come(800) == 800
     assert gate.admission.excess == 0
@@ -149,12 +149,12 @@ def test_connections_of_the_broker():
     assert gate.admission.has_room(ADMIN)
 
 
-def test_the_only_listener_is_not_protected():
+def test_only_listener_is_not_protected_from_max_connections():
     gate = Gate(broker=ConnectionLimit(count=1), listeners={REPLICATION: ConnectionLimit()})
     assert gate.come(2, REPLICATION) == 1
 
 
-def test_connections_of_a_listener():
+def test_connections_per_listener_are_limited():
     gate = Gate(
         broker=ConnectionLimit(count=800),
         listeners={name: ConnectionLimit(count=200) for name in HOSTS},
@@ -166,7 +166,7 @@ def test_connections_of_a_listener():
         assert gate.come(2, listener) == 1
 
 
-def test_a_rate_below_that_of_the_broker_and_of_listeners():
+def test_connection_rate_below_limits_is_not_throttled():
     gate = Gate(
         broker=ConnectionLimit(rate=125),
         listeners={name: ConnectionLimit(rate=50) for name in HOSTS},
@@ -178,7 +178,7 @@ def test_a_rate_below_that_of_the_broker_and_of_listeners():
     assert gate.waited_ms == 0
 
 
-def test_a_rate_above_that_of_the_broker():
+def test_connection_rate_above_broker_limit_throttles_unprotected_listeners():
     gate = Gate(broker=ConnectionLimit(rate=90))
     waited = {}
     for listener in HOSTS:
@@ -190,7 +190,7 @@ def test_a_rate_above_that_of_the_broker():
     assert min(waited[EXTERNAL], waited[ADMIN]) > 0
 
 
-def test_a_rate_above_that_of_a_listener_is_kept_to():
+def test_connection_rate_above_listener_limit_is_throttled_to_it():
     gate = Gate(
         broker=ConnectionLimit(rate=125),
         listeners={name: ConnectionLimit(rate=30) for name in HOSTS},
@@ -206,13 +206,13 @@ def test_a_rate_above_that_of_a_listener_is_kept_to():
         assert gate.admission.throttled_ms[listener, "max.connection.creation.rate"] > 0
 
 
-def test_nobody_waits_longer_than_a_sample():
+def test_connection_throttle_time_is_capped_at_one_sample():
     gate = Gate(listeners={EXTERNAL: ConnectionLimit(rate=1)})
     gate.come(11)
     assert gate.admission.arrived(EXTERNAL) == 1000
 
 
-def test_the_rate_of_an_address_below_its_quota():
+def test_ip_connection_rate_below_quota_is_not_throttled():
     gate = Gate()
     gate.admission.ip_rates[HOSTS[EXTERNAL]] = 30
     assert gate.come(400, every_ms=40) == 400
@@ -220,7 +220,7 @@ def test_the_rate_of_an_address_below_its_quota():
     assert not gate.admission.throttled_ms
 
 
-def test_the_rate_of_an_address_above_its_quota():
+def test_ip_connection_rate_above_quota_refuses_only_that_ip():
     gate = Gate(RateWindow(2, 1000))
     gate.admission.ip_rates[HOSTS[EXTERNAL]] = 20
     assert gate.come(80, every_ms=25) == pytest.approx(40, abs=3)
@@ -232,7 +232,7 @@ def test_the_rate_of_an_address_above_its_quota():
     assert not [key for key in gate.admission.throttled_ms if key[0] == REPLICATION]
 
 
-def test_who_is_turned_away_counts_nowhere():
+def test_refused_connection_is_not_counted():
     gate = Gate()
     for listener in (EXTERNAL, REPLICATION):
         gate.admission.ip_rates[HOSTS[listener]] = 0.000_001
@@ -244,7 +244,7 @@ def test_who_is_turned_away_counts_nowhere():
     assert gate.admission.count == 0
 
 
-def test_an_address_and_its_listener_have_quotas():
+def test_ip_quota_and_listener_rate_limit_both_apply():
     gate = Gate(
         RateWindow(2, 1000),
         listeners={EXTERNAL: ConnectionLimit(rate=35), ADMIN: ConnectionLimit()},
@@ -256,7 +256,7 @@ def test_an_address_and_its_listener_have_quotas():
     assert gate.waited_ms > 0
 
 
-def test_quotas_of_addresses_change_at_once():
+def test_changed_ip_quotas_apply_at_once():
     gate = Gate(RateWindow(2, 1000))
     host = HOSTS[EXTERNAL]
     gate.admission.ip_rates[host] = 20
@@ -272,7 +272,7 @@ def test_quotas_of_addresses_change_at_once():
     assert gate.come(40, ADMIN) == 10
 
 
-def test_bounds_change_at_once():
+def test_changed_connection_limits_apply_at_once():
     gate = Gate(listeners={EXTERNAL: ConnectionLimit(rate=20), ADMIN: ConnectionLimit()})
     gate.admission.bounds = ServerLimits(
         listeners={EXTERNAL: ConnectionLimit(), ADMIN: ConnectionLimit()}
@@ -285,7 +285,7 @@ def test_bounds_change_at_once():
     assert gate.waited_ms > 0
 
 
-def test_a_count_and_a_rate():
+def test_broker_connection_count_and_rate_limits_both_apply():
     gate = Gate(broker=ConnectionLimit(count=350, rate=25))
     assert gate.come(350, every_ms=10) == 350
     assert gate.waited_ms > 0
@@ -294,7 +294,7 @@ def test_a_count_and_a_rate():
     assert isinstance(gate.comes(), ConnectionSlot)
 
 
-def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):
+def test_number_of_tracked_ip_rates_is_limited(monkeypatch):
     monkeypatch.setattr(connection_limits, "MAX_ADDRESSES", 3)
     gate = Gate(RateWindow(2, 1000))
     gate.admission.ip_rates[None] = 5
@@ -319,7 +319,7 @@ def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):
         ("max.connections.per.ip", "-1"),
     ],
 )
-def test_a_bound_that_would_let_nobody_in_is_refused(name, value):
+def test_connection_limit_that_admits_no_client_is_refused(name, value):
     with pytest.raises(ConfigError):
         BrokerConfig({name: value})
     with pytest.raises(InvalidRequestError):
@@ -397,7 +397,7 @@ def clients(broker: Started, listener: str, count: int) -> Iterator[list[Cluster
         yield [stack.enter_context(Cluster(broker.at(listener))) for _ in range(count)]
 
 
-def test_the_protected_listener_takes_the_place_of_the_longest_unused(broker):
+def test_protected_listener_evicts_the_longest_idle_connection(broker):
     with clients(broker, "OTHER", 3) as others:
         for one in (others[1], others[0], others[2]):
             speaks(one)
@@ -408,7 +408,7 @@ def test_the_protected_listener_takes_the_place_of_the_longest_unused(broker):
             assert broker.served.server.refusals == {TOO_MANY: 1}
 
 
-def test_bounds_change_while_a_broker_runs(broker):
+def test_changed_max_connections_apply_to_a_running_broker(broker):
     with clients(broker, "PLAINTEXT", 1) as [admin], clients(broker, "OTHER", 2) as others:
         for one in (admin, *others):
             speaks(one)
@@ -432,7 +432,7 @@ def test_bounds_change_while_a_broker_runs(broker):
 
 
 @pytest.mark.parametrize("resource", ["1", ""])
-def test_what_is_set_for_a_listener_is_told(broker, resource):
+def test_listener_config_is_returned_by_describe_configs(broker, resource):
     name = "listener.name.other.max.connections"
     with clients(broker, "PLAINTEXT", 1) as [admin]:
         change(admin, resource, **{name: "7"})
@@ -445,7 +445,7 @@ def test_what_is_set_for_a_listener_is_told(broker, resource):
         assert answer["results"][0]["configs"] == []
 
 
-def test_connections_of_an_address_change_while_a_broker_runs(tmp_path):
+def test_changed_connections_per_ip_apply_to_a_running_broker(tmp_path):
     with (
         Started(tmp_path, max_connections_per_ip="2") as broker,
         clients(broker, "PLAINTEXT", 1) as [admin],
@@ -466,7 +466,7 @@ def test_connections_of_an_address_change_while_a_broker_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_who_connects_too_often_is_kept_waiting_unread(broker):
+def test_connection_above_ip_rate_is_held_and_then_closed(broker):
     with clients(broker, "PLAINTEXT", 1) as [admin]:
         speaks(admin)
         assert alter(admin, entry({"ip": "127.0.0.1"}, connection_creation_rate=1)) == ["none"]
@@ -488,7 +488,7 @@ def test_who_connects_too_often_is_kept_waiting_unread(broker):
 
 
 @pytest.mark.slow
-def test_who_comes_too_fast_to_a_listener_waits(broker):
+def test_connection_above_listener_rate_waits_to_be_accepted(broker):
     with clients(broker, "PLAINTEXT", 1) as [admin]:
         speaks(admin)
         rate = "listener.name.other.max.connection.creation.rate"
@@ -509,7 +509,7 @@ def test_who_comes_too_fast_to_a_listener_waits(broker):
         assert time.monotonic() - since >= waited_ms / 1000 - 0.05 > 0
 
 
-def test_a_broker_stops_though_clients_wait_to_come_in(tmp_path):
+def test_broker_stops_despite_connections_waiting_to_be_accepted(tmp_path):
     with Started(tmp_path, max_connections="1") as broker, ExitStack() as stack:
         first = stack.enter_context(Cluster(broker.at("OTHER")))
         speaks(first)
@@ -519,7 +519,7 @@ def test_a_broker_stops_though_clients_wait_to_come_in(tmp_path):
         assert all(is_closed(one) for one in (first, *waiting))
 
 
-def test_half_open_connections_count(broker):
+def test_connections_count_before_their_first_request(broker):
     with ExitStack() as stack:
         for _ in range(3):
             host, port = broker.served.server.addresses["OTHER"]
@@ -527,7 +527,7 @@ def test_half_open_connections_count(broker):
         until(lambda: broker.count == 3, "they are counted before they say a word")
 
 
-async def test_quota_for_a_host_name_is_passed_over_alone(tmp_path: Path) -> None:
+async def test_ip_quota_for_host_name_is_logged_and_ignored(tmp_path: Path) -> None:
     """A controller of Apache Kafka accepts ``localhost``; this broker resolves no names."""
 
     def quota(address: str, value: float, *, remove: bool = False) -> ClientQuotaRecord:

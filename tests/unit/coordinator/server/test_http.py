@@ -87,7 +87,7 @@ async def connected(server: HttpServer) -> bytes:
 # --- responses ---
 
 
-async def test_a_request_reaches_the_handler_and_its_answer_the_client() -> None:
+async def test_request_reaches_handler_and_response_reaches_client() -> None:
     async with serving() as server:
         status, headers, body = await asked(server, request("/a%20b?x=1&y=&x=2"))
         assert (status, body) == (200, b"GET /a b {'x': '2', 'y': ''} 0")
@@ -107,7 +107,7 @@ async def test_head_has_the_headers_of_get_and_no_body() -> None:
             assert (status, headers.get("Content-Length"), body) == (200, length, b"")
 
 
-async def test_a_connection_serves_one_request_after_the_other() -> None:
+async def test_pipelined_requests_are_answered_in_order_until_connection_close() -> None:
     async with serving() as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         with closing(writer):
@@ -120,7 +120,7 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
         assert answers.index(b"/one") < answers.index(b"/two") < answers.index(b"/three")
 
 
-async def test_a_body_in_pieces_is_sent_in_chunks_and_plainly_to_http_1_0() -> None:
+async def test_streamed_body_is_chunked_in_http_1_1_and_plain_in_http_1_0() -> None:
     async with serving() as server:
         _, headers, body = await asked(server, request("/pieces"))
         assert headers["Transfer-Encoding"] == "chunked"
@@ -130,7 +130,7 @@ async def test_a_body_in_pieces_is_sent_in_chunks_and_plainly_to_http_1_0() -> N
         assert (headers["Connection"], body) == ("close", b"onetwo")
 
 
-async def test_a_client_that_asks_first_is_told_to_send_its_body() -> None:
+async def test_expect_100_continue_is_answered_before_the_body() -> None:
     async with serving() as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         with closing(writer):
@@ -140,7 +140,7 @@ async def test_a_client_that_asks_first_is_told_to_send_its_body() -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_failing_handler_is_logged_and_others_are_served() -> None:
+async def test_failed_handler_is_logged_and_later_requests_are_served() -> None:
     async with serving() as server:
         with capture_logs() as said:
             status, _, body = await asked(server, request("/fails"))
@@ -156,7 +156,7 @@ async def test_a_failing_handler_is_logged_and_others_are_served() -> None:
 # --- limits on both sides ---
 
 
-async def test_a_head_may_have_so_many_bytes() -> None:
+async def test_request_head_of_exactly_the_limit_is_accepted_longer_is_431() -> None:
     room = LIMITS.max_head_bytes - len(request(Filler=""))
     async with serving() as server:
         assert (await asked(server, request(Filler="x" * room)))[0] == 200
@@ -167,7 +167,7 @@ async def test_a_head_may_have_so_many_bytes() -> None:
         assert (await asked(server, b"x" * 1_000_000))[0] == 431
 
 
-async def test_a_body_may_have_so_many_bytes() -> None:
+async def test_request_body_of_exactly_the_limit_is_accepted_longer_is_413() -> None:
     most = LIMITS.max_body_bytes
     async with serving() as server:
         status, _, body = await asked(server, request("/", "POST", bytes(most)))
@@ -176,7 +176,7 @@ async def test_a_body_may_have_so_many_bytes() -> None:
         assert (status, b"65536 bytes" in body) == (413, True)
 
 
-async def test_so_many_connections_are_open_at_a_time() -> None:
+async def test_connection_above_the_limit_is_refused_with_503() -> None:
     async with serving(limits=HttpLimits(max_connections=2)) as server:
         first, second, third = [
             await asyncio.open_connection(server.host, server.port) for _ in range(3)
@@ -195,7 +195,7 @@ async def test_so_many_connections_are_open_at_a_time() -> None:
             writer.close()
 
 
-async def test_one_more_connection_takes_the_place_of_the_longest_idle_one() -> None:
+async def test_connection_above_the_limit_evicts_the_longest_idle_one() -> None:
     async with serving(limits=HttpLimits(max_connections=3)) as server:
         kept = []
         for path in ("/one", "/two", "/three"):
@@ -222,7 +222,7 @@ async def test_one_more_connection_takes_the_place_of_the_longest_idle_one() -> 
             writer.close()
 
 
-async def test_the_log_tells_of_refused_connections_once_in_a_while() -> None:
+async def test_log_lines_of_refused_connections_are_rate_limited() -> None:
     limits = HttpLimits(max_connections=0, refusals_told_ms=3_600_000)
     async with serving(limits=limits) as server:
         with capture_logs() as said:
@@ -236,7 +236,7 @@ async def test_the_log_tells_of_refused_connections_once_in_a_while() -> None:
         assert server.refused == 5
 
 
-async def test_a_request_is_sent_within_its_time() -> None:
+async def test_incomplete_request_times_out_with_408() -> None:
     async with serving(limits=HttpLimits(request_timeout_ms=50)) as server:
         for part in (b"", GET[:-2], request("/", "POST", b"12345")[:-1]):
             reader, writer = await asyncio.open_connection(server.host, server.port)
@@ -245,7 +245,7 @@ async def test_a_request_is_sent_within_its_time() -> None:
                 assert (await reader.readline()).startswith(b"HTTP/1.1 408")
 
 
-async def test_a_connection_without_requests_ends() -> None:
+async def test_idle_http_connection_is_closed() -> None:
     async with serving(limits=HttpLimits(idle_timeout_ms=50)) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         with closing(writer):
@@ -254,7 +254,7 @@ async def test_a_connection_without_requests_ends() -> None:
         assert answer.count(b"HTTP/1.1") == answer.count(b"HTTP/1.1 200") == 1
 
 
-async def test_who_does_not_take_an_answer_is_cut_off() -> None:
+async def test_client_that_does_not_read_its_response_is_disconnected() -> None:
     limits = HttpLimits(take_timeout_ms=50)
     async with serving(limits=limits) as server:
         # Small buffers, and more requests than they can hold responses for.
@@ -302,14 +302,14 @@ def refusal(check: Callable[[], object]) -> HttpError | None:
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked", 411),
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(head: bytes, status: int) -> None:
+def test_ambiguous_request_head_is_refused(head: bytes, status: int) -> None:
     with pytest.raises(HttpError) as refused:
         parse_head(head)
     assert refused.value.status == status
     assert str(refused.value).isprintable()
 
 
-def test_a_query_has_so_many_fields() -> None:
+def test_query_with_more_fields_than_the_limit_is_refused() -> None:
     line = "GET /?{} HTTP/1.1\r\nHost: a"
     fields = [f"f{number}=1" for number in range(MAX_QUERY_FIELDS + 1)]
     assert len(parse_head(line.format("&".join(fields[:-1])).encode()).query) == MAX_QUERY_FIELDS
@@ -335,7 +335,7 @@ def test_a_query_has_so_many_fields() -> None:
         (None, "a b", 400),
     ],
 )
-def test_a_local_server_is_asked_by_a_local_name(
+def test_host_header_must_be_a_local_name_on_a_local_server(
     names: set[str] | None, host: str, status: int | None
 ) -> None:
     known = None if names is None else frozenset(names)
@@ -343,7 +343,7 @@ def test_a_local_server_is_asked_by_a_local_name(
     assert (refused and refused.status) == status
 
 
-def test_a_page_of_somebody_else_may_not_even_send() -> None:
+def test_request_with_foreign_origin_is_refused() -> None:
     local = frozenset({"127.0.0.1"})
     check_host({"host": "127.0.0.1:1", "origin": "http://127.0.0.1:1"}, local)
     for origin in ("http://evil.example", "http://127.0.0.1:2", "null"):
@@ -352,7 +352,7 @@ def test_a_page_of_somebody_else_may_not_even_send() -> None:
                 check_host({"host": "127.0.0.1:1", "origin": origin}, names)
 
 
-def test_names_and_origins_are_checked_by_the_server() -> None:
+def test_server_checks_host_and_origin_of_requests() -> None:
     async def run() -> None:
         async with serving() as local:
             assert (await asked(local, request(Host="evil.example")))[0] == 421
@@ -390,7 +390,7 @@ def draw(rng: random.Random) -> bytes:
     return bytes(whole)
 
 
-def test_whatever_arrives_is_a_request_or_refused() -> None:
+def test_random_request_head_is_parsed_or_refused() -> None:
     rng = random.Random(1)
     seen = {True: 0, False: 0}
     for _ in range(10 * CASES):
@@ -403,7 +403,7 @@ def test_whatever_arrives_is_a_request_or_refused() -> None:
     assert min(seen.values()) > CASES // 2
 
 
-async def test_whatever_arrives_ends_with_an_answer_and_the_server_lives() -> None:
+async def test_server_survives_random_requests() -> None:
     rng = random.Random(2)
     statuses: dict[int, int] = {}
     async with serving() as server:

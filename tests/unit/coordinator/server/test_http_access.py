@@ -42,7 +42,7 @@ def users_file(home: Path, text: str = "scraper:hunter2\n", mode: int = 0o600) -
     return path
 
 
-async def test_a_password_is_asked_for_and_probes_are_not(tmp_path: Path) -> None:
+async def test_metrics_require_a_password_and_health_probes_do_not(tmp_path: Path) -> None:
     text = "# who scrapes\n\nscraper:hunter2\nother:a:b\n"
     config = {f"{KEY}.listen": "0", f"{KEY}.users.file": str(users_file(tmp_path, text))}
     async with Broker(tmp_path / "data", config=config) as broker:
@@ -59,7 +59,7 @@ async def test_a_password_is_asked_for_and_probes_are_not(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
-async def test_it_is_encrypted(tmp_path: Path, *, is_apart: bool) -> None:
+async def test_metrics_are_served_over_tls_only(tmp_path: Path, *, is_apart: bool) -> None:
     authority = Authority(tmp_path)
     made = authority.server("metrics")
     config = {f"{KEY}.listen": "0", f"{KEY}.certificate": str(made.file)}
@@ -76,7 +76,7 @@ async def test_it_is_encrypted(tmp_path: Path, *, is_apart: bool) -> None:
         writer.close()
 
 
-async def test_a_certificate_that_is_renewed_is_shown(
+async def test_renewed_certificate_replaces_the_context_once_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_access, "LOOK_S", 0.0)
@@ -92,7 +92,9 @@ async def test_a_certificate_that_is_renewed_is_shown(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "192.0.2.1"])
-def test_other_machines_are_not_let_in_by_accident(tmp_path: Path, host: str) -> None:
+def test_public_metrics_address_without_tls_and_users_is_a_config_error(
+    tmp_path: Path, host: str
+) -> None:
     listen = {f"{KEY}.listen": f"{host}:0"}
     files = {f"{KEY}.certificate": "x.pem", f"{KEY}.users.file": "users"}
     for given in ({}, *({key: value} for key, value in files.items())):
@@ -105,7 +107,9 @@ def test_other_machines_are_not_let_in_by_accident(tmp_path: Path, host: str) ->
 
 
 @pytest.mark.parametrize("name", ["certificate", "users.file"])
-async def test_a_file_that_can_not_be_used_is_told_by_its_key(tmp_path: Path, name: str) -> None:
+async def test_unusable_file_is_a_config_error_that_names_its_key(
+    tmp_path: Path, name: str
+) -> None:
     for path in (tmp_path / "nothing", users_file(tmp_path, "hunter2")):
         config = {f"{KEY}.listen": "0", f"{KEY}.{name}": str(path)}
         with pytest.raises(ConfigError, match=rf"{KEY}\.{name}.*{path}") as refused:
@@ -126,14 +130,16 @@ async def test_a_file_that_can_not_be_used_is_told_by_its_key(tmp_path: Path, na
         ("#" * 65_537, "more than 65536 bytes"),
     ],
 )
-def test_files_of_users_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
+def test_malformed_users_file_is_refused_without_revealing_passwords(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     with pytest.raises(HttpAccessError, match=reason) as refused:
         HttpUsers(str(users_file(tmp_path, text)))
     assert "hunter2" not in str(refused.value)
     HttpUsers(str(users_file(tmp_path, "".join(f"u{n}:p\n" for n in range(100)))))
 
 
-async def test_who_takes_too_slowly_is_cut_off(tmp_path: Path) -> None:
+async def test_tls_client_that_reads_too_slowly_is_disconnected(tmp_path: Path) -> None:
     async def handler(_request: HttpRequest) -> HttpResponse:
         return HttpResponse(body=bytes(16 << 20))
 
@@ -156,7 +162,7 @@ async def test_who_takes_too_slowly_is_cut_off(tmp_path: Path) -> None:
         await server.close()
 
 
-async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Path) -> None:
+async def test_stalled_tls_handshakes_count_as_connections_and_time_out(tmp_path: Path) -> None:
     async def handler(_request: HttpRequest) -> HttpResponse:
         return HttpResponse(body=b"pong")
 

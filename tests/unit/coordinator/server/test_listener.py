@@ -15,7 +15,7 @@ from tests.support.waits import DEADLINE_S, until_async
 CLIENTS = 2 * ACCEPTED_PER_TURN + 1
 
 
-async def test_connections_are_accepted_a_bounded_number_a_turn() -> None:
+async def test_accepted_connections_per_loop_turn_are_limited() -> None:
     loop = asyncio.get_running_loop()
     arrived: list[socket.socket] = []
     in_a_turn: list[int] = []
@@ -36,7 +36,7 @@ async def test_connections_are_accepted_a_bounded_number_a_turn() -> None:
             one.close()
 
 
-async def test_without_a_descriptor_clients_wait_for_one_and_one_line_tells() -> None:
+async def test_clients_wait_for_free_file_descriptors_with_one_log_line() -> None:
     structlog.reset_defaults()  # a broker of another test may have silenced the log
     arrived: list[socket.socket] = []
     bound = socket.create_server(("127.0.0.1", 0))

@@ -131,7 +131,7 @@ def singly(data: bytes) -> list[bytes]:
     return [data[at : at + 1] for at in range(len(data))]
 
 
-def test_requests_come_out_in_order_and_so_do_their_answers() -> None:
+def test_requests_and_responses_keep_their_order() -> None:
     seen, out, end = served([SMALL])
     assert [number for _, _, number, _, _ in seen] == [1, 2, 4, 5]
     assert [client for _, _, _, client, _ in seen] == ["client"] * 4
@@ -144,14 +144,14 @@ def test_requests_come_out_in_order_and_so_do_their_answers() -> None:
     assert numbers == [1, 2, 3, 4, 5]
 
 
-def test_it_is_the_same_at_every_split_and_in_single_bytes() -> None:
+def test_requests_are_equal_for_every_split_and_in_single_bytes() -> None:
     whole = served([SMALL])
     assert served(singly(SMALL)) == whole
     for at in range(len(SMALL)):
         assert served(split(SMALL, at)) == whole, at
 
 
-def test_a_large_request_is_the_same_in_single_bytes_and_at_splits_around_its_ends() -> None:
+def test_large_request_is_equal_in_single_bytes_and_at_splits_near_its_ends() -> None:
     whole = served([LARGE])
     assert [number for _, _, number, _, _ in whole[0]] == [1, 2, 4]
     assert served(singly(LARGE)) == whole
@@ -162,7 +162,7 @@ def test_a_large_request_is_the_same_in_single_bytes_and_at_splits_around_its_en
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_is_no_request_ends_the_stream_behind_what_came_before(kind: str) -> None:
+def test_malformed_request_ends_stream_after_previous_responses(kind: str) -> None:
     bad, error = BROKEN[kind]
     data = heartbeat(1) + bad + heartbeat(2)
     seen, out, end = served([data])
@@ -173,7 +173,7 @@ def test_what_is_no_request_ends_the_stream_behind_what_came_before(kind: str) -
         assert served(split(data, at)) == (seen, out, end), at
 
 
-def test_a_large_frame_of_an_unserved_version_is_answered_or_ends_the_stream() -> None:
+def test_large_frame_of_unsupported_version_is_answered_only_for_api_versions() -> None:
     padding = bytes(LARGE_FRAME_BYTES)
     size = len(padding) + 10
     versions = struct.pack(">ihhih", size, ApiKey.API_VERSIONS, 99, 3, -1) + padding
@@ -198,7 +198,7 @@ class InSomeFile:
 
 @pytest.mark.parametrize("size", [0, WRITE_BYTES, 3 * WRITE_BYTES + 1])
 @pytest.mark.parametrize("in_file", [False, True])
-def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
+def test_responses_are_written_in_pieces_and_count_only_bytes_in_memory(
     size: int, in_file: bool
 ) -> None:
     stream = RequestStream(SERVED, LIMITS)
@@ -221,7 +221,7 @@ def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 700, 701, 1_400])
-def test_records_in_a_file_may_be_few_bytes(partitions: int) -> None:
+def test_response_with_many_short_file_ranges_is_written_whole(partitions: int) -> None:
     """A Fetch copies a bounded number of short reads; further ones stay in their files."""
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, request(ApiKey.FETCH, 11, 1)):
@@ -240,7 +240,7 @@ def test_records_in_a_file_may_be_few_bytes(partitions: int) -> None:
     assert b"".join(written(stream)) == whole
 
 
-def test_what_nobody_takes_is_forgotten() -> None:
+def test_drop_unsent_discards_responses() -> None:
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, heartbeat(1)):
         one = stream.next_request()
@@ -257,7 +257,7 @@ def beats(*members: str) -> bytes:
     )
 
 
-def test_heartbeats_that_say_the_same_are_read_once_and_others_are_not_taken_for_them() -> None:
+def test_only_identical_consecutive_heartbeats_share_a_parsed_body() -> None:
     members = ["m", "m", "n", "n", "m", "\N{BLACK STAR}", "m" * 600, "m" * 600, "m"]
     seen, out, end = served([beats(*members)])
     assert end is None
@@ -269,14 +269,14 @@ def test_heartbeats_that_say_the_same_are_read_once_and_others_are_not_taken_for
     assert served(singly(beats(*members))) == (seen, out, end)
 
 
-def test_an_older_version_is_not_taken_for_the_same() -> None:
+def test_heartbeat_of_another_version_is_not_reused() -> None:
     older = request(ApiKey.HEARTBEAT, 3, 1, group_id="g", member_id="m")
     seen, _, end = served([heartbeat(0), older, heartbeat(2)])
     assert ([version for _, version, *_ in seen], end) == ([4, 3, 4], None)
     assert type(seen[0][4]) is not type(seen[1][4])
 
 
-def test_an_answer_that_is_given_again_is_the_same_but_for_its_number() -> None:
+def test_repeated_response_differs_only_in_correlation_id() -> None:
     stream = RequestStream(SERVED, LIMITS)
     make = response_factory(ApiKey.HEARTBEAT, 4)
     one, other, equal = (make.message(throttle_time_ms=each) for each in (1, 2, 1))

@@ -98,7 +98,7 @@ async def fetched(peer: Peer) -> list[bytes]:
     return [bytes(part.records) for part in body.responses[0].partitions]
 
 
-async def test_ranges_of_every_size_arrive_whole_and_in_order(
+async def test_file_ranges_of_every_size_arrive_whole_and_in_order(
     make: Callable[..., Partition], disk: Sends
 ) -> None:
     edges = BIG_CHUNK_BYTES, WRITE_BYTES
@@ -117,7 +117,7 @@ async def test_ranges_of_every_size_arrive_whole_and_in_order(
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOSYS, errno.ENOTSUP])
-async def test_where_the_kernel_sends_no_files_they_are_read(
+async def test_records_are_read_if_sendfile_is_not_supported(
     make: Callable[..., Partition], disk: Sends, error: int
 ) -> None:
     partition = make(*[1_000_000] * 5, 100)
@@ -145,7 +145,7 @@ async def stuck(service: Service, disk: Sends) -> Peer:
     return peer
 
 
-async def test_a_slow_reader_gets_all_and_costs_next_to_no_memory(
+async def test_slow_reader_gets_all_records_and_costs_little_memory(
     make: Callable[..., Partition], disk: Sends
 ) -> None:
     partition = make(*[1_000_000] * 20)
@@ -161,7 +161,7 @@ async def test_a_slow_reader_gets_all_and_costs_next_to_no_memory(
         await until_true(lambda: not service.server.responses.held_bytes)
 
 
-async def test_a_file_that_is_cut_below_a_range_under_way_ends_the_connection(
+async def test_truncation_below_a_range_in_transfer_closes_connection(
     make: Callable[..., Partition], disk: Sends
 ) -> None:
     partition = make(*[1_000_000] * 20)
@@ -176,7 +176,7 @@ async def test_a_file_that_is_cut_below_a_range_under_way_ends_the_connection(
         assert [one["event"] for one in logs] == ["records cannot be read"]
 
 
-async def test_a_client_that_goes_while_it_is_sent_to_is_no_error(
+async def test_disconnect_during_a_transfer_is_not_logged_as_error(
     make: Callable[..., Partition], disk: Sends
 ) -> None:
     partition = make(*[1_000_000] * 20)
@@ -192,7 +192,7 @@ async def test_a_client_that_goes_while_it_is_sent_to_is_no_error(
 @pytest.mark.parametrize(
     ("slice_ms", "most_bytes"), [(10_000, SENT_PER_TURN_BYTES + WRITE_BYTES), (0, WRITE_BYTES)]
 )
-async def test_no_client_is_sent_more_than_its_share_in_one_turn_of_the_loop(
+async def test_bytes_sent_to_a_client_per_loop_turn_are_limited(
     make: Callable[..., Partition],
     disk: Sends,
     monkeypatch: pytest.MonkeyPatch,

@@ -209,11 +209,53 @@ CATALOGUE: Final = (
     Cause("broker-down", "No broker listens", "health -b ADDRESS", "ADDRESS"),
 )
 
+_TOPIC = "topics history TOPIC"
+
+CLUSTER_CATALOGUE: Final = (
+    Cause(
+        "leader-failed",
+        "A broker failed, and another replica leads",
+        _TOPIC,
+        "became-leader…leader FORMER → LEADER…broker FORMER is fenced",
+    ),
+    Cause(
+        "leader-stopped",
+        "A broker was shut down, and another replica leads",
+        _TOPIC,
+        "became-leader…leader FORMER → LEADER…broker FORMER shuts down",
+    ),
+    Cause(
+        "leader-preferred",
+        "The preferred leader of a partition leads again",
+        _TOPIC,
+        "became-leader…leader FORMER → LEADER…it is the preferred leader",
+    ),
+    Cause(
+        "leader-none",
+        "A partition without a leader has one again",
+        _TOPIC,
+        "became-leader…leader none → LEADER",
+    ),
+    Cause(
+        "isr-shrunk",
+        "A follower did not keep up with its leader, and left the ISR",
+        _TOPIC,
+        "isr-shrunk…(−FOLLOWER)…broker FOLLOWER…more than replica.lag.time.max.ms",
+    ),
+    Cause(
+        "isr-expanded",
+        "A follower has caught up, and is in the ISR again",
+        _TOPIC,
+        "isr-expanded…(+FOLLOWER)",
+    ),
+)
+"""Causes that only a cluster of several brokers has."""
+
 
 def catalogue_table() -> str:
     """Return the table of the catalogue."""
     rows = (
         (cell(one.text), f"`fencepost {one.command}`", f"`{cell(one.says).replace('…', ' … ')}`")
-        for one in CATALOGUE
+        for one in (*CATALOGUE, *CLUSTER_CATALOGUE)
     )
     return table(("cause", "command", "what it says"), rows)

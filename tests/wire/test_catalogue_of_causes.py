@@ -12,11 +12,12 @@ import confluent_kafka
 import pytest
 from jsonschema import Draft202012Validator
 
-from docs.catalogue import CATALOGUE, Cause
+from docs.catalogue import CATALOGUE, CLUSTER_CATALOGUE, Cause
 from fencepost import Broker
 from fencepost.cli.history_schema import schema as history_schema
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.testing.clock import TestClock
+from fencepost.testing.cluster import Cluster as Brokers
 from fencepost.tools.ports import hold_port
 from tests.support import requests
 from tests.support.cluster import Cluster, unique
@@ -486,23 +487,114 @@ def filled(text: str, names: Names) -> str:
     return re.sub(r"[A-Z]{2,}", lambda found: names.get(found[0], found[0]), text)
 
 
+def check_command(bootstrap: str, cause: Cause, names: Names) -> None:
+    """Check that a line of the output of the cause's command names it."""
+    words = [filled(word, names) for word in cause.command.split()]
+    pattern = ".*".join(re.escape(part) for part in filled(cause.says, names).split("…"))
+    printed = ""
+
+    def is_named() -> bool:
+        nonlocal printed
+        printed = cli(bootstrap, *words, status=None).output
+        return any(re.search(pattern, line) for line in printed.splitlines())
+
+    try:
+        until(is_named, cause.says)
+    except TimeoutError as error:
+        raise AssertionError(f"{' '.join(words)} says\n{printed}") from error
+
+
 @pytest.mark.parametrize("cause", CATALOGUE, ids=lambda cause: cause.key)
 def test_injected_cause_is_named_by_its_command(world: World, cause: Cause) -> None:
     with world.close:
-        names = INJECTIONS[cause.key](world)
-        words = [filled(word, names) for word in cause.command.split()]
-        pattern = ".*".join(re.escape(part) for part in filled(cause.says, names).split("…"))
-        printed = ""
+        check_command(world.bootstrap, cause, INJECTIONS[cause.key](world))
 
-        def is_named() -> bool:
-            nonlocal printed
-            printed = cli(world.bootstrap, *words, status=None).output
-            return any(re.search(pattern, line) for line in printed.splitlines())
 
-        try:
-            until(is_named, cause.says)
-        except TimeoutError as error:
-            raise AssertionError(f"{' '.join(words)} says\n{printed}") from error
+# --- clusters ---
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[Brokers]:
+    with Brokers(3) as cluster:
+        yield cluster
+
+
+ClusterInjection = Callable[[Brokers, str], Names]
+
+
+def leader_fails(brokers: Brokers, topic: str) -> Names:
+    former = brokers.leader(topic)
+    brokers.kill(former)
+    return _moved(brokers, topic, former)
+
+
+def leader_stops(brokers: Brokers, topic: str) -> Names:
+    former = brokers.leader(topic)
+    brokers.stop(former)
+    return _moved(brokers, topic, former)
+
+
+def _moved(brokers: Brokers, topic: str, former: int) -> Names:
+    leader = until(
+        lambda: (now := brokers.leader(topic)) != former and now, "another replica leads"
+    )
+    brokers.restart(former)
+    brokers.wait_for_isr(topic, size=3)
+    return {"FORMER": str(former), "LEADER": str(leader)}
+
+
+def elect_preferred(brokers: Brokers, topic: str) -> None:
+    elect = ("topics", "elect", topic, "--execute")
+    until(
+        lambda: cli(brokers.bootstrap, *elect, status=None).exit_code == 0,
+        "the preferred leaders are elected",
+    )
+
+
+def preferred_leader_is_elected(brokers: Brokers, topic: str) -> Names:
+    names = leader_fails(brokers, topic)
+    elect_preferred(brokers, topic)
+    return {"FORMER": names["LEADER"], "LEADER": names["FORMER"]}
+
+
+def all_replicas_fail(brokers: Brokers, topic: str) -> Names:
+    nodes = brokers.partition(topic).replicas
+    for node in nodes:
+        brokers.kill(node)
+    for node in nodes:
+        brokers.restart(node)
+    return {"LEADER": str(brokers.leader(topic))}
+
+
+def follower_is_cut_off(brokers: Brokers, topic: str) -> Names:
+    leader = brokers.leader(topic)
+    follower = next(node for node in brokers.partition(topic).replicas if node != leader)
+    brokers.partition_network([leader], [follower])
+    brokers.produce(topic, "tea")
+    brokers.wait_for_isr(topic, size=2)
+    brokers.heal()
+    brokers.wait_for_isr(topic, size=3)
+    return {"FOLLOWER": str(follower)}
+
+
+CLUSTER_INJECTIONS: dict[str, ClusterInjection] = {
+    "leader-failed": leader_fails,
+    "leader-stopped": leader_stops,
+    "leader-preferred": preferred_leader_is_elected,
+    "leader-none": all_replicas_fail,
+    "isr-shrunk": follower_is_cut_off,
+    "isr-expanded": follower_is_cut_off,
+}
+
+
+@pytest.mark.parametrize("cause", CLUSTER_CATALOGUE, ids=lambda cause: cause.key)
+def test_one_command_names_the_cause_in_a_cluster(brokers: Brokers, cause: Cause) -> None:
+    topic = unique("causes")
+    brokers.topic(topic, 1)
+    names = {"TOPIC": topic, **CLUSTER_INJECTIONS[cause.key](brokers, topic)}
+    # A broker that has restarted writes entries only once it leads a partition of the history.
+    elect_preferred(brokers, HISTORY_TOPIC)
+    check_command(brokers.bootstrap, cause, names)
 
 
 def test_entries_of_the_causes_match_the_schema(world: World) -> None:

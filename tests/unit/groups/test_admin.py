@@ -47,12 +47,12 @@ from tests.unit.groups.group_driver import (
 # --- describing ----------------------------------------------------------------------------------
 
 
-def test_describe_an_unknown_group():
+def test_describe_of_an_unknown_group_fails_with_group_id_not_found():
     with pytest.raises(GroupIdNotFoundError):
         Driver().ask(DescribeGroup("nope"))
 
 
-def test_describe_a_stable_group():
+def test_described_stable_group_has_protocol_members_and_assignments():
     driver, ids = stable(1, static=["i1"])
     result = driver.ask(DescribeGroup(G))
     assert (result.state, result.protocol_type, result.protocol_name) == (
@@ -75,14 +75,14 @@ def test_describe_a_stable_group():
         (preparing, "PreparingRebalance"),
     ],
 )
-def test_describe_other_states_without_metadata_and_protocol(build, state):
+def test_described_rebalancing_group_has_neither_protocol_nor_metadata(build, state):
     driver, *_ = build()
     result = driver.ask(DescribeGroup(G))
     assert (result.state, result.protocol_type, result.protocol_name) == (state, "consumer", "")
     assert {member.metadata for member in result.members} == {b""}
 
 
-def test_describe_simple_and_empty_groups():
+def test_described_simple_or_empty_group_has_no_members():
     driver = empty()
     driver.commit(group_id="simple")
     for group_id, protocol_type in ((G, "consumer"), ("simple", "")):
@@ -113,12 +113,12 @@ def zoo() -> Driver:
         (("nonsense",), (), []),
     ],
 )
-def test_list(states, types, expected):
+def test_listed_groups_match_state_and_type_filters_in_any_case(states, types, expected):
     result = zoo().ask(ListGroups(states, types))
     assert [group.group_id for group in result.groups] == expected
 
 
-def test_listed_fields():
+def test_listed_group_has_state_type_and_protocol_type():
     first, second, third = zoo().ask(ListGroups()).groups
     assert (first.state, first.group_type, first.protocol_type) == (
         "PreparingRebalance",
@@ -131,20 +131,20 @@ def test_listed_fields():
 # --- deleting ------------------------------------------------------------------------------------
 
 
-def test_delete_an_unknown_group():
+def test_delete_of_an_unknown_group_fails_with_group_id_not_found():
     with pytest.raises(GroupIdNotFoundError):
         Driver().ask(DeleteGroup("nope"))
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_a_group_with_members_is_not_deleted(build):
+def test_group_with_members_is_not_deleted(build):
     driver, *_ = build()
     with pytest.raises(NonEmptyGroupError):
         driver.ask(DeleteGroup(G))
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_delete_takes_offsets_and_pending_offsets_with_it(commit):
+def test_deleted_group_loses_its_committed_and_pending_offsets(commit):
     driver = empty()
     driver.commit(("t", 0, 1), ("t", 1, 1))
     driver.commit(("t", 1, 2), ("t", 2, 2), producer=7)
@@ -159,7 +159,7 @@ def test_delete_takes_offsets_and_pending_offsets_with_it(commit):
     assert not driver.groups
 
 
-def test_delete_forgets_pending_members():
+def test_deleted_group_loses_its_pending_members_and_timers():
     driver = Driver()
     driver.join()
     driver.ask(DeleteGroup(G))
@@ -179,7 +179,7 @@ def test_deleted_group_starts_from_scratch():
 # --- loading and unloading -----------------------------------------------------------------------
 
 
-def test_a_stable_group_survives_with_its_members_and_assignments():
+def test_stable_group_keeps_members_and_assignments_after_reload():
     driver, ids = stable(2, static=["i1"])
     driver.advance(SESSION - 1)
     driver.reload()
@@ -193,7 +193,7 @@ def test_a_stable_group_survives_with_its_members_and_assignments():
     assert driver.state() == "Empty"
 
 
-def test_a_crash_in_a_rebalance_brings_the_last_generation_back():
+def test_crash_during_a_rebalance_restores_the_last_written_generation():
     for build in (preparing, completing):
         driver, ids, *_ = build(2)
         if build is completing:
@@ -208,14 +208,14 @@ def test_a_crash_in_a_rebalance_brings_the_last_generation_back():
             driver.heartbeat(ids[1])
 
 
-def test_an_empty_group_survives():
+def test_empty_group_keeps_generation_and_protocol_type_after_reload():
     driver = empty()
     driver.reload()
     assert (driver.state(), driver.group().generation_id) == ("Empty", 2)
     assert driver.group().protocol_type == "consumer"
 
 
-def test_unloading_answers_every_waiting_request():
+def test_unloading_answers_waiting_requests_with_not_coordinator():
     driver, ids, token = preparing(2)
     newcomer = driver.join(version=3)
     driver.reload()
@@ -238,7 +238,7 @@ def test_unloading_writes_nothing_and_keeps_the_durable_state():
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_after_unloading_every_request_is_sent_elsewhere(build):
+def test_request_after_unloading_fails_with_group_dead(build):
     driver, (member_id, *_), *_ = build()
     driver.machine.unload()
     driver.machine.check()
@@ -280,7 +280,7 @@ def member(member_id: str) -> records.MemberMetadata:
     return records.MemberMetadata(member_id, None, "c", "/h", 60_000, SESSION, b"s", b"a")
 
 
-def test_the_newest_record_counts():
+def test_newest_group_record_wins_on_load():
     first = records.GroupMetadataValue("consumer", 3, "range", "a", NOW, (member("a"),))
     second = records.GroupMetadataValue("consumer", 4, "range", "b", NOW, (member("b"),))
     driver = foreign(first, second)
@@ -288,7 +288,7 @@ def test_the_newest_record_counts():
     assert driver.group().leader_id == "b"
 
 
-def test_a_record_without_its_leader_loads():
+def test_group_record_without_leader_loads_with_the_first_member_as_leader():
     value = records.GroupMetadataValue(
         "consumer", 3, "range", None, NOW, (member("a"), member("b"))
     )
@@ -297,13 +297,13 @@ def test_a_record_without_its_leader_loads():
     driver.heartbeat("b", 3)
 
 
-def test_a_record_with_members_but_no_protocol_does_not_load():
+def test_group_record_with_members_but_no_protocol_is_corrupt():
     value = records.GroupMetadataValue("consumer", 3, None, None, NOW, (member("a"),))
     with pytest.raises(CorruptRecordError):
         foreign(value)
 
 
-def test_a_group_tombstone_leaves_offsets_that_were_not_deleted():
+def test_group_tombstone_keeps_offsets_that_were_not_deleted():
     driver = Driver()
     driver.commit(("t", 0, 1))
     log = [*driver.log, Entry(1, records.group_tombstone(G), None)]
@@ -312,7 +312,7 @@ def test_a_group_tombstone_leaves_offsets_that_were_not_deleted():
     assert driver.state() == "Empty"
 
 
-def test_unknown_record_types_are_skipped_and_told():
+def test_unknown_record_types_are_skipped_and_counted_in_events():
     log = [
         Entry(0, Record(b"\x00\x09whatever", b"\x00\x00"), None),
         Entry(1, Record(b"\x00\x09again", None), None),
@@ -326,7 +326,7 @@ def test_unknown_record_types_are_skipped_and_told():
 # --- bugs in the coordinator ----------------------------------------------------------------------
 
 
-def test_what_is_no_command_or_timer():
+def test_unknown_command_or_timer_key_is_an_invariant_violation():
     machine = GroupMachine()
     with pytest.raises(InvariantViolation):
         machine.decide(1, object(), NOW)
@@ -340,7 +340,7 @@ def test_what_is_no_command_or_timer():
 
 
 @pytest.mark.parametrize("build", [completing, stable, preparing])
-def test_a_record_nobody_decided_is_not_replayed(build):
+def test_replay_of_a_record_without_a_decision_is_an_invariant_violation(build):
     driver, *_ = build(2)
     value = records.GroupMetadataValue("consumer", 9, "range", "a", NOW, (member("a"),))
     with pytest.raises(InvariantViolation):
@@ -372,7 +372,7 @@ BREAKAGES = {
 
 
 @pytest.mark.parametrize("what", BREAKAGES)
-def test_check_finds_what_is_broken(what):
+def test_check_detects_broken_group_state(what):
     driver, ids = stable(2)
     driver.commit(generation=1, member_id=ids[0])
     BREAKAGES[what](driver)
@@ -380,7 +380,7 @@ def test_check_finds_what_is_broken(what):
         driver.machine.check()
 
 
-def test_check_finds_broken_offsets():
+def test_check_detects_inconsistent_pending_offsets():
     for change in ("open", "pending"):
         driver = Driver()
         driver.commit(producer=7)

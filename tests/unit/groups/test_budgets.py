@@ -95,7 +95,7 @@ def traced() -> Iterator[None]:
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_budget_counts_about_the_memory_that_a_state_takes(kind: str) -> None:
+def test_budget_approximates_the_memory_taken_by_group_state(kind: str) -> None:
     made, memory, offset_memory = machine()
     before, number = tracemalloc.get_traced_memory()[0], 0
     while memory.used + offset_memory.used < ENOUGH:

@@ -36,13 +36,13 @@ BOTH = pytest.mark.parametrize("command", [sync_command, Heartbeat])
 
 
 @BOTH
-def test_the_empty_group_id(command):
+def test_sync_or_heartbeat_with_empty_group_id_is_refused(command):
     with pytest.raises(InvalidGroupIdError):
         Driver().ask(command("", 1, "m", None))
 
 
 @BOTH
-def test_an_unknown_group(command):
+def test_sync_or_heartbeat_in_unknown_group_fails_with_unknown_member_id(command):
     with pytest.raises(UnknownMemberIdError):
         Driver().ask(command("nope", 1, "m", None))
 
@@ -61,7 +61,9 @@ def test_an_unknown_group(command):
         (9, "stranger", None, UnknownMemberIdError),
     ],
 )
-def test_refused_in_every_state(command, build, generation, who, instance, error):
+def test_sync_or_heartbeat_with_wrong_member_or_generation_is_refused(
+    command, build, generation, who, instance, error
+):
     driver, ids, *_ = build(2, static=["i1"])
     member_id = ids[who] if isinstance(who, int) else who
     with pytest.raises(error):
@@ -69,7 +71,7 @@ def test_refused_in_every_state(command, build, generation, who, instance, error
 
 
 @BOTH
-def test_an_empty_group_knows_nobody(command):
+def test_sync_or_heartbeat_in_empty_group_fails_with_unknown_member_id(command):
     driver = empty()
     with pytest.raises(UnknownMemberIdError):
         driver.ask(command(G, 2, "c-1", None))
@@ -90,7 +92,7 @@ def test_an_empty_group_knows_nobody(command):
         (("connect", None), False),
     ],
 )
-def test_protocol_type_and_name_must_fit(build, told, fits):
+def test_sync_with_another_protocol_type_or_name_is_refused(build, told, fits):
     driver, ids = build(2)
     token = driver.sync(ids[1], protocol=told)
     if fits:
@@ -100,13 +102,13 @@ def test_protocol_type_and_name_must_fit(build, told, fits):
             driver.answer(token)
 
 
-def test_preparing_sends_back_to_join():
+def test_sync_in_preparing_rebalance_fails_with_rebalance_in_progress():
     driver, ids, _ = preparing(2)
     with pytest.raises(RebalanceInProgressError):
         driver.answer(driver.sync(ids[1]))
 
 
-def test_followers_wait_for_the_leader():
+def test_sync_of_a_follower_waits_for_the_leaders_assignment():
     driver, ids = completing(3)
     first, second = driver.sync(ids[1]), driver.sync(ids[2])
     assert driver.parked(first)
@@ -123,7 +125,7 @@ def test_followers_wait_for_the_leader():
     assert [member.assignment for member in record.members] == [b"0", b"1", b""]
 
 
-def test_followers_may_come_after_the_leader():
+def test_sync_of_a_follower_after_the_leaders_is_answered_at_once():
     driver, ids = completing(2)
     driver.answer(driver.sync(ids[0], assignments=((ids[1], b"1"),)))
     assert driver.state() == "Stable"
@@ -137,7 +139,7 @@ def test_assignments_sent_by_a_follower_are_ignored():
     assert driver.state() == "CompletingRebalance"
 
 
-def test_a_second_sync_takes_the_place_of_the_first():
+def test_repeated_sync_replaces_the_waiting_one():
     driver, ids = completing(2)
     first, second = driver.sync(ids[1]), driver.sync(ids[1])
     with pytest.raises(RebalanceInProgressError):
@@ -146,7 +148,7 @@ def test_a_second_sync_takes_the_place_of_the_first():
     assert driver.answer(second).assignment == b"1"
 
 
-def test_an_assignment_that_does_not_fit_a_record_is_refused():
+def test_assignment_too_large_for_a_record_is_refused_and_group_rebalances():
     driver, ids = completing(2, max_batch_bytes=1_000)
     waiting = driver.sync(ids[1])
     leader = driver.sync(ids[0], assignments=((ids[0], b"x" * 1_000),))
@@ -161,7 +163,7 @@ def test_an_assignment_that_does_not_fit_a_record_is_refused():
 
 
 @pytest.mark.parametrize(("size", "fits"), [(0, True), (1, False)])
-def test_the_record_limit_to_the_byte(size, fits):
+def test_group_record_of_exactly_the_limit_is_accepted_one_byte_more_is_refused(size, fits):
     probe, ids = stable(1)
     record = probe.log[-1].record
     assert record is not None
@@ -206,7 +208,7 @@ def test_group_becomes_empty_if_no_member_syncs():
     assert driver.group().generation_id == 2
 
 
-def test_a_member_that_waits_for_its_assignment_counts_as_alive():
+def test_member_waiting_for_its_assignment_does_not_expire():
     driver, ids = completing(2)
     waiting = driver.sync(ids[1])
     driver.advance(SESSION - 1)
@@ -223,7 +225,7 @@ def test_a_member_that_waits_for_its_assignment_counts_as_alive():
 
 
 @pytest.mark.parametrize("build", [completing, stable])
-def test_a_heartbeat_is_fine_and_resets_the_session(build):
+def test_heartbeat_resets_the_session_timeout(build):
     driver, ids = build(1)
     for _ in range(3):
         driver.advance(SESSION - 1)
@@ -232,7 +234,7 @@ def test_a_heartbeat_is_fine_and_resets_the_session(build):
     assert driver.state() == "Empty"
 
 
-def test_a_heartbeat_in_a_rebalance_resets_the_session_too():
+def test_heartbeat_during_a_rebalance_resets_the_session_timeout():
     driver, ids, _ = preparing(2)
     for _ in range(3):
         driver.advance(SESSION - 1)
@@ -245,7 +247,7 @@ def test_a_heartbeat_in_a_rebalance_resets_the_session_too():
 
 
 @pytest.mark.parametrize("build", [completing, stable])
-def test_a_silent_member_goes_and_the_group_rebalances(build):
+def test_member_without_heartbeats_expires_and_group_rebalances(build):
     driver, ids = build(2)
     driver.advance(SESSION - 1)
     driver.heartbeat(ids[0])
@@ -257,7 +259,7 @@ def test_a_silent_member_goes_and_the_group_rebalances(build):
     assert (event["client_id"], event["client_host"]) == ("c", "/127.0.0.1")
 
 
-def test_the_last_silent_member_leaves_an_empty_group():
+def test_group_becomes_empty_when_its_last_member_expires():
     driver, _ = stable(1)
     driver.advance(SESSION)
     assert driver.state() == "Empty"
@@ -272,13 +274,13 @@ def test_the_last_silent_member_leaves_an_empty_group():
     assert record.state_timestamp_ms == driver.now
 
 
-def test_an_expiry_may_complete_the_join_phase():
+def test_expiry_of_the_last_missing_member_completes_the_join_phase():
     driver, ids, token = preparing(2)
     driver.advance(SESSION)
     assert [member.member_id for member in driver.answer(token).members] == [ids[0]]
 
 
-def test_an_expiry_of_a_timer_that_is_gone_means_nothing():
+def test_expiry_of_a_stale_timer_has_no_effect():
     driver, ids = stable(1)
     for key in (
         ("session", G, "stranger"),
@@ -296,12 +298,12 @@ def test_an_expiry_of_a_timer_that_is_gone_means_nothing():
 # --- LeaveGroup ----------------------------------------------------------------------------------
 
 
-def test_leaving_with_the_empty_group_id():
+def test_leave_with_empty_group_id_is_refused():
     with pytest.raises(InvalidGroupIdError):
         Driver().ask(LeaveGroup("", ()))
 
 
-def test_leaving_an_unknown_group_is_told_per_member():
+def test_leave_of_an_unknown_group_fails_for_each_member():
     answers = Driver().leave("a", "b")
     assert [(member_id, type(error)) for member_id, _, error in answers] == [
         ("a", UnknownMemberIdError),
@@ -320,7 +322,7 @@ def test_leaving_member_starts_a_rebalance(build):
             driver.answer(waiting)
 
 
-def test_leaving_while_waiting_for_the_assignment():
+def test_leave_fails_the_waiting_sync_of_the_member():
     driver, ids = completing(2)
     waiting = driver.sync(ids[1])
     driver.leave(ids[1])
@@ -328,7 +330,7 @@ def test_leaving_while_waiting_for_the_assignment():
         driver.answer(waiting)
 
 
-def test_leaving_while_waiting_for_the_join_phase():
+def test_leave_of_a_waiting_leader_fails_its_join_and_replaces_it():
     driver, ids, token = preparing(2)
     driver.leave(ids[0])
     with pytest.raises(UnknownMemberIdError):
@@ -336,13 +338,13 @@ def test_leaving_while_waiting_for_the_join_phase():
     assert driver.group().leader_id == ids[1]
 
 
-def test_a_leave_may_complete_the_join_phase():
+def test_leave_of_the_last_missing_member_completes_the_join_phase():
     driver, ids, token = preparing(2)
     driver.leave(ids[1])
     assert driver.answer(token).generation_id == 2
 
 
-def test_several_leave_with_one_rebalance():
+def test_leave_of_several_members_starts_one_rebalance():
     driver, ids = stable(4)
     driver.events.clear()
     answers = driver.leave(ids[1], "stranger", ids[2], ids[1])
@@ -358,7 +360,7 @@ def test_several_leave_with_one_rebalance():
 
 
 @pytest.mark.parametrize(("count", "told"), [(4, [3, 2, 1]), (10, [8, 4, 3, 2, 1])])
-def test_members_that_a_join_phase_waits_for_are_told(count: int, told: list[int]):
+def test_rebalance_waits_events_name_members_that_have_not_rejoined(count: int, told: list[int]):
     driver, ids = stable(count)
     driver.events.clear()
     for member_id in ids:
@@ -369,20 +371,20 @@ def test_members_that_a_join_phase_waits_for_are_told(count: int, told: list[int
     assert len(waits[-1]["clients"]) == 1
 
 
-def test_when_all_leave_the_group_is_empty():
+def test_group_becomes_empty_when_all_members_leave():
     driver, ids = stable(3)
     driver.leave(*ids)
     assert driver.state() == "Empty"
     assert driver.group().generation_id == 2
 
 
-def test_a_leave_of_strangers_changes_nothing():
+def test_leave_of_an_unknown_member_keeps_the_group_stable():
     driver, _ = stable(1)
     driver.leave("stranger")
     assert driver.state() == "Stable"
 
 
-def test_a_pending_member_that_leaves_a_stable_group_rebalances_it_as_in_kafka():
+def test_leave_of_a_pending_member_rebalances_a_stable_group_as_in_kafka():
     driver, _ = stable(1)
     driver.join()
     pending = next(iter(driver.group().pending_members))
@@ -390,7 +392,7 @@ def test_a_pending_member_that_leaves_a_stable_group_rebalances_it_as_in_kafka()
     assert driver.state() == "PreparingRebalance"
 
 
-def test_a_pending_member_that_leaves_an_empty_group():
+def test_leave_of_a_pending_member_keeps_an_empty_group_without_timers():
     driver = Driver()
     driver.join()
     driver.leave("c-1")
@@ -398,7 +400,7 @@ def test_a_pending_member_that_leaves_an_empty_group():
     assert not driver.timers
 
 
-def test_the_leader_leaves_during_the_initial_phase():
+def test_leave_of_the_leader_in_the_initial_phase_elects_another_leader():
     driver, ids, tokens = initial()
     second, other = driver.join_dynamic()
     driver.leave(ids[0])

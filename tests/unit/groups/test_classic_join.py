@@ -57,7 +57,7 @@ def protocols(*names: str) -> tuple[tuple[str, bytes], ...]:
         ({"protocol_type": ""}, InconsistentGroupProtocolError),
     ],
 )
-def test_refused_without_a_group(fields, error):
+def test_invalid_join_is_refused_without_creating_a_group(fields, error):
     driver = Driver()
     with pytest.raises(error):
         driver.answer(driver.join(**fields))
@@ -65,14 +65,14 @@ def test_refused_without_a_group(fields, error):
     assert not driver.log
 
 
-def test_the_group_id_is_checked_before_the_session_timeout():
+def test_group_id_is_checked_before_the_session_timeout():
     driver = Driver()
     with pytest.raises(InvalidGroupIdError):
         driver.answer(driver.join(group_id="", session_timeout_ms=1))
 
 
 @pytest.mark.parametrize("timeout", [6_000, 1_800_000])
-def test_session_timeouts_at_the_bounds_are_fine(timeout):
+def test_session_timeout_at_either_bound_is_accepted(timeout):
     driver = Driver()
     assert isinstance(
         driver.answers[driver.join(session_timeout_ms=timeout)], MemberIdRequiredError
@@ -88,7 +88,7 @@ def test_session_timeouts_at_the_bounds_are_fine(timeout):
         {"protocols": ()},
     ],
 )
-def test_inconsistent_protocol_in_every_state_with_members(build, fields):
+def test_join_with_inconsistent_protocol_is_refused_in_every_state(build, fields):
     driver, ids, *_ = build()
     for member_id in ("", ids[-1]):
         with pytest.raises(InconsistentGroupProtocolError):
@@ -96,7 +96,7 @@ def test_inconsistent_protocol_in_every_state_with_members(build, fields):
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_unknown_member_in_every_state(build):
+def test_join_with_unknown_member_id_is_refused_in_every_state(build):
     driver, *_ = build()
     with pytest.raises(UnknownMemberIdError):
         driver.answer(driver.join("stranger"))
@@ -108,7 +108,7 @@ def test_protocols_are_checked_before_the_member_id():
         driver.answer(driver.join("stranger", protocols=()))
 
 
-def test_an_empty_group_takes_any_protocol_type():
+def test_empty_group_accepts_any_protocol_type():
     driver = empty()
     token, _ = driver.join_dynamic(protocol_type="connect", protocols=protocols("x"))
     driver.finish_initial_delay()
@@ -116,13 +116,13 @@ def test_an_empty_group_takes_any_protocol_type():
 
 
 @pytest.mark.parametrize("fields", [{"protocol_type": ""}, {"protocols": ()}])
-def test_an_empty_group_wants_some_protocol(fields):
+def test_empty_group_refuses_a_join_without_protocol(fields):
     driver = empty()
     with pytest.raises(InconsistentGroupProtocolError):
         driver.answer(driver.join(**fields))
 
 
-def test_a_member_id_is_unknown_to_an_empty_group():
+def test_former_member_id_is_unknown_to_an_empty_group():
     driver, ids = stable(1)
     driver.leave(ids[0])
     with pytest.raises(UnknownMemberIdError):
@@ -138,13 +138,13 @@ def test_a_member_id_is_unknown_to_an_empty_group():
         ("i1-9", "i2", UnknownMemberIdError),
     ],
 )
-def test_member_id_and_instance_id_must_agree(member_id, instance, error):
+def test_join_with_mismatched_member_and_instance_id_is_refused(member_id, instance, error):
     driver, _ = stable(1, static=["i1"])
     with pytest.raises(error):
         driver.answer(driver.join(member_id, instance=instance))
 
 
-def test_a_static_member_may_rejoin_by_its_id_alone():
+def test_static_member_rejoins_with_its_member_id_alone():
     driver, ids = stable(1, static=["i1"])
     assert driver.answer(driver.join(ids[1])).generation_id == 1
 
@@ -152,7 +152,7 @@ def test_a_static_member_may_rejoin_by_its_id_alone():
 # --- MEMBER_ID_REQUIRED --------------------------------------------------------------------------
 
 
-def test_a_probe_creates_the_group_in_the_log():
+def test_first_join_without_member_id_writes_one_empty_group_record():
     driver = Driver()
     token = driver.join()
     assert driver.answers[token].member_id == "c-1"
@@ -162,7 +162,7 @@ def test_a_probe_creates_the_group_in_the_log():
     assert len(driver.log) == 1
 
 
-def test_old_clients_join_at_once():
+def test_join_before_version_4_does_not_require_a_member_id():
     driver = Driver()
     token = driver.join(version=3)
     assert driver.parked(token)
@@ -170,14 +170,14 @@ def test_old_clients_join_at_once():
     assert len(driver.log) == 1
 
 
-def test_static_members_join_at_once():
+def test_join_of_a_static_member_does_not_require_a_member_id():
     driver = Driver()
     token = driver.join(instance="i1")
     driver.finish_initial_delay()
     assert driver.answer(token).member_id == "i1-1"
 
 
-def test_a_pending_member_expires():
+def test_pending_member_expires_after_its_session_timeout():
     driver = Driver()
     driver.join(session_timeout_ms=SESSION)
     driver.advance(SESSION - 1)
@@ -189,7 +189,7 @@ def test_a_pending_member_expires():
         driver.answer(driver.join("c-1"))
 
 
-def test_a_pending_member_holds_the_join_phase_up():
+def test_pending_member_delays_the_join_phase_until_it_expires():
     driver, ids = stable(2)
     driver.join()
     tokens = driver.rejoin_all()
@@ -198,7 +198,7 @@ def test_a_pending_member_holds_the_join_phase_up():
     assert driver.answer(tokens[ids[0]]).generation_id == 2
 
 
-def test_a_pending_member_that_leaves_frees_the_join_phase():
+def test_leave_of_the_pending_member_completes_the_join_phase():
     driver, ids = stable(2)
     driver.join()
     pending = next(iter(driver.group().pending_members))
@@ -207,14 +207,14 @@ def test_a_pending_member_that_leaves_frees_the_join_phase():
     assert driver.answer(tokens[ids[0]]).generation_id == 2
 
 
-def test_a_pending_member_can_not_become_static():
+def test_pending_member_id_cannot_join_with_an_instance_id():
     driver = Driver()
     driver.join()
     with pytest.raises(UnknownMemberIdError):
         driver.answer(driver.join("c-1", instance="i1"))
 
 
-def test_a_pending_id_is_lost_in_a_crash():
+def test_pending_member_id_is_unknown_after_reload():
     driver = Driver()
     driver.join()
     driver.reload()
@@ -223,7 +223,7 @@ def test_a_pending_id_is_lost_in_a_crash():
         driver.answer(driver.join("c-1"))
 
 
-def test_a_used_id_is_our_own_bug():
+def test_generated_member_id_already_in_use_is_an_invariant_violation():
     driver, ids = stable(1)
     with pytest.raises(InvariantViolation):
         driver.join(new_member_id=ids[0])
@@ -232,7 +232,7 @@ def test_a_used_id_is_our_own_bug():
 # --- the initial rebalance -----------------------------------------------------------------------
 
 
-def test_the_initial_delay():
+def test_first_join_is_answered_after_the_initial_rebalance_delay():
     driver, _, tokens = initial()
     driver.advance(DELAY - 1)
     assert driver.parked(tokens[0])
@@ -241,7 +241,7 @@ def test_the_initial_delay():
     assert driver.state() == "CompletingRebalance"
 
 
-def test_each_newcomer_extends_the_delay_once():
+def test_new_members_extend_the_initial_rebalance_delay_once():
     driver, _, tokens = initial()
     driver.advance(1_000)
     tokens.append(driver.join_dynamic()[0])
@@ -255,7 +255,7 @@ def test_each_newcomer_extends_the_delay_once():
     assert [driver.answer(token).generation_id for token in tokens] == [1, 1, 1]
 
 
-def test_the_extension_ends_at_the_rebalance_timeout():
+def test_initial_delay_is_extended_at_most_to_the_rebalance_timeout():
     driver = Driver()
     tokens = [driver.join(version=3, rebalance_timeout_ms=7_000)]
     deadlines = []
@@ -268,7 +268,7 @@ def test_the_extension_ends_at_the_rebalance_timeout():
     assert deadlines == [7_000]
 
 
-def test_without_delay_the_phase_ends_with_its_timer():
+def test_join_phase_without_initial_delay_ends_when_its_timer_fires():
     driver = Driver(initial_rebalance_delay_ms=0)
     token = driver.join(version=3, rebalance_timeout_ms=0)
     assert driver.parked(token)
@@ -276,7 +276,7 @@ def test_without_delay_the_phase_ends_with_its_timer():
     assert driver.answer(token).generation_id == 1
 
 
-def test_the_delay_counts_even_if_the_rebalance_timeout_is_shorter():
+def test_initial_delay_applies_even_if_the_rebalance_timeout_is_shorter():
     driver = Driver()
     token = driver.join(version=3, rebalance_timeout_ms=1_000)
     driver.advance(DELAY - 1)
@@ -285,7 +285,7 @@ def test_the_delay_counts_even_if_the_rebalance_timeout_is_shorter():
     assert driver.answer(token).generation_id == 1
 
 
-def test_a_leave_does_not_end_the_initial_phase_but_its_timer_does():
+def test_initial_phase_ends_by_its_timer_and_not_by_the_last_leave():
     driver, ids, tokens = initial()
     driver.leave(ids[0])
     with pytest.raises(UnknownMemberIdError):
@@ -298,7 +298,7 @@ def test_a_leave_does_not_end_the_initial_phase_but_its_timer_does():
     assert (record.generation_id, record.members) == (1, ())
 
 
-def test_later_rebalances_do_not_wait():
+def test_later_rebalance_has_no_initial_delay():
     driver, ids = stable(1)
     token, _ = driver.join_dynamic()
     first = driver.join(ids[0])
@@ -306,7 +306,7 @@ def test_later_rebalances_do_not_wait():
     assert driver.answer(first).generation_id == 2
 
 
-def test_a_group_that_was_empty_waits_again():
+def test_initial_delay_applies_again_to_a_group_that_was_empty():
     driver = empty()
     token = driver.join(version=3)
     assert driver.parked(token)
@@ -317,7 +317,7 @@ def test_a_group_that_was_empty_waits_again():
 # --- rejoining -----------------------------------------------------------------------------------
 
 
-def test_completing_same_metadata_is_a_retry():
+def test_rejoin_with_same_metadata_in_completing_rebalance_is_answered_at_once():
     driver, ids = completing(2)
     leader, follower = (driver.answer(driver.join(member_id)) for member_id in ids)
     assert [member.member_id for member in leader.members] == ids
@@ -328,7 +328,7 @@ def test_completing_same_metadata_is_a_retry():
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_completing_changed_metadata_rebalances(who):
+def test_rejoin_with_other_metadata_in_completing_rebalance_rebalances(who):
     driver, ids = completing(2)
     waiting = driver.sync(ids[1])
     token = driver.join(ids[who], protocols=(("range", subscription("u")),))
@@ -351,7 +351,7 @@ def test_stable_follower_with_other_metadata_rebalances():
     assert driver.state() == "PreparingRebalance"
 
 
-def test_the_order_of_protocols_is_metadata():
+def test_stable_follower_with_reordered_protocols_rebalances():
     driver, ids = stable(1)
     newcomer, _ = driver.join_dynamic(protocols=(*RANGE, *protocols("b")))
     driver.rejoin_all()
@@ -369,18 +369,18 @@ def test_stable_leader_rebalances_with_the_same_metadata():
     assert driver.event("rebalance-started")["reason"] == f"leader {ids[0]} rejoins"
 
 
-def test_a_lone_leader_rejoins_at_once():
+def test_rejoin_of_the_only_member_is_answered_at_once():
     driver, ids = stable(1)
     assert driver.answer(driver.join(ids[0])).generation_id == 2
 
 
-def test_preparing_takes_over_new_metadata():
+def test_rejoin_in_preparing_rebalance_replaces_the_metadata():
     driver, ids, token = preparing(2)
     driver.join(ids[1], protocols=(("range", b"new"),))
     assert [member.metadata for member in driver.answer(token).members] == [RANGE[0][1], b"new"]
 
 
-def test_a_second_join_takes_the_place_of_the_first():
+def test_repeated_join_replaces_the_waiting_one():
     driver, ids, token = preparing(2)
     again = driver.join(ids[0])
     with pytest.raises(RebalanceInProgressError):
@@ -389,13 +389,13 @@ def test_a_second_join_takes_the_place_of_the_first():
     assert driver.answer(again).generation_id == 2
 
 
-def test_the_rebalance_timeout_of_version_0_is_the_session_timeout():
+def test_rebalance_timeout_of_version_0_is_the_session_timeout():
     driver = Driver()
     driver.join(version=0, rebalance_timeout_ms=-1)
     assert driver.group().rebalance_timeout_ms == SESSION
 
 
-def test_members_keep_their_timeouts_and_origin_in_the_record():
+def test_group_record_holds_timeouts_and_client_of_each_member():
     driver, ids = stable(1)
     record = driver.last_group_record()
     assert record is not None
@@ -412,7 +412,7 @@ def test_members_keep_their_timeouts_and_origin_in_the_record():
 # --- the end of the join phase -------------------------------------------------------------------
 
 
-def test_dynamic_members_that_do_not_rejoin_in_time_go():
+def test_dynamic_member_that_does_not_rejoin_in_time_is_removed():
     driver, ids, token = preparing(3)
     for _ in range(REBALANCE // 5_000):
         for member_id in ids[1:]:
@@ -424,7 +424,7 @@ def test_dynamic_members_that_do_not_rejoin_in_time_go():
     assert [event.detail["member"] for event in gone] == ids[1:]
 
 
-def test_static_members_stay_with_their_old_subscription():
+def test_static_member_that_does_not_rejoin_in_time_stays_in_the_group():
     driver, ids, token = preparing(1, static=["i1"])
     for _ in range(REBALANCE // 5_000):
         with pytest.raises(RebalanceInProgressError):
@@ -455,7 +455,7 @@ def test_join_phase_restarts_if_only_static_members_are_left():
     assert (result.generation_id, result.leader, len(result.members)) == (2, "i2-3", 2)
 
 
-def test_a_leader_that_does_not_come_back_is_replaced():
+def test_leader_that_leaves_during_a_rebalance_is_replaced():
     driver, ids = stable(3)
     token = driver.join(ids[1], protocols=(("range", b"x"),))
     driver.join(ids[2])
@@ -465,7 +465,7 @@ def test_a_leader_that_does_not_come_back_is_replaced():
     assert len(result.members) == 2
 
 
-def test_a_leader_that_rejoins_stays_leader():
+def test_leader_that_rejoins_stays_leader():
     driver, ids = stable(2)
     token = driver.join(ids[1], protocols=(("range", b"x"),))
     driver.join(ids[0])
@@ -485,7 +485,7 @@ def test_a_leader_that_rejoins_stays_leader():
         ([["a", "a"], ["a"]], "a"),
     ],
 )
-def test_the_protocol_is_chosen_by_vote(offers, chosen):
+def test_protocol_is_chosen_by_vote_of_the_members(offers, chosen):
     driver = Driver()
     tokens = [driver.join_dynamic(protocols=protocols(*names))[0] for names in offers]
     driver.finish_initial_delay()
@@ -500,7 +500,7 @@ TWO = GroupLimits(max_group_size=2)
 
 
 @pytest.mark.parametrize("build", [completing, stable])
-def test_a_full_group_refuses_newcomers(build):
+def test_full_group_refuses_new_members(build):
     driver, ids = build(2, limits=TWO)
     before = driver.state()
     for version in (3, 9):
@@ -512,12 +512,12 @@ def test_a_full_group_refuses_newcomers(build):
     assert driver.answer(driver.join(ids[1])).member_id == ids[1]
 
 
-def test_at_one_below_the_limit_there_is_room():
+def test_group_one_below_its_max_size_accepts_a_member():
     driver, _ = stable(1, limits=TWO)
     assert driver.parked(driver.join(version=3))
 
 
-def test_in_the_join_phase_those_who_came_back_count():
+def test_join_phase_counts_waiting_members_against_the_max_size():
     driver = Driver(TWO)
     tokens = [driver.join(version=3) for _ in range(3)]
     assert [driver.parked(token) for token in tokens] == [True, True, False]
@@ -525,7 +525,7 @@ def test_in_the_join_phase_those_who_came_back_count():
         driver.answer(tokens[2])
 
 
-def test_a_pending_member_loses_its_place_in_a_full_group():
+def test_pending_member_of_a_full_group_is_refused_and_forgotten():
     driver = Driver(TWO)
     driver.join()
     driver.join(version=3)
@@ -535,7 +535,7 @@ def test_a_pending_member_loses_its_place_in_a_full_group():
     assert not driver.group().pending_members
 
 
-def test_a_group_over_the_limit_loses_the_last_to_return():
+def test_group_above_its_max_size_removes_the_last_member_to_rejoin():
     driver, ids = stable(3)
     driver.settings["limits"] = TWO
     driver.reload()
@@ -559,7 +559,7 @@ def test_waiting_member_may_repeat_its_join_in_a_full_group():
 # --- members that never receive a response --------------------------------------------------------
 
 
-def test_a_new_member_whose_join_is_never_answered_expires_after_five_minutes():
+def test_new_member_whose_join_is_not_answered_expires_after_five_minutes():
     driver = Driver()
     patient = {"session_timeout_ms": 1_800_000, "rebalance_timeout_ms": 400_000, "version": 3}
     driver.join(**patient)
@@ -574,7 +574,7 @@ def test_a_new_member_whose_join_is_never_answered_expires_after_five_minutes():
     assert driver.event("member-expired")["reason"] == "JoinGroup timed out"
 
 
-def test_a_known_member_that_waits_counts_as_alive():
+def test_member_waiting_in_the_join_phase_does_not_expire():
     driver, ids, token = preparing(2)
     driver.advance(SESSION - 1)
     with pytest.raises(RebalanceInProgressError):
@@ -584,7 +584,7 @@ def test_a_known_member_that_waits_counts_as_alive():
     assert ids[0] in driver.group().members
 
 
-def test_events_name_the_cause():
+def test_rebalance_events_name_member_client_and_reason():
     driver, ids = stable(1)
     token, newcomer = driver.join_dynamic(reason="r" * 999)
     assert driver.answers[token] is PARKED
@@ -600,7 +600,7 @@ def test_events_name_the_cause():
     assert (event["old_generation"], event["new_generation"]) == (1, 2)
 
 
-def test_support_is_counted_per_name():
+def test_protocol_support_counts_only_current_protocols():
     driver, ids = stable(1)
     member = driver.group().members[ids[0]]
     assert replace(member, protocols=BOTH).protocol_names == {"a", "b"}

@@ -79,7 +79,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_listed_transition_happens(name, seen):
+def test_listed_transition_happens(name, seen):
     source, target, build, act = SCENARIOS[name]
     built = build()
     driver = built if isinstance(built, Driver) else built[0]
@@ -101,7 +101,7 @@ def test_transition_that_is_not_listed_raises(source, target):
             require_transition(source, target, G)
 
 
-def test_the_table_is_kafkas():
+def test_transition_table_equals_kafkas():
     # ClassicGroupState: the valid previous states, without Dead's self-loop.
     previous = {
         target: {source for source, other in TRANSITIONS if other is target}
@@ -110,7 +110,7 @@ def test_the_table_is_kafkas():
     assert previous == {E: {P}, P: {S, C, E}, C: {P}, S: {C}, D: {E, P, C, S}}
 
 
-def test_the_readme_shows_the_table():
+def test_readme_contains_the_state_diagrams():
     readme = Path(classic_group.__file__).with_name("README.md").read_text()
     assert f"```mermaid\n{classic_diagram()}\n```" in readme
     assert f"```mermaid\n{consumer_member_diagram()}\n```" in readme

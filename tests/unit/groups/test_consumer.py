@@ -67,7 +67,7 @@ ALL_T = ((T, (0, 1, 2, 3)),)
         {"member_id": "\n"},
     ],
 )
-def test_invalid_requests(fields):
+def test_heartbeat_with_an_invalid_field_is_refused_without_creating_a_group(fields):
     driver = ConsumerDriver()
     asked = {
         "rebalance_timeout_ms": REBALANCE,
@@ -82,7 +82,7 @@ def test_invalid_requests(fields):
     assert not driver.groups
 
 
-def test_unknown_assignor_and_bad_expression():
+def test_unknown_assignor_or_invalid_regex_is_refused():
     driver = ConsumerDriver()
     with pytest.raises(UnsupportedAssignorError, match="uniform, range"):
         driver.join("m", server_assignor="magic")
@@ -91,13 +91,13 @@ def test_unknown_assignor_and_bad_expression():
     assert not driver.groups
 
 
-def test_v0_may_leave_the_id_to_the_server():
+def test_join_of_version_0_without_member_id_receives_a_generated_one():
     driver = ConsumerDriver()
     result = driver.join("", client_makes_member_id=False, new_member_id="made")
     assert result == ConsumerHeartbeatResult("made", 2, 5_000, ALL_T)
 
 
-def test_limits():
+def test_heartbeat_beyond_a_limit_is_refused_and_names_the_limit():
     driver = ConsumerDriver(GroupLimits(max_subscribed_topics=2, max_group_regexes=1))
     driver.join("m", "t", "uuuuu")
     with pytest.raises(GroupLimitExceededError, match="max_subscribed_topics"):
@@ -121,13 +121,13 @@ def test_limits():
 
 
 @pytest.mark.parametrize("epoch", [1, -1])
-def test_missing_group(epoch):
+def test_heartbeat_in_an_unknown_group_fails_with_group_id_not_found(epoch):
     with pytest.raises(GroupIdNotFoundError):
         ConsumerDriver().beat("m", epoch)
 
 
 @pytest.mark.parametrize("epoch", [1, -1])
-def test_unknown_member(epoch):
+def test_heartbeat_of_an_unknown_member_is_refused(epoch):
     driver = ConsumerDriver()
     driver.join("m")
     with pytest.raises(UnknownMemberIdError):
@@ -142,14 +142,14 @@ def test_epoch_0_of_a_known_member_is_a_rejoin():
     assert driver.machine.digest() == before
 
 
-def test_a_higher_epoch_is_fenced():
+def test_member_epoch_above_the_current_one_is_fenced():
     driver = ConsumerDriver()
     driver.join("m")
     with pytest.raises(FencedMemberEpochError):
         driver.beat("m", 3)
 
 
-def test_a_lost_answer_is_forgiven_once():
+def test_previous_member_epoch_is_accepted_only_with_assigned_partitions():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
@@ -165,7 +165,7 @@ def test_a_lost_answer_is_forgiven_once():
         driver.beat("m", 2, owned=())
 
 
-def test_a_full_group():
+def test_full_group_refuses_new_members_but_not_static_replacements():
     driver = ConsumerDriver(consumer=settings(max_size=2))
     driver.join("m")
     driver.join("n", instance_id="i")
@@ -179,7 +179,7 @@ def test_a_full_group():
 # --- static members ------------------------------------------------------------------------------
 
 
-def test_a_static_member_comes_back_and_finds_everything():
+def test_static_member_that_returns_gets_its_assignment_without_a_new_epoch():
     driver = ConsumerDriver()
     driver.join("s1", instance_id="i")
     driver.join("m")
@@ -200,7 +200,7 @@ def test_a_static_member_comes_back_and_finds_everything():
         driver.beat("s2", 2, instance_id="unknown")
 
 
-def test_a_static_member_that_did_not_leave_keeps_its_instance_id():
+def test_static_member_that_did_not_leave_keeps_its_instance_id():
     driver = ConsumerDriver()
     driver.join("s1", instance_id="i")
     with pytest.raises(UnreleasedInstanceIdError):
@@ -211,7 +211,7 @@ def test_a_static_member_that_did_not_leave_keeps_its_instance_id():
     assert driver.join("s2", instance_id="i").member_epoch == 4
 
 
-def test_a_static_member_that_stays_away_expires():
+def test_static_member_that_does_not_return_expires_with_its_session():
     driver = ConsumerDriver()
     driver.join("s1", instance_id="i")
     driver.beat("s1", -2, instance_id="i")
@@ -219,7 +219,7 @@ def test_a_static_member_that_stays_away_expires():
     assert driver.state_of_consumers() == "Empty"
 
 
-def test_a_static_member_away_holds_its_partitions():
+def test_static_member_that_left_temporarily_keeps_its_partitions():
     driver = ConsumerDriver()
     driver.join("s1", instance_id="i")
     driver.beat("s1", -2, instance_id="i")
@@ -231,7 +231,7 @@ def test_a_static_member_away_holds_its_partitions():
     assert driver.beat("m", 3).assignment == ((T, (2, 3)),)
 
 
-def test_a_rejoin_with_the_same_id_after_a_static_leave():
+def test_static_member_that_returns_with_its_member_id_keeps_its_assignment():
     driver = ConsumerDriver()
     driver.join("s1", instance_id="i")
     driver.beat("s1", -2, instance_id="i")
@@ -240,7 +240,7 @@ def test_a_rejoin_with_the_same_id_after_a_static_leave():
     assert driver.consumer_group().static_members == {"i": "s1"}
 
 
-def test_a_member_may_take_an_instance_id_and_change_it():
+def test_member_may_adopt_and_change_its_instance_id():
     driver = ConsumerDriver()
     driver.join("s")
     for name in ("i", "j"):
@@ -254,7 +254,7 @@ def test_a_member_may_take_an_instance_id_and_change_it():
         driver.join("m", instance_id="j")
 
 
-def test_who_takes_over_a_place_leaves_its_own_to_the_others():
+def test_partitions_of_an_abandoned_instance_id_are_reassigned():
     driver = ConsumerDriver()
     one, two, three = (driver.client(name, instance_id=name) for name in "abc")
     settle(one, two, three)
@@ -268,7 +268,7 @@ def test_who_takes_over_a_place_leaves_its_own_to_the_others():
 # --- lifecycle ------------------------------------------------------------------------------------
 
 
-def test_two_members_share_by_the_book():
+def test_second_member_receives_partitions_after_the_first_revokes_them():
     driver = ConsumerDriver()
     assert driver.join("m") == ConsumerHeartbeatResult("m", 2, 5_000, ALL_T)
     assert driver.describe().state == "Stable"
@@ -299,7 +299,7 @@ def test_two_members_share_by_the_book():
     assert driver.consumer_group().assignment_epoch == driver.consumer_group().epoch
 
 
-def test_a_silent_member_expires_and_is_told():
+def test_member_without_heartbeats_expires_and_is_then_unknown():
     driver = ConsumerDriver()
     driver.join("m")
     driver.advance(CONSUMER_SESSION - 1)
@@ -324,7 +324,7 @@ def test_member_that_does_not_revoke_in_time_is_removed():
     assert driver.event("member-expired")["reason"] == "did not revoke in time"
 
 
-def test_the_rebalance_timer_survives_a_reload_and_ends_with_the_revocation():
+def test_rebalance_timer_survives_a_reload_and_ends_with_the_revocation():
     driver = ConsumerDriver()
     driver.join("m", rebalance_timeout_ms=1_000)
     driver.join("n")
@@ -335,14 +335,14 @@ def test_the_rebalance_timer_survives_a_reload_and_ends_with_the_revocation():
     assert len(driver.consumer_group().members) == 2
 
 
-def test_a_fenced_member_rejoins_with_epoch_0():
+def test_expired_member_rejoins_with_epoch_0():
     driver = ConsumerDriver()
     driver.join("m")
     driver.advance(CONSUMER_SESSION)
     assert driver.join("m") == ConsumerHeartbeatResult("m", 4, 5_000, ALL_T)
 
 
-def test_the_last_member_gone_leaves_equal_epochs():
+def test_group_and_assignment_epoch_are_equal_after_the_last_member_expires():
     driver = ConsumerDriver()
     driver.join("m")
     driver.advance(CONSUMER_SESSION)
@@ -351,7 +351,7 @@ def test_the_last_member_gone_leaves_equal_epochs():
     assert driver.describe().state == "Empty"
 
 
-def test_at_most_one_target_in_an_interval():
+def test_target_is_computed_at_most_once_per_assignment_interval():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.join("m")
     assert driver.join("n") == ConsumerHeartbeatResult("n", 2, 5_000, ())
@@ -364,7 +364,7 @@ def test_at_most_one_target_in_an_interval():
     assert driver.consumer_group().assignment_epoch == 3
 
 
-def test_groups_that_rest_hold_no_former_image_of_the_topics():
+def test_idle_groups_do_not_retain_former_topic_images():
     driver = ConsumerDriver()
     former = []
     for number in range(20):
@@ -376,14 +376,14 @@ def test_groups_that_rest_hold_no_former_image_of_the_topics():
     assert sum(id(one.topics) in former for one in alive) <= 1
 
 
-def test_a_clock_that_goes_back_stops_no_assignment():
+def test_clock_that_goes_back_does_not_delay_the_assignment():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.join("m")
     driver.jump(-3_600_000)
     assert driver.join("n").member_epoch == 3
 
 
-def test_a_clock_that_goes_back_hides_no_topic_from_an_expression():
+def test_clock_that_goes_back_does_not_delay_regex_resolution():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t|w")
     driver.jump(-3_600_000)
@@ -392,7 +392,7 @@ def test_a_clock_that_goes_back_hides_no_topic_from_an_expression():
     assert driver.consumer_group().subscribed_topics() == {"t", "w"}
 
 
-def test_a_groups_own_settings():
+def test_group_config_overrides_session_timeout_and_heartbeat_interval():
     driver = ConsumerDriver()
     driver.own[G] = settings(session_timeout_ms=1_000, heartbeat_interval_ms=100)
     assert driver.join("m").heartbeat_interval_ms == 100
@@ -403,7 +403,7 @@ def test_a_groups_own_settings():
 # --- subscriptions -------------------------------------------------------------------------------
 
 
-def test_a_changed_subscription_moves_the_epoch_and_a_repeated_one_does_not():
+def test_changed_subscription_bumps_the_epoch_and_a_reordered_one_does_not():
     driver = ConsumerDriver()
     driver.join("m", "t", "u")
     driver.beat("m", 2, subscribed_topic_names=("u", "t"))
@@ -414,7 +414,7 @@ def test_a_changed_subscription_moves_the_epoch_and_a_repeated_one_does_not():
     assert driver.beat("m", 2, owned=((U, (0, 1)),)).member_epoch == 3
 
 
-def test_other_facts_of_a_member_do_not_move_the_epoch():
+def test_changed_rack_host_or_assignor_name_does_not_bump_the_epoch():
     driver = ConsumerDriver()
     driver.join("m")
     driver.beat("m", 2, rack_id="r", client_host="/10.0.0.1", server_assignor="uniform")
@@ -427,7 +427,7 @@ def test_other_facts_of_a_member_do_not_move_the_epoch():
     )
 
 
-def test_a_timer_goes_by_the_topics_of_its_moment():
+def test_expiry_together_with_a_topic_change_bumps_the_epoch_once():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
@@ -442,7 +442,7 @@ def test_a_timer_goes_by_the_topics_of_its_moment():
     assert driver.consumer_group().epoch == epoch + 1, "the removal has taken note of the topic"
 
 
-def test_topics_that_come_grow_and_go():
+def test_assignment_follows_created_grown_and_deleted_topics():
     driver = ConsumerDriver()
     client = driver.client("m", "t", "new")
     driver.image = changed(driver.image, new=(V, 1))
@@ -464,7 +464,7 @@ def test_topics_that_come_grow_and_go():
     assert client.owned == {(again, 0)}
 
 
-def test_expressions_follow_the_topics():
+def test_regex_subscription_follows_new_topics_after_its_interval():
     image = TopicsImage({"orders.eu": (T, 1), "orders.us": (U, 1), "orders": (V, 1)}, 7)
     driver = ConsumerDriver(image=image)
     client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex=r"orders\..+")
@@ -486,7 +486,7 @@ def test_expressions_follow_the_topics():
     assert driver.consumer_group().regexes == {}
 
 
-def test_an_expression_goes_with_its_last_user():
+def test_regex_is_removed_with_its_last_subscriber():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t")
     driver.join("n", subscribed_topic_regex="t")
@@ -496,7 +496,7 @@ def test_an_expression_goes_with_its_last_user():
     assert driver.consumer_group().regexes == {}
 
 
-def test_expressions_are_not_matched_at_every_change():
+def test_regex_is_resolved_at_most_once_per_interval():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="x.*")
     for number in range(3):
@@ -510,7 +510,7 @@ def test_expressions_are_not_matched_at_every_change():
         assert f"xx{number}" not in topics
 
 
-def test_members_vote_for_the_assignor():
+def test_assignor_is_chosen_by_vote_of_the_members():
     driver = ConsumerDriver()
     driver.join("m", server_assignor="range")
     assert driver.describe().assignor_name == "range"
@@ -521,7 +521,7 @@ def test_members_vote_for_the_assignor():
     assert driver.describe().assignor_name == "range"
 
 
-def test_subscribing_to_nothing_is_being_a_member():
+def test_member_without_subscribed_topics_is_stable_without_partitions():
     driver = ConsumerDriver()
     assert driver.join("m", subscribed_topic_names=()).assignment == ()
     assert driver.describe().state == "Stable"
@@ -530,7 +530,7 @@ def test_subscribing_to_nothing_is_being_a_member():
 # --- describing -----------------------------------------------------------------------------------
 
 
-def test_described_and_listed():
+def test_description_and_listing_show_state_epochs_and_assignment():
     driver = ConsumerDriver()
     driver.join("m", "t", "gone", instance_id="i", rack_id="r")
     described = driver.describe()
@@ -555,7 +555,7 @@ def test_described_and_listed():
     assert driver.describe().members[0].assignment == ()
 
 
-def test_causes_are_remembered():
+def test_epoch_bump_events_name_member_client_and_reason():
     driver = ConsumerDriver()
     driver.join("m")
     assert driver.kinds() == [
@@ -573,7 +573,7 @@ def test_causes_are_remembered():
     assert driver.event("group-epoch-bumped") == {**bumped, **who}
 
 
-def test_topics_that_change_are_nobodys_doing():
+def test_epoch_bump_by_a_topic_change_names_no_member():
     driver = ConsumerDriver()
     epoch = driver.join("m").member_epoch
     driver.image = changed(IMAGE, t=(T, 5))
@@ -583,7 +583,7 @@ def test_topics_that_change_are_nobodys_doing():
 
 
 @pytest.mark.parametrize("own_ms", [CONSUMER_SESSION - 1, CONSUMER_SESSION + 1])
-def test_after_a_load_a_group_has_the_session_timeout_that_is_its_own(own_ms):
+def test_session_timeout_of_the_group_config_applies_after_reload(own_ms):
     driver = ConsumerDriver()
     driver.own[G] = replace(SETTINGS, session_timeout_ms=own_ms)
     driver.join("m")
@@ -595,7 +595,7 @@ def test_after_a_load_a_group_has_the_session_timeout_that_is_its_own(own_ms):
     assert G not in driver.groups or not driver.consumer_group().members
 
 
-def test_the_old_partition_metadata_is_tombstoned():
+def test_old_partition_metadata_record_is_tombstoned_by_the_next_join():
     driver = ConsumerDriver()
     driver.join("m")
     log = [entry.record for entry in driver.log]
@@ -606,6 +606,6 @@ def test_the_old_partition_metadata_is_tombstoned():
     assert not driver.consumer_group().has_partition_metadata
 
 
-def test_settings_are_what_kafka_says():
+def test_default_session_timeout_equals_kafkas():
     assert SETTINGS.session_timeout_ms == 45_000
     assert IMAGE.names() == {T: "t", U: "u"}

@@ -185,17 +185,17 @@ class Churn:
 
 @hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=60))
-def test_any_life_of_a_consumer_group(steps):
+def test_random_history_keeps_consumer_group_invariants(steps):
     live(Churn(), steps)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_long_life_of_a_consumer_group(seed):
+def test_long_random_history_keeps_consumer_group_invariants(seed):
     long_life(Churn(), seed, 300)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_always_settles(seed):
+def test_consumer_group_becomes_stable_after_lost_responses(seed):
     rng = random.Random(seed)
     driver = ConsumerDriver()
     clients = [driver.client(f"m{number}", *NAMES[number % 3]) for number in range(4)]

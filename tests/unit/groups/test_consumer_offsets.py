@@ -53,7 +53,7 @@ def two_members() -> ConsumerDriver:
     return driver
 
 
-def test_who_may_commit():
+def test_commit_with_unknown_member_or_stale_epoch_is_refused():
     driver = two_members()
     commit(driver, 3)
     for epoch, member_id, error in [
@@ -82,7 +82,7 @@ def test_static_member_that_left_temporarily_may_still_commit():
         commit(driver, -2, "m", at(0))
 
 
-def test_an_older_epoch_commits_what_it_had_already():
+def test_older_epoch_commits_only_partitions_it_was_assigned():
     driver = two_members()
     commit(driver, 2, "m", at(0), at(1))
     for member_id, partition in (("m", 2), ("n", 2), ("n", 3)):
@@ -111,7 +111,7 @@ def test_offsets_of_partitions_to_revoke_may_still_be_committed():
         commit(driver, 2, "m", at(3, 6))
 
 
-def test_transactional_commits():
+def test_transactional_commit_checks_the_member_epoch():
     driver = two_members()
     driver.commit(("t", 0, 5), generation=3, member_id="m", producer=1)
     driver.marker(1, commit=True)
@@ -123,7 +123,7 @@ def test_transactional_commits():
         driver.commit(at(3, 6), generation=2, member_id="m", producer=1, knows_member_epochs=True)
 
 
-def test_a_transaction_without_member_data_commits_beside_members():
+def test_transactional_commit_without_member_data_is_accepted_beside_members():
     driver = two_members()
     driver.commit(("t", 0, 5), producer=1)
     driver.marker(1, commit=True)
@@ -146,7 +146,7 @@ def test_empty_group_accepts_offsets_of_any_client():
     assert driver.fetch().offset == 5
 
 
-def test_who_may_fetch():
+def test_fetch_with_unknown_member_or_stale_epoch_is_refused():
     driver = two_members()
     commit(driver, 3)
     topics = (FetchTopic("t", (0,)),)
@@ -165,7 +165,7 @@ def test_who_may_fetch():
             fetch("m", epoch)
 
 
-def test_offsets_of_subscribed_topics_stay():
+def test_offsets_of_subscribed_topics_are_neither_deleted_nor_expired():
     driver = ConsumerDriver()
     driver.join("m", "t")
     commit(driver, 2, "m", ("t", 0, 5), ("u", 0, 5))
@@ -179,7 +179,7 @@ def test_offsets_of_subscribed_topics_stay():
     assert driver.fetch("u", 0).offset == -1
 
 
-def test_deleting_and_expiring_a_group():
+def test_consumer_group_is_deleted_or_expires_once_it_is_empty():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_regex="t")
     commit(driver, 2)
@@ -199,7 +199,7 @@ def test_deleting_and_expiring_a_group():
 # --- group ids that change their group type -------------------------------------------------------
 
 
-def test_offsets_alone_do_not_keep_a_consumer_out():
+def test_consumer_joins_a_group_that_has_only_offsets():
     driver = ConsumerDriver()
     driver.commit(("t", 0, 5))
     driver.join("m")
@@ -213,7 +213,7 @@ def classic(driver: Driver, **fields):
     return Driver.join(driver, version=3, **fields)
 
 
-def test_an_empty_classic_group_is_taken_over():
+def test_empty_classic_group_becomes_a_consumer_group():
     was = empty()
     driver = ConsumerDriver(log=was.log)
     result = driver.join("m")
@@ -222,7 +222,7 @@ def test_an_empty_classic_group_is_taken_over():
     assert isinstance(driver.groups[G], ConsumerGroup)
 
 
-def test_a_classic_group_whose_assignments_say_nothing_is_none():
+def test_classic_group_with_undecodable_assignments_refuses_consumers():
     driver = ConsumerDriver(log=stable(1)[0].log)
     with pytest.raises(GroupIdNotFoundError):
         driver.join("m")
@@ -230,7 +230,7 @@ def test_a_classic_group_whose_assignments_say_nothing_is_none():
         driver.beat("m", -1)
 
 
-def test_an_empty_consumer_group_gives_way_to_a_classic_one():
+def test_empty_consumer_group_becomes_classic_and_keeps_its_offsets():
     driver = ConsumerDriver()
     driver.join("m")
     driver.commit(("t", 0, 5), generation=2, member_id="m", knows_member_epochs=True)
@@ -249,7 +249,7 @@ def test_an_empty_consumer_group_gives_way_to_a_classic_one():
     assert driver.fetch().offset == 5
 
 
-def test_a_classic_member_of_old_is_unknown_to_a_consumer_group():
+def test_classic_join_with_undecodable_subscription_is_inconsistent():
     driver = ConsumerDriver()
     driver.join("m")
     with pytest.raises(InconsistentGroupProtocolError):
@@ -264,7 +264,7 @@ def test_a_classic_member_of_old_is_unknown_to_a_consumer_group():
         )
 
 
-def test_whoever_was_about_to_join_as_classic_is_forgotten():
+def test_pending_classic_member_is_forgotten_when_a_consumer_joins():
     driver = ConsumerDriver()
     token = Driver.join(driver)  # receives a member id
     with contextlib.suppress(MemberIdRequiredError):

@@ -92,7 +92,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("expected", "names"), KEYS.items())
-def test_keys_are_kafkas_to_the_byte(expected, names):
+def test_encoded_keys_equal_kafkas_bytes(expected, names):
     kind, *rest = names
     record = cr.tombstone(kind, GROUP, *rest)
     assert record == Record(bytes.fromhex(expected), None)
@@ -104,7 +104,7 @@ def test_keys_are_kafkas_to_the_byte(expected, names):
 
 
 @pytest.mark.parametrize(("record", "expected"), VALUES)
-def test_values_are_kafkas_to_the_byte(record, expected):
+def test_encoded_values_equal_kafkas_bytes(record, expected):
     assert record.value.hex() == expected
     key = next(key for key in KEYS if key[:4] == record.key[:2].hex())
     assert record.key.hex() == key
@@ -114,12 +114,12 @@ def test_values_are_kafkas_to_the_byte(record, expected):
     "value",
     [MEMBER_VALUE, BARE, CLASSIC],
 )
-def test_members_are_read(value):
+def test_encoded_member_metadata_decodes_to_the_same_value(value):
     decoded = records.decode(cr.member(GROUP, MEMBER, value))
     assert decoded == (ConsumerKey(ConsumerRecordType.MEMBER_METADATA, GROUP, MEMBER), value)
 
 
-def test_the_rest_is_read():
+def test_encoded_values_of_other_types_decode_to_the_same_value():
     for record, value in [
         (cr.group_epoch(GROUP, cr.GroupEpochValue(7, -5)), cr.GroupEpochValue(7, -5)),
         (
@@ -141,7 +141,7 @@ def test_the_rest_is_read():
         assert decoded[1] == value
 
 
-def test_of_the_old_partition_metadata_only_the_presence_is_read():
+def test_old_partition_metadata_decodes_to_an_empty_value():
     key = bytes.fromhex("000400056772c3bc70")
     decoded = records.decode(Record(key, bytes.fromhex("0000020274")))
     assert decoded is not None
@@ -160,12 +160,12 @@ def test_of_the_old_partition_metadata_only_the_presence_is_read():
         ("000700056772c3bc7000036d2d31", "0000ffffffff0f"),  # more topics than bytes
     ],
 )
-def test_what_is_malformed_is_corrupt(key, value):
+def test_malformed_value_is_corrupt(key, value):
     with pytest.raises(CorruptRecordError):
         records.decode(Record(bytes.fromhex(key), bytes.fromhex(value)))
 
 
 @given(st.sampled_from(sorted(KEYS)), st.binary(max_size=80))
-def test_any_bytes_are_read_or_corrupt(key, value):
+def test_random_bytes_decode_or_are_corrupt(key, value):
     with contextlib.suppress(CorruptRecordError):
         records.decode(Record(bytes.fromhex(key), b"\0\0" + value))

@@ -54,7 +54,7 @@ def join_dynamic(driver: ConsumerDriver, **other: Any) -> tuple[int, str]:
 # --- upgrades -------------------------------------------------------------------------------------
 
 
-def test_a_classic_group_becomes_one_of_the_consumer_protocol():
+def test_classic_group_is_upgraded_when_a_consumer_joins():
     driver, one, two = classic_pair()
     generation = driver.group().generation_id
     driver.commit(("t", 0, 7), generation=generation, member_id=one.member_id)
@@ -80,7 +80,7 @@ def test_a_classic_group_becomes_one_of_the_consumer_protocol():
 
 
 @pytest.mark.parametrize("policy", [MigrationPolicy.DISABLED, MigrationPolicy.DOWNGRADE])
-def test_a_policy_keeps_a_group_classic(policy):
+def test_classic_group_is_not_upgraded_if_the_migration_policy_forbids_it(policy):
     driver, _, _ = classic_pair(consumer=settings(migration_policy=policy))
     with pytest.raises(GroupIdNotFoundError, match=r"migration\.policy"):
         driver.join("m")
@@ -88,7 +88,7 @@ def test_a_policy_keeps_a_group_classic(policy):
 
 
 @pytest.mark.parametrize("limit", [2, 1])
-def test_only_a_group_that_fits_is_converted(limit):
+def test_classic_group_at_or_above_the_max_size_is_not_upgraded(limit):
     driver, _, _ = classic_pair(consumer=settings(max_size=limit))
     error = GroupMaxSizeReachedError if limit == 2 else GroupIdNotFoundError
     with pytest.raises(error):
@@ -104,7 +104,7 @@ def test_only_a_group_that_fits_is_converted(limit):
         (b"\xff\xff" + assigned(("t", (0,)))[2:], "of '.*': "),
     ],
 )
-def test_what_an_assignor_of_its_own_kind_gave_is_not_lost(given, why):
+def test_group_with_undecodable_or_custom_assignments_is_not_upgraded(given, why):
     driver = ConsumerDriver()
     token, member_id = join_dynamic(driver)
     driver.finish_initial_delay()
@@ -116,7 +116,7 @@ def test_what_an_assignor_of_its_own_kind_gave_is_not_lost(given, why):
     assert driver.state() == "Stable"
 
 
-def test_a_partition_with_two_owners_keeps_the_group_classic():
+def test_group_with_two_owners_of_a_partition_is_not_upgraded():
     driver = ConsumerDriver()
     tokens = [join_dynamic(driver) for _ in range(2)]
     driver.finish_initial_delay()
@@ -150,7 +150,7 @@ def test_member_waiting_for_its_assignment_must_rejoin():
 
 
 @pytest.mark.parametrize("phase", ["joining", "assigning"])
-def test_a_group_that_has_offsets_and_no_record_yet(phase):
+def test_rebalancing_group_with_offsets_but_no_group_record_is_upgraded(phase):
     driver = ConsumerDriver()
     driver.commit(("t", 0, 5))
     token, member_id = join_dynamic(driver)
@@ -165,7 +165,7 @@ def test_a_group_that_has_offsets_and_no_record_yet(phase):
     assert set(driver.consumer_group().members) == {member_id, "m"}
 
 
-def test_who_joined_since_the_last_generation_gets_partitions_from_a_static_successor():
+def test_upgrade_by_static_replacement_assigns_partitions_to_a_joining_member():
     driver = ConsumerDriver()
     static = ClassicClient(driver, "s", instance_id="i")
     static.join()
@@ -184,7 +184,7 @@ def test_who_joined_since_the_last_generation_gets_partitions_from_a_static_succ
     assert "the classic group was rebalancing" in driver.event("group-epoch-bumped")["reason"]
 
 
-def test_a_join_phase_in_which_the_last_protocol_is_not_everybodys_any_more():
+def test_upgrade_keeps_assignments_if_a_joining_member_lacks_the_last_protocol():
     driver = ConsumerDriver()
     both = tuple((name, subscription("t")) for name in ("cooperative-sticky", "range"))
     token, member_id = join_dynamic(driver, protocols=both)
@@ -200,7 +200,7 @@ def test_a_join_phase_in_which_the_last_protocol_is_not_everybodys_any_more():
     assert group.current(member_id).assigned.keys() == {(T, index) for index in range(4)}
 
 
-def test_who_reads_on_through_rebalances_that_fail_is_still_the_owner():
+def test_upgrade_after_incomplete_rebalances_keeps_the_last_owner():
     driver = ConsumerDriver()
     token, member_id = join_dynamic(driver)
     driver.finish_initial_delay()
@@ -247,7 +247,7 @@ def test_partition_stays_unassigned_until_previous_owner_revokes_it():
     assert all(len(client.owned) == 1 for client in (one, two, three, consumer))
 
 
-def test_a_join_phase_that_everybody_left():
+def test_classic_group_whose_joining_members_have_left_is_upgraded():
     driver = ConsumerDriver()
     one = ClassicClient(driver, "one")
     one.join()
@@ -258,7 +258,7 @@ def test_a_join_phase_that_everybody_left():
     assert isinstance(driver.groups[G], ConsumerGroup)
 
 
-def test_a_refused_heartbeat_leaves_the_classic_group_as_it_was():
+def test_refused_upgrade_keeps_the_classic_group_and_its_waiting_join():
     driver, one, _ = classic_pair(max_batch_bytes=500)
     waiting = Driver.join(driver, one.member_id)
     with pytest.raises(GroupLimitExceededError):
@@ -279,13 +279,13 @@ def mixed() -> tuple[ConsumerDriver, ClassicClient]:
     return driver, one
 
 
-def test_it_is_answered_at_once_without_a_leader():
+def test_classic_join_in_a_consumer_group_is_answered_at_once_without_a_leader():
     driver, one = mixed()
     assert (one.generation, one.leader) == (3, "")
     assert driver.consumer_group().members[one.member_id].classic is not None
 
 
-def test_the_first_join_is_given_an_id_that_is_not_remembered():
+def test_classic_joins_without_member_id_add_neither_members_nor_timers():
     driver = ConsumerDriver()
     driver.client("m")
     for _ in range(50):
@@ -304,7 +304,7 @@ def test_the_first_join_is_given_an_id_that_is_not_remembered():
         {"protocols": (("other", subscription("t")),)},
     ],
 )
-def test_a_join_that_does_not_fit(fields):
+def test_classic_join_with_inconsistent_protocol_is_refused(fields):
     driver, _ = mixed()
     with pytest.raises(InconsistentGroupProtocolError):
         driver.answer(Driver.join(driver, version=3, **fields))
@@ -319,7 +319,9 @@ def test_a_join_that_does_not_fit(fields):
         ({"max_string_bytes": 40}, ("t",), b"r" * 40),
     ],
 )
-def test_what_a_classic_member_may_say_in_either_kind_of_group(limits, names, rack, fits):
+def test_classic_subscription_beyond_a_limit_is_refused_or_blocks_the_upgrade(
+    limits, names, rack, fits
+):
     if not fits:
         limits = {name: limit - 1 for name, limit in limits.items()}
     said = struct.pack(">h", 3) + subscription(*names)[2:]
@@ -342,14 +344,14 @@ def test_what_a_classic_member_may_say_in_either_kind_of_group(limits, names, ra
         classic.client("m")
 
 
-def test_a_full_group():
+def test_full_consumer_group_refuses_classic_members():
     driver = ConsumerDriver(consumer=settings(max_size=1))
     driver.client("m")
     with pytest.raises(GroupMaxSizeReachedError):
         driver.answer(Driver.join(driver, version=3))
 
 
-def test_who_asks_under_a_wrong_name():
+def test_heartbeat_or_sync_with_wrong_member_or_generation_is_refused():
     driver, one = mixed()
     for member_id, generation, instance, error in [
         ("stranger", one.generation, None, UnknownMemberIdError),
@@ -367,7 +369,7 @@ def test_who_asks_under_a_wrong_name():
         driver.ask(SyncGroup(G, one.generation, one.member_id, None, "connect", "range"))
 
 
-def test_what_a_classic_member_still_has_it_may_commit_late():
+def test_classic_member_commits_owned_partitions_with_its_former_generation():
     driver, one, _ = classic_pair()
     (_, had), generation = min(one.owned), one.generation
     driver.client("m", "u")
@@ -399,7 +401,7 @@ def with_rebalance(client: ClassicClient) -> None:
         return
 
 
-def test_member_that_does_not_rejoin_when_told_is_removed():
+def test_classic_member_that_does_not_rejoin_in_time_is_removed():
     driver, one = mixed()
     one.sync()
     driver.beat("m", 2, subscribed_topic_names=("t", "u"))
@@ -425,7 +427,7 @@ def is_taken_in(driver: ConsumerDriver, member_id: str) -> bool:
         return False
 
 
-def test_who_was_removed_while_it_rebalanced_does_not_go_on_with_what_it_reads():
+def test_removed_classic_member_rejoins_only_without_owned_partitions():
     driver, one = mixed()
     one.sync()
     driver.leave(one.member_id)
@@ -438,7 +440,7 @@ def test_who_was_removed_while_it_rebalanced_does_not_go_on_with_what_it_reads()
     assert driver.answer(Driver.join(driver, one.member_id)).member_id == one.member_id
 
 
-def test_an_id_that_the_group_gave_out_holds_when_consumers_come():
+def test_member_id_generated_before_the_upgrade_is_valid_after_it():
     driver, one = classic_pair()[:2]
     told = driver.answers[Driver.join(driver)]
     driver.client("m")
@@ -447,14 +449,14 @@ def test_an_id_that_the_group_gave_out_holds_when_consumers_come():
     assert one.member_id in driver.consumer_group().members
 
 
-def test_the_oldest_id_that_was_given_out_is_forgotten_first():
+def test_oldest_generated_member_id_is_forgotten_beyond_the_limit():
     driver = ConsumerDriver(GroupLimits(max_shard_pending_members=2))
     driver.client("m")
     first, *later = (driver.answers[Driver.join(driver)].member_id for _ in range(3))
     assert [is_taken_in(driver, name) for name in (first, *later)] == [False, True, True]
 
 
-def test_nobody_is_told_to_rejoin_before_that_can_change_anything():
+def test_classic_member_must_rejoin_only_once_the_target_has_changed():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.client("m")
     one = ClassicClient(driver, "one")
@@ -473,7 +475,7 @@ def test_nobody_is_told_to_rejoin_before_that_can_change_anything():
     assert len(one.owned) == 2
 
 
-def test_its_session_is_its_own():
+def test_classic_member_of_a_consumer_group_has_its_own_session_timeout():
     driver, one = mixed()
     one.sync()
     driver.advance(SESSION - 1)
@@ -485,7 +487,7 @@ def test_its_session_is_its_own():
     assert one.member_id not in driver.consumer_group().members
 
 
-def test_anybody_can_be_made_to_leave():
+def test_leave_group_removes_members_of_either_protocol():
     driver, one = mixed()
     driver.client("s", instance_id="i")
     results = driver.leave(
@@ -505,7 +507,7 @@ def test_anybody_can_be_made_to_leave():
     assert set(driver.consumer_group().members) == {"m"}
 
 
-def test_a_member_that_changes_its_protocol_keeps_its_id():
+def test_member_that_changes_its_protocol_keeps_its_id():
     driver, one = mixed()
     one.sync()
     client = driver.client(one.member_id)
@@ -532,7 +534,7 @@ def settled_mix() -> tuple[ConsumerDriver, ClassicClient, Any]:
 
 
 @pytest.mark.parametrize("how", ["leave", "expire", "remove"])
-def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
+def test_group_is_downgraded_when_its_last_consumer_leaves_or_expires(how):
     driver, one, consumer = settled_mix()
     epoch = driver.consumer_group().epoch
     had = one.owned
@@ -559,7 +561,7 @@ def test_the_last_consumer_goes_and_the_group_is_classic_again(how):
     assert driver.event("group-downgraded")["members"] == 1
 
 
-def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():
+def test_downgrade_after_reload_keeps_the_topic_names_of_assignments():
     driver, one, consumer = settled_mix()
     had = one.owned
     Driver.reload(driver)
@@ -568,7 +570,7 @@ def test_the_topics_that_a_last_heartbeat_brings_name_what_the_others_keep():
     assert decode_assignment(driver.group().members[one.member_id].assignment)[0] == kept
 
 
-def test_a_policy_keeps_a_group_one_of_the_consumer_protocol():
+def test_group_is_not_downgraded_if_the_migration_policy_forbids_it():
     driver = ConsumerDriver(consumer=settings(migration_policy=MigrationPolicy.UPGRADE))
     consumer = driver.client("m")
     one = ClassicClient(driver, "one")
@@ -582,7 +584,7 @@ def test_a_policy_keeps_a_group_one_of_the_consumer_protocol():
 
 
 @pytest.mark.parametrize("limit", [1, 0])
-def test_only_a_group_that_fits_goes_down(limit):
+def test_group_above_the_classic_max_size_is_not_downgraded(limit):
     driver = ConsumerDriver(GroupLimits(max_group_size=limit))
     consumer = driver.client("m")
     ClassicClient(driver, "one").join()
@@ -590,7 +592,7 @@ def test_only_a_group_that_fits_goes_down(limit):
     assert isinstance(driver.groups[G], ClassicGroup if limit else ConsumerGroup)
 
 
-def test_a_record_that_would_be_too_large_keeps_it_a_consumer_group():
+def test_group_whose_classic_record_would_be_too_large_is_not_downgraded():
     driver = ConsumerDriver(max_batch_bytes=900)
     consumer = driver.client("m")
     fat = subscription("t") + b"\0" * 200
@@ -600,7 +602,7 @@ def test_a_record_that_would_be_too_large_keeps_it_a_consumer_group():
     assert isinstance(driver.groups[G], ConsumerGroup)
 
 
-def test_a_static_member_takes_its_place_over_in_the_other_protocol():
+def test_static_replacement_with_the_other_protocol_converts_the_group():
     driver = ConsumerDriver()
     consumer = driver.client("m", instance_id="i")
     token = Driver.join(driver, instance="i")
@@ -657,7 +659,7 @@ def test_every_prefix_of_the_log_loads():
     every_prefix_loads(there_and_back)
 
 
-def test_joins_that_never_come_back_stay_bounded_in_both_protocols():
+def test_abandoned_joins_are_bounded_in_groups_of_either_protocol():
     limits = GroupLimits(max_pending_members=100)
     driver = ConsumerDriver(limits, consumer=settings(max_size=300))
     machine, refused = driver.machine, 0
@@ -690,7 +692,7 @@ def test_joins_that_never_come_back_stay_bounded_in_both_protocols():
     assert refused > 24_000
 
 
-def test_a_subscription_can_be_read_in_every_version():
+def test_classic_subscription_is_decoded_in_every_version():
     driver = ConsumerDriver()
     driver.client("m", "t", "u")
     driver.answer(Driver.join(driver, "x"))

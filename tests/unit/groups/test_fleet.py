@@ -22,7 +22,9 @@ MAX_STEPS = 20_000
 
 
 @pytest.mark.timeout(3_600)
-def test_a_fleet_of_both_protocols(request: pytest.FixtureRequest) -> None:
+def test_fleet_of_both_protocols_keeps_one_owner_and_every_offset(
+    request: pytest.FixtureRequest,
+) -> None:
     wanted = request.config.getoption("--rebalances")
     counts: Counter[str] = Counter()
     rebalances, seed = 0, 0
@@ -54,7 +56,7 @@ def live(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("fleets", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
+def test_shortcut_for_unchanged_heartbeats_equals_the_full_decision(
     monkeypatch: pytest.MonkeyPatch, fleets: int
 ) -> None:
     """The shortcut for most heartbeats gives the same response as the full decision."""
@@ -93,7 +95,7 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
     assert shown > 50
 
 
-def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_detects_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger detects a coordinator that assigns partitions before their owner revokes them."""
 
     def careless(member: Any, target: Any, _is_held: Any, *rest: Any) -> Any:

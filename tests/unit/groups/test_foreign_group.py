@@ -70,13 +70,13 @@ def listed(driver: Driver) -> list[tuple[str, str, str]]:
     return [(one.group_id, one.group_type, one.state) for one in found]
 
 
-def test_they_are_listed_as_what_they_are() -> None:
+def test_streams_group_is_listed_with_its_type_and_state() -> None:
     assert listed(Driver(log=log_of(*STREAMS))) == [(G, "streams", "Unknown")]
     assert listed(Driver(log=log_of(*WITHOUT_MEMBERS))) == [(G, "streams", "Empty")]
 
 
 @pytest.mark.parametrize("has_members", [True, False])
-def test_their_names_are_taken(has_members: bool) -> None:
+def test_streams_group_refuses_other_members_and_its_deletion(has_members: bool) -> None:
     found = STREAMS if has_members else WITHOUT_MEMBERS
     driver = ConsumerDriver(log=log_of(*found))
     size = len(driver.log)
@@ -103,7 +103,7 @@ def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
     )
 
 
-def test_a_streams_group_keeps_its_offsets() -> None:
+def test_streams_group_keeps_its_offsets() -> None:
     """The offsets do not expire: only the group's own coordinator knows its active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
     size = len(driver.log)
@@ -124,7 +124,7 @@ def test_a_streams_group_keeps_its_offsets() -> None:
     assert len(driver.log) == size + 1, "what is gone for all is gone here"
 
 
-def test_an_empty_streams_group_takes_offsets_and_is_not_removed() -> None:
+def test_empty_streams_group_accepts_commits_and_is_not_removed() -> None:
     driver = Driver(log=log_of(*WITHOUT_MEMBERS))
     commit(driver)
     driver.ask(DeleteOffsets(G, (("t", (0,)),)))
@@ -136,7 +136,7 @@ def test_an_empty_streams_group_takes_offsets_and_is_not_removed() -> None:
     driver.reload()
 
 
-def test_it_goes_with_its_last_record_and_its_offsets_stay() -> None:
+def test_streams_group_ends_with_its_last_record_and_its_offsets_stay() -> None:
     gone = [Record(one.key, None) for one in STREAMS]
     for at in range(len(gone)):
         assert listed(Driver(log=log_of(OFFSET, *STREAMS, *gone[:at]))) != [(G, "classic", "Empty")]
@@ -144,7 +144,7 @@ def test_it_goes_with_its_last_record_and_its_offsets_stay() -> None:
     assert listed(Driver(log=log_of(*STREAMS, *gone))) == []
 
 
-def test_the_newest_value_says_which_kind_a_group_is() -> None:
+def test_newest_record_value_determines_the_group_type() -> None:
     """A compacted log may have an old tombstone after the records of the next group type."""
     classic = records.group_metadata(
         G, records.GroupMetadataValue("consumer", 0, None, None, NOW, ())
@@ -159,7 +159,7 @@ def test_the_newest_value_says_which_kind_a_group_is() -> None:
     assert listed(Driver(log=log_of(share, *STREAMS, ended))) == [(G, "streams", "Unknown")]
 
 
-def test_what_is_not_of_this_kind_is_no_key() -> None:
+def test_malformed_streams_key_is_corrupt_and_unknown_types_are_skipped() -> None:
     with pytest.raises(CorruptRecordError):
         load(log_of(Record(key(Type.STREAMS_MEMBER_METADATA, G), b"\0\0")))
     driver = Driver(log=log_of(Record(b"\0\x63", b"\0\0")))

@@ -213,12 +213,12 @@ class Churn:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=80))
-def test_any_life_of_a_group(steps):
+def test_random_history_keeps_classic_group_invariants(steps):
     live(Churn(), steps)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_long_life_of_a_group(seed):
+def test_long_random_history_keeps_classic_group_invariants(seed):
     long_life(Churn(), seed, 400)
 
 
@@ -289,7 +289,7 @@ def test_every_prefix_of_the_log_loads(name):
     every_prefix_loads(SCENARIOS[name])
 
 
-def test_compaction_does_something():
+def test_compaction_shortens_the_log():
     log = life_with_everything().log
     sizes = {len(variant) for variant in every_variant(log)}
     assert min(sizes) < len(log) - 8

@@ -29,14 +29,16 @@ SCENARIOS: dict[str, Callable[[], Driver]] = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario(name: str) -> None:
+def test_cleaned_log_of_every_scenario_loads_to_the_same_state(name: str) -> None:
     driver = SCENARIOS[name]()
     assert loads_back(driver.log, driver.settings) >= len(driver.log)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ClassicChurn, ConsumerChurn])
-def test_random_lives(kind: type[ClassicChurn | ConsumerChurn]) -> None:
+def test_cleaned_log_of_a_random_history_loads_to_the_same_state(
+    kind: type[ClassicChurn | ConsumerChurn],
+) -> None:
     """Joins, leaves, plain and transactional commits, deletions, expirations, crashes."""
     variants = 0
     for seed in range(8):

@@ -46,7 +46,7 @@ LONGEST = "x" * GroupLimits().max_string_bytes
         {"member_id": LONGEST},
     ],
 )
-def test_classic_member_brings_strings_that_fit_a_record(fits):
+def test_classic_member_with_a_string_too_long_for_a_record_is_refused(fits):
     driver = Driver()
     longer = {
         name: ((LONGEST + "x", b""),) if name == "protocols" else text + "x" * (text == LONGEST)
@@ -57,14 +57,14 @@ def test_classic_member_brings_strings_that_fit_a_record(fits):
     assert not refused(driver, driver.join(**fits))
 
 
-def test_classic_member_brings_at_most_so_many_protocols():
+def test_classic_member_with_too_many_protocols_is_refused():
     driver = Driver(GroupLimits(max_protocols=2))
     offers = (("a", b""), ("b", b""), ("c", b""))
     assert refused(driver, driver.join(protocols=offers))
     assert not refused(driver, driver.join(protocols=offers[:2]))
 
 
-def test_metadata_of_a_member_fits_a_batch_for_each_protocol_alone():
+def test_metadata_of_each_protocol_is_limited_separately():
     driver = Driver(max_batch_bytes=500)
     assert refused(driver, driver.join(protocols=(("a", b"x" * 501),)))
     assert not refused(driver, driver.join(protocols=(("a", b"x" * 500), ("b", b"x" * 500))))
@@ -84,7 +84,7 @@ def test_metadata_of_a_member_fits_a_batch_for_each_protocol_alone():
         {"subscribed_topic_regex": "(" + LONGEST[2:] + ")"},
     ],
 )
-def test_consumer_brings_strings_that_fit_a_record(fits):
+def test_consumer_with_a_string_too_long_for_a_record_is_refused(fits):
     def joins(*, member_id: str = "m", names: tuple[str, ...] = ("t",), **more: str) -> None:
         driver.join(member_id, *names, **{"client_host": "/h", **more})
 
@@ -111,7 +111,7 @@ def test_subscription_of_a_consumer_is_bounded():
 # --- existing members -----------------------------------------------------------------------------
 
 
-def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_its_session_ends():
+def test_known_member_beyond_a_limit_must_rejoin_and_its_former_id_expires():
     driver, ids = stable(2, max_batch_bytes=600)
     large = (("range", b"x" * 601),)
     with pytest.raises(UnknownMemberIdError, match=r"max\.message\.bytes"):
@@ -128,12 +128,12 @@ def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_i
     assert ids[0] not in driver.group().members
 
 
-def test_member_without_an_id_that_meets_a_limit_hears_of_it():
+def test_join_without_member_id_beyond_a_limit_is_refused():
     driver, _ = stable(2, max_batch_bytes=600)
     assert refused(driver, driver.join(protocols=(("range", b"x" * 601),)))
 
 
-def test_consumer_in_mid_life_that_meets_a_limit_is_fenced_and_keeps_its_partitions():
+def test_consumer_whose_heartbeat_exceeds_a_limit_is_fenced_but_keeps_partitions():
     driver = ConsumerDriver()
     driver.client("m")
     held = driver.consumer_group().current("m")
@@ -147,7 +147,7 @@ def test_consumer_in_mid_life_that_meets_a_limit_is_fenced_and_keeps_its_partiti
     driver.beat("m", held.member_epoch)
 
 
-def test_expressions_that_a_log_brought_beyond_the_limit_refuse_nobody():
+def test_regexes_loaded_beyond_the_limit_keep_members_but_refuse_new_regexes():
     driver = ConsumerDriver()
     for name in ("a", "b", "c"):
         driver.join(name, subscribed_topic_names=None, subscribed_topic_regex=f"{name}.*")
@@ -178,7 +178,7 @@ def test_two_shards_share_one_budget():
             driver.answer(token)
 
 
-def test_budget_is_met_to_the_byte():
+def test_member_of_exactly_the_budget_is_accepted_one_byte_more_is_refused():
     probe = Budget()
     Driver(budget=probe).join(version=3)
     for limit, fits in ((probe.used, True), (probe.used - 1, False)):
@@ -188,7 +188,7 @@ def test_budget_is_met_to_the_byte():
         assert budget.used == (limit if fits else 0)
 
 
-def test_what_a_log_brings_is_taken_whatever_the_budget():
+def test_log_beyond_the_budget_loads_and_only_additional_memory_is_refused():
     driver, ids = stable(2)
     driver.commit(generation=1, member_id=ids[0])
     driver.settings |= {"budget": Budget("key", 1), "offset_budget": Budget("key", 1)}
@@ -203,7 +203,7 @@ def test_what_a_log_brings_is_taken_whatever_the_budget():
     driver.sync_all()
 
 
-def test_known_member_beyond_the_budget_starts_over():
+def test_known_member_beyond_the_budget_fails_with_unknown_member_id():
     driver, ids = stable(1)
     driver.settings["budget"] = Budget("key", 1)
     driver.reload()
@@ -226,7 +226,7 @@ def test_offsets_of_all_shards_share_a_budget(producer):
     other.commit(("t", 1, 1), producer=producer)
 
 
-def test_groups_of_a_shard():
+def test_group_beyond_the_limit_of_a_shard_is_refused():
     driver = Driver(GroupLimits(max_groups=2))
     driver.join(group_id="a")
     driver.commit(group_id="b")
@@ -238,14 +238,14 @@ def test_groups_of_a_shard():
     driver.join(group_id="b")
 
 
-def test_a_group_id_of_a_commit():
+def test_commit_with_a_group_id_too_long_for_a_record_is_refused():
     driver = Driver()
     driver.commit(group_id=LONGEST)
     with pytest.raises(GroupLimitExceededError):
         driver.commit(group_id=LONGEST + "x")
 
 
-def test_a_static_replacement_must_fit_the_record_too():
+def test_static_replacement_too_large_for_the_record_is_refused():
     driver, ids = stable(0, static=["i1"])
     driver.max_batch_bytes = batch_bytes([driver.log[-1].record]) + 8  # type: ignore[list-item]
     longer = (("range", b"x" * 40),)
@@ -253,7 +253,7 @@ def test_a_static_replacement_must_fit_the_record_too():
     driver.heartbeat(ids[0], instance="i1")
 
 
-def test_the_size_of_one_commit():
+def test_commit_of_exactly_the_batch_limit_is_accepted_one_byte_more_is_refused():
     probe = Driver()
     probe.commit(("t", 0, 1), ("t", 1, 1))
     size = batch_bytes([entry.record for entry in probe.log if entry.record])
@@ -268,7 +268,7 @@ def test_the_size_of_one_commit():
 
 
 @pytest.mark.parametrize("producer", [None, 7])
-def test_the_offsets_of_one_group(producer):
+def test_commit_beyond_the_offset_limit_of_a_group_is_refused(producer):
     driver = Driver(GroupLimits(max_group_offsets=3))
     driver.commit(("t", 0, 1))
     driver.commit(("t", 0, 1), ("t", 1, 1), producer=8)
@@ -278,7 +278,7 @@ def test_the_offsets_of_one_group(producer):
     driver.commit(("t", 0, 5), ("t", 2, 5), producer=producer)
 
 
-def test_pending_members_of_a_group_evict_the_oldest():
+def test_pending_member_beyond_the_group_limit_evicts_the_oldest():
     driver = Driver(GroupLimits(max_pending_members=2))
     for _ in range(3):
         assert isinstance(driver.answers[driver.join()], MemberIdRequiredError)
@@ -289,7 +289,7 @@ def test_pending_members_of_a_group_evict_the_oldest():
     assert driver.parked(driver.join("c-3"))
 
 
-def test_pending_members_of_a_shard_evict_the_oldest_of_any_group():
+def test_pending_member_beyond_the_shard_limit_evicts_the_oldest_of_any_group():
     driver = Driver(GroupLimits(max_shard_pending_members=2))
     for group_id in ("a", "b", "c"):
         driver.join(group_id=group_id)
@@ -297,7 +297,7 @@ def test_pending_members_of_a_shard_evict_the_oldest_of_any_group():
     assert driver.group("c").pending_members
 
 
-def test_an_eviction_may_end_the_join_phase_it_held_up():
+def test_eviction_of_the_pending_member_completes_the_join_phase():
     driver, _ = stable(1, limits=GroupLimits(max_shard_pending_members=1))
     driver.join()
     (token,) = driver.rejoin_all().values()
@@ -323,7 +323,7 @@ def flood_command(number: int, *, known: bool, group_id: str = G) -> JoinGroup:
     )
 
 
-def test_a_hundred_thousand_joins_that_never_return():
+def test_pending_members_stay_bounded_under_a_flood_of_joins():
     machine = GroupMachine()
     machine.loaded(NOW)
     alive: set[object] = set()
@@ -338,7 +338,7 @@ def test_a_hundred_thousand_joins_that_never_return():
     assert len(alive) == GroupLimits().max_pending_members
 
 
-def test_a_hundred_thousand_old_clients_that_never_return():
+def test_members_stay_bounded_under_a_flood_of_old_clients():
     machine = GroupMachine()
     machine.loaded(NOW)
     refusals = 0
@@ -354,7 +354,7 @@ def test_a_hundred_thousand_old_clients_that_never_return():
     assert refusals == 100_000 - GroupLimits().max_group_size
 
 
-def test_a_hundred_thousand_groups():
+def test_groups_stay_bounded_under_a_flood_of_group_ids():
     machine = GroupMachine(GroupLimits(max_groups=100))
     machine.loaded(NOW)
     refusals = 0
@@ -370,7 +370,7 @@ def test_a_hundred_thousand_groups():
     assert refusals == 99_900
 
 
-def test_a_thousand_groups_under_many_transactions():
+def test_pending_offsets_count_toward_the_offset_limit_of_a_group():
     driver = Driver(GroupLimits(max_group_offsets=50))
     for producer in range(50):
         items = (OffsetToCommit("t", producer, 1),)
@@ -379,7 +379,7 @@ def test_a_thousand_groups_under_many_transactions():
         driver.commit(("t", 50, 1), producer=50)
 
 
-def test_every_limit_says_why():
+def test_every_limit_is_documented():
     source = inspect.getsource(limits_module)
     for field in dataclasses.fields(GroupLimits):
         after = source.split(f"    {field.name}: int = ")[1]

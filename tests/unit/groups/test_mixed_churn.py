@@ -237,12 +237,12 @@ class Churn:
 @pytest.mark.slow
 @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=60))
-def test_any_life_of_a_group_of_either_protocol(steps):
+def test_random_history_keeps_the_invariants_of_both_group_types(steps):
     live(Churn(), steps)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_long_life_of_a_group_of_either_protocol(seed):
+def test_long_random_history_keeps_the_invariants_of_both_group_types(seed):
     churn = Churn()
     long_life(churn, seed, 300)
     assert {"group-upgraded", "member-joined"} <= set(churn.driver.kinds())

@@ -63,7 +63,7 @@ def offset_records(driver: Driver) -> list[records.OffsetCommitValue | None]:
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
-def test_a_commit_without_member_creates_a_simple_group(producer):
+def test_commit_without_member_creates_a_simple_group(producer):
     driver = Driver()
     driver.commit(producer=producer)
     assert driver.state() == "Empty"
@@ -75,14 +75,14 @@ def test_a_commit_without_member_creates_a_simple_group(producer):
 
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
-def test_a_generation_of_a_missing_group(producer, newer):
+def test_commit_with_generation_in_an_unknown_group_is_refused(producer, newer):
     driver = Driver()
     with pytest.raises(GroupIdNotFoundError if newer else IllegalGenerationError):
         driver.commit(generation=0, member_id="m", producer=producer, knows_member_epochs=newer)
     assert not driver.groups
 
 
-def test_the_empty_group_id_is_for_plain_commits_alone():
+def test_empty_group_id_is_accepted_only_for_plain_commits():
     driver = Driver()
     driver.commit(group_id="")
     assert driver.fetch(group_id="").offset == 5
@@ -91,7 +91,7 @@ def test_the_empty_group_id_is_for_plain_commits_alone():
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
-def test_an_empty_group_takes_commits_without_generation(producer):
+def test_empty_group_accepts_commits_without_generation(producer):
     driver = empty()
     driver.commit(producer=producer)
     driver.commit(member_id="whoever", producer=producer)
@@ -99,7 +99,7 @@ def test_an_empty_group_takes_commits_without_generation(producer):
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
-def test_an_empty_group_refuses_a_generation(producer):
+def test_empty_group_refuses_commits_with_generation(producer):
     driver = empty()
     with pytest.raises(UnknownMemberIdError):
         driver.commit(generation=2, member_id="c-1", producer=producer)
@@ -107,7 +107,7 @@ def test_an_empty_group_refuses_a_generation(producer):
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_without_member_and_generation_while_there_are_members(build):
+def test_group_with_members_accepts_only_transactional_commits_without_member(build):
     driver, *_ = build()
     with pytest.raises(UnknownMemberIdError):
         driver.commit()
@@ -132,7 +132,9 @@ def test_without_member_and_generation_while_there_are_members(build):
         (-1, 0, None, IllegalGenerationError),
     ],
 )
-def test_refused_in_every_state_with_members(producer, build, generation, who, instance, error):
+def test_commit_with_wrong_member_or_generation_is_refused_in_every_state(
+    producer, build, generation, who, instance, error
+):
     driver, ids, *_ = build(2, static=["i1"])
     member_id = ids[who] if isinstance(who, int) else who
     before = len(driver.log)
@@ -144,7 +146,7 @@ def test_refused_in_every_state_with_members(producer, build, generation, who, i
 
 
 @pytest.mark.parametrize("build", [stable, preparing])
-def test_a_member_commits_and_lives_on(build):
+def test_commit_of_a_member_resets_its_session_timeout(build):
     driver, ids, *_ = build(2)
     for _ in range(3):
         driver.advance(SESSION - 1)
@@ -153,7 +155,7 @@ def test_a_member_commits_and_lives_on(build):
     assert driver.fetch().offset == 5
 
 
-def test_a_transactional_commit_is_no_sign_of_life():
+def test_transactional_commit_does_not_reset_the_session_timeout():
     driver, ids = stable(2)
     driver.advance(SESSION - 1)
     driver.commit(generation=1, member_id=ids[1], producer=P)
@@ -161,20 +163,20 @@ def test_a_transactional_commit_is_no_sign_of_life():
     assert ids[1] not in driver.group().members
 
 
-def test_completing_refuses_commits_but_not_transactional_ones():
+def test_completing_rebalance_refuses_plain_but_not_transactional_commits():
     driver, ids = completing(2)
     with pytest.raises(RebalanceInProgressError):
         driver.commit(generation=1, member_id=ids[0])
     driver.commit(generation=1, member_id=ids[0], producer=P)
 
 
-def test_completing_checks_the_member_first():
+def test_generation_is_checked_before_the_completing_rebalance_state():
     driver, ids = completing(2)
     with pytest.raises(IllegalGenerationError):
         driver.commit(generation=0, member_id=ids[0])
 
 
-def test_a_static_member_commits_with_its_instance_id():
+def test_static_member_commits_with_its_instance_id():
     driver, ids = stable(1, static=["i1"])
     driver.commit(generation=1, member_id=ids[1], instance="i1")
 
@@ -182,7 +184,7 @@ def test_a_static_member_commits_with_its_instance_id():
 # --- committed offsets ----------------------------------------------------------------------------
 
 
-def test_committed_offsets_are_fetched():
+def test_committed_offset_is_fetched_with_leader_epoch_and_metadata():
     driver = Driver()
     item = OffsetToCommit("t", 3, 42, 7, "näh", ID_A)
     driver.ask(TxnCommitOffsets(G, -1, "", None, (item,), ProducerStamp(P, 0)))
@@ -193,14 +195,14 @@ def test_committed_offsets_are_fetched():
     assert driver.fetch("t", 3) == fetched
 
 
-def test_the_record_carries_epoch_id_and_time():
+def test_offset_record_holds_leader_epoch_metadata_and_commit_time():
     driver = Driver()
     driver.commit(("t", 0, 5))
     assert offset_records(driver) == [records.OffsetCommitValue(5, -1, "", NOW)]
 
 
 @pytest.mark.parametrize("retention", [0, 1_000, 2**63 - 1])
-def test_a_retention_time_becomes_an_expire_timestamp(retention):
+def test_retention_time_sets_the_expire_timestamp(retention):
     driver = Driver()
     driver.commit(retention_time_ms=retention)
     (value,) = offset_records(driver)
@@ -240,7 +242,7 @@ def test_metadata_is_limited_in_utf16_units(producer, text, fits):
     assert driver.fetch("t", 1).offset == 2
 
 
-def test_metadata_that_no_record_can_carry_is_refused_under_any_limit():
+def test_metadata_too_long_for_a_record_is_refused_under_any_limit():
     driver = Driver(GroupLimits(max_offset_metadata_bytes=100_000))
     for length, error in ((32_767, None), (32_768, OffsetMetadataTooLargeError)):
         result = driver.commit(("t", 0, 1, -1, "x" * length))  # type: ignore[arg-type]
@@ -248,14 +250,14 @@ def test_metadata_that_no_record_can_carry_is_refused_under_any_limit():
         assert answer is None if error is None else isinstance(answer, error)
 
 
-def test_the_last_of_two_commits_of_one_partition_wins():
+def test_last_of_two_offsets_of_a_partition_in_one_commit_wins():
     driver = Driver()
     result = driver.commit(("t", 0, 9), ("t", 0, 4))
     assert len(result.partitions) == 2
     assert driver.fetch().offset == 4
 
 
-def test_a_commit_of_nothing():
+def test_commit_without_offsets_writes_nothing():
     driver = Driver()
     result = driver.ask(TxnCommitOffsets(G, -1, "", None, (), ProducerStamp(P, 0)))
     assert result.partitions == ()
@@ -266,7 +268,7 @@ def test_a_commit_of_nothing():
 
 
 @pytest.mark.parametrize("require_stable", [False, True])
-def test_a_missing_group_has_no_offsets_and_no_error(require_stable):
+def test_fetch_from_an_unknown_group_returns_no_offsets_and_no_error(require_stable):
     driver = Driver()
     asked = (FetchTopic("t", (0, 1)), FetchTopic("u", ()))
     result = driver.ask(FetchOffsets("nope", asked, require_stable))
@@ -278,7 +280,7 @@ def test_a_missing_group_has_no_offsets_and_no_error(require_stable):
     assert not driver.groups
 
 
-def test_all_offsets_are_sorted():
+def test_fetch_of_all_offsets_is_sorted_by_topic_and_partition():
     driver = Driver()
     driver.commit(("u", 1, 1), ("t", 2, 2), ("t", 0, 3))
     result = driver.ask(FetchOffsets(G, None))
@@ -289,7 +291,7 @@ def test_all_offsets_are_sorted():
 
 
 @pytest.mark.slow
-def test_very_many_offsets_are_told_as_of_the_command():
+def test_fetch_of_many_offsets_returns_their_values_at_the_request():
     driver = Driver()
     first = offsets.MAX_OFFSETS_PER_TURN - 1
     driver.commit(*(("t", index, 7) for index in range(offsets.MAX_OFFSETS_PER_TURN + 1)))
@@ -307,7 +309,7 @@ def test_very_many_offsets_are_told_as_of_the_command():
         assert [one.partition for one in found if one.error is not None] == [first]
 
 
-def test_classic_groups_ignore_member_and_epoch():
+def test_fetch_from_a_classic_group_ignores_member_and_epoch():
     driver, _ = stable(1)
     asked = (FetchTopic("t", (0,)),)
     result = driver.ask(FetchOffsets(G, asked, member_id="stranger", member_epoch=99))
@@ -324,7 +326,7 @@ def test_classic_groups_ignore_member_and_epoch():
         (bytes(16), ID_A, True),
     ],
 )
-def test_an_offset_of_another_topic_of_that_name_is_none(stored, asked, found):
+def test_offset_of_a_topic_with_another_id_is_not_fetched(stored, asked, found):
     driver = Driver()
     driver.commit(("t", 0, 5, -1, "", stored))  # type: ignore[arg-type]
     result = driver.ask(FetchOffsets(G, (FetchTopic("t", (0,), asked),)))
@@ -334,7 +336,7 @@ def test_an_offset_of_another_topic_of_that_name_is_none(stored, asked, found):
 # --- transactions --------------------------------------------------------------------------------
 
 
-def test_a_pending_offset_shows_as_instability_alone():
+def test_pending_offset_is_unstable_to_fetches_that_require_stable():
     driver = Driver()
     driver.commit(("t", 0, 1))
     driver.commit(("t", 0, 9), ("t", 1, 9), producer=P)
@@ -353,7 +355,7 @@ def test_a_pending_offset_shows_as_instability_alone():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_the_marker_decides(commit):
+def test_first_marker_of_a_transaction_commits_or_aborts_its_offsets(commit):
     driver = Driver()
     driver.commit(("t", 0, 1))
     driver.commit(("t", 0, 9), ("t", 1, 9), producer=P)
@@ -367,7 +369,7 @@ def test_the_marker_decides(commit):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_later_plain_commit_wins_over_the_transaction(commit):
+def test_later_plain_commit_wins_over_the_transaction(commit):
     driver = Driver()
     driver.commit(("t", 0, 9), producer=P)
     driver.commit(("t", 0, 3))
@@ -375,7 +377,7 @@ def test_a_later_plain_commit_wins_over_the_transaction(commit):
     assert driver.fetch(stable=True).offset == 3
 
 
-def test_the_later_of_two_transactions_wins_whatever_ends_first():
+def test_later_of_two_transactional_commits_wins_in_any_order_of_markers():
     driver = Driver()
     driver.commit(("t", 0, 1), producer=1)
     driver.commit(("t", 0, 2), producer=2)
@@ -385,7 +387,7 @@ def test_the_later_of_two_transactions_wins_whatever_ends_first():
     assert driver.fetch(stable=True).offset == 2
 
 
-def test_a_transaction_may_commit_twice_and_to_several_groups():
+def test_transaction_may_commit_twice_and_to_several_groups():
     driver = Driver()
     driver.commit(("t", 0, 1), producer=P)
     driver.commit(("t", 0, 2), producer=P)
@@ -395,14 +397,14 @@ def test_a_transaction_may_commit_twice_and_to_several_groups():
     assert driver.fetch(stable=True, group_id="h").offset == 7
 
 
-def test_a_marker_of_a_stranger_means_nothing():
+def test_marker_of_another_producer_is_ignored():
     driver = Driver()
     driver.commit(("t", 0, 1), producer=P)
     driver.marker(P + 1, commit=True)
     assert driver.fetch(stable=True).error is not None
 
 
-def test_the_records_of_a_transaction_are_stamped():
+def test_offset_records_of_a_transaction_carry_its_producer():
     driver = Driver()
     driver.commit(("t", 0, 1), producer=P)
     driver.commit(("t", 0, 1))
@@ -410,7 +412,7 @@ def test_the_records_of_a_transaction_are_stamped():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_tombstone_clears_what_is_pending(commit):
+def test_offset_deletion_removes_the_pending_offset(commit):
     driver = Driver()
     driver.commit(("t", 0, 1), ("t", 1, 1), producer=P)
     driver.ask(DeleteOffsets(G, (("t", (0,)),)))
@@ -424,7 +426,7 @@ def test_a_tombstone_clears_what_is_pending(commit):
 # --- OffsetDelete --------------------------------------------------------------------------------
 
 
-def test_delete_without_a_group_id_or_group():
+def test_offset_deletion_with_empty_or_unknown_group_id_is_refused():
     with pytest.raises(InvalidGroupIdError):
         Driver().ask(DeleteOffsets("", (("t", (0,)),)))
     with pytest.raises(GroupIdNotFoundError):
@@ -432,7 +434,7 @@ def test_delete_without_a_group_id_or_group():
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_delete_refuses_topics_that_are_consumed(build):
+def test_offset_deletion_of_subscribed_topics_is_refused(build):
     driver, *_ = build()
     driver.commit(("t", 0, 1), ("u", 0, 1), producer=P)
     driver.marker(P, commit=True)
@@ -447,7 +449,7 @@ def test_delete_refuses_topics_that_are_consumed(build):
 
 
 @pytest.mark.parametrize("metadata", [b"", b"\x00", b"\xff\xff\x00\x00\x00\x00", b"\x00\x00\x7f"])
-def test_consumers_that_can_not_be_read_may_consume_anything(metadata):
+def test_undecodable_subscription_counts_as_subscribed_to_every_topic(metadata):
     driver = Driver()
     driver.join(version=3, protocols=(("range", metadata),))
     driver.finish_initial_delay()
@@ -456,7 +458,7 @@ def test_consumers_that_can_not_be_read_may_consume_anything(metadata):
     assert isinstance(result.partitions[0][2], GroupSubscribedToTopicError)
 
 
-def test_delete_in_a_group_of_another_protocol_type():
+def test_offset_deletion_in_a_group_of_another_type_requires_it_to_be_empty():
     driver = Driver()
     driver.join(version=3, protocol_type="connect")
     with pytest.raises(NonEmptyGroupError):
@@ -467,7 +469,7 @@ def test_delete_in_a_group_of_another_protocol_type():
 
 
 @pytest.mark.parametrize("build", [empty, Driver])
-def test_delete_writes_tombstones_only_where_something_is(build):
+def test_offset_deletion_writes_tombstones_only_for_existing_offsets(build):
     driver = build()
     driver.commit(("t", 0, 1))
     driver.commit(("t", 1, 1), producer=P)
@@ -481,7 +483,7 @@ def test_delete_writes_tombstones_only_where_something_is(build):
 # --- deleted topics -------------------------------------------------------------------------------
 
 
-def test_offsets_go_with_their_topic():
+def test_offsets_are_deleted_with_their_topic():
     driver, ids = stable(1)
     driver.commit(("t", 0, 1), ("u", 0, 1), generation=1, member_id=ids[0])
     driver.commit(("t", 1, 1), group_id="h")
@@ -504,14 +506,14 @@ def test_offsets_go_with_their_topic():
         (bytes(16), ID_A, True),
     ],
 )
-def test_offsets_of_a_newer_topic_stay(stored, deleted, gone):
+def test_topic_deletion_keeps_offsets_of_another_topic_id(stored, deleted, gone):
     driver = Driver()
     driver.commit(("t", 0, 5, -1, "", stored))  # type: ignore[arg-type]
     driver.ask(TopicsDeleted((("t", deleted),)))
     assert driver.fetch().offset == (-1 if gone else 5)
 
 
-def test_a_large_deletion_comes_in_passes():
+def test_topic_deletion_of_many_offsets_runs_in_passes():
     driver = Driver(GroupLimits(max_looks_per_pass=3))
     for group_id in ("g", "h"):
         driver.commit(*(("t", index, 1) for index in range(4)), group_id=group_id)
@@ -525,7 +527,7 @@ def test_a_large_deletion_comes_in_passes():
 
 
 @pytest.mark.parametrize("command", [TopicsDeleted((("t", ID_B),)), ExpireOffsets()])
-def test_a_pass_over_what_stays_looks_at_no_more(monkeypatch, command):
+def test_pass_examines_a_bounded_number_of_offsets_that_stay(monkeypatch, command):
     driver, looked_at = Driver(GroupLimits(max_looks_per_pass=3)), []
     driver.commit(*(("t", index, 1, -1, "", ID_A) for index in range(40)))
     for name in ("_entries", "_is_expired"):
@@ -541,7 +543,7 @@ def test_a_pass_over_what_stays_looks_at_no_more(monkeypatch, command):
 
 
 @pytest.mark.parametrize("command", [TopicsDeleted((("u", None),)), ExpireOffsets()])
-def test_what_changes_between_two_passes_is_seen_as_it_is(command):
+def test_pass_respects_changes_since_the_previous_pass(command):
     driver = Driver(GroupLimits(max_looks_per_pass=1))
     driver.commit(("u", 0, 1), ("u", 1, 1), ("u", 2, 1), retention_time_ms=0)
     for group_id in ("h", "i"):
@@ -568,7 +570,7 @@ def expire(driver: Driver) -> tuple[int, int]:
     return result.offsets, result.groups
 
 
-def test_a_simple_group_expires_by_commit_time():
+def test_offsets_of_a_simple_group_expire_by_commit_time():
     driver = Driver()
     driver.commit(("t", 0, 1))
     driver.advance(1_000)
@@ -584,7 +586,7 @@ def test_a_simple_group_expires_by_commit_time():
     assert expire(driver) == (0, 0)
 
 
-def test_an_empty_group_expires_by_the_time_it_became_empty():
+def test_offsets_of_an_empty_group_expire_by_the_time_it_became_empty():
     driver = Driver()
     driver.join(version=3, session_timeout_ms=1_800_000)
     driver.finish_initial_delay()
@@ -601,7 +603,7 @@ def test_an_empty_group_expires_by_the_time_it_became_empty():
     assert expire(driver) == (2, 1)
 
 
-def test_an_empty_group_of_an_old_record_expires_by_commit_time():
+def test_offsets_of_a_group_without_state_timestamp_expire_by_commit_time():
     value = records.GroupMetadataValue("consumer", 4, None, None, -1, ())
     driver = Driver(log=[Entry(0, records.group_metadata(G, value), None)])
     driver.advance(RETENTION)
@@ -626,7 +628,7 @@ def patient(build_topics: bytes, **fields: object) -> Driver:
     return driver
 
 
-def test_a_stable_group_keeps_what_it_consumes():
+def test_stable_group_keeps_offsets_of_subscribed_topics():
     driver = patient(subscription("t"))
     driver.advance(RETENTION)
     assert expire(driver) == (1, 0)
@@ -639,14 +641,14 @@ def test_a_stable_group_keeps_what_it_consumes():
     ("metadata", "fields"),
     [(b"?", {}), (subscription("t"), {"protocol_type": "connect"})],
 )
-def test_a_stable_group_that_can_not_be_read_keeps_everything(metadata, fields):
+def test_stable_group_with_unknown_subscription_keeps_all_offsets(metadata, fields):
     driver = patient(metadata, **fields)
     driver.advance(RETENTION)
     assert expire(driver) == (0, 0)
 
 
 @pytest.mark.parametrize("state", ["PreparingRebalance", "CompletingRebalance"])
-def test_a_rebalance_keeps_everything(state):
+def test_rebalancing_group_keeps_all_offsets(state):
     driver = patient(subscription("t"))
     driver.advance(RETENTION)
     if state == "PreparingRebalance":
@@ -657,7 +659,7 @@ def test_a_rebalance_keeps_everything(state):
     assert expire(driver) == (0, 0)
 
 
-def test_an_explicit_expire_timestamp_counts_alone():
+def test_explicit_expire_timestamp_overrides_the_offset_retention():
     driver = Driver()
     driver.commit(("t", 0, 1), retention_time_ms=100)
     driver.commit(("t", 1, 1), retention_time_ms=RETENTION * 2)
@@ -671,7 +673,7 @@ def test_an_explicit_expire_timestamp_counts_alone():
     assert expire(driver) == (1, 1)
 
 
-def test_what_is_pending_keeps_its_offset_and_its_group():
+def test_pending_offset_keeps_the_committed_offset_and_the_group():
     driver = Driver()
     driver.commit(("t", 0, 1), ("t", 1, 1))
     driver.commit(("t", 0, 2), producer=P)
@@ -682,7 +684,7 @@ def test_what_is_pending_keeps_its_offset_and_its_group():
     assert expire(driver) == (1, 1)
 
 
-def test_pending_offsets_alone_keep_a_group():
+def test_pending_offsets_alone_keep_a_group_from_expiring():
     driver = Driver()
     driver.commit(("t", 0, 2), producer=P)
     driver.advance(RETENTION)
@@ -690,7 +692,7 @@ def test_pending_offsets_alone_keep_a_group():
     assert driver.state() == "Empty"
 
 
-def test_an_empty_group_without_offsets_goes_at_once():
+def test_empty_group_without_offsets_is_deleted_at_once():
     driver = empty()
     assert expire(driver) == (0, 1)
     assert driver.log[-1].record is not None
@@ -698,7 +700,7 @@ def test_an_empty_group_without_offsets_goes_at_once():
     assert driver.event("group-deleted")
 
 
-def test_a_group_that_awaits_a_member_stays():
+def test_group_with_a_pending_member_is_not_deleted_by_expiration():
     driver = Driver()
     driver.join()
     assert expire(driver) == (0, 0)
@@ -706,12 +708,12 @@ def test_a_group_that_awaits_a_member_stays():
 
 
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
-def test_a_group_with_members_stays(build):
+def test_group_with_members_is_not_deleted_by_expiration(build):
     driver, *_ = build()
     assert expire(driver) == (0, 0)
 
 
-def test_a_large_expiry_comes_in_passes():
+def test_expiration_of_many_offsets_runs_in_passes():
     driver = Driver(GroupLimits(max_looks_per_pass=3))
     driver.commit(*(("t", index, 1) for index in range(7)))
     for group_id in ("h", "i"):

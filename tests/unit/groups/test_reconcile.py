@@ -173,13 +173,13 @@ def explore(start: World, targets: int, *, losses: bool, converge_every: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", UP_TO_SYMMETRY)
-def test_every_way_to_any_target_with_lost_answers(start):
+def test_every_interleaving_with_lost_responses_converges_to_the_target(start):
     count, _ = explore(settled(start), 2, losses=True, converge_every=5)
     assert count > 2_000
 
 
 @pytest.mark.slow
-def test_every_way_when_the_target_changes_twice():
+def test_every_interleaving_with_two_target_changes_converges():
     start = settled((0, 0, 1))
     count, transitions = explore(start, 3, losses=False, converge_every=50)
     assert count > 10_000
@@ -187,7 +187,7 @@ def test_every_way_when_the_target_changes_twice():
 
 
 @pytest.mark.slow
-def test_every_way_of_three_newcomers():
+def test_every_interleaving_of_three_new_members_converges():
     count, transitions = explore(
         World((freeze(CurrentAssignment()),) * 3, (Client(),) * 3, (0, 0, 1), 1),
         2,
@@ -210,7 +210,7 @@ def held(_partition) -> bool:
     return True
 
 
-def test_nothing_to_do_returns_the_same_object():
+def test_reconcile_without_change_returns_the_same_object():
     member = CurrentAssignment(3, 2, assigned={(T, 0): 1})
     assert reconcile(member, Target(3, frozenset({(T, 0)})), free, None) is member
 
@@ -221,7 +221,7 @@ def test_kept_partitions_keep_their_assignment_epoch():
     assert after == CurrentAssignment(4, 3, MemberState.STABLE, {(T, 0): 1, (T, 1): 4})
 
 
-def test_silence_is_no_revocation():
+def test_heartbeat_without_owned_partitions_confirms_no_revocation():
     member = CurrentAssignment(3, 2, assigned={(T, 0): 1})
     waiting = reconcile(member, Target(4, frozenset()), free, None)
     assert waiting == CurrentAssignment(3, 2, MemberState.UNREVOKED_PARTITIONS, {}, {(T, 0): 1})
@@ -230,12 +230,12 @@ def test_silence_is_no_revocation():
     assert reconcile(waiting, Target(5, frozenset()), free, set()) == CurrentAssignment(5, 3)
 
 
-def test_who_owns_nothing_of_it_any_more_moves_at_once():
+def test_member_that_no_longer_owns_revoked_partitions_advances_at_once():
     member = CurrentAssignment(3, 2, assigned={(T, 0): 1})
     assert reconcile(member, Target(4, frozenset()), free, set()) == CurrentAssignment(4, 3)
 
 
-def test_unreleased_waits_at_the_new_epoch():
+def test_member_waits_for_unreleased_partitions_at_the_new_epoch():
     member = CurrentAssignment(3, 2)
     waiting = reconcile(member, Target(4, frozenset({(T, 0)})), held, set())
     assert waiting == CurrentAssignment(4, 3, MemberState.UNRELEASED_PARTITIONS)
@@ -244,7 +244,7 @@ def test_unreleased_waits_at_the_new_epoch():
     assert after == CurrentAssignment(4, 3, MemberState.STABLE, {(T, 0): 4})
 
 
-def test_what_is_unsubscribed_counts_as_lost_before_the_target_says_so():
+def test_partitions_of_unsubscribed_topics_are_revoked_before_the_target_changes():
     member = CurrentAssignment(3, 2, assigned={(T, 0): 3, (U, 0): 3})
     target = Target(3, frozenset({(T, 0), (U, 0)}))
     only_t = T.__eq__
@@ -258,7 +258,7 @@ def test_what_is_unsubscribed_counts_as_lost_before_the_target_says_so():
     assert after == CurrentAssignment(3, 2, MemberState.STABLE, {(T, 0): 3})
 
 
-def test_an_unknown_state_is_left_by_owning_nothing():
+def test_member_in_unknown_state_is_fenced_until_it_owns_no_partitions():
     member = CurrentAssignment(3, 2, MemberState.UNKNOWN, {(T, 0): 3})
     target = Target(4, frozenset({(T, 0), (T, 1)}))
     for owned in (None, {(T, 0)}):

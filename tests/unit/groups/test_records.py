@@ -71,7 +71,7 @@ def decode_value(key: bytes, value: str):
     return decoded[1]
 
 
-def test_keys():
+def test_encoded_keys_equal_kafkas_bytes():
     assert records.offset_tombstone("grüp", "top", 3).key == OFFSET_KEY
     assert records.group_tombstone("grüp").key == GROUP_KEY
     assert records.decode(Record(OFFSET_KEY, None)) == (OffsetCommitKey("grüp", "top", 3), None)
@@ -80,7 +80,7 @@ def test_keys():
     assert records.decode(Record(legacy, None)) == (OffsetCommitKey("grüp", "top", 3), None)
 
 
-def test_written_offsets_are_kafkas_to_the_byte():
+def test_encoded_offset_commits_equal_kafkas_bytes():
     assert records.offset_commit("g", "t", 0, OFFSET).value.hex() == OFFSET_BYTES[4]
     with_id = OffsetCommitValue(OFFSET.offset, 7, "méta", TIME, topic_id=TOPIC_ID)
     assert records.offset_commit("g", "t", 0, with_id).value.hex() == OFFSET_WITH_ID_BYTES
@@ -94,20 +94,20 @@ def test_written_offsets_are_kafkas_to_the_byte():
     assert records.offset_commit("g", "t", 0, zero_id).value.hex() == OFFSET_EMPTY_BYTES
 
 
-def test_written_groups_are_kafkas_to_the_byte():
+def test_encoded_group_metadata_equals_kafkas_bytes():
     assert records.group_metadata("g", GROUP).value.hex() == GROUP_BYTES[3]
     created = GroupMetadataValue("", 0, None, None, 1, ())
     assert records.group_metadata("g", created).value.hex() == GROUP_EMPTY_BYTES
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_of_an_offset_is_read(version):
+def test_offset_commit_of_every_version_is_decoded(version):
     epoch = 7 if version >= 3 else -1
     expected = OffsetCommitValue(OFFSET.offset, epoch, "méta", TIME)
     assert decode_value(OFFSET_KEY, OFFSET_BYTES[version]) == expected
 
 
-def test_expiry_and_topic_id_are_read():
+def test_expire_timestamp_and_topic_id_are_decoded():
     assert decode_value(OFFSET_KEY, OFFSET_WITH_EXPIRY_BYTES).expire_timestamp_ms == TIME + 5_000
     assert decode_value(OFFSET_KEY, OFFSET_WITH_ID_BYTES).topic_id == TOPIC_ID
     zero = OFFSET_BYTES[4][:-2] + "010010" + "00" * 16
@@ -115,7 +115,7 @@ def test_expiry_and_topic_id_are_read():
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_of_a_group_is_read(version):
+def test_group_metadata_of_every_version_is_decoded(version):
     value = decode_value(GROUP_KEY, GROUP_BYTES[version])
     timeout = 300_000 if version >= 1 else 45_000
     assert value.state_timestamp_ms == (TIME if version >= 2 else -1)
@@ -134,7 +134,7 @@ def test_every_version_of_a_group_is_read(version):
 
 @pytest.mark.parametrize("version", ["0005", "00ff", "ffff"])
 @pytest.mark.parametrize("key", [OFFSET_KEY, GROUP_KEY])
-def test_versions_of_the_future_do_not_load(key, version):
+def test_value_of_an_unknown_version_is_corrupt(key, version):
     with pytest.raises(CorruptRecordError):
         decode_value(key, version + OFFSET_BYTES[4][4:])
 
@@ -145,12 +145,12 @@ def test_unknown_tagged_fields_are_skipped():
 
 
 @pytest.mark.parametrize("key_type", ["0009", "0018", "00ff"])
-def test_unknown_types_are_no_error(key_type):
+def test_record_of_an_unknown_type_is_skipped(key_type):
     assert records.decode(Record(bytes.fromhex(key_type + "0001"), b"??")) is None
 
 
 @pytest.mark.parametrize("hexed", ["", "00", "0001", "00010005ab", "0002ffff", "00020001ff"])
-def test_broken_keys(hexed):
+def test_malformed_key_is_corrupt(hexed):
     with pytest.raises(CorruptRecordError):
         records.decode(Record(bytes.fromhex(hexed), None))
 
@@ -160,7 +160,7 @@ def test_broken_keys(hexed):
     [(OFFSET_KEY, value) for value in (*OFFSET_BYTES.values(), OFFSET_WITH_ID_BYTES)]
     + [(GROUP_KEY, value) for value in GROUP_BYTES.values()],
 )
-def test_every_cut_is_found(key, whole):
+def test_value_truncated_at_any_byte_is_corrupt(key, whole):
     value = bytes.fromhex(whole)
     for length in range(len(value)):
         with pytest.raises(CorruptRecordError):
@@ -168,7 +168,7 @@ def test_every_cut_is_found(key, whole):
 
 
 @pytest.mark.parametrize("value", ["ffffffff", "7fffffff", "00000001"])
-def test_counts_that_can_not_be(value):
+def test_impossible_array_count_is_corrupt(value):
     broken = GROUP_EMPTY_BYTES[:-8] + value
     with pytest.raises(CorruptRecordError):
         decode_value(GROUP_KEY, broken)
@@ -177,13 +177,13 @@ def test_counts_that_can_not_be(value):
 @pytest.mark.parametrize(
     "tags", ["05", "0100020102", "ffffffffff01", "ffffffff7f", "01000fff" + "00" * 14]
 )
-def test_tagged_fields_that_can_not_be(tags):
+def test_malformed_tagged_fields_are_corrupt(tags):
     with pytest.raises(CorruptRecordError):
         decode_value(OFFSET_KEY, OFFSET_BYTES[4][:-2] + tags)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=60), st.sampled_from(range(3)))
-def test_any_bytes_are_read_or_refused(value, key, kind):
+def test_random_bytes_decode_or_are_corrupt(value, key, kind):
     for tried in (key, kind.to_bytes(2, "big") + key, OFFSET_KEY, GROUP_KEY):
         try:
             records.decode(Record(tried, value))
@@ -205,7 +205,7 @@ texts = st.text(max_size=20)
         st.none() | st.binary(min_size=16, max_size=16).filter(any),
     )
 )
-def test_offsets_round_trip(value):
+def test_encoded_offset_commit_decodes_to_the_same_value(value):
     assert decode_value(OFFSET_KEY, records.offset_commit("g", "t", 0, value).value.hex()) == value
 
 
@@ -222,7 +222,7 @@ def test_offsets_round_trip(value):
         st.none() | st.just(bytes(16)) | st.binary(min_size=16, max_size=16),
     ),
 )
-def test_what_a_new_record_says_is_what_a_reader_reads(name, partition, value):
+def test_content_kept_with_a_new_record_equals_its_decoded_bytes(name, partition, value):
     record = records.offset_commit(name, name, partition, value)
     content = record.decoded if type(record) is Written else None
     read = records.decode(Record(*record))
@@ -257,12 +257,12 @@ def test_what_a_new_record_says_is_what_a_reader_reads(name, partition, value):
         ).map(tuple),
     )
 )
-def test_groups_round_trip(value):
+def test_encoded_group_metadata_decodes_to_the_same_value(value):
     assert decode_value(GROUP_KEY, records.group_metadata("g", value).value.hex()) == value
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 16_383, 16_384, 2**31, 2**32 - 1])
-def test_varints(number):
+def test_encoded_uvarint_decodes_to_the_same_number(number):
     writer = FieldWriter(0)
     writer.uvarint(number)
     reader = FieldReader(writer.done())
@@ -271,7 +271,7 @@ def test_varints(number):
     assert reader.remaining == 0
 
 
-def test_the_flexible_writer_is_kafkas_too():
+def test_flexible_writer_equals_kafkas_bytes():
     writer = FieldWriter(4, flexible=True)
     writer.string(GROUP.protocol_type)
     writer.int32(GROUP.generation_id)
@@ -309,12 +309,12 @@ def test_the_flexible_writer_is_kafkas_too():
         ("0000" + "7fffffff", None),
     ],
 )
-def test_subscriptions(metadata, topics):
+def test_subscribed_topics_are_decoded_or_none_if_malformed(metadata, topics):
     assert subscribed_topics(bytes.fromhex(metadata)) == topics
 
 
 @pytest.mark.parametrize("metadata", ["", "m", "é" * 63, "m" * 127, "m" * 128, "m" * 30_000])
-def test_common_commits_are_read_as_the_general_reader_reads_them(metadata: str) -> None:
+def test_fast_path_decodes_offset_commits_like_the_general_decoder(metadata: str) -> None:
     """The fast path handles at most 126 bytes of metadata; longer ones give the same result."""
     value = OffsetCommitValue(7, -1, metadata, TIME, topic_id=TOPIC_ID)
     record = records.offset_commit("grüp", "top", 2**31 - 1, value)
@@ -323,7 +323,7 @@ def test_common_commits_are_read_as_the_general_reader_reads_them(metadata: str)
     assert records.decode(record) == (OffsetCommitKey("grüp", "top", 2**31 - 1), value)
 
 
-def test_damaged_common_commits_are_corrupt() -> None:
+def test_damaged_offset_commit_of_the_fast_path_is_corrupt() -> None:
     record = records.offset_commit(
         "g", "t", 0, OffsetCommitValue(7, -1, "mm", TIME, topic_id=TOPIC_ID)
     )

@@ -30,7 +30,7 @@ def subscribed(driver: ConsumerDriver) -> int:
 # --- slices --------------------------------------------------------------------------------------
 
 
-def test_what_one_heartbeat_does_not_get_to_is_gone_on_with():
+def test_regex_resolution_continues_over_several_heartbeats():
     driver = ConsumerDriver(SLOW, image=MANY)
     client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex="topic-[0-3].*")
     assert not client.owned
@@ -49,7 +49,7 @@ def test_what_one_heartbeat_does_not_get_to_is_gone_on_with():
     assert subscribed(driver) == 39
 
 
-def test_a_new_expression_waits_for_the_one_under_way():
+def test_second_regex_is_resolved_after_the_one_in_progress():
     driver = ConsumerDriver(SLOW, image=MANY)
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="topic-1.*")
     driver.advance(5)
@@ -102,7 +102,7 @@ def test_join_without_a_subscription_keeps_the_group_epoch():
 
 
 @pytest.mark.parametrize("how", ["leave", "clear", "crash", "delete"])
-def test_nobody_waits_for_the_rest_any_more(how):
+def test_regex_resolution_ends_with_its_last_subscriber_and_restarts_after_reload(how):
     driver = ConsumerDriver(SLOW, image=MANY)
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="topic-1.*")
     driver.advance(5)
@@ -127,7 +127,7 @@ def test_nobody_waits_for_the_rest_any_more(how):
 @pytest.mark.parametrize(
     "pattern", ["(.?){600}", "(((a?){10}){10}){9}", "(" + "[ace]?" * 160 + ")", "(a*)*(a|a)*"]
 )
-def test_a_step_is_small_whatever_the_expression(pattern):
+def test_each_step_of_regex_matching_is_bounded_for_any_pattern(pattern):
     regex = Regex(pattern)
     assert max(regex.build(), default=0) <= 2 * BUILD_STEPS * AT_ONCE
     assert max(regex.walk("a" * 249)) <= AT_ONCE
@@ -159,7 +159,7 @@ def imported(driver: ConsumerDriver, regex: str) -> ConsumerDriver:
     return ConsumerDriver(log=log, image=driver.image)
 
 
-def test_an_expression_of_another_broker_keeps_its_topics_and_locks_nobody_out():
+def test_loaded_regex_of_unsupported_syntax_keeps_its_topics_and_members():
     driver = ConsumerDriver()
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex="t.*")
     driver.join("n", "u")
@@ -177,7 +177,7 @@ def test_an_expression_of_another_broker_keeps_its_topics_and_locks_nobody_out()
         moved.join("o", subscribed_topic_names=None, subscribed_topic_regex=r"\Ct.*")
 
 
-def test_an_expression_that_matches_more_than_a_record_holds_keeps_the_topics_it_has():
+def test_regex_matching_more_topics_than_a_record_holds_keeps_its_topics():
     driver = ConsumerDriver(max_batch_bytes=1_100)
     driver.join("m", "t", subscribed_topic_regex="t.*")
     fit = {"t" * 200: (V, 1), "t" * 201: (V[:-1] + b"w", 1)}
@@ -196,7 +196,7 @@ def test_an_expression_that_matches_more_than_a_record_holds_keeps_the_topics_it
     assert "t" * 202 in driver.consumer_group().subscribed_topics()
 
 
-def test_expressions_that_do_not_fit_one_batch_come_one_after_another():
+def test_regexes_too_large_for_one_batch_are_written_in_several():
     driver = ConsumerDriver(max_batch_bytes=1_500)
     driver.image = changed(driver.image, **{"t" * 200: (V, 1)})
     for number in range(5):
@@ -216,7 +216,7 @@ def test_expressions_that_do_not_fit_one_batch_come_one_after_another():
 # --- topics visible to the sender -----------------------------------------------------------------
 
 
-def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules():
+def test_regex_matches_only_visible_topics_and_follows_acl_changes():
     driver = ConsumerDriver(image=MANY)
     seen = {"topic-01", "topic-02"}
 
@@ -248,7 +248,7 @@ def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules(
     assert driver.consumer_group().epoch == epoch + 2
 
 
-def test_what_a_timer_goes_on_with_is_still_what_the_sender_may_see():
+def test_regex_resolution_by_timer_matches_only_visible_topics():
     driver, pattern = ConsumerDriver(SLOW, image=MANY), "topic-[0-3].*"
     visibility = TopicVisibility(1, {"topic-39"}.__contains__)
     driver.join(

@@ -136,7 +136,7 @@ def test_previous_epoch_is_accepted_and_the_assignment_is_not_repeated() -> None
             driver.beat("m", wrong)
 
 
-def test_unknown_group_and_member_are_named() -> None:
+def test_heartbeat_of_an_unknown_group_or_member_is_refused() -> None:
     driver = ShareDriver()
     with pytest.raises(GroupIdNotFoundError):
         driver.beat("m", 1)
@@ -182,7 +182,7 @@ def test_member_without_heartbeats_expires_with_its_session() -> None:
     assert "member-expired" in driver.kinds()
 
 
-def test_sessions_begin_anew_after_a_load() -> None:
+def test_sessions_restart_after_reload() -> None:
     driver = ShareDriver()
     driver.join("m")
     driver.advance(30_000)
@@ -207,7 +207,7 @@ def test_unchanged_heartbeat_writes_nothing_and_reads_no_topic() -> None:
     assert len(driver.log) == before, "another topic changed"
 
 
-def test_other_protocols_do_not_take_the_name() -> None:
+def test_share_group_refuses_requests_of_other_protocols() -> None:
     driver = ShareDriver()
     driver.join("m")
     with pytest.raises(GroupIdNotFoundError, match="not a consumer group"):
@@ -234,7 +234,7 @@ def test_other_protocols_do_not_take_the_name() -> None:
     assert (listed.protocol_type, listed.group_type, listed.state) == ("share", "share", "Stable")
 
 
-def test_name_of_an_empty_classic_group_stays_taken() -> None:
+def test_share_member_cannot_join_an_empty_classic_group() -> None:
     driver = ShareDriver()
     offsets = (OffsetToCommit("t", 0, 7, -1, "", None),)
     driver.ask(CommitOffsets(G, -1, "", None, offsets))

@@ -59,7 +59,7 @@ def test_altered_offset_keeps_its_state_if_the_share_coordinator_fails() -> None
     assert driver.share_group.state.initializing == ()
 
 
-def test_offsets_of_a_group_with_members_stay() -> None:
+def test_offsets_and_state_of_a_group_with_members_cannot_be_changed() -> None:
     driver = ShareDriver()
     driver.join("m")
     for command in (
@@ -105,7 +105,7 @@ def test_group_is_deleted_with_all_its_state() -> None:
         driver.ask(DeleteShareState(G))
 
 
-def test_deleted_topic_leaves_all_lists() -> None:
+def test_deleted_topic_is_removed_from_all_state_lists() -> None:
     driver = with_state("t", "u")
     driver.ask(DeleteShareOffsets(G, ("u",)))
     before = len(driver.log)
@@ -132,13 +132,13 @@ def test_description_has_epochs_and_assignments() -> None:
     assert member.assignment == (ALL_T,)
 
 
-def test_state_of_another_kind_of_group_is_not_listed() -> None:
+def test_listing_state_of_an_unknown_group_is_empty_and_creates_no_group() -> None:
     driver = ShareDriver()
     assert driver.ask(ListShareState(G)).partitions == ()
     assert driver.ask(ListGroups()).groups == ()
 
 
-def test_topics_are_forgotten_in_several_passes_if_their_records_would_not_fit_a_batch() -> None:
+def test_topic_deletion_too_large_for_a_batch_runs_in_several_passes() -> None:
     driver = ShareDriver(max_batch_bytes=400)
     for number in range(5):
         driver.ask(AlterShareOffsets(f"g{number}", (("t", 0, 7),)))
@@ -155,7 +155,7 @@ def test_topics_are_forgotten_in_several_passes_if_their_records_would_not_fit_a
     assert len(driver.log) == before
 
 
-def test_history_tells_who_altered_and_deleted_offsets() -> None:
+def test_events_record_altered_initialized_and_deleted_offsets() -> None:
     driver = ShareDriver()
     altered = driver.ask(AlterShareOffsets(G, (("t", 0, 7), ("u", 1, 8))))
     driver.initialize(altered.to_initialize)

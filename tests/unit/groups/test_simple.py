@@ -17,7 +17,9 @@ def places(topic_id: bytes, count: int) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize(("members", "partitions"), [(1, 1), (3, 7), (7, 3), (4, 4), (10, 4)])
-def test_places_are_dealt_out_evenly(members: int, partitions: int) -> None:
+def test_partitions_are_assigned_evenly_and_shared_by_excess_members(
+    members: int, partitions: int
+) -> None:
     topic_ids = {f"m{index:02}": frozenset({T}) for index in range(members)}
     found = assign(topic_ids, places(T, partitions), {})
     sizes = [len(mine) for mine in found.values()]
@@ -29,7 +31,7 @@ def test_places_are_dealt_out_evenly(members: int, partitions: int) -> None:
     assert min(sizes) >= 1, "every member has a partition"
 
 
-def test_members_keep_what_balance_allows() -> None:
+def test_members_keep_their_partitions_where_balance_allows() -> None:
     one = {"a": frozenset({T}), "b": frozenset({T})}
     former = assign(one, places(T, 6), {})
     three = {**one, "c": frozenset({T})}
@@ -47,13 +49,13 @@ def test_different_subscriptions_are_balanced_topic_by_topic() -> None:
     assert of_topic == {"a": {T: 2}, "b": {U: 2}, "c": {T: 2, U: 2}}
 
 
-def test_without_subscriptions_or_partitions_nobody_gets_any() -> None:
+def test_member_without_subscription_or_partitions_gets_an_empty_assignment() -> None:
     assert assign({"a": frozenset()}, places(T, 2), {}) == {"a": frozenset()}
     assert assign({"a": frozenset({T})}, [], {"a": frozenset({(T, 0)})}) == {"a": frozenset()}
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_changes_keep_the_rules(seed: int) -> None:
+def test_random_changes_keep_the_assignment_complete_and_balanced(seed: int) -> None:
     rng = random.Random(seed)
     held: dict[str, frozenset[tuple[bytes, int]]] = {}
     for _ in range(20):

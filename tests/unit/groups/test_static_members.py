@@ -26,7 +26,7 @@ def replaced(driver: Driver, instance: str = "i1", **fields: object):
     return driver.answer(driver.join(instance=instance, **fields))
 
 
-def test_a_follower_returns_without_a_rebalance():
+def test_replacement_of_a_static_follower_does_not_rebalance():
     driver, ids = stable(1, static=["i1"])
     result = replaced(driver)
     assert result.member_id != ids[1]
@@ -40,7 +40,7 @@ def test_a_follower_returns_without_a_rebalance():
 
 
 @pytest.mark.parametrize("version", [5, 9])
-def test_a_leader_returns_and_must_not_assign(version):
+def test_replacement_of_a_static_leader_must_skip_the_assignment(version):
     driver, ids = stable(0, static=["i1", "i2"])
     result = replaced(driver, version=version)
     new = result.member_id
@@ -56,7 +56,7 @@ def test_a_leader_returns_and_must_not_assign(version):
     assert record.leader == new
 
 
-def test_a_changed_subscription_does_not_rebalance_either():
+def test_static_replacement_with_another_subscription_does_not_rebalance():
     driver, _ = stable(1, static=["i1"])
     result = replaced(driver, protocols=OTHER)
     assert driver.state() == "Stable"
@@ -67,7 +67,7 @@ def test_a_changed_subscription_does_not_rebalance_either():
     assert driver.group().members[result.member_id].protocols == OTHER
 
 
-def test_a_changed_protocol_does():
+def test_static_replacement_that_changes_the_protocol_rebalances():
     both = (("range", b"r"), ("sticky", b"s"))
     driver = Driver()
     for name in ("i1", "i2"):
@@ -81,7 +81,7 @@ def test_a_changed_protocol_does():
     assert driver.group().protocol_name == "sticky"
 
 
-def test_the_old_id_is_fenced_everywhere():
+def test_replaced_member_id_is_fenced_in_every_request():
     driver, ids = stable(1, static=["i1"])
     replaced(driver)
     with pytest.raises(FencedInstanceIdError):
@@ -102,7 +102,7 @@ def test_the_old_id_is_fenced_everywhere():
     assert (event["member"], event["group_instance_id"]) == (ids[1], "i1")
 
 
-def test_a_replacement_survives_a_crash():
+def test_static_replacement_survives_a_reload():
     driver, ids = stable(1, static=["i1"])
     result = replaced(driver)
     driver.reload()
@@ -110,7 +110,7 @@ def test_a_replacement_survives_a_crash():
     driver.heartbeat(result.member_id, instance="i1")
 
 
-def test_the_newcomer_takes_over_a_due_sync():
+def test_static_replacement_takes_over_the_pending_sync():
     driver, ids = completing(1, static=["i1"])
     driver.answer(driver.sync(ids[0], assignments=((ids[1], b"x"),)))
     assert driver.state() == "Stable"
@@ -120,7 +120,7 @@ def test_the_newcomer_takes_over_a_due_sync():
     assert not driver.group().pending_sync
 
 
-def test_completing_rebalances():
+def test_static_replacement_in_completing_rebalance_rebalances():
     driver, ids = completing(1, static=["i1"])
     waiting = driver.sync(ids[1], instance="i1")
     token = driver.join(instance="i1")
@@ -131,7 +131,7 @@ def test_completing_rebalances():
     assert driver.answer(token).generation_id == driver.answer(first).generation_id == 2
 
 
-def test_preparing_waits_and_fences_the_parked_join():
+def test_static_replacement_in_preparing_rebalance_fences_the_waiting_join():
     driver, ids = stable(1, static=["i1"])
     parked = driver.join(ids[1], instance="i1", protocols=OTHER)
     token = driver.join(instance="i1")
@@ -142,14 +142,14 @@ def test_preparing_waits_and_fences_the_parked_join():
     assert driver.answer(token).generation_id == 2
 
 
-def test_preparing_completes_when_the_last_one_was_replaced():
+def test_replacement_of_the_last_missing_member_completes_the_join_phase():
     driver, ids = stable(1, static=["i1"])
     first = driver.join(ids[0])
     token = driver.join(instance="i1")
     assert driver.answer(token).generation_id == driver.answer(first).generation_id == 2
 
 
-def test_replacement_in_the_initial_phase_waits_for_it():
+def test_static_replacement_in_the_initial_phase_waits_for_the_delay():
     driver = Driver()
     first = driver.join(instance="i1")
     second = driver.join(instance="i1")
@@ -160,7 +160,7 @@ def test_replacement_in_the_initial_phase_waits_for_it():
     assert (result.leader, len(result.members)) == (result.member_id, 1)
 
 
-def test_a_static_member_expires_by_its_session_alone():
+def test_static_member_expires_by_its_session_alone():
     driver, ids = stable(0, static=["i1", "i2"])
     driver.advance(SESSION - 1)
     driver.heartbeat(ids[0])
@@ -169,7 +169,7 @@ def test_a_static_member_expires_by_its_session_alone():
     assert driver.event("member-expired")["group_instance_id"] == "i2"
 
 
-def test_an_expired_static_member_may_come_back_as_a_new_one():
+def test_expired_static_member_may_rejoin_as_a_new_member():
     driver, ids = stable(0, static=["i1", "i2"])
     driver.advance(SESSION - 1)
     driver.heartbeat(ids[0])
@@ -177,7 +177,7 @@ def test_an_expired_static_member_may_come_back_as_a_new_one():
     assert driver.parked(driver.join(instance="i2"))
 
 
-def test_a_static_member_that_was_away_must_sync_in_time():
+def test_static_member_that_does_not_sync_in_time_is_removed():
     driver, ids = stable(1, static=["i1"])
     token = driver.join(ids[0])
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_a_static_member_that_was_away_must_sync_in_time():
         (LeavingMember("i1-2", None), None),
     ],
 )
-def test_leaving(leaving, error):
+def test_leave_by_member_or_instance_id_is_refused_if_they_do_not_match(leaving, error):
     driver, _ = stable(0, static=["i0", "i1"])
     ((member_id, instance, answer),) = driver.leave(leaving)
     assert (member_id, instance) == (leaving.member_id, leaving.group_instance_id)

@@ -43,13 +43,13 @@ NOT_TOLD = {
 
 
 @pytest.mark.parametrize("what", NOT_TOLD)
-def test_what_is_not_told_is_found(what: str) -> None:
+def test_change_without_event_is_detected(what: str) -> None:
     before, after, events = NOT_TOLD[what]
     with pytest.raises(AssertionError):
         check_told({"g": before}, {"g": after}, events)
 
 
-def test_what_is_told_passes() -> None:
+def test_change_with_event_passes() -> None:
     check_told({"g": ONE}, {"g": ONE}, [])
     both = replace(ONE, members={**ONE.members, "n": ("c", "/h", 0)})
     check_told({"g": ONE}, {"g": both}, [JOINED])

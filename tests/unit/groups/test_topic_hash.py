@@ -44,7 +44,7 @@ BY_SIZE = {
 
 
 @pytest.mark.parametrize("size", BY_SIZE)
-def test_function_of_the_library_is_that_of_hash4j(size: int) -> None:
+def test_xxh3_of_the_library_equals_hash4j(size: int) -> None:
     data = bytes((at * 7 + 3) & 255 for at in range(size))
     assert xxh3_64_intdigest(data) == BY_SIZE[size] & (1 << 64) - 1
 
@@ -58,17 +58,17 @@ TOPICS = {
 
 
 @pytest.mark.parametrize("racks", TOPICS)
-def test_a_topic(racks: tuple[tuple[str, ...], ...]) -> None:
+def test_topic_hash_equals_kafkas(racks: tuple[tuple[str, ...], ...]) -> None:
     assert topic_hash("tópic-😀", ID, 3, racks) == TOPICS[racks]
 
 
-def test_a_group() -> None:
+def test_group_hash_equals_kafkas_and_is_0_without_topics() -> None:
     """Topics are hashed in the order of their names; the hash of none is 0."""
     assert group_hash([("b", 2), ("a", -1), ("c", 3)]) == 5761250613315063933
     assert group_hash([]) == 0
 
 
-def test_what_counts() -> None:
+def test_metadata_hash_covers_existing_topics_partition_counts_and_racks() -> None:
     """Topics that do not exist do not count; ids, partitions and racks do."""
 
     def of(*names: str, count: int = 1, racks: tuple[tuple[str, ...], ...] = ()) -> int:

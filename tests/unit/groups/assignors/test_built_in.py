@@ -70,7 +70,7 @@ def everything_given(group: GroupSpec, result) -> bool:
 @pytest.mark.parametrize("assignor", ASSIGNORS, ids=lambda assignor: assignor.name)
 @settings(max_examples=200, deadline=None)
 @given(group=groups())
-def test_valid_complete_and_deterministic(assignor, group):
+def test_assignment_is_complete_and_independent_of_member_order(assignor, group):
     result = run(assignor, group)
     assert everything_given(group, result)
     shuffled = GroupSpec(
@@ -154,7 +154,7 @@ def test_range_puts_static_members_first_and_co_partitions():
     assert result["a"] == {(T, 3), (U, 3)}
 
 
-def test_uniform_heterogeneous_example():
+def test_uniform_balances_members_with_different_subscriptions():
     members = {
         "a": MemberSpec(None, frozenset({T}), frozenset({(T, 0), (T, 1)})),
         "b": MemberSpec(None, frozenset({T, U}), frozenset({(T, 2), (U, 0), (U, 1)})),
@@ -191,7 +191,7 @@ class Custom:
         {"a": frozenset({(T, 0)}), "b": frozenset({(T, 0)})},
     ],
 )
-def test_results_of_custom_assignors_are_checked(result):
+def test_invalid_result_of_a_custom_assignor_is_refused(result):
     group = GroupSpec(
         {"a": MemberSpec(None, frozenset({T})), "b": MemberSpec(None, frozenset({T}))},
         {T: 3, U: 3},

@@ -40,7 +40,7 @@ def right(effect: ComputeTarget):
     return run(RangeAssignor(), effect.group)
 
 
-def test_the_answer_becomes_the_target_of_a_new_epoch():
+def test_response_of_remote_assignor_becomes_the_target_of_a_new_epoch():
     one = driver()
     first = one.client("a")
     assert (first.epoch, first.told) == (2, frozenset())
@@ -53,7 +53,7 @@ def test_the_answer_becomes_the_target_of_a_new_epoch():
     assert one.event("group-epoch-bumped")["reason"] == "assignor 'mine' answered"
 
 
-def test_while_it_computes_members_keep_what_they_have():
+def test_members_keep_their_assignment_while_the_remote_assignor_computes():
     one = driver()
     first = one.client("a")
     answer(one, effect := asked(one), right(effect))
@@ -72,7 +72,7 @@ def test_while_it_computes_members_keep_what_they_have():
     assert len(first.owned) == 4
 
 
-def test_a_failure_keeps_the_target_and_says_so_and_is_tried_again():
+def test_failed_remote_assignor_keeps_the_target_and_is_retried_after_an_interval():
     one = driver()
     first = one.client("a")
     answer(one, effect := asked(one), right(effect))
@@ -96,7 +96,7 @@ def test_a_failure_keeps_the_target_and_says_so_and_is_tried_again():
     assert (len(first.owned), len(second.owned)) == (2, 2)
 
 
-def test_it_is_tried_again_by_a_timer_while_no_heartbeat_comes():
+def test_timer_retries_a_failed_remote_assignor_without_heartbeats():
     one = driver()
     first = one.client("a")
     answer(one, asked(one), None, "RuntimeError: no idea")
@@ -110,7 +110,7 @@ def test_it_is_tried_again_by_a_timer_while_no_heartbeat_comes():
 
 
 @pytest.mark.parametrize("way", ["leave", "expire", "change"])
-def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
+def test_retry_timer_does_nothing_once_group_is_empty_or_has_another_assignor(way):
     one = driver()
     first = one.client("a")
     answer(one, asked(one), None, "RuntimeError: no idea")
@@ -127,7 +127,7 @@ def test_a_timer_of_a_group_that_has_changed_asks_nothing(way):
     assert one.effects == []
 
 
-def test_an_own_setting_of_the_group_changes_nothing_of_that():
+def test_group_config_override_does_not_repeat_the_assignor_request():
     one = driver()
     one.own[G] = replace(one.consumer, session_timeout_ms=50_000)
     first = one.client("a")
@@ -139,7 +139,7 @@ def test_an_own_setting_of_the_group_changes_nothing_of_that():
     assert one.effects == []
 
 
-def test_a_wrong_answer_is_a_failure():
+def test_invalid_response_of_remote_assignor_is_a_failure_and_keeps_the_target():
     one = driver()
     one.client("a")
     effect = asked(one)
@@ -154,7 +154,7 @@ def test_a_wrong_answer_is_a_failure():
         assert one.consumer_group().targets == {"a": frozenset()}
 
 
-def test_a_late_answer_to_an_older_group_counts_for_nothing():
+def test_response_computed_for_an_older_group_epoch_is_ignored():
     one = driver()
     first = one.client("a")
     early = asked(one)
@@ -167,7 +167,7 @@ def test_a_late_answer_to_an_older_group_counts_for_nothing():
     assert not one.consumer_group().targets.get("b")
 
 
-def test_a_load_asks_again():
+def test_pending_assignor_request_is_repeated_after_reload():
     one = driver()
     first = one.client("a")
     asked(one)
@@ -178,13 +178,13 @@ def test_a_load_asks_again():
     assert len(first.owned) == 4
 
 
-def test_a_member_may_ask_for_another_assignor():
+def test_member_that_selects_another_assignor_is_assigned_by_it():
     one = driver()
     client = one.client("a", server_assignor="uniform")
     assert (len(client.owned), one.effects) == (4, [])
 
 
-def test_what_is_remembered_of_groups_is_bounded(monkeypatch):
+def test_remembered_assignor_requests_are_bounded(monkeypatch):
     monkeypatch.setattr(shard, "MAX_REMEMBERED_ASSIGNORS", 2)
     state = driver().machine._shard
     for group_id in ("g1", "g2", "g3"):

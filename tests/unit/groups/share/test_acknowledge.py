@@ -53,7 +53,7 @@ def test_acknowledgement_is_answered_after_its_write() -> None:
     assert driver.wakes == 1
 
 
-def test_write_after_all_tells_the_start_offset_that_has_moved() -> None:
+def test_later_write_carries_the_advanced_start_offset() -> None:
     driver = acquired((0, 9), (10, 19))
     driver.acknowledge("m1", (0, 9, ACCEPT))
     driver.complete()
@@ -66,7 +66,7 @@ def test_write_after_all_tells_the_start_offset_that_has_moved() -> None:
     ("kind", "state"),
     [(GAP, ARCHIVED), (ACCEPT, ACKNOWLEDGED), (RELEASE, AVAILABLE), (REJECT, ARCHIVED)],
 )
-def test_type_gives_the_state(kind: int, state: RecordState) -> None:
+def test_acknowledge_type_determines_the_record_state(kind: int, state: RecordState) -> None:
     driver = acquired((0, 4), (5, 9))
     driver.acknowledge("m1", (5, 9, kind))
     assert driver.writes[0].batches == (StateBatch(5, 9, state, 1),)
@@ -139,7 +139,7 @@ def test_renewal_starts_a_full_lock_and_writes_nothing() -> None:
         ("m1", (0, 9, RENEW), InvalidRecordStateError, texts.RENEW_DISABLED),
     ],
 )
-def test_refused_acknowledgement(
+def test_invalid_acknowledgement_is_refused_and_changes_nothing(
     member: str, batch: tuple[int, int, int], error: type[DomainError], message: str
 ) -> None:
     driver = acquired(renew_acknowledge_enabled=False)
@@ -238,7 +238,7 @@ def test_expired_timer_does_not_touch_acknowledged_records_kafka_19476() -> None
         (InvalidShareRequestError("x"), SharePartitionFailedError, False),
     ],
 )
-def test_error_of_the_share_coordinator(
+def test_only_fencing_errors_of_the_share_coordinator_fence_the_partition(
     error: DomainError, answer: type[DomainError], is_fenced: bool
 ) -> None:
     driver = acquired()
@@ -330,7 +330,7 @@ def test_changed_lock_duration_applies_to_the_next_acquisition() -> None:
 # --- the log's start -----------------------------------------------------------------------------
 
 
-def test_log_start_gives_up_everything_below_it_kafka_19630() -> None:
+def test_records_below_the_log_start_are_dropped_kafka_19630() -> None:
     driver = acquired((0, 4), (5, 9), (10, 14), (15, 19))
     driver.release("m1")
     driver.settle()
@@ -340,7 +340,7 @@ def test_log_start_gives_up_everything_below_it_kafka_19630() -> None:
     assert driver.partition.next_fetch_offset() == 17
 
 
-def test_acknowledgement_after_the_log_start_has_passed_kafka_19859() -> None:
+def test_acknowledgement_below_the_log_start_has_no_effect_kafka_19859() -> None:
     driver = acquired((0, 4), (5, 9))
     driver.move_log_start(5)
     assert driver.replies[driver.acknowledge("m1", (0, 4, ACCEPT))] == Acknowledged()
@@ -350,7 +350,7 @@ def test_acknowledgement_after_the_log_start_has_passed_kafka_19859() -> None:
     assert driver.partition.delivery_complete_count == 0
 
 
-def test_log_start_passes_records_in_transition_kafka_19476() -> None:
+def test_records_in_transition_below_the_log_start_are_dropped_kafka_19476() -> None:
     driver = acquired((0, 9))
     token = driver.acknowledge("m1", (0, 9, RELEASE))
     driver.move_log_start(5)
@@ -373,7 +373,7 @@ def test_log_start_behind_all_records_empties_the_share_partition() -> None:
     assert driver.fetch("m2", log((12, 20))) == [(15, 20, 1)]
 
 
-def test_log_start_passes_a_gap_of_the_read_state() -> None:
+def test_log_start_advances_past_a_gap_of_the_loaded_state() -> None:
     # Kafka keeps the gap's start, and fetches below the log's start for ever.
     driver = Driver(batches=[StateBatch(20, 29, AVAILABLE, 1)])
     driver.move_log_start(25)
@@ -410,7 +410,7 @@ def test_records_at_the_limit_go_to_the_dead_letter_queue_when_their_locks_end()
     assert driver.partition.start_offset == 10
 
 
-def test_failed_write_of_a_rejection_sends_nothing() -> None:
+def test_failed_write_of_a_rejection_sends_no_dead_letter() -> None:
     driver = acquired(dead_letter_queue=True)
     driver.acknowledge("m1", (0, 9, REJECT))
     driver.complete(error=SLOW)
@@ -431,7 +431,7 @@ def test_new_leader_resumes_archiving_kafka_20672() -> None:
 # --- history -------------------------------------------------------------------------------------
 
 
-def test_history_says_why_records_come_back() -> None:
+def test_events_name_the_cause_of_returned_records() -> None:
     driver = acquired((0, 4), (5, 9), (10, 14))
     driver.acknowledge("m1", (0, 4, RELEASE))
     driver.complete()

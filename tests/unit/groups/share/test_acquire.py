@@ -67,7 +67,7 @@ def test_neighbours_with_equal_counts_are_one_range_kafka_19957() -> None:
     assert driver.fetch("m2", log((0, 9))) == [(0, 1, 2), (3, 9, 2)]
 
 
-def test_in_flight_records_up_to_the_limit_and_one_past_it() -> None:
+def test_acquisition_stops_once_the_in_flight_limit_is_reached() -> None:
     driver = with_settings(max_record_locks=10)
     assert driver.fetch("m1", log((0, 8), (9, 9), (10, 19))) == [(0, 9, 1)]
     assert not driver.partition.can_acquire()
@@ -137,7 +137,7 @@ def test_gap_keeps_the_start_offset_until_it_is_acknowledged_kafka_18494() -> No
     assert (driver.partition.start_offset, driver.partition.end_offset) == (30, 30)
 
 
-def test_hole_between_batches_is_passed_once_new_records_are_read() -> None:
+def test_gap_between_batches_is_acquired_with_the_next_batch() -> None:
     driver = Driver(batches=[StateBatch(0, 9, AVAILABLE, 1)])
     assert driver.fetch("m1", log((0, 9), (20, 29))) == [(0, 9, 2), (10, 29, 1)]
     driver.acknowledge("m1", (0, 9, ACCEPT), (10, 29, ACCEPT))
@@ -145,7 +145,7 @@ def test_hole_between_batches_is_passed_once_new_records_are_read() -> None:
     assert driver.partition.start_offset == 30
 
 
-def test_compacted_gap_that_fills_the_room_is_passed() -> None:
+def test_compacted_gap_that_fills_the_in_flight_limit_is_skipped() -> None:
     # In Kafka, the read behind the end offset makes an empty range, and the fetch fails for ever.
     driver = Driver(
         replace(SETTINGS, max_record_locks=10), batches=[StateBatch(5, 20, ACKNOWLEDGED, 1)]
@@ -212,7 +212,7 @@ def test_poison_batch_is_delivered_in_halves_and_the_last_time_record_by_record(
     assert driver.fetch("m2", log((0, 9))) == [(1, 1, 5)]
 
 
-def test_record_is_given_up_at_the_delivery_limit_and_not_before() -> None:
+def test_record_is_archived_at_the_delivery_limit_and_not_before() -> None:
     driver = with_settings(delivery_count_limit=2)
     deliver(driver, 1)
     assert driver.fetch("m1", log((0, 9))) == [(0, 9, 2)]
@@ -247,7 +247,7 @@ def test_read_uncommitted_acquires_aborted_records() -> None:
     assert driver.fetch("m1", TRANSACTIONS, aborted=ABORTED) == [(0, 11, 1)]
 
 
-def test_aborted_records_that_fill_the_room_do_not_stop_the_start_offset() -> None:
+def test_aborted_records_that_fill_the_limit_do_not_stop_the_start_offset() -> None:
     # Kafka moves the start offset only after a write, and there is nothing to write.
     driver = with_settings(isolation_level=IsolationLevel.READ_COMMITTED, max_record_locks=4)
     assert driver.fetch("m1", TRANSACTIONS[2:3], aborted=ABORTED) == []

@@ -22,7 +22,7 @@ BATCHES = st.lists(
 
 
 @given(old=BATCHES, new=BATCHES, start=st.integers(-1, 50))
-def test_higher_count_wins_then_higher_state(
+def test_combined_offset_has_the_higher_count_then_the_higher_state(
     old: list[StateBatch], new: list[StateBatch], start: int
 ) -> None:
     expected: dict[int, tuple[int, int]] = {}

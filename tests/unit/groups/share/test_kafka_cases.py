@@ -128,7 +128,7 @@ CASES = {
     CASES.values(),
     ids=CASES,
 )
-def test_acquisition(
+def test_acquisition_has_the_result_of_kafka(
     start: int,
     batches: list[StateBatch],
     read: tuple,

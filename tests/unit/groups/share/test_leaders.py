@@ -148,7 +148,9 @@ PLANTS: tuple[Plant, ...] = (
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_lives_find_the_planted_bug(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_histories_find_the_planted_bug(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
     for seed in range(MAX_LIVES_TO_FIND):
         try:

@@ -20,7 +20,7 @@ def told(driver: Driver, kind: str) -> list[Any]:
     return [event.detail for event in driver.events if event.kind == kind]
 
 
-def test_alternating_releases_are_told_in_few_events() -> None:
+def test_alternating_releases_are_grouped_into_few_events() -> None:
     driver, pairs = Driver(), 120
     driver.fetch("m1", log((0, 2 * pairs - 1)))
     driver.acknowledge("m1", (0, 2 * pairs - 1, (ACCEPT, RELEASE) * pairs))
@@ -35,7 +35,7 @@ def test_alternating_releases_are_told_in_few_events() -> None:
     assert (events[0]["first"], events[0]["last"]) == (1, 99)
 
 
-def test_accepted_records_are_not_told() -> None:
+def test_accepted_records_produce_no_event() -> None:
     driver = Driver()
     driver.fetch("m1", log((0, 9)))
     events = len(driver.events)
@@ -44,7 +44,7 @@ def test_accepted_records_are_not_told() -> None:
     assert len(driver.events) == events
 
 
-def test_failed_write_is_told_with_its_error() -> None:
+def test_failed_write_event_has_its_offsets_and_error() -> None:
     driver = Driver()
     driver.fetch("m1", log((0, 9)))
     driver.acknowledge("m1", (0, 4, ACCEPT))
@@ -53,7 +53,7 @@ def test_failed_write_is_told_with_its_error() -> None:
     assert (event["first"], event["last"], event["error"]) == (0, 4, "no coordinator")
 
 
-def test_compacted_records_are_told_as_given_up() -> None:
+def test_compacted_records_produce_an_event_with_their_cause() -> None:
     driver = Driver()
     driver.fetch("m1", log((0, 9), (10, 19)), batch_size=5)
     driver.acknowledge("m1", (0, 4, RELEASE), (5, 9, ACCEPT), (10, 19, RELEASE))
@@ -64,13 +64,13 @@ def test_compacted_records_are_told_as_given_up() -> None:
     assert event["cause"] == "no record at the offset"
 
 
-def test_aborted_records_are_told_as_given_up() -> None:
+def test_aborted_records_produce_an_event_with_their_cause() -> None:
     driver = Driver(replace(SETTINGS, isolation_level=IsolationLevel.READ_COMMITTED))
     driver.fetch("m1", TRANSACTIONS, aborted=ABORTED)
     (event,) = told(driver, "share-records-given-up")
     assert (event["first"], event["last"], event["cause"]) == (4, 7, "transaction aborted")
 
 
-def test_every_cause_that_is_told_has_a_word_for_metrics() -> None:
+def test_every_reported_cause_has_a_metric_label() -> None:
     told_causes = {Cause.NO_RECORD, Cause.TRANSACTION_ABORTED, Cause.REJECTED, *AT_LIMIT}
     assert set(SHARE_CAUSES) == {cause.value for cause in told_causes}

@@ -32,7 +32,7 @@ from tests.unit.groups.share.driver import KEY, SETTINGS, Driver, log
 AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVING, ARCHIVED = RecordState
 
 
-def test_state_is_read_once_for_all_fetches_that_wait() -> None:
+def test_state_is_read_once_for_all_waiting_fetches() -> None:
     driver = Driver(start=None, leader_epoch=7)
     tokens = [driver.token() for _ in range(3)]
     for token in tokens:
@@ -62,7 +62,7 @@ def test_state_is_read_once_for_all_fetches_that_wait() -> None:
         (OffsetReset.BY_DURATION, 1_000_000 - 60_000),
     ],
 )
-def test_unused_share_partition_starts_where_the_group_says(
+def test_unused_share_partition_starts_at_the_offset_of_the_reset_policy(
     reset: OffsetReset, timestamp: int
 ) -> None:
     settings = replace(SETTINGS, auto_offset_reset=reset, reset_duration_ms=60_000)
@@ -153,7 +153,7 @@ def test_in_flight_ranges_show_state_owner_count_and_deadline() -> None:
     assert [one.is_in_transition for one in entries] == [False, True, False, False]
 
 
-def test_undivided_ranges_of_any_size_are_one_run() -> None:
+def test_adjacent_ranges_of_equal_state_are_joined_after_the_write() -> None:
     driver = Driver(replace(SETTINGS, max_record_locks=10_000))
     driver.fetch("m1", log((0, 9_999)), max_records=10_000, batch_size=10_000)
     driver.acknowledge("m1", (0, 9_998, 2))

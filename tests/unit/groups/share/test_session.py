@@ -52,7 +52,7 @@ def test_epoch_after_the_highest_one_is_1() -> None:
     assert sessions.fetch(KEY, MAX_EPOCH, "c1").epoch == 1
 
 
-def test_session_that_does_not_exist() -> None:
+def test_request_for_an_unknown_session_is_refused() -> None:
     sessions = ShareSessions(10)
     for epoch in (1, -1):
         with pytest.raises(ShareSessionNotFoundError):
@@ -89,7 +89,7 @@ def test_final_epoch_changes_nothing_until_the_session_ends() -> None:
     assert len(sessions) == 0
 
 
-def test_sessions_up_to_the_limit_and_one_past_it() -> None:
+def test_session_beyond_the_limit_is_refused_until_another_ends() -> None:
     sessions = opened(max_sessions=2)
     sessions.fetch(OTHER, 0, "c2")
     with pytest.raises(ShareSessionLimitReachedError):
@@ -122,7 +122,7 @@ def test_group_is_empty_when_the_connection_of_an_ended_session_closes() -> None
     assert sessions.connection_closed("c1") == ({}, frozenset({"orders"}))
 
 
-def test_responses_contain_partitions_with_news_and_rotate_those_with_records() -> None:
+def test_response_contains_changed_partitions_and_rotates_those_with_records() -> None:
     sessions = opened()
     session = sessions.fetch(KEY, 1, "c1", additions=[C])
 

@@ -57,7 +57,7 @@ def test_initialized_state_is_empty() -> None:
     assert epochs == [0, 1]
 
 
-def test_write_is_read_back_combined() -> None:
+def test_read_returns_the_combined_batches_of_all_writes() -> None:
     coordinator = read()
     coordinator.write([StateBatch(0, 4, 0, 1), StateBatch(5, 9, 2, 1)])
     coordinator.write([StateBatch(0, 4, 2, 2)], start=0, count=10)
@@ -140,7 +140,7 @@ def test_refused_request_changes_nothing_kafka_19338_20694_20743(
         StateBatch(0, 4, 0, 32_768),
     ],
 )
-def test_batch_that_no_load_would_accept_is_not_written(batch: StateBatch) -> None:
+def test_invalid_state_batch_is_refused(batch: StateBatch) -> None:
     coordinator = read()
     with pytest.raises(InvalidShareRequestError, match=texts.IMPOSSIBLE_BATCH):
         coordinator.write([batch])
@@ -159,7 +159,7 @@ def test_state_has_a_bounded_number_of_batches(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("size", "is_accepted"), [(32_767, True), (32_768, False)])
-def test_group_id_up_to_the_longest_string_of_a_record(size: int, is_accepted: bool) -> None:
+def test_group_id_too_long_for_a_record_is_refused(size: int, is_accepted: bool) -> None:
     coordinator = Coordinator()
     key = KEY._replace(group_id="g" * size)
     if is_accepted:
@@ -169,7 +169,7 @@ def test_group_id_up_to_the_longest_string_of_a_record(size: int, is_accepted: b
             coordinator.initialize(key)
 
 
-def test_requests_for_a_topic_that_is_gone_are_refused() -> None:
+def test_requests_for_a_deleted_topic_are_refused() -> None:
     coordinator = read()
     coordinator.counts.clear()
     for command in (WRITE, ReadShareState(KEY, 5), ReadStateSummary(KEY), DeleteState(KEY)):
@@ -184,14 +184,14 @@ def test_unknown_state_has_an_empty_summary_and_may_be_deleted() -> None:
     assert not coordinator.log
 
 
-def test_unloaded_shard_refuses_everything() -> None:
+def test_unloaded_shard_refuses_requests() -> None:
     coordinator = read()
     coordinator.machine.unload()
     with pytest.raises(ShareCoordinatorUnloadedError):
         coordinator(ReadShareState(KEY, 5))
 
 
-def test_foreign_command_is_a_bug() -> None:
+def test_unknown_command_is_an_invariant_violation() -> None:
     with pytest.raises(InvariantViolation):
         Coordinator()("read")
 

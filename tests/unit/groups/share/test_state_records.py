@@ -53,7 +53,7 @@ SNAPSHOT = Snapshot(
 UPDATE = Update(2, -1, 10, (), -1)
 
 
-def test_records_are_kafkas() -> None:
+def test_encoded_records_equal_kafkas_bytes() -> None:
     assert records.snapshot_record(KEY, SNAPSHOT) == Record(SNAPSHOT_KEY, SNAPSHOT_VALUE)
     assert records.update_record(KEY, UPDATE) == Record(UPDATE_KEY, UPDATE_VALUE)
     assert records.tombstone(KEY) == Record(SNAPSHOT_KEY, None)
@@ -85,6 +85,6 @@ def test_damaged_values_are_refused(value: bytes) -> None:
 
 
 @given(key=st.binary(max_size=60), value=st.none() | st.binary(max_size=120))
-def test_no_bytes_raise_another_error(key: bytes, value: bytes | None) -> None:
+def test_random_bytes_decode_or_are_corrupt(key: bytes, value: bytes | None) -> None:
     with contextlib.suppress(CorruptRecordError):
         records.decode(Record(bytes([0, len(key) % 2]) + key, value))

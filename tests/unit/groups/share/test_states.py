@@ -22,7 +22,7 @@ def test_terminal_states_are_left_only_by_a_rollback() -> None:
             assert (new, causes) == (RecordState.ACQUIRED, (Cause.ROLLED_BACK,))
 
 
-def test_every_other_transition_is_a_bug() -> None:
+def test_every_other_transition_is_an_invariant_violation() -> None:
     for old in (None, *RecordState):
         for new in RecordState:
             for cause in Cause:

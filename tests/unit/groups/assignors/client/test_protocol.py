@@ -22,11 +22,11 @@ from tests.support.assignor_cases import ASSIGNORS, cases
 
 
 @pytest.mark.parametrize("assignor", [*ASSIGNORS.values(), UniformAssignor(), ServerRange()])
-def test_the_users_check_finds_ours_right(assignor):
+def test_built_in_assignor_passes_the_check_for_custom_assignors(assignor):
     check(assignor, groups=150)
 
 
-def test_random_groups_are_given_completely_and_once():
+def test_assignment_of_a_random_group_is_complete_and_without_duplicates():
     for case in cases(7, 600):
         assignor = ASSIGNORS[case.assignor]
         result = assignor.assign(case.topics, case.members)
@@ -57,12 +57,12 @@ class _Wrong:
         (lambda _t, m: {name: [("t0", 99)] for name in m}, "t0-99"),
     ],
 )
-def test_the_users_check_finds_what_is_wrong(assign, says):
+def test_check_for_custom_assignors_rejects_an_invalid_assignment(assign, says):
     with pytest.raises(AssignorFault, match=says):
         check(_Wrong(assign))
 
 
-def test_a_cooperative_assignor_must_not_move_at_once():
+def test_cooperative_assignor_moves_a_partition_only_after_its_revocation():
     assignor = CooperativeStickyAssignor()
     topics = topics_without_racks({"t": 2})
     members = {
@@ -77,7 +77,7 @@ def test_a_cooperative_assignor_must_not_move_at_once():
     assert assignor.assign(topics, members) == {"a": [("t", 0)], "b": [("t", 1)]}
 
 
-def test_sticky_keeps_what_can_be_kept():
+def test_sticky_assignor_keeps_owned_partitions_after_a_member_leaves():
     assignor = StickyAssignor()
     topics = topics_without_racks({"t": 6})
     members = {name: Subscription(("t",)) for name in "abc"}
@@ -103,7 +103,7 @@ def test_racks_are_matched_where_balance_allows():
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_subscription_survives_its_bytes(version):
+def test_encoded_subscription_decodes_to_the_fields_of_its_version(version):
     whole = Subscription(("a", "b"), b"x", (("a", 0), ("b", 2)), 9, "r1", "i")
     read = protocol.decode_subscription(protocol.encode_subscription(whole, version), "i")
     assert read.topics == whole.topics
@@ -113,7 +113,7 @@ def test_a_subscription_survives_its_bytes(version):
     assert read.rack_id == ("r1" if version >= 3 else None)
 
 
-def test_later_versions_are_read_as_far_as_they_are_known():
+def test_subscription_of_a_later_version_is_decoded_up_to_its_known_fields():
     raw = bytearray(protocol.encode_subscription(Subscription(("t",), generation=3, rack_id="r")))
     raw[:2] = (17).to_bytes(2)
     assert protocol.decode_subscription(bytes(raw) + b"more").generation == 3
@@ -121,7 +121,7 @@ def test_later_versions_are_read_as_far_as_they_are_known():
     assert protocol.decode_assignment(b"") == ((), None)
 
 
-def test_every_torn_subscription_is_refused():
+def test_truncated_subscription_or_negative_version_is_refused():
     raw = protocol.encode_subscription(Subscription(("t",), b"d", (("t", 1),), 3, "r"))
     for length in range(len(raw)):
         with pytest.raises(CorruptRecordError):
@@ -130,7 +130,7 @@ def test_every_torn_subscription_is_refused():
         protocol.decode_subscription(b"\xff\xff" + raw[2:])
 
 
-def test_user_data_that_can_not_be_read_says_nothing():
+def test_undecodable_user_data_yields_no_partitions_and_no_generation():
     whole = protocol.encode_sticky_data([("t", 1)], 5)
     assert protocol.decode_sticky_data(whole) == ((("t", 1),), 5)
     assert protocol.decode_sticky_data(whole[:-4]) == ((("t", 1),), -1), "version 0"
@@ -140,7 +140,7 @@ def test_user_data_that_can_not_be_read_says_nothing():
     assert protocol.decode_cooperative_data(b"\0") == -1
 
 
-def test_hash_codes_are_javas():
+def test_hash_codes_and_table_order_equal_javas():
     # From the formula in Java's documentation; "Aa" and "BB" are the textbook collision.
     assert string_hash("") == 0
     assert string_hash("Aa") == string_hash("BB") == 2112
@@ -150,7 +150,7 @@ def test_hash_codes_are_javas():
     assert table_order(["b", "a"]) == ["a", "b"]
 
 
-def test_a_table_grows_and_does_not_shrink():
+def test_hash_table_does_not_shrink_when_entries_are_removed():
     table = TableSet(partition_hash)
     for index in range(40):
         table.add(("t", index))

@@ -151,7 +151,7 @@ async def test_rejected_records_are_in_the_queue_with_the_reason(one: Queues) ->
     assert (queues.records[GROUP], queues.requests[GROUP], queues.failures[GROUP]) == (3, 1, 0)
 
 
-async def test_records_at_the_limit_are_in_the_queue_when_their_locks_end(
+async def test_records_at_delivery_limit_are_in_the_queue_after_lock_timeout(
     one: Queues, clock: ManualClock
 ) -> None:
     one.queue_topic()
@@ -169,7 +169,7 @@ async def test_records_at_the_limit_are_in_the_queue_when_their_locks_end(
     assert (record.key, record.value, record.timestamp_ms) == (b"k", b"x", NOW_MS + 2 * LOCK_MS)
 
 
-async def test_without_a_name_or_below_level_2_nothing_goes_to_a_queue(one: Queues) -> None:
+async def test_queue_gets_no_records_without_a_name_or_below_share_version_2(one: Queues) -> None:
     one.queue_topic()
     one.produce(2)
     await one.fetch()
@@ -196,7 +196,7 @@ async def test_without_a_name_or_below_level_2_nothing_goes_to_a_queue(one: Queu
         ("__dlq", {}, "begins with __"),
     ],
 )
-async def test_unusable_queue_loses_the_records_and_says_which(
+async def test_unusable_queue_topic_loses_and_logs_the_records(
     one: Queues, topic: str, configs: Mapping[str, str], reason: str
 ) -> None:
     one.queue_topic(configs)
@@ -216,7 +216,7 @@ async def test_unusable_queue_loses_the_records_and_says_which(
     assert (told["first"], told["last"], reason in told["reason"]) == (0, 1, True)
 
 
-async def test_queue_is_created_if_the_broker_may(one: Queues) -> None:
+async def test_queue_topic_is_created_if_auto_creation_is_enabled(one: Queues) -> None:
     auto = "errors.deadletterqueue.auto.create.topics.enable"
     set_broker_configs(one.services.metadata, "", {auto: "true"})
     one.configure()
@@ -231,7 +231,7 @@ async def test_queue_is_created_if_the_broker_may(one: Queues) -> None:
     }
 
 
-async def test_batches_are_cut_at_the_size_of_the_queue(one: Queues) -> None:
+async def test_batches_are_split_at_max_message_bytes_of_the_queue(one: Queues) -> None:
     one.queue_topic({"max.message.bytes": "1000"})
     one.configure()
     one.produce(50)
@@ -247,7 +247,7 @@ async def test_batches_are_cut_at_the_size_of_the_queue(one: Queues) -> None:
     assert one.queues.requests[GROUP] == len(sizes)
 
 
-async def test_body_that_fits_no_batch_is_left_out(one: Queues) -> None:
+async def test_record_body_above_max_message_bytes_is_left_out(one: Queues) -> None:
     one.queue_topic({"max.message.bytes": "1000"})
     one.configure(copy="true")
     values = [b"a" * 200, b"b" * 900, b"c" * 200]
@@ -264,7 +264,7 @@ def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> No
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-async def test_compressed_records_are_copied_within_the_size_of_the_queue(
+async def test_compressed_records_are_copied_up_to_max_message_bytes(
     one: Queues, codec: Codec
 ) -> None:
     """As in Kafka, the bodies of a batch that inflates beyond it are left out (KAFKA-20723)."""
@@ -280,7 +280,7 @@ async def test_compressed_records_are_copied_within_the_size_of_the_queue(
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 @pytest.mark.parametrize(("size", "copied"), [(15 << 20, True), (40 << 20, False)])
-async def test_batch_that_inflates_greatly_does_not_hold_the_loop(
+async def test_decompressing_a_large_batch_does_not_block_the_event_loop(
     one: Queues, codec: Codec, size: int, copied: bool
 ) -> None:
     one.queue_topic({"max.message.bytes": str(1 << 30)})
@@ -295,7 +295,7 @@ async def test_batch_that_inflates_greatly_does_not_hold_the_loop(
 
 
 @pytest.mark.parametrize("copy", ["true", "false"])
-async def test_many_records_do_not_hold_the_loop(one: Queues, copy: str) -> None:
+async def test_rejecting_many_records_does_not_block_the_event_loop(one: Queues, copy: str) -> None:
     one.queue_topic()
     one.configure(copy=copy)
     one.produce(20_000)
@@ -308,7 +308,7 @@ async def test_many_records_do_not_hold_the_loop(one: Queues, copy: str) -> None
     watch.check()
 
 
-async def test_records_that_are_gone_have_no_bodies(one: Queues) -> None:
+async def test_body_of_deleted_record_is_none(one: Queues) -> None:
     one.produce(1, 1)
     reader = SourceRecords(one.log, 1 << 20, Pace())
     assert await reader.body(1) == (b"k", b"x")
@@ -342,7 +342,7 @@ def elsewhere(one: Queues, monkeypatch: pytest.MonkeyPatch) -> OtherLeader:
     return other
 
 
-async def test_leader_that_moves_or_gives_no_response_is_tried_again(
+async def test_produce_is_retried_after_leader_change_or_no_response(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
     elsewhere.results = [
@@ -372,7 +372,7 @@ async def test_records_are_archived_after_the_last_attempt(
     assert (one.queues.records[GROUP], one.queues.failures[GROUP]) == (0, 1)
 
 
-async def test_final_error_is_not_tried_again(one: Queues, elsewhere: OtherLeader) -> None:
+async def test_final_produce_error_is_not_retried(one: Queues, elsewhere: OtherLeader) -> None:
     elsewhere.results = [NotProducedError("RECORD_LIST_TOO_LARGE", is_final=True)]
     one.produce(2)
     await one.fetch()
@@ -381,7 +381,7 @@ async def test_final_error_is_not_tried_again(one: Queues, elsewhere: OtherLeade
     assert (one.pauses, one.queues.failures[GROUP]) == ([], 1)
 
 
-async def test_next_leader_sends_records_that_were_being_archived(
+async def test_next_leader_sends_records_in_archiving_state_to_the_queue(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
     """KAFKA-20672: a share partition ends between ARCHIVING and ARCHIVED."""
@@ -428,7 +428,9 @@ async def test_records_of_the_last_member_go_to_the_queue(
     assert elsewhere.produced == [batch]
 
 
-async def test_last_delivery_ends_with_the_connection(one: Queues, elsewhere: OtherLeader) -> None:
+async def test_record_at_delivery_limit_is_in_the_queue_after_disconnect(
+    one: Queues, elsewhere: OtherLeader
+) -> None:
     one.configure(limit="2")
     one.produce(1)
     for _ in range(2):

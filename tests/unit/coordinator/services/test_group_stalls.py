@@ -90,7 +90,9 @@ async def stalls(home: Path, topics: dict[str, int], scenario: Callable[[Client]
 
 
 @pytest.mark.parametrize("pattern", ["(.?){600}", "(((a?){10}){10}){9}|.*7"])
-async def test_expressions_that_are_hard_to_match(tmp_path: Path, pattern: str) -> None:
+async def test_costly_subscription_regex_does_not_block_the_event_loop(
+    tmp_path: Path, pattern: str
+) -> None:
     def scenario(client: Client) -> None:
         epoch = client.enter("m", subscribed_topic_names=None, subscribed_topic_regex=pattern)
 
@@ -105,7 +107,7 @@ async def test_expressions_that_are_hard_to_match(tmp_path: Path, pattern: str) 
     await stalls(tmp_path, {f"{number:060}": 1 for number in range(100)}, scenario)
 
 
-async def test_many_members_that_fall_silent(tmp_path: Path) -> None:
+async def test_expiration_of_many_members_does_not_block_the_event_loop(tmp_path: Path) -> None:
     def scenario(client: Client) -> None:
         for number in range(300):
             client.enter(f"m{number}", "t")
@@ -123,7 +125,7 @@ async def test_many_members_that_fall_silent(tmp_path: Path) -> None:
     await stalls(tmp_path, {"t": 1_000}, scenario)
 
 
-async def test_a_large_group_that_changes_its_kind(tmp_path: Path) -> None:
+async def test_conversion_of_a_large_group_does_not_block_the_event_loop(tmp_path: Path) -> None:
     def scenario(client: Client) -> None:
         metadata = struct.pack(">hih", 0, 1, 1) + b"t" + struct.pack(">i", -1)
         client.enter("m", "t")

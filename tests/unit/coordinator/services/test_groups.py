@@ -74,7 +74,9 @@ async def committed(services: Services, group_id: str, *, stable: bool = False) 
     return value
 
 
-async def test_nothing_exists_before_somebody_asks(services: Services) -> None:
+async def test_offsets_topic_and_shards_do_not_exist_before_first_request(
+    services: Services,
+) -> None:
     assert services.metadata.topic(CONSUMER_OFFSETS) is None
     assert (await services.groups.list_groups(ListGroups())).groups == ()
     with pytest.raises(NotCoordinatorError):
@@ -83,7 +85,7 @@ async def test_nothing_exists_before_somebody_asks(services: Services) -> None:
         services.groups.partition_for("g")
 
 
-async def test_first_question_opens_all_shards_at_once(services: Services) -> None:
+async def test_first_request_opens_all_shards(services: Services) -> None:
     finish(services.groups.open_in_steps())
     finish(services.groups.open_in_steps())
     with pytest.raises(UnknownMemberIdError):
@@ -92,7 +94,7 @@ async def test_first_question_opens_all_shards_at_once(services: Services) -> No
     assert services.groups.partition_of("g").index == partition_for("g", 50)
 
 
-async def test_what_the_first_question_did_not_open_is_opened_when_its_client_has_gone(
+async def test_all_shards_are_opened_after_disconnect_of_the_first_client(
     services: Services,
 ) -> None:
     steps = services.groups.open_in_steps()
@@ -118,7 +120,7 @@ async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> N
     await again.stop()
 
 
-async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
+async def test_offset_commit_survives_a_kill(services: Services, tmp_path: Path) -> None:
     finish(services.groups.open_in_steps())
     await services.groups.submit("g", commit("g", 5))
     await services.kill()
@@ -127,7 +129,7 @@ async def test_a_kill_loses_nothing(services: Services, tmp_path: Path) -> None:
     await again.stop()
 
 
-async def test_heartbeat_is_fine_while_loading(
+async def test_heartbeat_succeeds_while_shard_is_loading(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(services.groups.open_in_steps())
@@ -140,7 +142,7 @@ async def test_heartbeat_is_fine_while_loading(
             await services.groups.list_groups(ListGroups())
 
 
-async def test_a_failed_shard_lists_nothing(
+async def test_groups_of_a_failed_shard_are_not_listed(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_module, "RELOAD_BACKOFF_MS", MAX_RELOAD_BACKOFF_MS)
@@ -156,7 +158,7 @@ async def test_a_failed_shard_lists_nothing(
     assert shard.state is ShardState.FAILED
 
 
-async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
+async def test_offsets_of_deleted_topic_are_removed(services: Services) -> None:
     finish(services.groups.open_in_steps())
     topic = services.metadata.topic("t")
     assert topic is not None
@@ -168,7 +170,7 @@ async def test_deleted_topics_lose_their_offsets(services: Services) -> None:
     assert await committed(services, "other") == 6
 
 
-async def test_a_loading_shard_hears_of_deleted_topics_later(
+async def test_loading_shard_removes_offsets_of_deleted_topics_later(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.coordinator.runtime.shards.RETRY_MS", 5)
@@ -205,7 +207,7 @@ async def test_offsets_expire_on_the_timer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_transactional_offsets_and_their_marker(
+async def test_transactional_offsets_are_visible_only_after_commit_marker(
     services: Services, tmp_path: Path, commits: bool
 ) -> None:
     finish(services.groups.open_in_steps())
@@ -226,7 +228,7 @@ async def test_transactional_offsets_and_their_marker(
     await again.stop()
 
 
-async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
+async def test_wall_clock_set_back_does_not_prolong_a_rebalance(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock(1_700_000_000_000)
@@ -246,14 +248,14 @@ async def test_a_clock_that_is_set_back_makes_no_phase_of_a_rebalance_longer(
     await services.stop()
 
 
-async def test_the_first_member_of_a_group_does_not_wait_for_others(services: Services) -> None:
+async def test_join_of_first_member_completes_without_waiting(services: Services) -> None:
     finish(services.groups.open_in_steps())
     joined = services.groups.submit("g", JOIN)
     services.groups._shards.timers.run_due()
     assert joined.result().generation_id == 1  # type: ignore[attr-defined]
 
 
-async def test_a_parked_join_is_answered_when_the_broker_stops(services: Services) -> None:
+async def test_parked_join_group_is_answered_on_shutdown(services: Services) -> None:
     finish(services.groups.open_in_steps())
     first = services.groups.submit("g", JOIN)
     shards = services.groups._shards
@@ -269,7 +271,7 @@ async def test_a_parked_join_is_answered_when_the_broker_stops(services: Service
     assert second.exception() is not None
 
 
-async def test_the_assignment_interval_changes_while_the_broker_runs(services: Services) -> None:
+async def test_changed_assignment_interval_applies_to_a_running_broker(services: Services) -> None:
     key, groups = "group.consumer.assignment.interval.ms", services.groups
 
     def interval_ms() -> int:
@@ -283,7 +285,7 @@ async def test_the_assignment_interval_changes_while_the_broker_runs(services: S
     assert interval_ms() == 1000
 
 
-async def test_group_settings_beyond_the_bounds_of_a_later_start_are_capped(tmp_path: Path) -> None:
+async def test_group_configs_outside_bounds_of_a_later_start_are_capped(tmp_path: Path) -> None:
     session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
     interval = "consumer.assignment.interval.ms"
     stored = {session: "60000", beat: "5000", interval: "200"}
@@ -322,7 +324,7 @@ async def test_group_settings_beyond_the_bounds_of_a_later_start_are_capped(tmp_
     await services.stop()
 
 
-async def test_budgets_get_back_what_a_shard_held_when_it_is_read_again_or_let_go(
+async def test_memory_budgets_are_released_when_a_shard_reloads_or_unloads(
     services: Services,
 ) -> None:
     groups = services.groups

@@ -143,7 +143,7 @@ class Others:
         raise AssertionError(f"broker {broker_id} is alive")
 
 
-async def test_a_report_that_fails_does_not_lose_the_next_one(bench: Bench) -> None:
+async def test_failed_report_does_not_lose_the_next_one(bench: Bench) -> None:
     others = Others()
     bench.writer.join(others)
     bench.leaders["t", 0] = THERE
@@ -160,7 +160,7 @@ async def test_a_report_that_fails_does_not_lose_the_next_one(bench: Bench) -> N
     assert bench.reported == {"first": 1, "third": 1}
 
 
-async def test_no_marker_of_a_request_follows_those_of_its_successor(
+async def test_no_marker_of_former_epoch_follows_markers_of_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shard was loaded again in the next epoch while markers were being written."""
@@ -187,7 +187,7 @@ async def test_no_marker_of_a_request_follows_those_of_its_successor(
     assert bench.reported == {"t": len(partitions)}
 
 
-async def test_no_transaction_waits_for_the_replicas_of_another_one(
+async def test_transaction_does_not_wait_for_replication_of_another_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The markers of both transactions are retried at the same time."""
@@ -219,7 +219,7 @@ async def test_no_transaction_waits_for_the_replicas_of_another_one(
     await until_true(lambda: "waits" in bench.reported, "both are committed")
 
 
-async def test_a_large_transaction_keeps_no_turn_for_long(
+async def test_markers_of_a_large_transaction_are_written_in_slices(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = with_costs(bench, monkeypatch)
@@ -237,7 +237,7 @@ async def test_a_large_transaction_keeps_no_turn_for_long(
 
 
 @pytest.mark.parametrize("why", ["one response", "a deleted topic"])
-async def test_many_transactions_that_end_at_once_keep_no_turn_for_long(
+async def test_reports_of_many_ended_transactions_run_in_slices(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     time, others, place = with_costs(bench, monkeypatch), Others(), ("t", 0)
@@ -265,7 +265,7 @@ async def test_many_transactions_that_end_at_once_keep_no_turn_for_long(
 
 
 @pytest.mark.parametrize("how", ["retry", "leaders changed"])
-async def test_many_refused_partitions_keep_no_turn_for_long(
+async def test_retries_of_many_refused_markers_run_in_slices(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     error = StorageError("the disk is gone")
@@ -286,7 +286,7 @@ async def test_many_refused_partitions_keep_no_turn_for_long(
     assert time.now - tried_at >= MARKER_MS / 1000 * len(names) * len(partitions)
 
 
-async def test_a_topic_that_is_refused_is_told_of_once_an_attempt(
+async def test_refused_markers_of_a_topic_are_logged_once_per_attempt(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_costs(bench, monkeypatch, StorageError("the disk is gone"))
@@ -298,7 +298,7 @@ async def test_a_topic_that_is_refused_is_told_of_once_an_attempt(
     ]
 
 
-async def test_a_shard_that_is_given_up_answers_what_was_not_begun(
+async def test_unloaded_shard_answers_requests_with_unwritten_markers(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_costs(bench, monkeypatch)
@@ -311,7 +311,7 @@ async def test_a_shard_that_is_given_up_answers_what_was_not_begun(
 
 
 @pytest.mark.parametrize(("leader", "longest_ms"), [(HERE, 5_000), (THERE, 1_000)])
-async def test_each_transaction_waits_twice_as_long_for_each_retry(
+async def test_retry_backoff_of_markers_doubles_per_transaction_up_to_a_limit(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, leader: int, longest_ms: int
 ) -> None:
     with_costs(bench, monkeypatch, StorageError("the disk is gone"))

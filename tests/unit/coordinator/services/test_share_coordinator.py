@@ -130,7 +130,9 @@ async def test_log_is_pruned_below_the_oldest_latest_snapshot(
     assert await coordinator.send(ReadStateSummary(idle)) == StateSummary(0, 0, 0, 1)
 
 
-async def test_both_upkeeps_recur(services: Services, clock: ManualClock) -> None:
+async def test_snapshot_upkeep_and_pruning_recur_every_five_minutes(
+    services: Services, clock: ManualClock
+) -> None:
     coordinator = services.share_coordinator
     deadlines = {key: due for due, key in coordinator.timers}
     assert deadlines.keys() == {UPKEEP, PRUNE}
@@ -140,7 +142,7 @@ async def test_both_upkeeps_recur(services: Services, clock: ManualClock) -> Non
     assert all(later[key] == due + FIVE_MINUTES_MS for key, due in deadlines.items())
 
 
-async def test_deleted_topic_takes_its_states_with_it(services: Services) -> None:
+async def test_states_of_deleted_topic_are_removed(services: Services) -> None:
     key, coordinator = key_of(services), services.share_coordinator
     await coordinator.send(InitializeState(key, 1, 0))
     (shard,) = coordinator.shards
@@ -150,7 +152,9 @@ async def test_deleted_topic_takes_its_states_with_it(services: Services) -> Non
     assert len(shard.machine) == 0
 
 
-async def test_budget_refuses_another_state(tmp_path: Path) -> None:
+async def test_state_above_memory_budget_is_refused_until_another_is_deleted(
+    tmp_path: Path,
+) -> None:
     config = {**CONFIG, "fencepost.share.state.max.bytes": "1000"}
     services = await Services(tmp_path, config).start()
     services.topic("queue", 2)

@@ -108,7 +108,7 @@ async def test_partitions_are_assigned_once_their_state_is_initialized(
     assert second.assignment == ((topic_id(services), (0, 1)),)
 
 
-async def test_initialization_begins_although_the_client_has_disconnected(
+async def test_state_is_initialized_despite_disconnect_of_the_client(
     services: Services, state: LocalShareState
 ) -> None:
     state.gate = asyncio.get_running_loop().create_future()
@@ -127,7 +127,7 @@ async def test_failed_initialization_is_repeated_by_the_next_heartbeat(
     await initialized(services)
 
 
-async def test_initialization_under_way_is_not_begun_a_second_time(
+async def test_initialization_in_progress_is_not_started_again(
     services: Services, state: LocalShareState
 ) -> None:
     """A second initialization would undo what has been consumed after the first one."""
@@ -143,7 +143,7 @@ async def test_initialization_under_way_is_not_begun_a_second_time(
     assert len(state.commands) == PARTITIONS
 
 
-async def test_stop_ends_an_initialization_that_waits_for_the_share_coordinator(
+async def test_stop_cancels_initialization_waiting_for_share_coordinator(
     services: Services, state: LocalShareState
 ) -> None:
     state.gate = asyncio.get_running_loop().create_future()
@@ -153,7 +153,7 @@ async def test_stop_ends_an_initialization_that_waits_for_the_share_coordinator(
     assert group(services).initialized == frozenset()
 
 
-async def test_group_survives_a_restart(
+async def test_share_group_survives_a_restart(
     services: Services, state: LocalShareState, tmp_path: Path
 ) -> None:
     await beat(services, 0)
@@ -170,7 +170,7 @@ async def test_group_survives_a_restart(
 # --- offsets -------------------------------------------------------------------------------------
 
 
-async def test_altered_offset_is_the_share_coordinators_start_offset(
+async def test_altered_offset_becomes_start_offset_at_the_share_coordinator(
     services: Services, state: LocalShareState
 ) -> None:
     command = AlterShareOffsets("g", ((T, 0, 7), (T, 9, 7), ("missing", 0, 7)))
@@ -181,7 +181,7 @@ async def test_altered_offset_is_the_share_coordinators_start_offset(
     assert await listed(services) == ((T, (0,)),)
 
 
-async def test_offset_is_altered_although_the_client_has_disconnected(
+async def test_offset_is_altered_despite_disconnect_of_the_client(
     services: Services, state: LocalShareState
 ) -> None:
     state.gate = asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ async def test_offset_is_altered_although_the_client_has_disconnected(
     await initialized(services, 1)
 
 
-async def test_partition_whose_alteration_fails_has_its_error(
+async def test_failed_offset_alteration_is_reported_for_its_partition_only(
     services: Services, state: LocalShareState
 ) -> None:
     await with_state(services)
@@ -220,7 +220,7 @@ async def test_offsets_of_a_group_with_members_are_not_altered_or_deleted(
         assert str(refused) == "The group is not empty."
 
 
-async def test_deleted_offsets_are_gone_at_the_share_coordinator(
+async def test_deleted_offsets_are_deleted_at_the_share_coordinator(
     services: Services, state: LocalShareState
 ) -> None:
     await with_state(services)
@@ -300,7 +300,7 @@ async def test_group_forgets_the_state_of_a_deleted_topic(
 # --- settings ------------------------------------------------------------------------------------
 
 
-async def test_settings_are_the_groups_own_within_the_brokers_bounds(tmp_path: Path) -> None:
+async def test_group_configs_apply_within_the_brokers_bounds(tmp_path: Path) -> None:
     config = {
         "group.share.session.timeout.ms": "50000",
         "group.share.heartbeat.interval.ms": "6000",
@@ -327,7 +327,7 @@ async def test_assignor_other_than_simple_is_refused_at_the_start(tmp_path: Path
         Services(tmp_path / "b", {"group.share.assignors": "range"})
 
 
-async def test_share_groups_are_served_from_level_1_of_the_feature(services: Services) -> None:
+async def test_share_groups_are_served_from_share_version_1(services: Services) -> None:
     def set_level(level: int, kind: UpgradeType) -> None:
         update = FeatureUpdate(SHARE_VERSION, level, kind)
         decide(services.storage, lambda one: one.update_features((update,)))

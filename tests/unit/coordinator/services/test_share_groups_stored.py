@@ -89,7 +89,7 @@ async def test_altered_offsets_survive_a_restart(services: Services, tmp_path: P
     await again.stop()
 
 
-async def test_partitions_added_to_a_known_topic_begin_at_offset_0(services: Services) -> None:
+async def test_partitions_added_to_a_known_topic_start_at_offset_0(services: Services) -> None:
     await beat(services, 0, T)
     await initialized(services, PARTITIONS)
     epoch = (await beat(services, 2)).member_epoch
@@ -102,7 +102,7 @@ async def test_partitions_added_to_a_known_topic_begin_at_offset_0(services: Ser
     assert starts == [-1, -1, 0]
 
 
-async def test_topic_created_again_has_no_state_of_the_former_one(services: Services) -> None:
+async def test_recreated_topic_has_no_share_state_of_its_predecessor(services: Services) -> None:
     await services.share_groups.alter_offsets(AlterShareOffsets("g", ((T, 0, 7),)), None)
     former = topic_id(services)
     delete_topic(services.metadata, T)

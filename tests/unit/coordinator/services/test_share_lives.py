@@ -232,7 +232,7 @@ async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Shares]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_accepted_records_come_once_and_all_records_end(
+async def test_accepted_records_are_not_redelivered_and_all_records_end(
     one: Shares, clock: ManualClock, seed: int
 ) -> None:
     one.services.share_persister._pause = no_pause

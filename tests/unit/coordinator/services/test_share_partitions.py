@@ -154,7 +154,7 @@ async def test_expired_lock_makes_records_available_again(one: Shares, clock: Ma
     assert part.acquired == [AcquiredRange(0, 2, 2)]
 
 
-async def test_outcomes_survive_and_acquisitions_do_not(one: Shares) -> None:
+async def test_acknowledgements_survive_fencing_and_acquisitions_do_not(one: Shares) -> None:
     one.produce(1, 1, 1)
     await one.fetch()
     assert await one.acknowledge(1, 1, ACCEPT) == Acknowledged()
@@ -166,7 +166,7 @@ async def test_outcomes_survive_and_acquisitions_do_not(one: Shares) -> None:
     assert part.acquired == [AcquiredRange(0, 0, 1), AcquiredRange(2, 2, 1)]
 
 
-async def test_successor_reads_after_the_writes_of_a_former_share_partition(one: Shares) -> None:
+async def test_new_share_partition_reads_state_after_writes_of_the_former(one: Shares) -> None:
     """The former one's writes have the same epochs, so that a record could end twice."""
     one.produce(1)
     await one.fetch()
@@ -196,7 +196,7 @@ async def test_successor_reads_after_the_writes_of_a_former_share_partition(one:
     assert part.acquired == [AcquiredRange(1, 1, 1)]
 
 
-async def test_failed_write_gives_the_records_back(one: Shares) -> None:
+async def test_failed_state_write_leaves_records_acquired_by_the_member(one: Shares) -> None:
     one.produce(1)
     await one.fetch()
     one.services.share_persister._transport = failing(SharePartitionFailedError("no disk"))
@@ -216,7 +216,7 @@ def failing(error: Exception) -> Any:
     return fail
 
 
-async def test_later_state_epoch_fences(one: Shares) -> None:
+async def test_share_partition_is_fenced_by_a_later_state_epoch(one: Shares) -> None:
     one.produce(2)
     await one.fetch()
     await one.initialize(start_offset=1, state_epoch=2)
@@ -226,7 +226,7 @@ async def test_later_state_epoch_fences(one: Shares) -> None:
     assert (await one.fetch()).acquired == [AcquiredRange(1, 1, 1)]
 
 
-async def test_acknowledgement_of_a_share_partition_that_is_not_fetched(one: Shares) -> None:
+async def test_acknowledgement_of_unfetched_share_partition_is_refused(one: Shares) -> None:
     with pytest.raises(UnknownSharePartitionError):
         await one.acknowledge(0, 0, ACCEPT)
 
@@ -254,7 +254,7 @@ async def test_deleted_topic_ends_waiting_fetches(one: Shares) -> None:
     assert len(one.shares) == 0
 
 
-async def test_last_session_of_a_group_takes_its_share_partitions(one: Shares) -> None:
+async def test_share_partitions_are_dropped_with_last_session_of_the_group(one: Shares) -> None:
     one.produce(1)
     sessions = one.shares.sessions
     sessions.fetch(SessionKey(GROUP, MEMBER), 0, "c1", additions=[one.where])
@@ -267,7 +267,7 @@ async def test_last_session_of_a_group_takes_its_share_partitions(one: Shares) -
     assert len(sessions) == 0
 
 
-async def test_feature_that_is_disabled_drops_everything(one: Shares) -> None:
+async def test_disabling_share_version_drops_share_partitions_and_sessions(one: Shares) -> None:
     one.produce(1)
     one.shares.sessions.fetch(SessionKey(GROUP, MEMBER), 0, "c1", additions=[one.where])
     await one.fetch()
@@ -278,7 +278,9 @@ async def test_feature_that_is_disabled_drops_everything(one: Shares) -> None:
 
 
 @pytest.mark.parametrize(("reset", "acquired"), [("earliest", 0), ("latest", 2)])
-async def test_start_without_state(one: Shares, reset: str, acquired: int) -> None:
+async def test_start_offset_without_state_follows_auto_offset_reset(
+    one: Shares, reset: str, acquired: int
+) -> None:
     set_group_configs(one.services.metadata, GROUP, {"share.auto.offset.reset": reset})
     await one.initialize(start_offset=-1, state_epoch=2)
     one.produce(1, 1)
@@ -289,7 +291,9 @@ async def test_start_without_state(one: Shares, reset: str, acquired: int) -> No
     assert served.share.start_offset == acquired
 
 
-async def test_start_by_duration(one: Shares, clock: ManualClock) -> None:
+async def test_start_offset_by_duration_is_first_record_within_it(
+    one: Shares, clock: ManualClock
+) -> None:
     reset = {"share.auto.offset.reset": "by_duration:PT1H"}
     set_group_configs(one.services.metadata, GROUP, reset)
     await one.initialize(start_offset=-1, state_epoch=2)
@@ -299,7 +303,7 @@ async def test_start_by_duration(one: Shares, clock: ManualClock) -> None:
     assert (await one.fetch()).acquired == [AcquiredRange(1, 2, 1)]
 
 
-async def test_uninitialized_state_fails_and_the_next_fetch_reads_again(one: Shares) -> None:
+async def test_failed_state_read_fails_the_fetch_and_is_repeated_by_the_next(one: Shares) -> None:
     one.produce(1)
     one.services.share_persister._transport = failing(SharePartitionFailedError("not initialized"))
     assert isinstance((await one.fetch(max_wait_ms=30_000)).error, SharePartitionFailedError)
@@ -307,7 +311,7 @@ async def test_uninitialized_state_fails_and_the_next_fetch_reads_again(one: Sha
     assert (await one.fetch()).acquired == [AcquiredRange(0, 0, 1)]
 
 
-async def test_bug_in_a_step_drops_the_share_partition(
+async def test_unexpected_exception_drops_the_share_partition(
     one: Shares, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one.produce(2)
@@ -320,7 +324,7 @@ async def test_bug_in_a_step_drops_the_share_partition(
     assert (await one.fetch()).acquired == [AcquiredRange(0, 1, 1)]
 
 
-async def test_min_bytes_are_waited_for(one: Shares) -> None:
+async def test_fetch_waits_for_min_bytes(one: Shares) -> None:
     waiting = one.begin(max_wait_ms=30_000, min_bytes=100)
     one.produce(1)
     await asyncio.sleep(0.01)
@@ -330,14 +334,14 @@ async def test_min_bytes_are_waited_for(one: Shares) -> None:
     assert part.acquired == [AcquiredRange(0, 1, 1)]
 
 
-async def test_max_wait_ends_the_wait_for_min_bytes_with_what_is_there(one: Shares) -> None:
+async def test_fetch_returns_available_records_after_max_wait(one: Shares) -> None:
     one.produce(1)
     part = await one.fetch(max_wait_ms=20, min_bytes=1 << 19)
     assert part.acquired == [AcquiredRange(0, 0, 1)]
     assert one.services.share_fetches.expired == 1
 
 
-async def test_abandoned_fetch_leaves_nothing_behind(one: Shares) -> None:
+async def test_cancelled_fetch_leaves_no_waiter_and_no_lock(one: Shares) -> None:
     waiting = one.begin(max_wait_ms=30_000)
     await until_true(lambda: one.services.share_fetches.waiting == 1, "the fetch waits")
     (served,) = one.shares
@@ -355,7 +359,7 @@ async def test_throttled_fetch_acquires_nothing(one: Shares) -> None:
     assert (await one.fetch()).acquired == [AcquiredRange(0, 0, 1)]
 
 
-async def test_many_small_batches_are_read_up_to_the_room(one: Shares) -> None:
+async def test_fetch_in_record_limit_mode_reads_only_max_records(one: Shares) -> None:
     one.produce(*([1] * 300))
     part = await one.fetch(max_records=100, mode=AcquireMode.RECORD_LIMIT)
     assert sum(entry.size for entry in part.acquired) == 100
@@ -365,7 +369,7 @@ async def test_many_small_batches_are_read_up_to_the_room(one: Shares) -> None:
     assert sum(entry.size for entry in part.acquired) == 200
 
 
-async def test_limit_of_record_locks_holds_back_fetches(one: Shares) -> None:
+async def test_fetch_waits_while_record_locks_are_at_the_limit(one: Shares) -> None:
     set_group_configs(one.services.metadata, GROUP, {"share.partition.max.record.locks": "100"})
     one.produce(*([10] * 15))
     part = await one.fetch()
@@ -381,7 +385,7 @@ async def test_limit_of_record_locks_holds_back_fetches(one: Shares) -> None:
     assert part.acquired == [AcquiredRange(100, 119, 1)]
 
 
-async def test_start_offset_behind_the_log_waits_until_the_log_grows(one: Shares) -> None:
+async def test_fetch_waits_for_log_end_to_pass_the_start_offset(one: Shares) -> None:
     await one.initialize(start_offset=2, state_epoch=2)
     one.produce(1)
     part = await one.fetch(max_wait_ms=10)
@@ -390,7 +394,7 @@ async def test_start_offset_behind_the_log_waits_until_the_log_grows(one: Shares
     assert (await one.fetch()).acquired == [AcquiredRange(2, 2, 1)]
 
 
-async def test_closed_session_releases_and_the_state_says_so(one: Shares) -> None:
+async def test_closed_session_releases_records_and_writes_their_state(one: Shares) -> None:
     one.produce(1)
     key = SessionKey(GROUP, MEMBER)
     one.shares.sessions.fetch(key, 0, "c1", additions=[one.where])
@@ -405,7 +409,7 @@ async def test_closed_session_releases_and_the_state_says_so(one: Shares) -> Non
     assert [tuple(batch) for batch in state.batches] == [(0, 0, 0, 1)]
 
 
-async def test_broker_that_stops_answers_waiting_fetches(one: Shares) -> None:
+async def test_waiting_fetch_is_fenced_on_shutdown(one: Shares) -> None:
     waiting = one.begin(max_wait_ms=30_000)
     await until_true(lambda: one.services.share_fetches.waiting == 1, "the fetch waits")
     one.shares.close()
@@ -420,7 +424,7 @@ def assert_about(pauses: list[int], expected: list[int]) -> None:
         assert 0.8 * ms - 1 <= pause <= 1.2 * ms
 
 
-async def test_write_is_repeated_until_the_coordinator_is_found(one: Shares) -> None:
+async def test_state_write_is_retried_until_coordinator_is_found(one: Shares) -> None:
     one.produce(1)
     await one.fetch()
     persister, pauses = one.services.share_persister, []
@@ -437,7 +441,7 @@ async def test_write_is_repeated_until_the_coordinator_is_found(one: Shares) -> 
     assert_about(pauses, [2_000, 4_000])
 
 
-async def test_write_fails_after_five_attempts(one: Shares) -> None:
+async def test_state_write_fails_after_five_attempts(one: Shares) -> None:
     one.produce(1)
     await one.fetch()
     persister, pauses = one.services.share_persister, []
@@ -451,7 +455,7 @@ async def test_write_fails_after_five_attempts(one: Shares) -> None:
     assert_about(pauses, [2_000, 4_000, 8_000, 16_000])
 
 
-async def test_stop_ends_repeated_writes(one: Shares) -> None:
+async def test_stop_ends_retries_of_state_writes(one: Shares) -> None:
     one.produce(1)
     await one.fetch()
     persister = one.services.share_persister
@@ -466,7 +470,7 @@ async def test_stop_ends_repeated_writes(one: Shares) -> None:
     await until_true(lambda: not persister._repeating, "the repetition ends")
 
 
-async def test_fetch_of_no_bytes_does_not_wait(one: Shares) -> None:
+async def test_fetch_with_min_bytes_0_does_not_wait(one: Shares) -> None:
     """MinBytes 0 is satisfied at once, as in Kafka."""
     await one.fetch()
     part = await asyncio.wait_for(asyncio.shield(one.begin(max_wait_ms=3_600_000, min_bytes=0)), 60)
@@ -474,7 +478,9 @@ async def test_fetch_of_no_bytes_does_not_wait(one: Shares) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [-1, 0, 1, 3])
-async def test_ranges_are_cut_at_batches_of_the_log(one: Shares, batch_size: int) -> None:
+async def test_acquired_ranges_are_split_at_log_batches_by_batch_size(
+    one: Shares, batch_size: int
+) -> None:
     one.produce(2, 2, 2)
     acquired = (await one.fetch(batch_size=batch_size)).acquired
     cut = [AcquiredRange(0, 1, 1), AcquiredRange(2, 3, 1), AcquiredRange(4, 5, 1)]

@@ -57,7 +57,7 @@ async def test_each_partition_has_its_own_result(
     assert (await ask.summaries([here]))[here] == StateSummary()
 
 
-async def test_command_without_a_coordinator_is_sent_five_times(
+async def test_command_without_coordinator_is_sent_five_times(
     services: Services, state: LocalShareState
 ) -> None:
     state.failures.extend(NotCoordinatorError(f"attempt {number}") for number in range(5))
@@ -68,7 +68,7 @@ async def test_command_without_a_coordinator_is_sent_five_times(
     assert state.pauses == pytest.approx([2_000, 4_000, 8_000, 16_000], rel=JITTER)
 
 
-def test_pauses_differ_at_random_and_have_a_limit() -> None:
+def test_retry_backoff_has_jitter_and_a_maximum() -> None:
     pauses = [pause_ms(1) for _ in range(100)]
     assert min(pauses) < 2_000 < max(pauses)
     assert [pause_ms(10) for _ in range(100)] == [MAX_PAUSE_MS] * 100
@@ -83,7 +83,7 @@ async def test_error_of_a_moving_coordinator_is_retried(
     assert state.pauses == pytest.approx([2_000], rel=JITTER)
 
 
-async def test_only_the_failed_partitions_are_sent_again(
+async def test_only_partitions_with_retriable_errors_are_sent_again(
     services: Services, state: LocalShareState
 ) -> None:
     first, second = key(services), key(services, 1)
@@ -96,7 +96,7 @@ async def test_only_the_failed_partitions_are_sent_again(
     assert isinstance(results[second], errors.FencedStateEpochError)
 
 
-async def test_bug_in_the_transport_is_the_error_of_its_partition(
+async def test_exception_of_the_transport_fails_its_partition_without_retry(
     services: Services, state: LocalShareState
 ) -> None:
     def broken(_command: object) -> asyncio.Future[object]:
@@ -111,7 +111,7 @@ async def test_bug_in_the_transport_is_the_error_of_its_partition(
     assert state.pauses == []
 
 
-async def test_cancelled_request_ends_during_a_pause(
+async def test_cancelled_request_ends_during_retry_backoff(
     services: Services, state: LocalShareState
 ) -> None:
     state.failures.append(CoordinatorNotAvailableError("not now"))

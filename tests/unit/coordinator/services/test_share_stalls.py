@@ -77,7 +77,7 @@ async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Watched]:
     await services.stop()
 
 
-async def test_fetch_of_many_batches_and_the_end_of_their_locks(
+async def test_fetch_of_many_batches_does_not_block_the_event_loop(
     one: Watched, clock: ManualClock
 ) -> None:
     one.produce(*([1] * LOCKS))
@@ -88,7 +88,7 @@ async def test_fetch_of_many_batches_and_the_end_of_their_locks(
 
 
 @pytest.mark.parametrize("at_once", [MAX_LOCKS, 50], ids=["one-fetch", "many-fetches"])
-async def test_ten_thousand_locks_that_end_together(
+async def test_simultaneous_expiration_of_10000_locks_runs_in_slices(
     tmp_path: Path, clock: ManualClock, at_once: int
 ) -> None:
     limits = (
@@ -121,7 +121,7 @@ async def test_ten_thousand_locks_that_end_together(
     await services.stop()
 
 
-async def test_acknowledgement_of_each_offset_by_itself(one: Watched) -> None:
+async def test_alternating_acknowledgements_do_not_block_the_event_loop(one: Watched) -> None:
     one.produce(LOCKS)
     assert one.read().acquired[0].size == LOCKS
     batches = [AcknowledgeBatch(0, LOCKS - 1, ALTERNATING)]

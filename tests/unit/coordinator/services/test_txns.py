@@ -135,7 +135,9 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
 
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("commits", [True, False])
-async def test_end_is_one_turn(services: Services, version: int, commits: bool) -> None:
+async def test_end_txn_completes_in_one_turn(
+    services: Services, version: int, commits: bool
+) -> None:
     producer = await Producer(services).init()
     for _ in range(3):
         await producer.add(("t", 0), ("t", 1))
@@ -151,7 +153,7 @@ async def test_end_is_one_turn(services: Services, version: int, commits: bool) 
     assert len(fetched.aborted) == (0 if commits else 3)
 
 
-async def test_offsets_commit_with_the_transaction(services: Services) -> None:
+async def test_transactional_offsets_are_committed_with_the_transaction(services: Services) -> None:
     producer = await Producer(services).init()
     await services.groups.submit("g", commit("g", 1))
     index = services.groups.partition_for("g")
@@ -164,7 +166,9 @@ async def test_offsets_commit_with_the_transaction(services: Services) -> None:
         assert await committed(services, "g", stable=True) == expected
 
 
-async def test_a_newer_producer_fences_the_older(services: Services) -> None:
+async def test_new_producer_fences_the_former_and_aborts_its_transaction(
+    services: Services,
+) -> None:
     old = await Producer(services).init()
     await old.add(("t", 0))
     old.write("lost")
@@ -185,13 +189,15 @@ async def new_producer(services: Services) -> InitProducerIdResult:
     return result
 
 
-async def test_producers_without_an_id(services: Services) -> None:
+async def test_producers_without_transactional_id_get_distinct_producer_ids(
+    services: Services,
+) -> None:
     given = [await new_producer(services) for _ in range(1_500)]
     assert len({one.producer_id for one in given}) == 1_500
     assert {one.producer_epoch for one in given} == {0}
 
 
-async def test_ids_are_never_given_out_twice(services: Services, tmp_path: Path) -> None:
+async def test_producer_ids_are_not_reused_after_a_kill(services: Services, tmp_path: Path) -> None:
     before = {(await new_producer(services)).producer_id for _ in range(3)}
     before.add((await Producer(services).init()).pid)
     await services.kill()
@@ -200,7 +206,7 @@ async def test_ids_are_never_given_out_twice(services: Services, tmp_path: Path)
     await again.stop()
 
 
-async def test_no_decision_reserves_ids(
+async def test_producer_ids_are_not_allocated_within_a_turn(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A turn writes only to its own log: the reservation is flushed before or after it."""
@@ -219,7 +225,9 @@ async def test_no_decision_reserves_ids(
     assert reserved == [False, False]
 
 
-async def test_a_timeout_that_needs_an_id_has_one_reserved(services: Services) -> None:
+async def test_timeout_at_last_epoch_aborts_once_a_producer_id_is_allocated(
+    services: Services,
+) -> None:
     """Fencing at the last epoch needs a new producer id, and none is left after a restart."""
     finish(services.txns.open_in_steps())
     at_last_epoch = TransactionMetadata(
@@ -254,7 +262,7 @@ def refuse(*_: object, **__: object) -> object:
     raise StorageError("the disk is gone")
 
 
-async def test_no_ids_while_metadata_fails(
+async def test_init_producer_id_fails_while_metadata_log_fails(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(services.txns.open_in_steps())
@@ -267,7 +275,7 @@ async def test_no_ids_while_metadata_fails(
     await Producer(services).init()
 
 
-async def test_a_failing_log_names_the_request_that_it_failed(
+async def test_failed_append_is_logged_with_its_request(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = await Producer(services).init()
@@ -279,7 +287,7 @@ async def test_a_failing_log_names_the_request_that_it_failed(
     assert (failed["trigger"], failed["subject"]) == ("upkeep AddPartitions", ID)
 
 
-async def test_timeouts_abort(services: Services) -> None:
+async def test_transaction_is_aborted_after_its_timeout(services: Services) -> None:
     producer = await Producer(services).init(timeout_ms=1_000)
     await producer.add(("t", 0))
     producer.write("slow")
@@ -291,7 +299,7 @@ async def test_timeouts_abort(services: Services) -> None:
         await producer.end(commit=True)
 
 
-async def test_ids_expire_on_the_timer(tmp_path: Path) -> None:
+async def test_transactional_id_expires(tmp_path: Path) -> None:
     config = {
         "transactional.id.expiration.ms": "1000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
@@ -311,7 +319,7 @@ async def test_ids_expire_on_the_timer(tmp_path: Path) -> None:
     await services.stop()
 
 
-async def test_listing_merges_shards(services: Services) -> None:
+async def test_list_transactions_merges_all_shards(services: Services) -> None:
     assert not list((await services.txns.list_transactions(ListTransactions())).transactions)
     for number in range(20):
         await Producer(services, f"id-{number}").init()
@@ -323,7 +331,7 @@ async def test_listing_merges_shards(services: Services) -> None:
 # --- markers -------------------------------------------------------------------------------------
 
 
-async def test_deleted_topics_drop_out(services: Services) -> None:
+async def test_transaction_completes_without_its_deleted_topic(services: Services) -> None:
     producer = await Producer(services).init()
     services.topic("gone")
     await producer.add(("t", 0), ("gone", 0))
@@ -334,7 +342,7 @@ async def test_deleted_topics_drop_out(services: Services) -> None:
     assert stable(services) == end(services)
 
 
-async def test_a_partition_off_line_gets_its_marker_later(
+async def test_marker_of_offline_partition_is_retried(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = await Producer(services).init()
@@ -359,7 +367,7 @@ async def test_a_partition_off_line_gets_its_marker_later(
     await producer.add(("t", 0))
 
 
-async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
+async def test_no_marker_is_written_to_the_transaction_state_topic(
     services: Services,
 ) -> None:
     """The transaction of an imported log may include a partition of the state topic."""
@@ -376,7 +384,7 @@ async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
     assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
 
 
-async def test_an_offsets_shard_that_loads_gets_its_marker_later(
+async def test_marker_of_loading_offsets_partition_is_retried(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = await Producer(services).init()
@@ -391,7 +399,7 @@ async def test_an_offsets_shard_that_loads_gets_its_marker_later(
     assert await state(services) == "CompleteCommit"
 
 
-async def test_an_administrators_marker_does_not_hang_the_transaction(services: Services) -> None:
+async def test_transaction_completes_despite_marker_of_an_administrator(services: Services) -> None:
     producer = await Producer(services).init()
     await producer.add(("t", 0))
     producer.write("a")
@@ -423,7 +431,7 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("commits", [True, False])
-async def test_killed_before_every_write_of_the_end(
+async def test_transaction_is_open_or_ended_in_every_log_after_a_kill(
     tmp_path: Path, version: int, commits: bool
 ) -> None:
     """After a restart the transaction is either still open or completely ended, in every log."""
@@ -466,7 +474,9 @@ async def test_killed_before_every_write_of_the_end(
     assert outcomes[0] == "Ongoing"
 
 
-async def test_a_second_resume_changes_nothing(services: Services, tmp_path: Path) -> None:
+async def test_second_restart_after_a_kill_writes_no_marker(
+    services: Services, tmp_path: Path
+) -> None:
     producer = await Producer(services).init()
     await producer.add(("t", 0))
     producer.write("a")
@@ -491,7 +501,7 @@ def ask(
     return services.txns.verify(api, version, producer.id, producer.pid, epoch, [key])[key]
 
 
-async def test_verification_before_tv2(services: Services) -> None:
+async def test_verification_below_tv2_requires_an_added_partition(services: Services) -> None:
     producer = await Producer(services).init()
     await producer.add(("t", 1))
     assert type(ask(services, producer, "Produce", 10)) is InvalidTxnStateError
@@ -503,14 +513,14 @@ async def test_verification_before_tv2(services: Services) -> None:
     assert type(ask(services, producer, "Produce", 10, epoch=7)) is InvalidProducerEpochError
 
 
-async def test_implicit_add_under_tv2(services: Services) -> None:
+async def test_produce_v12_adds_the_partition_implicitly(services: Services) -> None:
     producer = await Producer(services).init()
     assert ask(services, producer, "Produce", 12) is None
     assert await state(services) == "Ongoing"
     assert ask(services, producer, "Produce", 10) is None
 
 
-async def test_a_refusal_that_waits_for_the_disk_is_no_failure_of_the_broker(
+async def test_verification_error_after_flush_reaches_no_exception_handler(
     tmp_path: Path,
 ) -> None:
     told: list[object] = []
@@ -534,7 +544,7 @@ async def test_a_refusal_that_waits_for_the_disk_is_no_failure_of_the_broker(
     await services.stop()
 
 
-async def test_verification_can_be_switched_off_but_not_the_add(tmp_path: Path) -> None:
+async def test_disabled_verification_still_adds_partitions_implicitly(tmp_path: Path) -> None:
     config = {"transaction.partition.verification.enable": "false"}
     services = await Services(tmp_path, config).start()
     services.topic("t")
@@ -546,7 +556,7 @@ async def test_verification_can_be_switched_off_but_not_the_add(tmp_path: Path) 
     await services.stop()
 
 
-async def test_unknown_ids_and_no_coordinator(services: Services) -> None:
+async def test_verification_without_coordinator_or_known_id_fails(services: Services) -> None:
     producer = Producer(services)
     producer.pid, producer.epoch = 1, 0
     assert type(ask(services, producer, "Produce", 10)) is TransactionCoordinatorBusyError
@@ -570,13 +580,13 @@ Case = tuple[Callable[[], DomainError], str, int, type[DomainError]]
         (ProducerFencedError, "TxnOffsetCommit", 5, InvalidProducerEpochError),
     ],
 )
-def test_words_of_the_coordinator_for_partition_clients(
+def test_verification_error_depends_on_api_and_version(
     error: type[DomainError], api: str, version: int, expected: type[DomainError]
 ) -> None:
     assert type(verification_error(error("why"), api, version)) is expected
 
 
-async def test_fifty_empty_shards_of_each_coordinator(tmp_path: Path) -> None:
+async def test_each_coordinator_opens_fifty_empty_shards(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
     for one in (services.groups, services.txns):
         finish(one.open_in_steps())

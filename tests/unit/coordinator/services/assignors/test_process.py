@@ -36,7 +36,7 @@ async def computed(processes, name, group_id="g"):
 
 
 @pytest.mark.usefixtures("installed")
-async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(monkeypatch):
+async def test_assignor_failure_is_reported_and_next_request_is_answered(monkeypatch):
     names = [*(cls.__name__.lower() for cls in CLASSES), "unimportable"]
     processes = AssignorProcesses(names)
     try:
@@ -67,7 +67,7 @@ async def test_every_way_to_fail_is_reported_and_the_next_question_is_answered(m
 
 
 @pytest.mark.usefixtures("installed")
-async def test_only_the_newest_question_of_a_group_counts():
+async def test_only_the_newest_assignment_request_of_a_group_is_answered():
     processes = AssignorProcesses(["reversed"])
     answers: list[str] = []
     try:
@@ -111,7 +111,7 @@ async def test_dropped_request_is_not_reported_after_close(monkeypatch):
     assert reports == []
 
 
-def test_an_unknown_name_is_refused():
+def test_unknown_assignor_name_is_a_config_error():
     with pytest.raises(ConfigError, match="nobody"):
         AssignorProcesses(["nobody"])
 

@@ -8,7 +8,7 @@ ARGS   ?=
 # A failed test is played so many times more, and counted as rerun; CI allows two
 RERUNS ?= 0
 PYTEST := $(RUN) pytest$(if $(filter-out 0,$(RERUNS)), --reruns $(RERUNS) --rerun-show-tracebacks)
-# One part of the test files of slow, spark and oracle; PART=2/2 is every second one
+# One part of the test files of slow, spark, crash and oracle; PART=2/4 is every fourth one
 PART   ?= 1/1
 
 .DEFAULT_GOAL := help
@@ -98,7 +98,7 @@ crash: export POWER_STATES ?= $(or $(N),10500)
 crash: export CLUSTER_POINTS ?= 300
 crash: export CONTROLLER_POINTS ?= 100
 crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all) and of a controller on ZooKeeper (CONTROLLER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
-	$(PYTEST) --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
+	$(PYTEST) --numprocesses 2 --dist loadfile --part=$(PART) $(or $(ARGS),tests/crash)
 	HISTORIES=$(or $(N),20000) $(PYTEST) --quiet -rP --numprocesses 2 --dist load --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py tests/unit/logcore/test_histories.py
 
 sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=200 WORLD=both)
@@ -125,7 +125,7 @@ SPARK_RUN := $(PYTEST) --numprocesses 2 --dist loadfile
 SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py tests/spark/test_secured.py
 spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
 	$(SPARK_RUN) --stock --part=$(PART) $(or $(ARGS),tests/spark)
-	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),$(SPARK_JUDGED))
+	$(SPARK_RUN) --target=kafka -m judge --part=$(PART) $(or $(ARGS),$(SPARK_JUDGED))
 
 package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)
 	$(PYTEST) tests/package $(ARGS)

@@ -110,6 +110,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.path in chosen]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Accept a part without tests, when there are more parts than files."""
+    if (
+        exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+        and session.config.getoption("--part")[1] > 1
+    ):
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A background job of a shell ignores SIGINT, and the child processes would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -29,12 +29,12 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize("key", [*BROKER_KEYS.values(), *TOPIC_KEYS.values()], ids=lambda k: k.name)
-def test_every_default_is_a_value_of_its_own_key(key):
+def test_every_config_default_is_valid_for_its_key(key):
     if key.default is not None:
         assert text_of(key.parse(key.default)) is not None
 
 
-def test_every_key_has_an_effect_or_says_that_it_has_none():
+def test_every_broker_config_is_used_or_marked_as_inert():
     sources = "".join(
         path.read_text()
         for path in (ROOT / "coordinator").rglob("*.py")
@@ -69,7 +69,7 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
     assert unused == []
 
 
-def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
+def test_every_topic_config_is_a_log_config_field_or_marked_as_inert():
     fields = set(LogConfig.__dataclass_fields__)
     for name, key in TOPIC_KEYS.items():
         elsewhere = name in {
@@ -82,7 +82,7 @@ def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
         assert name.replace(".", "_") in fields or key.inert or elsewhere
 
 
-def test_defaults_are_those_of_the_log():
+def test_log_config_of_an_empty_broker_config_has_the_default_values():
     assert log_config(BrokerConfig(), {}) == LogConfig()
 
 
@@ -152,7 +152,7 @@ def test_defaults_are_those_of_the_log():
         ({"group.share.assignors": ""}, "group.share.assignors", "one assignor"),
     ],
 )
-def test_what_is_refused_names_key_value_and_reason(settings, key, reason):
+def test_invalid_config_error_names_the_key_and_the_reason(settings, key, reason):
     with pytest.raises(ConfigError) as refused:
         BrokerConfig(settings)
     assert refused.value.key == key
@@ -193,7 +193,7 @@ def test_values_at_their_bounds_are_accepted(bytes_):
 @pytest.mark.parametrize(
     ("session", "beat"), [("45000", "5000"), ("60000", "15000"), ("45000", "15000")]
 )
-def test_timeouts_of_consumer_groups_at_their_bounds(session, beat):
+def test_consumer_group_timeouts_at_their_bounds_are_accepted(session, beat):
     config = BrokerConfig(
         {
             "group.consumer.session.timeout.ms": session,
@@ -203,7 +203,7 @@ def test_timeouts_of_consumer_groups_at_their_bounds(session, beat):
     assert config.int("group.consumer.session.timeout.ms") == int(session)
 
 
-def test_typed_access():
+def test_typed_config_access_returns_the_value_or_raises_a_type_error():
     config = BrokerConfig({"broker.rack": " r1 ", "num.partitions": " 3 "})
     assert config.int("num.partitions") == 3
     assert config.text("broker.rack") == "r1"
@@ -222,7 +222,7 @@ def test_typed_access():
         config.get("no.such.key")
 
 
-def test_a_topic_key_sets_the_brokers_default():
+def test_topic_config_key_in_the_broker_config_sets_the_broker_default():
     config = BrokerConfig({"flush.messages": "1"})
     assert log_config(config, {}).flush_messages == 1
     assert config.int("log.flush.interval.messages") == 1
@@ -238,11 +238,11 @@ def test_a_topic_key_sets_the_brokers_default():
         ({"log.retention.hours": "-1"}, -1),
     ],
 )
-def test_the_finest_unit_wins(settings, retention_ms):
+def test_finest_retention_unit_takes_precedence(settings, retention_ms):
     assert log_config(BrokerConfig(settings), {}).retention_ms == retention_ms
 
 
-def test_a_topics_own_setting_wins():
+def test_topic_config_overrides_the_broker_config():
     config = BrokerConfig({"log.retention.ms": "5", "log.segment.bytes": "2000000"})
     overrides = {"retention.ms": "6", "internal.segment.bytes": "100"}
     assert log_config(config, overrides).retention_ms == 6
@@ -272,7 +272,7 @@ def test_broker_key_is_followed_by_its_synonyms_in_other_units():
     assert [one.name for one in flush.synonyms(scheduler)] == [scheduler, scheduler]
 
 
-def test_key_of_a_listener_is_followed_by_the_key_of_all_listeners():
+def test_synonyms_of_a_listener_key_end_with_the_key_of_all_listeners():
     name, base = "listener.name.in.ssl.keystore.location", "ssl.keystore.location"
     config = BrokerConfig({name: "/own", base: "/all"})
     assert [(one.name, one.text) for one in config.synonyms(name)] == [
@@ -290,7 +290,7 @@ def test_repeated_item_of_a_list_counts_once():
     assert found.cleanup_policy == {"compact"}
 
 
-def test_topic_settings_are_checked():
+def test_invalid_topic_configs_are_refused():
     config = BrokerConfig()
     for overrides in (
         {"no.such": "1"},
@@ -303,7 +303,7 @@ def test_topic_settings_are_checked():
     assert log_config(config, {"cleanup.policy": ""}).cleanup_policy == frozenset()
 
 
-def test_dynamic_settings_come_first_and_are_heard_of():
+def test_dynamic_config_overrides_static_config_and_notifies_listeners():
     config = BrokerConfig({"message.max.bytes": "10"})
     heard = []
     config.listen(lambda: heard.append(config.int("message.max.bytes")))
@@ -314,7 +314,7 @@ def test_dynamic_settings_come_first_and_are_heard_of():
     assert heard == [20, 30, 20, 10]
 
 
-def test_dynamic_value_that_is_not_understood_is_left_out():
+def test_invalid_dynamic_config_value_is_ignored_and_logged():
     config = BrokerConfig({"message.max.bytes": "10"})
     of_listener = "listener.name.plaintext.max.connections"
     kept = {"message.max.bytes": "much", of_listener: "abc", "log.retention.ms": "5"}
@@ -326,7 +326,7 @@ def test_dynamic_value_that_is_not_understood_is_left_out():
     assert [entry["key"] for entry in told] == ["message.max.bytes", of_listener]
 
 
-def test_dynamic_value_of_a_listener_that_is_not_understood_is_left_out():
+def test_invalid_dynamic_listener_config_is_ignored_and_logged():
     config, key = BrokerConfig({"max.connections": "10"}), "listener.name.in.max.connections"
     with capture_logs() as told:
         config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: "many", "no.such.key": "1"})
@@ -335,7 +335,7 @@ def test_dynamic_value_of_a_listener_that_is_not_understood_is_left_out():
     assert [one["key"] for one in told] == [key]
 
 
-def test_setting_that_is_kept_already_refuses_no_other():
+def test_existing_invalid_config_does_not_prevent_changing_another():
     config, kept = BrokerConfig(), {"no.such.key": "1", "num.partitions": "3"}
     check_configs(config, BROKER_RESOURCE, "", {**kept, "log.retention.ms": "5"}, kept)
     with pytest.raises(ConfigError, match=r"no\.such\.key"):
@@ -362,7 +362,7 @@ CODE_AND_FILES = re.compile(
 CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
 
 
-def test_no_client_names_code_addresses_or_files_other_than_certificates():
+def test_updatable_configs_name_no_code_address_or_file_except_certificates():
     """The subject of CVE-2023-25194, CVE-2025-27818 and CVE-2025-27819."""
     keys = {**BROKER_KEYS, **OF_LISTENERS, **TOPIC_KEYS, **GROUP_OWN_KEYS}
     found = {
@@ -398,7 +398,7 @@ def test_no_client_names_code_addresses_or_files_other_than_certificates():
         "principal.builder.class",
     ],
 )
-def test_who_may_do_what_is_not_set_while_the_broker_runs(name):
+def test_security_config_cannot_be_changed_dynamically(name):
     config = BrokerConfig()
     with pytest.raises((ConfigError, InvalidRequestError)) as refused:
         config.check_dynamic({name: "com.sun.security.auth.module.JndiLoginModule required;"})
@@ -406,12 +406,12 @@ def test_who_may_do_what_is_not_set_while_the_broker_runs(name):
         assert "Jndi" not in str(refused.value)
 
 
-def test_settings_without_effect_are_named():
+def test_configs_without_effect_are_listed():
     config = BrokerConfig({"num.io.threads": "16", "num.partitions": "2"})
     assert [name for name, _ in config.without_effect()] == ["num.io.threads"]
 
 
-def test_a_file_and_pairs_are_merged(tmp_path):
+def test_config_file_and_command_line_pairs_are_merged(tmp_path):
     path = tmp_path / "broker.toml"
     path.write_text(
         "num.partitions = 3\n"
@@ -444,7 +444,7 @@ def test_a_file_and_pairs_are_merged(tmp_path):
         ("# " + "x" * (1 << 20), "longer"),
     ],
 )
-def test_a_bad_file_is_refused(tmp_path, text, reason):
+def test_invalid_config_file_is_refused(tmp_path, text, reason):
     path = tmp_path / "broker.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=reason):
@@ -465,13 +465,13 @@ def test_a_bad_file_is_refused(tmp_path, text, reason):
         ("auto.create.topics.enable = false", {"auto.create.topics.enable": "false"}),
     ],
 )
-def test_the_content_of_a_file_says_its_format(tmp_path, name, text, settings):
+def test_config_file_format_is_detected_from_its_content(tmp_path, name, text, settings):
     path = tmp_path / name
     path.write_bytes(text.encode("latin-1"))
     assert settings.items() <= load([], path).items()
 
 
-def test_bad_pairs_and_missing_files_are_refused(tmp_path):
+def test_invalid_pair_or_missing_config_file_is_refused(tmp_path):
     for pair in ("num.partitions", "=3", ""):
         with pytest.raises(ConfigError, match="KEY=VALUE"):
             load([pair])
@@ -479,5 +479,5 @@ def test_bad_pairs_and_missing_files_are_refused(tmp_path):
         load([], tmp_path / "none.toml")
 
 
-def test_types_have_kafkas_numbers():
+def test_config_types_have_kafkas_numbers():
     assert [kind.value for kind in ConfigType] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]

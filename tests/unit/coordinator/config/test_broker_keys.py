@@ -74,7 +74,7 @@ def test_every_key_is_accepted_for_a_listener(version: str, prefix: str) -> None
         assert prefix + key.name in effective or reasons[prefix + key.name]
 
 
-def test_keys_of_plugins_are_passed_over_with_a_reason() -> None:
+def test_plugin_configs_are_ignored_with_a_reason() -> None:
     given = {
         "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
         "rsm.config.bucket": "b",
@@ -84,7 +84,7 @@ def test_keys_of_plugins_are_passed_over_with_a_reason() -> None:
     assert dict(config.without_effect()).keys() == given.keys()
 
 
-def test_keys_for_zookeeper_say_that_there_is_none() -> None:
+def test_zookeeper_configs_without_zookeeper_connect_have_no_effect() -> None:
     settings = {
         "leader.imbalance.per.broker.percentage": "20",
         "zookeeper.session.timeout.ms": "9000",
@@ -98,7 +98,7 @@ def test_keys_for_zookeeper_say_that_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("version", "name"), [("3.9", "broker.conf"), ("4.3", "settings"), ("4.4", "broker.toml")]
 )
-def test_a_broker_starts_with_all_keys_at_their_defaults(
+def test_broker_starts_with_all_kafka_configs_at_their_defaults(
     tmp_path: Path, version: str, name: str
 ) -> None:
     path = tmp_path / name
@@ -112,7 +112,7 @@ def test_a_broker_starts_with_all_keys_at_their_defaults(
     assert ("inter.broker.protocol.version" in told) is (version == "3.9")
 
 
-def test_a_listeners_key_with_a_mistake_is_told_with_the_nearest_one() -> None:
+def test_misspelled_listener_config_error_suggests_the_nearest_key() -> None:
     with pytest.raises(
         ConfigError,
         match=r"^listener\.name\.x\.ssl\.keystore\.locaton: unknown configuration; "
@@ -122,7 +122,9 @@ def test_a_listeners_key_with_a_mistake_is_told_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(("text", "limit_ms"), [("-1", sys.maxsize), ("0", 1), ("5", 5)])
-async def test_a_connection_may_be_idle_for_ever(tmp_path: Path, text: str, limit_ms: int) -> None:
+async def test_connections_max_idle_ms_sets_the_idle_limit_and_minus_1_disables_it(
+    tmp_path: Path, text: str, limit_ms: int
+) -> None:
     services = await Services(tmp_path, {"connections.max.idle.ms": text}).start()
     server = Listeners({}, {}).prepare(services, Registry())
     assert server.limits.max_idle_ms == limit_ms
@@ -135,14 +137,14 @@ async def test_a_connection_may_be_idle_for_ever(tmp_path: Path, text: str, limi
         {"zookeeper.connect": "z:2181", "leader.imbalance.per.broker.percentage": "25"}, 25
     )],
 )  # fmt: skip
-def test_only_a_controller_on_zookeeper_tolerates_imbalance(
+def test_leader_imbalance_percentage_applies_only_with_zookeeper(
     settings: dict[str, str], percentage: int | None
 ) -> None:
     found = controller_settings(BrokerConfig(settings), node_id=1)
     assert found.leader_imbalance_percentage == percentage
 
 
-def test_keys_without_effect_are_dynamic_as_in_kafka() -> None:
+def test_configs_without_effect_can_be_dynamic_as_in_kafka() -> None:
     config = BrokerConfig()
     config.check_dynamic({"num.io.threads": "4", "log.cleaner.backoff.ms": "0"})
     with pytest.raises(InvalidRequestError, match=r"num\.io\.threads: Value must be at least 1"):
@@ -153,7 +155,7 @@ def test_keys_without_effect_are_dynamic_as_in_kafka() -> None:
         config.check_dynamic({"num.io.thread": "4"})
 
 
-def test_durations_are_settings_of_a_command_line_alone(tmp_path: Path) -> None:
+def test_duration_units_are_accepted_only_on_the_command_line(tmp_path: Path) -> None:
     pairs = ["log.retention.ms=7d", "log.roll.hours=2d", "offsets.retention.minutes=1h30m"]
     assert list(load(pairs).values()) == ["604800000", "48", "90"]
     assert load(["broker.rack=1h"]) == {"broker.rack": "1h"}

@@ -35,5 +35,5 @@ def test_match_with_expression_that_cannot_be_compiled_is_refused(expression: st
         r"\\(?!a)",
     ],
 )
-def test_match_with_expression_of_java_is_accepted(expression: str) -> None:
+def test_match_with_java_regex_syntax_is_accepted(expression: str) -> None:
     finish(check_expressions({MATCH: f"client_id={expression}"}))

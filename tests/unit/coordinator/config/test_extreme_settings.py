@@ -130,7 +130,9 @@ async def bear(
     assert (directory / ".kafka_cleanshutdown").exists()
 
 
-async def test_a_topics_number_at_its_ends(tmp_path: Path) -> None:
+async def test_topic_config_at_its_minimum_or_maximum_allows_maintenance_and_restart(
+    tmp_path: Path,
+) -> None:
     topics = {f"{name}_{text}": {name: text} for name, text in numbers(TOPIC_KEYS)}
     assert len(topics) > 60
     await bear(tmp_path, topics)
@@ -139,12 +141,16 @@ async def test_a_topics_number_at_its_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [one for one in numbers(DYNAMIC) if one != (CLEANER_RATE, SLOWEST)]
 )
-async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
+async def test_broker_config_at_its_minimum_or_maximum_allows_maintenance_and_restart(
+    tmp_path: Path, name: str, text: str
+) -> None:
     await bear(tmp_path, {"t": {}}, AlterConfig(name, OpType.SET, text))
 
 
 @pytest.mark.parametrize("way_out", ["a higher rate", "a stop"])
-async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out: str) -> None:
+async def test_throttled_cleaner_continues_on_a_higher_rate_and_ends_on_shutdown(
+    tmp_path: Path, way_out: str
+) -> None:
     """At a byte per second a few records would take an hour."""
 
     def set_rate(text: str) -> None:
@@ -168,13 +174,17 @@ async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out
 
 
 @pytest.mark.parametrize("largest", [False, True])
-async def test_all_numbers_of_a_topic_at_the_same_end(tmp_path: Path, largest: bool) -> None:
+async def test_all_topic_configs_at_the_same_extreme_allow_maintenance_and_restart(
+    tmp_path: Path, largest: bool
+) -> None:
     configs = extreme(largest)
     assert len(configs) > 20
     await bear(tmp_path, {"t": configs})
 
 
-async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: Path) -> None:
+async def test_contradicting_broker_and_topic_compaction_lags_do_not_fail_cleaning(
+    tmp_path: Path,
+) -> None:
     """Each setting is valid by itself, and cleaning waits until both of them permit it."""
     await bear(
         tmp_path,
@@ -183,7 +193,7 @@ async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: P
     )
 
 
-def test_a_tombstone_that_stays_for_ever_is_cleaned_by_a_daemon_that_stops(tmp_path: Path) -> None:
+def test_log_with_maximum_delete_retention_ms_is_compacted_and_broker_stops(tmp_path: Path) -> None:
     """The deletion horizon is later than any timestamp, and too large for a batch."""
     settings = {"log.cleaner.backoff.ms": "50", "log.roll.ms": "1"}
     daemon = Daemon(tmp_path / "data", settings).start()

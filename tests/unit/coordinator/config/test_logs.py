@@ -22,7 +22,7 @@ def written(capsys) -> str:
     return err
 
 
-def test_json_is_one_line_whatever_is_said(capsys):
+def test_json_log_event_is_a_single_line(capsys):
     logs.configure(terminal=False)
     structlog.get_logger().info("topic created", topic="a\nb\x1b[31m", size=3, none=None)
     lines = written(capsys).splitlines()
@@ -34,7 +34,7 @@ def test_json_is_one_line_whatever_is_said(capsys):
     }  # fmt: skip
 
 
-def test_text_escapes_control_characters(capsys):
+def test_text_log_event_escapes_control_characters(capsys):
     logs.configure(terminal=True)
     structlog.get_logger().warning("odd\r", client="a\nb\x1b[31m", path="with space", empty="")
     line = written(capsys)
@@ -46,7 +46,7 @@ def test_text_escapes_control_characters(capsys):
     assert written(capsys).endswith(""" changed="['a']" at_next_start="['b', 'c']" no="[]"\n""")
 
 
-def test_long_values_are_cut(capsys):
+def test_long_log_values_are_truncated(capsys):
     logs.configure(terminal=False)
     limit = logs.MAX_VALUE_CHARACTERS
     structlog.get_logger().info(
@@ -59,7 +59,7 @@ def test_long_values_are_cut(capsys):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_stack_traces_are_kept(capsys, terminal):
+def test_log_events_include_stack_traces(capsys, terminal):
     logs.configure(terminal=terminal)
     log = structlog.get_logger()
     try:
@@ -73,7 +73,7 @@ def test_stack_traces_are_kept(capsys, terminal):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\u2028", "\x85"])
-def test_exception_message_of_a_client_forges_no_event(capsys, end):
+def test_exception_message_with_line_breaks_cannot_forge_a_log_event(capsys, end):
     logs.configure(terminal=True)
     structlog.get_logger().info("real")
     forged = written(capsys).rstrip("\n")
@@ -84,7 +84,7 @@ def test_exception_message_of_a_client_forges_no_event(capsys, end):
     assert "\u2028" not in "".join(lines)
 
 
-def test_the_level_can_change(capsys):
+def test_log_level_can_change_at_runtime(capsys):
     logs.configure(terminal=False)
     assert logs.level() == "INFO"
     structlog.get_logger().debug("hidden")
@@ -96,7 +96,7 @@ def test_the_level_can_change(capsys):
         logs.set_level("LOUD")
 
 
-def test_a_program_that_configured_structlog_is_left_alone(capsys):
+def test_existing_structlog_configuration_is_not_replaced(capsys):
     structlog.configure(processors=[structlog.processors.KeyValueRenderer()])
     logs.configure_quietly()
     structlog.get_logger().info("hello")

@@ -40,7 +40,7 @@ class FileDaemon(Daemon):
         return self.child
 
 
-def test_the_stock_file_starts_a_broker_and_says_what_it_loses(tmp_path: Path) -> None:
+def test_stock_server_properties_starts_a_broker_and_logs_ignored_configs(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     text = STOCK.read_text().replace("/tmp/kraft-combined-logs", f"{tmp_path}/logs")
     for address in ("//:9092", "//localhost:9092", "//:9093", "//localhost:9093"):
@@ -63,7 +63,7 @@ def test_the_stock_file_starts_a_broker_and_says_what_it_loses(tmp_path: Path) -
     assert len(warned) == 5
 
 
-def test_a_key_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+def test_unknown_config_error_suggests_the_nearest_key(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     path.write_text(f"log.dirs={tmp_path}/logs\nnum.partitons=3\n")
     child = FileDaemon(path).launch()
@@ -80,7 +80,7 @@ def test_a_key_is_told_with_the_nearest_one(tmp_path: Path) -> None:
         BrokerConfig({"qqqq": "1"})
 
 
-def test_without_any_directory_it_does_not_start(tmp_path: Path) -> None:
+def test_broker_without_log_dirs_does_not_start(tmp_path: Path) -> None:
     path = tmp_path / "server.properties"
     path.write_text("")
     child = FileDaemon(path).launch()
@@ -88,7 +88,7 @@ def test_without_any_directory_it_does_not_start(tmp_path: Path) -> None:
     assert "log.dirs" in child.tail()
 
 
-def test_the_data_directory_of_a_file() -> None:
+def test_data_directory_is_taken_from_log_dirs_before_log_dir() -> None:
     settings = {"log.dirs": " /a ", "log.dir": "/b", "num.partitions": "2"}
     assert take_data_directory(settings) == Path("/a")
     assert settings == {"num.partitions": "2"}
@@ -98,7 +98,7 @@ def test_the_data_directory_of_a_file() -> None:
         take_data_directory({"log.dirs": "/a,/b"})
 
 
-def test_what_is_ignored_is_told_and_kept_nowhere() -> None:
+def test_ignored_config_is_reported_but_its_value_is_not_stored() -> None:
     config = BrokerConfig({"sasl.kerberos.service.name": "whispered", "num.io.threads": 3})
     assert dict(config.without_effect()).keys() == {"sasl.kerberos.service.name", "num.io.threads"}
     assert "whispered" not in repr(vars(config))
@@ -106,7 +106,7 @@ def test_what_is_ignored_is_told_and_kept_nowhere() -> None:
     assert all(IGNORED_KEYS.values())
 
 
-def test_older_names() -> None:
+def test_broker_id_sets_node_id() -> None:
     assert BrokerConfig({"broker.id": "7"}).int("node.id") == 7
 
 
@@ -134,13 +134,15 @@ def test_older_names() -> None:
         ),
     ],
 )
-def test_listeners(listeners: str, more: dict[str, str], addresses: object) -> None:
+def test_client_listeners_are_parsed_without_controller_listeners(
+    listeners: str, more: dict[str, str], addresses: object
+) -> None:
     settings = {"listeners": listeners, "controller.listener.names": "controller", **more}
     found = client_listeners(BrokerConfig(settings))
     assert {name: (one.host, one.port) for name, one in found.items()} == addresses
 
 
-def test_what_a_listener_speaks() -> None:
+def test_listener_has_its_security_protocol_and_sasl_mechanisms() -> None:
     protocols = "A:PLAINTEXT,B:ssl, C:SASL_PLAINTEXT"
     settings = {
         "listeners": "A://h:0,B://h:0,C://[fe80::1%eth0]:0,SASL_SSL://h:0",
@@ -183,7 +185,7 @@ def test_what_a_listener_speaks() -> None:
         ),
     ],
 )
-def test_a_port_is_for_one_listener_or_for_one_of_each_ip(
+def test_shared_listener_port_is_refused_except_for_one_ipv4_and_one_ipv6(
     listeners: str, reason: str | None
 ) -> None:
     config = BrokerConfig({"listeners": listeners, "sasl.enabled.mechanisms": "PLAIN"})
@@ -223,7 +225,7 @@ CLOSED = "does not authenticate clients"
         ("SASL_PLAINTEXT://:1", {}, False),
     ],
 )
-def test_a_listener_that_lets_everybody_in_is_for_this_machine(
+def test_unauthenticated_listener_is_allowed_only_on_loopback(
     listener: str, more: dict[str, str], is_refused: bool
 ) -> None:
     config = BrokerConfig({"listeners": listener, **more})
@@ -237,7 +239,9 @@ def test_a_listener_that_lets_everybody_in_is_for_this_machine(
 
 
 @pytest.mark.parametrize("say", ["--listen", "file"])
-def test_a_daemon_says_that_strangers_could_come_in(tmp_path: Path, say: str) -> None:
+def test_daemon_with_an_unauthenticated_public_listener_needs_insecure(
+    tmp_path: Path, say: str
+) -> None:
     path = tmp_path / "server.properties"
     listeners = "" if say == "--listen" else "listeners=PLAINTEXT://0.0.0.0:0\n"
     path.write_text(f"log.dirs={tmp_path}/logs\n{listeners}")
@@ -253,7 +257,9 @@ def test_a_daemon_says_that_strangers_could_come_in(tmp_path: Path, say: str) ->
     daemon.stop()
 
 
-async def test_an_embedded_broker_says_so_too(tmp_path: Path) -> None:
+async def test_embedded_broker_with_an_unauthenticated_public_listener_needs_insecure(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=CLOSED):
         Broker(tmp_path, "0.0.0.0:0")
     async with Broker(tmp_path, "0.0.0.0:0", insecure=True) as broker:
@@ -274,7 +280,7 @@ async def test_an_embedded_broker_says_so_too(tmp_path: Path) -> None:
         ("PLAINTEXT://h:65536", "HOST:PORT"),
     ],
 )
-def test_listeners_that_are_not_served(listeners: str, reason: str) -> None:
+def test_invalid_listeners_are_refused(listeners: str, reason: str) -> None:
     more = {
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "X:PLAINTEXT",
@@ -301,7 +307,7 @@ def test_listeners_that_are_not_served(listeners: str, reason: str) -> None:
         )
 
 
-def test_an_embedded_broker_takes_settings_as_what_they_mean(tmp_path: Path) -> None:
+def test_embedded_broker_accepts_typed_config_values(tmp_path: Path) -> None:
     settings = {
         "num.partitions": 2,
         "auto.create.topics.enable": True,
@@ -335,12 +341,12 @@ def test_an_embedded_broker_takes_settings_as_what_they_mean(tmp_path: Path) -> 
         ("a=1\\", {"a": "1"}),
     ],
 )
-def test_java_properties(text: str, found: dict[str, str]) -> None:
+def test_java_properties_syntax_is_parsed(text: str, found: dict[str, str]) -> None:
     assert properties.parse(text.encode("latin-1")) == found
 
 
 @pytest.mark.parametrize("text", ["a=\\u12", "a=\\u12G4", "a=\\u", "\\u-123=1"])
-def test_an_escape_that_is_none(tmp_path: Path, text: str) -> None:
+def test_malformed_unicode_escape_in_properties_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "server.properties"
     path.write_text(text)
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -18,12 +18,12 @@ MEMBER = {
 }
 
 
-def test_by_default_a_node_is_both_and_alone() -> None:
+def test_node_by_default_is_broker_and_controller_without_a_cluster() -> None:
     roles = roles_of(BrokerConfig({}))
     assert (roles.is_broker, roles.is_controller, roles.is_member) == (True, True, False)
 
 
-def test_others_join_it_where_it_has_a_listener_for_that() -> None:
+def test_combined_node_registers_over_the_network_only_with_a_controller_listener() -> None:
     """As in the configuration file that comes with Apache Kafka."""
     config = {
         "process.roles": "broker,controller",
@@ -40,7 +40,7 @@ def test_others_join_it_where_it_has_a_listener_for_that() -> None:
         roles_of(BrokerConfig({**config, "controller.quorum.bootstrap.servers": "a:1,b:1"}))
 
 
-def test_a_member() -> None:
+def test_broker_with_controller_quorum_bootstrap_servers_is_a_cluster_member() -> None:
     config = BrokerConfig(MEMBER)
     roles = roles_of(config)
     assert (roles.is_broker, roles.is_controller, roles.is_member) == (True, False, True)
@@ -50,7 +50,7 @@ def test_a_member() -> None:
     assert intervals_of(config).heartbeat_ms == 2_000
 
 
-def test_voters_are_where_controllers_are_looked_for() -> None:
+def test_quorum_voters_are_used_as_bootstrap_servers() -> None:
     config = BrokerConfig(
         {**MEMBER, "controller.quorum.bootstrap.servers": "", "controller.quorum.voters": "1@a:1"}
     )
@@ -58,7 +58,7 @@ def test_voters_are_where_controllers_are_looked_for() -> None:
     assert (list(quorum.bootstrap), quorum.voters) == ([("a", 1)], {1: ("a", 1)})
 
 
-def test_a_controller() -> None:
+def test_controller_node_listens_only_on_the_controller_listener() -> None:
     config = BrokerConfig(
         {
             "process.roles": "controller",
@@ -109,6 +109,8 @@ def test_a_controller() -> None:
         ),
     ],
 )
-def test_contradictions_are_refused_in_kafkas_words(changed: dict[str, str], reason: str) -> None:
+def test_contradictory_roles_are_refused_with_kafkas_error_messages(
+    changed: dict[str, str], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         roles_of(BrokerConfig({**MEMBER, **changed}))

@@ -17,7 +17,9 @@ SETTING = {"unclean.leader.election.enable": "true"}
 
 
 @pytest.mark.parametrize("of_all", [False, True])
-async def test_the_machine_hears_of_settings_that_are_changed(tmp_path: Path, of_all: bool) -> None:
+async def test_enabling_unclean_leader_election_schedules_an_election_at_once(
+    tmp_path: Path, of_all: bool
+) -> None:
     listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
     async with Broker(tmp_path, config={**CONFIG, **listeners}) as decides:
         services = decides.services

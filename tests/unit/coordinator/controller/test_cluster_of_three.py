@@ -83,7 +83,7 @@ def test_topics_are_created_grown_and_deleted(three: Three) -> None:
 
 
 @pytest.mark.parametrize("kind", [2, 4])
-def test_settings_reach_the_broker(three: Three, kind: int) -> None:
+def test_altered_config_reaches_the_broker(three: Three, kind: int) -> None:
     resource = three.create([1]) if kind == 2 else "1"
     key = "retention.ms" if kind == 2 else "log.retention.ms"
     changed = three.client.call(
@@ -114,7 +114,7 @@ def test_config_resources_include_all_live_brokers(three: Three) -> None:
     assert listed == {(kind, str(node_id)) for kind in (broker, logger) for node_id in EVERYBODY}
 
 
-def test_a_partition_moves(three: Three) -> None:
+def test_reassigned_partition_moves_to_the_new_replicas(three: Three) -> None:
     name = three.create([1])
     assert three.client.produce(name, [b"a", b"b"], acks=-1)["error_code"] == "none"
     moved = three.client.call(
@@ -129,7 +129,7 @@ def test_a_partition_moves(three: Three) -> None:
         assert client.produce(name, [b"c"], acks=-1)["base_offset"] == 2
 
 
-def test_the_last_broker_that_stops_hands_over(three: Three) -> None:
+def test_controlled_shutdown_moves_leadership_to_other_replicas(three: Three) -> None:
     """This test is the last one, since it stops a broker that the others use."""
     name = three.create([3, 1, 2], [1, 2, 3])
     three.brokers[2].stop()

@@ -21,7 +21,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.controller.conftest import Enter, Node
 
 
-def test_it_serves_the_apis_of_a_controller_and_no_others(node: Node) -> None:
+def test_controller_serves_only_the_apis_of_a_controller(node: Node) -> None:
     with RawClient(node.bootstrap) as client:
         answer = client.call(
             "api_versions", 3, client_software_name="x", client_software_version="1"
@@ -35,7 +35,7 @@ def test_it_serves_the_apis_of_a_controller_and_no_others(node: Node) -> None:
     assert served <= kafkas
 
 
-def test_controller_does_not_compare_the_ids_of_a_client(node: Node) -> None:
+def test_controller_does_not_check_cluster_and_node_ids_of_a_client(node: Node) -> None:
     software = {"client_software_name": "x", "client_software_version": "1"}
     with RawClient(node.bootstrap) as client:
         for meant, error in (
@@ -49,7 +49,7 @@ def test_controller_does_not_compare_the_ids_of_a_client(node: Node) -> None:
 # --- joining ---
 
 
-def test_a_broker_joins(enter: Enter) -> None:
+def test_registered_broker_is_unfenced_once_it_is_caught_up(enter: Enter) -> None:
     broker = enter(joins=False)
     end = broker.end()
     assert broker.register() == {"throttle_time": 0, "error_code": "none", "broker_epoch": end}
@@ -94,14 +94,16 @@ def test_a_broker_joins(enter: Enter) -> None:
         ({"is_migrating_zk_broker": True}, "broker_id_not_registered"),
     ],
 )
-def test_who_can_not_join(enter: Enter, changes: dict[str, object], error: str) -> None:
+def test_invalid_broker_registration_is_refused(
+    enter: Enter, changes: dict[str, object], error: str
+) -> None:
     broker = enter(joins=False)
     end = broker.end()
     assert broker.register(**changes)["error_code"] == error
     assert (broker.end() == end) == (error != "none")
 
 
-def test_another_process_of_a_living_broker_is_refused(enter: Enter) -> None:
+def test_registration_by_another_incarnation_of_a_live_broker_is_refused(enter: Enter) -> None:
     broker = enter()
     other = enter(joins=False, broker_id=broker.broker_id)
     assert other.register()["error_code"] == "duplicate_broker_registration"
@@ -118,7 +120,7 @@ def two(enter: Enter) -> tuple[Pretender, Pretender]:
     return enter(), enter()
 
 
-def test_alter_partition(enter: Enter) -> None:
+def test_alter_partition_updates_the_isr_or_returns_the_error(enter: Enter) -> None:
     leader, follower = two(enter)
     topic_id = leader.topic(unique("t"), (leader.broker_id, follower.broker_id))
     me, other = ((one.broker_id, one.broker_epoch) for one in (leader, follower))
@@ -146,7 +148,7 @@ def test_alter_partition(enter: Enter) -> None:
     assert error(topic_id, 0, 1, [me, other]) == "none"
 
 
-def test_alter_partition_without_epochs(enter: Enter) -> None:
+def test_alter_partition_version_2_without_broker_epochs_updates_the_isr(enter: Enter) -> None:
     leader, follower = two(enter)
     topic_id = leader.topic(unique("t"), (leader.broker_id, follower.broker_id))
     answer = leader.controller.call(
@@ -164,7 +166,7 @@ def test_alter_partition_without_epochs(enter: Enter) -> None:
     assert answer["topics"][0]["partitions"][0]["isr"] == [leader.broker_id]
 
 
-def test_a_reassignment_ends_with_another_leader(enter: Enter) -> None:
+def test_reassignment_completes_with_a_new_leader_once_the_target_is_in_sync(enter: Enter) -> None:
     leader, target = two(enter)
     name = unique("t")
     topic_id = leader.topic(name, (leader.broker_id,))
@@ -204,7 +206,7 @@ def test_a_reassignment_ends_with_another_leader(enter: Enter) -> None:
     assert under_way() == []
 
 
-def test_elect_leaders(enter: Enter) -> None:
+def test_leader_election_returns_not_needed_or_preferred_not_available(enter: Enter) -> None:
     first, second = two(enter)
     name = unique("t")
     first.topic(name, (first.broker_id, second.broker_id))
@@ -224,7 +226,7 @@ def test_elect_leaders(enter: Enter) -> None:
     assert elect(0) == "preferred_leader_not_available"
 
 
-def test_controlled_shutdown(enter: Enter) -> None:
+def test_controlled_shutdown_moves_leaders_before_the_broker_may_stop(enter: Enter) -> None:
     leader, other = two(enter)
     leader.topic(unique("t"), (leader.broker_id, other.broker_id))
     end = leader.end()
@@ -236,7 +238,7 @@ def test_controlled_shutdown(enter: Enter) -> None:
     assert (moved.isr, moved.leader) == ((other.broker_id,), other.broker_id)
 
 
-def test_the_directories_of_replicas(enter: Enter) -> None:
+def test_assign_replicas_to_dirs_of_unknown_partitions_returns_errors(enter: Enter) -> None:
     broker = enter()
     topic_id = broker.topic(unique("t"), (broker.broker_id,))
     asked = [(topic_id, 0), (topic_id, 1), (uuid.uuid4(), 0)]
@@ -259,7 +261,7 @@ def test_the_directories_of_replicas(enter: Enter) -> None:
     assert codes == ["none", "unknown_topic_or_partition", "unknown_topic_id"]
 
 
-def test_producer_ids(enter: Enter) -> None:
+def test_producer_id_blocks_are_consecutive_and_need_the_broker_epoch(enter: Enter) -> None:
     one, other = two(enter)
 
     def block(broker: Pretender, **changes: int) -> dict[str, object]:
@@ -272,7 +274,7 @@ def test_producer_ids(enter: Enter) -> None:
     assert block(one, broker_epoch=0)["error_code"] == "stale_broker_epoch"
 
 
-def test_a_broker_is_forgotten(enter: Enter) -> None:
+def test_unregistered_broker_gets_stale_broker_epoch(enter: Enter) -> None:
     gone, stays = two(enter)
     for error in ("none", "broker_id_not_registered"):
         answer = stays.controller.call("unregister_broker", 0, broker_id=gone.broker_id)
@@ -283,7 +285,7 @@ def test_a_broker_is_forgotten(enter: Enter) -> None:
 # --- envelopes ---
 
 
-def test_an_envelope_is_opened(enter: Enter) -> None:
+def test_envelope_is_unwrapped_and_its_request_served(enter: Enter) -> None:
     broker = enter()
     name = unique("t")
     topics = [{"name": name, "num_partitions": 2, "replication_factor": 1}]
@@ -294,7 +296,7 @@ def test_an_envelope_is_opened(enter: Enter) -> None:
         assert inside["topics"][0]["error_code"] == outcome
 
 
-def test_what_a_client_of_another_broker_creates_counts_against_its_quota(
+def test_forwarded_create_topics_counts_toward_the_mutation_quota_of_its_user(
     enter: Enter, node: Node
 ) -> None:
     broker = enter()
@@ -332,7 +334,7 @@ def test_what_a_client_of_another_broker_creates_counts_against_its_quota(
         limit(None)
 
 
-def test_what_an_envelope_must_hold(enter: Enter) -> None:
+def test_envelope_with_invalid_contents_is_refused(enter: Enter) -> None:
     broker = enter()
     topics = [{"name": "x"}]
     bare = anonymous()[2:]
@@ -356,7 +358,7 @@ def test_what_an_envelope_must_hold(enter: Enter) -> None:
 # --- the quorum ---
 
 
-def test_nobody_else_becomes_a_voter(enter: Enter) -> None:
+def test_vote_and_registration_requests_of_other_controllers_are_refused(enter: Enter) -> None:
     broker = enter(joins=False)
     part = {"partition_index": 0}
     topics = [{"topic_name": "__cluster_metadata", "partitions": [part]}]
@@ -377,7 +379,9 @@ def test_nobody_else_becomes_a_voter(enter: Enter) -> None:
     assert own["error_code"] == "none"
 
 
-def test_the_controllers_of_the_cluster(enter: Enter, node: Node) -> None:
+def test_describe_cluster_on_the_controller_returns_the_controllers(
+    enter: Enter, node: Node
+) -> None:
     broker = enter(joins=False)
     answer = broker.controller.call("describe_cluster", 2, endpoint_type=2)
     host, port = node.bootstrap.split(":")
@@ -392,7 +396,7 @@ def test_the_controllers_of_the_cluster(enter: Enter, node: Node) -> None:
     assert brokers["error_code"] == "mismatched_endpoint_type"
 
 
-def test_describe_quorum_knows_its_observers(enter: Enter) -> None:
+def test_describe_quorum_returns_voters_and_observers(enter: Enter) -> None:
     broker = enter()
     end = broker.end()
     broker.part(end, broker.quorum_epoch)
@@ -411,14 +415,14 @@ def test_describe_quorum_knows_its_observers(enter: Enter) -> None:
     assert observer["last_caught_up_timestamp"] == observer["last_fetch_timestamp"] > 0
 
 
-def test_there_is_nothing_to_prepare_for_clients(node: Node) -> None:
+def test_controller_warm_up_succeeds_without_client_apis(node: Node) -> None:
     node.thread.call(node.broker.warm_up)
 
 
 # --- settings ---
 
 
-def test_a_controller_keeps_the_settings_of_every_broker(enter: Enter) -> None:
+def test_controller_validates_and_stores_configs_of_brokers_and_topics(enter: Enter) -> None:
     broker = enter()
 
     def alter(kind: int, name: str, key: str, value: str) -> str:
@@ -453,7 +457,7 @@ def test_a_controller_keeps_the_settings_of_every_broker(enter: Enter) -> None:
     ]  # fmt: skip
 
 
-def test_features_are_those_that_every_broker_supports(enter: Enter) -> None:
+def test_feature_update_to_an_unsupported_level_is_refused(enter: Enter) -> None:
     broker = enter()
 
     def update(name: str, level: int, kind: int) -> str:

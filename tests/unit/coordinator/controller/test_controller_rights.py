@@ -34,7 +34,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("key", OF_BROKERS, ids=lambda key: ApiKey(key).name)
-def test_strangers_are_no_brokers(guarded: Node, key: int) -> None:
+def test_broker_api_without_cluster_action_is_refused(guarded: Node, key: int) -> None:
     handler = controller_registry().handler(key)
     assert handler.permission == "CLUSTER_ACTION Cluster"
     body: dict[str, Any] = {"request_principal": anonymous()} if key == ApiKey.ENVELOPE else {}
@@ -58,7 +58,7 @@ def log_in(node: Node, one: Pretender, name: str) -> None:
     until(lambda: node.thread.call(log_in), "the connection is there")
 
 
-def test_a_client_in_an_envelope_has_its_own_rights(guarded: Node) -> None:
+def test_forwarded_request_is_authorized_as_its_own_principal(guarded: Node) -> None:
     broker = Pretender(guarded.bootstrap, 1, "")
     log_in(guarded, broker, "admin")
     topics = [{"name": "t", "num_partitions": 1, "replication_factor": 1}]
@@ -73,7 +73,7 @@ def test_a_client_in_an_envelope_has_its_own_rights(guarded: Node) -> None:
     broker.close()
 
 
-def test_rules_are_kept_at_the_controller(tmp_path: Path) -> None:
+def test_forwarded_create_acls_appends_a_record_to_the_metadata_log(tmp_path: Path) -> None:
     """The rules are records of the metadata log, from which brokers replay them."""
     with Node(tmp_path, authorizer_class_name=STANDARD, super_users="User:ANONYMOUS") as node:
         broker = node.pretender(1)

@@ -68,7 +68,9 @@ async def many(path: Path) -> AsyncIterator[Many]:
             one.close()
 
 
-async def test_a_broker_of_many_partitions_goes_and_comes(tmp_path: Path) -> None:
+async def test_broker_with_many_partitions_leaves_and_returns_without_blocking_the_loop(
+    tmp_path: Path,
+) -> None:
     assert MAX_CHANGES < TOPICS * PARTITIONS
     async with many(tmp_path) as cluster:
         with watched_loop() as watch:
@@ -87,7 +89,9 @@ async def test_a_broker_of_many_partitions_goes_and_comes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["unregistered", "anew", "without its directory"])
-async def test_a_broker_of_many_partitions_loses_them(tmp_path: Path, how: str) -> None:
+async def test_moving_many_leaders_off_a_lost_broker_does_not_block_the_loop(
+    tmp_path: Path, how: str
+) -> None:
     async with many(tmp_path) as cluster:
         with watched_loop() as watch:
             one = cluster.first
@@ -105,7 +109,9 @@ async def test_a_broker_of_many_partitions_loses_them(tmp_path: Path, how: str) 
         watch.check()
 
 
-async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
+async def test_electing_many_leaders_on_broker_return_does_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     """No other replica can lead while the broker is away, so all elections run on its return."""
     async with many(tmp_path) as cluster:
         await asyncio.to_thread(cluster.second.heartbeat, want_fence=True)
@@ -119,7 +125,9 @@ async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
         watch.check()
 
 
-async def test_partitions_of_one_topic_on_many_brokers(tmp_path: Path) -> None:
+async def test_creating_many_partitions_on_many_brokers_does_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     """With 30 brokers, most of the 10,000 partitions have replicas that no other one has."""
     listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
     config = {**CONFIG, **listeners, "broker.session.timeout.ms": "600000"}
@@ -164,7 +172,9 @@ async def test_partitions_of_one_topic_on_many_brokers(tmp_path: Path) -> None:
         assert again.services.metadata.topics == topics
 
 
-async def test_many_partitions_are_moved_and_their_moves_cancelled(tmp_path: Path) -> None:
+async def test_reassigning_and_cancelling_many_partitions_does_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     async with many(tmp_path) as cluster:
         third = Pretender(cluster.decides.bootstrap, 3, cluster.services.cluster_id)
         await asyncio.to_thread(third.join)
@@ -188,7 +198,7 @@ async def test_many_partitions_are_moved_and_their_moves_cancelled(tmp_path: Pat
         third.close()
 
 
-async def test_a_snapshot_of_many_partitions_is_written_beside(
+async def test_writing_a_snapshot_of_many_partitions_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with many(tmp_path) as cluster:

@@ -32,7 +32,9 @@ UNREACHED_MS = 20_000
 # --- fetching ---
 
 
-def test_who_comes_anew_learns_the_epoch_and_the_leader(enter: Enter, node: Node) -> None:
+def test_observer_with_a_stale_epoch_learns_the_current_epoch_and_leader(
+    enter: Enter, node: Node
+) -> None:
     broker = enter(joins=False)
     broker.quorum_epoch = 0
     answer = broker.fetch()
@@ -58,18 +60,20 @@ def test_who_comes_anew_learns_the_epoch_and_the_leader(enter: Enter, node: Node
         ({"partition": 1}, "invalid_request"),
     ],
 )
-def test_what_a_fetch_must_say(enter: Enter, changes: dict[str, Any], error: str) -> None:
+def test_metadata_fetch_of_another_cluster_or_partition_is_refused(
+    enter: Enter, changes: dict[str, Any], error: str
+) -> None:
     assert enter(joins=False).fetch(**changes)["error_code"] == error
 
 
 @pytest.mark.parametrize(
     "name", ["fetch_offset", "last_fetched_epoch", "current_leader_epoch", "max_wait"]
 )
-def test_numbers_of_a_fetch_are_not_negative(enter: Enter, name: str) -> None:
+def test_metadata_fetch_with_a_negative_number_is_refused(enter: Enter, name: str) -> None:
     assert enter(joins=False).part(**{name: -1})["error_code"] == "invalid_request"
 
 
-def test_the_log_begins_with_the_levels_of_a_new_cluster(enter: Enter) -> None:
+def test_metadata_log_of_a_new_cluster_begins_with_feature_levels(enter: Enter) -> None:
     broker = enter(joins=False)
     part = broker.part()
     assert part["high_watermark"] == broker.end()
@@ -91,7 +95,7 @@ def test_the_log_begins_with_the_levels_of_a_new_cluster(enter: Enter) -> None:
     assert parse_control(record).type == ControlType.LEADER_CHANGE
 
 
-def test_a_log_that_has_something_else_is_told_where_it_parts(enter: Enter) -> None:
+def test_metadata_fetch_from_a_diverging_log_returns_the_diverging_epoch(enter: Enter) -> None:
     broker = enter(joins=False)
     end, epoch = broker.end(), broker.quorum_epoch
     for offset, last_epoch in ((end + 1, epoch), (1 << 40, epoch)):
@@ -103,7 +107,7 @@ def test_a_log_that_has_something_else_is_told_where_it_parts(enter: Enter) -> N
     assert broker.part(end, epoch)["diverging_epoch"]["epoch"] == -1
 
 
-def test_a_fetch_waits_for_news(enter: Enter) -> None:
+def test_metadata_fetch_at_the_log_end_waits_for_new_records(enter: Enter) -> None:
     waits, other = enter(), enter()
     end = waits.end()
     begin = monotonic()
@@ -135,7 +139,7 @@ def test_a_fetch_waits_for_news(enter: Enter) -> None:
     assert records_of(answer["responses"][0]["partitions"][0]["records"])
 
 
-def test_a_high_watermark_that_has_moved_is_told_at_once(enter: Enter) -> None:
+def test_metadata_fetch_with_an_old_high_watermark_returns_at_once(enter: Enter) -> None:
     """KIP-1166: an observer that has the current high watermark waits instead."""
     broker = enter()
     end = broker.end()
@@ -143,7 +147,7 @@ def test_a_high_watermark_that_has_moved_is_told_at_once(enter: Enter) -> None:
     assert (part["high_watermark"], part["records"]) == (end, b"")
 
 
-def test_the_high_watermark_moves_while_somebody_reads(tmp_path: Path) -> None:
+def test_no_op_records_advance_the_high_watermark_while_an_observer_fetches(tmp_path: Path) -> None:
     with Node(tmp_path, metadata_max_idle_interval_ms="5") as node:
         broker = node.pretender(1)
         end = broker.end()
@@ -179,7 +183,7 @@ def piece(broker: Pretender, snapshot: tuple[int, int], position: int, **changes
     return answer["topics"][0]["partitions"][0]  # type: ignore[no-any-return]
 
 
-def test_who_is_too_far_behind_is_given_a_snapshot(tmp_path: Path) -> None:
+def test_observer_below_the_log_start_offset_fetches_a_snapshot(tmp_path: Path) -> None:
     with Node(tmp_path) as node:
         broker = node.pretender(1)
         name = unique("t")
@@ -210,7 +214,7 @@ def test_who_is_too_far_behind_is_given_a_snapshot(tmp_path: Path) -> None:
         broker.close()
 
 
-def test_the_log_of_a_controller_that_runs_for_long_is_cut(
+def test_metadata_log_start_offset_advances_after_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_log, "COMPACT_SLACK_RECORDS", 0)
@@ -225,7 +229,7 @@ def test_the_log_of_a_controller_that_runs_for_long_is_cut(
 # --- sessions, restarts ---
 
 
-def test_a_silent_broker_is_fenced_and_others_lead(tmp_path: Path) -> None:
+def test_broker_without_heartbeats_is_fenced_and_loses_its_leaderships(tmp_path: Path) -> None:
     with Node(tmp_path, broker_session_timeout_ms="300") as node:
         silent, lives = node.pretender(1), node.pretender(2)
         lives.topic(unique("t"), (1, 2))
@@ -242,7 +246,7 @@ def test_a_silent_broker_is_fenced_and_others_lead(tmp_path: Path) -> None:
         lives.close()
 
 
-def test_a_controller_that_comes_back_knows_everything(tmp_path: Path) -> None:
+def test_restarted_controller_recovers_brokers_topics_and_the_log(tmp_path: Path) -> None:
     name = unique("t")
     with Node(tmp_path) as node:
         broker = node.pretender(1)

@@ -169,7 +169,7 @@ async def test_change_that_cannot_be_written_fails_the_wait(kept: Kept) -> None:
             kept.write("3")
 
 
-async def test_change_that_does_not_fit_leaves_the_image(kept: Kept) -> None:
+async def test_change_that_cannot_be_applied_leaves_the_image_unchanged(kept: Kept) -> None:
     before = kept.store.image
     with pytest.raises(LogError):
         kept.store.append([PartitionChangeRecord(UUID(int=9), 0, leader=1)])
@@ -197,7 +197,7 @@ def broker_store(session: ZkSession) -> BrokerStore:
     return BrokerStore(SETTINGS, session, MetadataImage(), passwords, access, node_id=1)
 
 
-async def test_broker_writes_settings_and_a_note_when_asked_to_make_them_durable() -> None:
+async def test_broker_store_writes_configs_and_a_change_notification_on_durable() -> None:
     session = GatedSession()
     store = broker_store(session)
     store.append([ConfigRecord(BROKER_RESOURCE, "1", "log.cleaner.threads", "2")])
@@ -212,7 +212,7 @@ async def test_broker_writes_settings_and_a_note_when_asked_to_make_them_durable
     assert not any(isinstance(one, Set) for one in session.done), "the last writer wins"
 
 
-async def test_broker_decides_on_users_and_acls_in_view_of_the_request_so_far() -> None:
+async def test_broker_store_image_includes_pending_users_and_acls() -> None:
     store = broker_store(GatedSession())
     acl = AccessControlEntryRecord(UUID(int=7), 2, "t", 3, "User:a", "*", 3, 3)
     store.append([UserScramCredentialRecord("a", 1, b"s", b"k", b"v", 4096), acl])
@@ -221,7 +221,7 @@ async def test_broker_decides_on_users_and_acls_in_view_of_the_request_so_far() 
     assert store.durable() is not None
 
 
-async def test_broker_leaves_decisions_of_the_controller_to_it() -> None:
+async def test_broker_store_refuses_records_of_the_controller() -> None:
     store = broker_store(GatedSession())
     before = store.image
     with pytest.raises(MetadataUnavailableError):

@@ -26,14 +26,14 @@ from tests.support.waits import until_true
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_the_class_is_exported_lazily():
+def test_broker_class_is_exported_lazily():
     assert fencepost.Broker is Broker
     assert fencepost.BrokerThread.__name__ == "BrokerThread"
     with pytest.raises(AttributeError):
         fencepost.Nothing  # noqa: B018 - the access is the test
 
 
-async def test_start_stop_and_start_again(tmp_path):
+async def test_restarted_broker_keeps_its_cluster_id_and_topics(tmp_path):
     async with Broker(tmp_path) as broker:
         host, port = broker.address
         assert broker.bootstrap == f"{host}:{port}"
@@ -49,7 +49,7 @@ async def test_start_stop_and_start_again(tmp_path):
         assert broker.services.metadata.epoch == 2
 
 
-async def test_an_object_can_be_started_again(tmp_path):
+async def test_broker_object_can_be_started_again_after_a_stop(tmp_path):
     broker = Broker(tmp_path)
     for _ in range(2):
         await broker.start()
@@ -57,7 +57,7 @@ async def test_an_object_can_be_started_again(tmp_path):
     await broker.stop()
 
 
-async def test_several_in_one_process(tmp_path):
+async def test_brokers_in_one_process_are_independent(tmp_path):
     async with Broker(tmp_path / "1") as one, Broker(tmp_path / "2") as two:
         assert one.bootstrap != two.bootstrap
         assert one.services.cluster_id != two.services.cluster_id
@@ -65,7 +65,7 @@ async def test_several_in_one_process(tmp_path):
         assert not two.services.metadata.topics
 
 
-async def test_a_data_directory_has_one_holder(tmp_path):
+async def test_data_directory_in_use_is_refused(tmp_path):
     async with Broker(tmp_path):
         with pytest.raises(BrokerError, match="in use by another process"):
             await Broker(tmp_path).start()
@@ -73,7 +73,7 @@ async def test_a_data_directory_has_one_holder(tmp_path):
         pass
 
 
-async def test_a_failed_start_lets_go_of_everything(tmp_path):
+async def test_failed_start_releases_the_data_directory(tmp_path):
     async with Broker(tmp_path / "1") as other:
         blocked = Broker(tmp_path / "2", other.bootstrap)
         with pytest.raises(BrokerError, match="cannot listen"):
@@ -82,7 +82,7 @@ async def test_a_failed_start_lets_go_of_everything(tmp_path):
         pass
 
 
-async def test_node_id_belongs_to_the_directory(tmp_path):
+async def test_broker_with_another_node_id_than_the_data_directory_is_refused(tmp_path):
     async with Broker(tmp_path, config={"node.id": "7"}) as broker:
         assert broker.services.node_id == 7
     with pytest.raises(BrokerError, match=r"belongs to node\.id 7"):
@@ -92,7 +92,7 @@ async def test_node_id_belongs_to_the_directory(tmp_path):
         await Broker(tmp_path, config={"node.id": "7"}).start()
 
 
-async def test_a_directory_that_can_not_be_used(tmp_path):
+async def test_data_directory_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerError, match="cannot be used"):
         await Broker(tmp_path / "file").start()
@@ -108,7 +108,7 @@ async def test_a_directory_that_can_not_be_used(tmp_path):
         (["meta.properties", "orders-0/"], "orders-0"),
     ],
 )
-async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_path, present, named):
+async def test_directory_with_foreign_files_is_refused_and_left_unchanged(tmp_path, present, named):
     for name in present:
         if name.endswith("/"):
             (tmp_path / name).mkdir()
@@ -119,7 +119,7 @@ async def test_a_directory_of_somebody_else_is_refused_and_left_as_it_is(tmp_pat
     assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
 
 
-async def test_the_directory_of_an_apache_kafka_that_has_run_is_left_as_it_is(tmp_path):
+async def test_directory_of_apache_kafka_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "meta.properties").write_text(
         "node.id=1\nversion=1\n"
         "directory.id=E5bkw9uqbzsbPhu48LDzmg\ncluster.id=AAAAAAAAQACAAAAAAAAAAQ\n"
@@ -136,7 +136,7 @@ async def test_the_directory_of_an_apache_kafka_that_has_run_is_left_as_it_is(tm
     }
 
 
-async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
+async def test_interrupted_first_start_is_completed_by_the_next(tmp_path):
     (tmp_path / "lost+found").mkdir()
     for name in (".lock", "meta.properties.tmp"):
         (tmp_path / name).write_text("")
@@ -148,17 +148,17 @@ async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
     ("text", "address"),
     [("h:1", ("h", 1)), ("[::1]:65535", ("::1", 65535)), ("127.0.0.1:0", ("127.0.0.1", 0))],
 )
-def test_addresses(text, address):
+def test_address_is_split_into_host_and_port(text, address):
     assert split_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "h", ":1", "h:", "h:x", "h:65536", "h:-1"])
-def test_bad_addresses(text):
+def test_invalid_address_is_refused(text):
     with pytest.raises(BrokerError, match="HOST:PORT"):
         split_address(text)
 
 
-async def test_the_advertised_address_is_what_clients_see(tmp_path):
+async def test_bootstrap_address_is_the_advertised_listener(tmp_path):
     config = {"advertised.listeners": "PLAINTEXT://kafka.example:19092"}
     async with Broker(tmp_path, config=config) as broker:
         assert broker.bootstrap == "kafka.example:19092"
@@ -170,7 +170,7 @@ async def test_the_advertised_address_is_what_clients_see(tmp_path):
             Broker(tmp_path, config={"advertised.listeners": bad})
 
 
-async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
+async def test_broker_stop_answers_delayed_fetches_at_once(tmp_path):
     async with Broker(tmp_path) as broker:
         create_topic(broker.services.metadata, "a")
 
@@ -183,7 +183,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
     await waiting  # it was answered and not cut off; the client's timeout is 20 s
 
 
-async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
+async def test_delayed_fetch_of_a_disconnected_client_is_removed(tmp_path):
     async with Broker(tmp_path) as broker:
         create_topic(broker.services.metadata, "a")
 
@@ -204,7 +204,7 @@ async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
         await until_true(lambda: len(broker.services.fetches.delayed) == 0)
 
 
-def test_a_broker_in_a_thread(tmp_path):
+def test_broker_in_a_thread_serves_and_ends_its_threads_on_stop(tmp_path):
     before = set(threading.enumerate())
     with Broker.in_thread(tmp_path) as broker:
         assert broker.address[1] > 0
@@ -260,7 +260,7 @@ def serve(tmp_path) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_daemon_says_where_it_listens_and_stops_in_order(serve, tmp_path, number):
+def test_daemon_prints_its_address_and_stops_cleanly_on_a_signal(serve, tmp_path, number):
     one = serve()
     assert re.fullmatch(r"listening 127\.0\.0\.1:\d+\n", one.first_line)
     with Cluster(one.bootstrap) as client:
@@ -283,7 +283,7 @@ SERVED_AND_LEFT = (
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_after_all_is_closed_changes_nothing(tmp_path, number):
+def test_signal_after_the_stop_does_not_change_the_exit_status(tmp_path, number):
     """By then the loop is closed, and its signal handlers are gone."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVED_AND_LEFT, str(tmp_path)],
@@ -301,7 +301,7 @@ def test_a_signal_after_all_is_closed_changes_nothing(tmp_path, number):
         assert process.returncode == 0
 
 
-def test_a_killed_daemon_has_all_it_answered(serve):
+def test_killed_daemon_keeps_all_acknowledged_records(serve):
     one = serve()
     with Cluster(one.bootstrap) as client:
         client.create_topic("a", partitions=2)
@@ -316,7 +316,7 @@ def test_a_killed_daemon_has_all_it_answered(serve):
     assert two.end(signal.SIGTERM)[0] == 0
 
 
-def test_a_second_daemon_on_the_directory_says_why_it_does_not_start(serve):
+def test_second_daemon_on_a_data_directory_exits_with_the_reason(serve):
     serve()
     second = serve()
     status, out, err = second.end()
@@ -332,7 +332,7 @@ def test_a_second_daemon_on_the_directory_says_why_it_does_not_start(serve):
         (("--listen", "nowhere"), "HOST:PORT"),
     ],
 )
-def test_wrong_settings_end_with_status_2(serve, options, reason):
+def test_daemon_with_invalid_config_exits_with_status_2(serve, options, reason):
     one = serve(*options)
     status, _, err = one.end()
     assert (status, one.first_line) == (2, "")
@@ -347,7 +347,7 @@ def processor_s(*command: str) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def test_start_and_memory_stay_small(serve):
+def test_daemon_start_stays_within_processor_time_and_memory_limits(serve):
     """Five times a bare interpreter with asyncio is usual; a busy machine slows both down."""
     serve().end(signal.SIGTERM)
 
@@ -377,7 +377,7 @@ REFUSED_COMMAND = (
     ("start", "loaded"),
     [("import fencepost.coordinator.daemon.process", []), (REFUSED_COMMAND, ["click"])],
 )
-def test_daemon_and_commands_do_not_load_what_they_never_use(start, loaded):
+def test_daemon_and_commands_do_not_import_unused_modules(start, loaded):
     code = (
         f"import sys; {start}\n"
         "print(sorted({m.partition('.')[0] for m in sys.modules}"

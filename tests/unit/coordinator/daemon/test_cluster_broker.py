@@ -114,7 +114,7 @@ def run(work: Any) -> None:
     asyncio.run(work())
 
 
-def test_brokers_join_and_one_passes_on_what_the_controller_decides(tmp_path: Path) -> None:
+def test_brokers_register_and_topic_created_through_one_reaches_the_other(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path, 101, 102) as (decides, (one, other)):
             assert fenced(decides) == {101: False, 102: False}
@@ -132,7 +132,7 @@ def test_brokers_join_and_one_passes_on_what_the_controller_decides(tmp_path: Pa
     run(work)
 
 
-def test_the_topic_of_groups_comes_by_the_controller(tmp_path: Path) -> None:
+def test_find_coordinator_creates_the_offsets_topic_through_the_controller(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path, 101, 102) as (_, (one, other)):
             places = set()
@@ -150,7 +150,7 @@ def test_the_topic_of_groups_comes_by_the_controller(tmp_path: Path) -> None:
     run(work)
 
 
-def test_what_is_led_is_handed_over_before_a_stop(tmp_path: Path) -> None:
+def test_controlled_shutdown_moves_leadership_before_the_broker_stops(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path, 101, 102) as (decides, (one, other)):
             await create(one, "t", [101, 102])
@@ -169,7 +169,7 @@ def test_what_is_led_is_handed_over_before_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_turn_of_the_loop_does_not_have_a_broker_fenced(tmp_path: Path) -> None:
+def test_blocked_event_loop_does_not_get_the_broker_fenced(tmp_path: Path) -> None:
     """A turn longer than the session delays no heartbeat and loses no metadata."""
 
     async def work(at: tuple[str, int], seen: Callable[[], Mapping[int, bool]]) -> None:
@@ -188,7 +188,7 @@ def test_a_long_turn_of_the_loop_does_not_have_a_broker_fenced(tmp_path: Path) -
         asyncio.run(work(thread.address, lambda: fenced(decides[0])))
 
 
-def test_a_broker_that_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
+def test_unregistered_broker_reports_a_fatal_error(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path, 101) as (_, (one,)):
             lost: list[BrokerError] = []
@@ -206,7 +206,7 @@ def test_a_broker_that_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["observer", "lifecycle"])
-def test_a_broker_that_can_not_go_with_its_cluster_is_told_to_stop(
+def test_failed_observer_or_lifecycle_task_is_reported_as_a_fatal_error(
     tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the broker would serve outdated metadata and wait for updates that never come."""
@@ -230,7 +230,7 @@ def test_a_broker_that_can_not_go_with_its_cluster_is_told_to_stop(
     run(work)
 
 
-def test_settings_of_a_broker_are_tried_out_there_and_kept_by_the_controller(
+def test_broker_config_is_validated_by_the_broker_and_stored_by_the_controller(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -260,7 +260,9 @@ def test_settings_of_a_broker_are_tried_out_there_and_kept_by_the_controller(
     run(work)
 
 
-def test_brokers_outlive_their_controller(tmp_path: Path) -> None:
+def test_broker_serves_without_a_controller_and_reconnects_after_its_restart(
+    tmp_path: Path,
+) -> None:
     async def work() -> None:
         decides = controller(tmp_path / "controller")
         await decides.start()
@@ -283,7 +285,7 @@ def test_brokers_outlive_their_controller(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
+def test_data_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path / "a", 101):
             pass
@@ -295,7 +297,7 @@ def test_a_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_listener_between_brokers_has_to_be_there(tmp_path: Path) -> None:
+def test_undefined_inter_broker_listener_is_refused(tmp_path: Path) -> None:
     async def work() -> None:
         broker = member(tmp_path, ("127.0.0.1", 1), **{"inter.broker.listener.name": "SSL"})
         with pytest.raises(Exception, match="must be a listener name defined in advertised"):
@@ -304,7 +306,9 @@ def test_a_listener_between_brokers_has_to_be_there(tmp_path: Path) -> None:
     run(work)
 
 
-def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
+def test_broker_start_without_a_controller_fails_after_the_registration_timeout(
+    tmp_path: Path,
+) -> None:
     async def work() -> None:
         limit = {"initial.broker.registration.timeout.ms": "300"}
         broker = member(tmp_path, ("127.0.0.1", 1), **limit)
@@ -314,7 +318,7 @@ def test_without_controllers_a_broker_gives_up(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -> None:
+def test_start_waiting_for_a_controller_can_be_terminated(tmp_path: Path) -> None:
     daemon = members.Member(tmp_path, "127.0.0.1:1")
     child = daemon.launch()
     child.wait_for_line("no controller has returned the cluster id yet", deadline_s=60)
@@ -323,7 +327,7 @@ def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("password", ["right", "wrong"])
-def test_brokers_log_in_to_controllers(tmp_path: Path, password: str) -> None:
+def test_broker_authenticates_to_the_controller_listener(tmp_path: Path, password: str) -> None:
     """The keys of the controllers' listener have the credentials, as in Kafka."""
 
     def plain(own: str) -> str:
@@ -354,7 +358,9 @@ def test_brokers_log_in_to_controllers(tmp_path: Path, password: str) -> None:
     run(work)
 
 
-def test_a_listener_of_clients_is_no_controllers(tmp_path: Path) -> None:
+def test_client_listener_as_controller_address_is_a_mismatched_endpoint_type(
+    tmp_path: Path,
+) -> None:
     """The wrong port is the most common mistake."""
 
     async def work() -> None:
@@ -367,7 +373,7 @@ def test_a_listener_of_clients_is_no_controllers(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_broker_that_nobody_looks_after_stops_by_itself(tmp_path: Path) -> None:
+def test_unregistered_broker_without_an_on_lost_handler_stops(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path, 101) as (_, (one,)):
             async with AsyncWireClient(one.bootstrap) as client:
@@ -380,7 +386,7 @@ def test_a_broker_that_nobody_looks_after_stops_by_itself(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_happens_to_replicas_is_told_by_whoever_leads_them(tmp_path: Path) -> None:
+def test_replica_history_is_written_by_leaders_and_merged_by_the_command(tmp_path: Path) -> None:
     """Each broker writes its part of the history; the command merges all parts."""
 
     def told(broker: Broker) -> list[dict[str, Any]]:

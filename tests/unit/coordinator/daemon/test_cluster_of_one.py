@@ -69,7 +69,7 @@ def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> N
         assert (node["node_id"], node["host"], node["port"]) == (1, host, int(port))
 
 
-def test_follower_hears_who_leads_and_no_addresses(broker: BrokerThread) -> None:
+def test_fenced_follower_fetch_names_the_leader_without_endpoints(broker: BrokerThread) -> None:
     with Cluster(broker.bootstrap) as client:
         state = {"replica_id": 2, "replica_epoch": -1}
         answer, part = fetch(client, OURS - 1, replica_state=state)
@@ -89,7 +89,7 @@ def test_fetch_checks_the_leader_epoch_of_the_image(
         assert answer["node_endpoints"] == []
 
 
-def test_image_is_there_before_the_first_change(tmp_path: Path) -> None:
+def test_replica_manager_has_the_metadata_image_before_any_change(tmp_path: Path) -> None:
     store = storage(tmp_path)
     assert store.replicas.image is store.metadata.image
     create_topic(store.metadata, "t", 2)
@@ -107,7 +107,7 @@ def directories(path: Path) -> set[str]:
     return {one.name for one in path.iterdir()}
 
 
-async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_path: Path) -> None:
+async def test_deletion_of_100_000_partitions_does_not_block_the_loop(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
         services = broker.services
         metadata = services.metadata
@@ -130,7 +130,7 @@ async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_pa
     watch.check()
 
 
-async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
+async def test_pending_leader_change_of_a_deleted_topic_is_discarded(
     tmp_path: Path,
 ) -> None:
     """Three images follow at once: with two replicas, with this one alone, without the topic."""
@@ -157,7 +157,7 @@ async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
     store.logs.close()
 
 
-def test_partitions_led_alone_are_counted_again_after_a_change_of_topics() -> None:
+def test_sole_replica_count_follows_topic_changes() -> None:
     alone = PartitionRegistration((1,), (1,), 1, 0, 0)
     other = PartitionRegistration((1, 2), (1, 2), 1, 0, 0)
     counter = SoleReplicaCounter(1)

@@ -46,7 +46,7 @@ async def grow(nodes: int) -> list[Node]:
     return made
 
 
-async def test_a_process_that_grows_never_looks_at_all_of_it(thawed: None) -> None:
+async def test_collection_in_a_growing_process_traverses_only_new_objects(thawed: None) -> None:
     collector = Collector(asyncio.get_running_loop())
     collector.start()
     try:
@@ -67,7 +67,7 @@ async def test_a_process_that_grows_never_looks_at_all_of_it(thawed: None) -> No
     assert gc.get_freeze_count() - frozen > len(alive) / 2
 
 
-async def test_cycles_are_found_before_they_are_set_aside(thawed: None) -> None:
+async def test_garbage_cycles_are_collected_before_freezing(thawed: None) -> None:
     collector = Collector(asyncio.get_running_loop())
     collector.start()
     try:
@@ -83,7 +83,7 @@ async def test_cycles_are_found_before_they_are_set_aside(thawed: None) -> None:
         collector.stop()
 
 
-async def test_a_process_that_does_not_grow_sets_nothing_aside(thawed: None) -> None:
+async def test_process_that_does_not_grow_freezes_no_objects(thawed: None) -> None:
     collector = Collector(asyncio.get_running_loop())
     collector.start()
     try:
@@ -95,7 +95,7 @@ async def test_a_process_that_does_not_grow_sets_nothing_aside(thawed: None) -> 
         collector.stop()
 
 
-async def test_small_cycle_is_collected_after_so_many_bytes(thawed: None) -> None:
+async def test_small_cycle_is_collected_after_the_input_byte_limit(thawed: None) -> None:
     collector = Collector(asyncio.get_running_loop())
     collector.start()
     try:
@@ -142,7 +142,7 @@ def use(bootstrap: str) -> None:
             client.call("delete_topics", 5, timeout=1_000, topic_names=[topic])
 
 
-def test_what_comes_and_goes_has_no_cycles(tmp_path: Path) -> None:
+def test_requests_and_connections_leave_no_reference_cycles(tmp_path: Path) -> None:
     with Broker.in_thread(tmp_path, config=CONFIG) as broker:
         use(broker.bootstrap)
         gc.collect()

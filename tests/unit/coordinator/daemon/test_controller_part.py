@@ -113,7 +113,7 @@ async def three(path: Path) -> AsyncIterator[tuple[Broker, Broker, Broker]]:
             await broker.stop()
 
 
-def test_failed_metadata_log_ends_the_node(tmp_path: Path) -> None:
+def test_failed_metadata_log_is_a_fatal_error_of_the_combined_node(tmp_path: Path) -> None:
     async def work() -> None:
         disk, lost = FaultyDisk(), list[BrokerError]()
         async with combined(tmp_path, fs=disk) as one:
@@ -140,7 +140,7 @@ def test_failed_metadata_log_ends_the_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_others_join_it_and_go(tmp_path: Path) -> None:
+def test_combined_node_takes_over_the_leadership_of_a_failed_broker(tmp_path: Path) -> None:
     async def work() -> None:
         async with three(tmp_path) as (one, two, third):
             assert fenced(one) == {1: False, 2: False, 3: False}
@@ -159,7 +159,7 @@ def test_others_join_it_and_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
+def test_restarted_combined_node_rejoins_without_waiting_for_its_session(tmp_path: Path) -> None:
     """On stop the broker hands leadership over; on return it does not wait for its old session."""
 
     async def work() -> None:
@@ -186,7 +186,7 @@ def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_one_comes_back(tmp_path: Path) -> None:
+def test_killed_combined_node_recovers_its_topics(tmp_path: Path) -> None:
     """The only broker, with topics of one replica, which no other broker could lead meanwhile."""
 
     async def work() -> None:
@@ -204,7 +204,7 @@ def test_a_killed_one_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_broker_that_stood_alone_grows(tmp_path: Path) -> None:
+def test_standalone_broker_can_become_a_cluster_and_add_replicas(tmp_path: Path) -> None:
     """Topics, groups' offsets and settings survive; then replicas are added on other brokers."""
 
     async def work() -> None:
@@ -234,7 +234,7 @@ async def reassign(broker: Broker, name: str, replicas: list[int]) -> None:
     assert answer.responses[0].partitions[0].error_code == 0, answer
 
 
-def test_it_does_not_stand_alone_while_others_are_registered(tmp_path: Path) -> None:
+def test_standalone_start_is_refused_while_other_brokers_are_registered(tmp_path: Path) -> None:
     """A single broker would claim the other brokers' partitions."""
 
     async def work() -> None:
@@ -253,7 +253,7 @@ def test_it_does_not_stand_alone_while_others_are_registered(tmp_path: Path) -> 
     run(work)
 
 
-def test_a_start_that_fails_costs_no_recovery(tmp_path: Path) -> None:
+def test_failed_start_keeps_the_clean_shutdown_marker(tmp_path: Path) -> None:
     async def work() -> None:
         async with combined(tmp_path) as one:
             epoch = one.services.replicas.view.broker_epoch

@@ -42,7 +42,9 @@ COMPACTED = {
 }
 
 
-async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_path: Path) -> None:
+async def test_maintenance_of_many_partitions_during_compaction_does_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     async with Broker(tmp_path, config=BUSY | {"log.cleaner.enable": "false"}) as broker:
         create_topic(broker.services.metadata, "many", partitions=PARTITIONS)
         create_topic(broker.services.metadata, "keyed", partitions=1, configs=COMPACTED)
@@ -75,7 +77,7 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
         assert not broker.cleaner.uncleanable
 
 
-async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> None:
+async def test_retention_of_thousands_of_segments_does_not_block_the_loop(tmp_path: Path) -> None:
     async with Broker(tmp_path, config={"log.initial.task.delay.ms": "3600000"}) as broker:
         create_topic(broker.services.metadata, "t", partitions=1, configs={"retention.ms": "1"})
         partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
@@ -91,7 +93,9 @@ async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> N
         assert partition.log_start_offset == SEGMENTS
 
 
-async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) -> None:
+async def test_broker_config_change_for_thousands_of_topics_does_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     async with Broker(tmp_path) as broker:
         metadata, logs = broker.services.metadata, broker.services.logs
         with metadata.unforced():
@@ -113,7 +117,9 @@ async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) 
         assert [one.log.config.retention_ms for one in ends] == [0, TOPICS - 1]
 
 
-async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_path: Path) -> None:
+async def test_offset_deletion_and_expiration_in_a_large_partition_do_not_block_the_loop(
+    tmp_path: Path,
+) -> None:
     """Most offsets stay and are only checked; groups with one offset each expire."""
     lasting = [(f"large{number}", "t", OFFSETS) for number in range(2)]
     going = [("mixed", "deleted", 20_000), *((f"g{number}", "t", 1) for number in range(5_000))]

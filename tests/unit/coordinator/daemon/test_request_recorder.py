@@ -98,9 +98,7 @@ def test_metadata_of_commits_is_not_recorded(kafka: Kafka, client: Cluster) -> N
     assert b"secret" not in request
 
 
-def test_a_large_request_is_served_and_only_its_size_recorded(
-    kafka: Kafka, client: Cluster
-) -> None:
+def test_large_request_is_served_and_only_its_size_recorded(kafka: Kafka, client: Cluster) -> None:
     client.create_topic("orders", 1)
     row = {"partition_index": 0, "committed_offset": 1}
     topics = [{"name": "orders", "partitions": [row] * (MAX_PARTITIONS + 1)}]
@@ -115,7 +113,7 @@ def test_a_large_request_is_served_and_only_its_size_recorded(
         incident_of(session, [entry], ["g"])
 
 
-def test_the_groups_of_one_connection_are_bounded(kafka: Kafka) -> None:
+def test_recorded_groups_of_one_connection_are_limited(kafka: Kafka) -> None:
     names = [f"g{number}" for number in range(MAX_SUBJECTS + 1)]
     with Cluster(kafka.bootstrap) as other:
         for name in names:
@@ -128,7 +126,7 @@ def test_the_groups_of_one_connection_are_bounded(kafka: Kafka) -> None:
     until(lambda: ends() == MAX_SUBJECTS, "the ends are recorded")
 
 
-def test_a_recording_without_the_first_request_of_a_member_is_refused(
+def test_recording_without_the_first_request_of_a_member_is_refused(
     kafka: Kafka, client: Cluster
 ) -> None:
     switch(kafka, "false")
@@ -157,7 +155,7 @@ def test_a_recording_without_the_first_request_of_a_member_is_refused(
         incident_of(session, recorded(kafka), ["g"])
 
 
-def test_a_history_without_requests_is_refused_with_the_setting(kafka: Kafka) -> None:
+def test_history_without_requests_is_refused_with_the_setting(kafka: Kafka) -> None:
     with (
         ClusterSession(kafka.bootstrap, 20) as session,
         pytest.raises(IncidentError, match=rf"no requests of g: set {SETTING}=true"),

@@ -36,7 +36,7 @@ print(json.dumps([len(before), sorted(set(sys.modules) - before)]))
 """
 
 
-def test_warm_up_imports_what_a_first_connection_needs() -> None:
+def test_warm_up_imports_all_modules_of_a_first_connection() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PREPARED], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -68,7 +68,7 @@ print(json.dumps(sorted(one for one in late if one.startswith(("fencepost.", "ki
 """
 
 
-def test_nothing_is_imported_for_the_first_answers(tmp_path: Path) -> None:
+def test_first_requests_after_warm_up_import_no_modules(tmp_path: Path) -> None:
     frames = [
         encode("api_versions", 3, 1, "new", {"client_software_name": "n"}),
         encode("metadata", 13, 2, "new", {"topics": None}),
@@ -107,7 +107,7 @@ asyncio.run(main())
 """
 
 
-def test_a_broker_that_stands_alone_imports_nothing_of_a_cluster(tmp_path: Path) -> None:
+def test_standalone_broker_imports_no_cluster_modules(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTED, str(tmp_path)],
         cwd=ROOT,
@@ -142,7 +142,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("coordinator", ["groups", "txns"])
-def test_who_comes_before_all_is_loaded_has_it_loaded_in_steps(
+def test_coordinator_opened_before_warm_up_imports_modules_in_small_steps(
     tmp_path: Path, coordinator: str
 ) -> None:
     command = [sys.executable, "-c", OPENED, str(tmp_path), coordinator]

@@ -31,7 +31,7 @@ def told(cluster: Cluster, *command: str) -> Any:
     return json.loads(cli(cluster.bootstrap, *asked).stdout)
 
 
-def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) -> None:
+def test_killed_broker_is_reported_once_and_the_controller_is_named(tmp_path: Path) -> None:
     with Cluster(3, tmp_path) as cluster:
         cluster.topic("t", 1)
         cluster.kill(2)
@@ -116,14 +116,14 @@ def test_change_between_two_images_is_an_event(
     assert [one.kind for one in cluster_changes(old, new)] == kinds
 
 
-def test_fenced_broker_that_had_shut_down_is_told_so() -> None:
+def test_fencing_after_a_controlled_shutdown_has_the_shutdown_as_cause() -> None:
     leaving = registration(in_controlled_shutdown=True)
     (event,) = cluster_changes(image(leaving), image(replace(leaving, fenced=True)))
     assert event.detail["cause"] == "it has shut down"
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_reader_sees_each_change_once_whichever_brokers_told_it(seed: int) -> None:
+def test_history_reader_returns_each_change_once_despite_several_reporters(seed: int) -> None:
     draw = random.Random(seed)
     images, states = [image()], {1: registration(1), 2: registration(2), 3: registration(3)}
     for _ in range(40):

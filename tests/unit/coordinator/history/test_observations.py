@@ -181,7 +181,7 @@ async def test_commit_after_the_groups_first_transaction_is_another_observation(
         (RHYTHM_MIN_MS - 1, RHYTHM_COMMITS, False),
     ],
 )
-async def test_equal_intervals_show_a_timer(
+async def test_commits_at_equal_intervals_are_observed_as_timer_commits(
     observing: Observing, interval_ms: int, commits: int, *, is_timer: bool
 ) -> None:
     for _ in range(commits):
@@ -189,7 +189,7 @@ async def test_equal_intervals_show_a_timer(
     assert (Observed.OFFSETS_COMMITTED_BY_TIMER in observing.kinds()) == is_timer
 
 
-async def test_commits_of_unchanged_offsets_tell_auto_commit_from_a_clients_own_timer(
+async def test_commits_of_unchanged_offsets_distinguish_auto_commit_from_a_client_timer(
     observing: Observing,
 ) -> None:
     for number in range(2 * RHYTHM_COMMITS):
@@ -209,7 +209,7 @@ async def test_transaction_that_nearly_timed_out_is_recorded_once(
     assert observing.kinds().count(Observed.TRANSACTION_NEARLY_TIMED_OUT) == is_long
 
 
-async def test_rhythm_that_begins_late_is_seen_up_to_the_last_judged_commit(
+async def test_commit_rhythm_is_detected_up_to_the_last_evaluated_commit(
     observing: Observing,
 ) -> None:
     for number in range(MAX_JUDGED_COMMITS - RHYTHM_COMMITS + 1):

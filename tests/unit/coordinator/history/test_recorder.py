@@ -86,7 +86,7 @@ def remember(services: Services, event: Event = EVENT, origin: Origin | None = M
     services.history.remember("__consumer_offsets", "__consumer_offsets-3", event, origin)
 
 
-async def test_an_event_is_kept_with_who_when_and_where(services: Services) -> None:
+async def test_history_entry_has_the_time_client_and_shard_of_its_event(services: Services) -> None:
     assert isinstance(services.clock, ManualClock)
     now_ms = services.clock.now_ms()
     remember(services)
@@ -113,7 +113,7 @@ def everything_logged() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("everything_logged")
-async def test_an_id_that_comes_first_is_no_line_of_the_log(services: Services) -> None:
+async def test_first_init_producer_id_is_logged_only_at_debug_level(services: Services) -> None:
     finish(services.txns.open_in_steps())
     with capture_logs() as told:
         await services.txns.submit("id", InitProducerId("id", 60_000), ME)
@@ -123,7 +123,7 @@ async def test_an_id_that_comes_first_is_no_line_of_the_log(services: Services) 
     assert len(await written(services, 2)) == 2
 
 
-async def test_what_happens_to_a_transaction_is_told(services: Services) -> None:
+async def test_history_records_epoch_bumps_and_refused_producers(services: Services) -> None:
     services.topic("t")
     finish(services.txns.open_in_steps())
     txns = services.txns
@@ -146,7 +146,7 @@ async def test_what_happens_to_a_transaction_is_told(services: Services) -> None
     assert row_of(found[2])["change"] == f"epoch 0 ≠ {second.producer_epoch}"
 
 
-async def test_each_commit_is_kept_if_configured(tmp_path: Path) -> None:
+async def test_history_records_each_commit_if_configured(tmp_path: Path) -> None:
     services = await Services(tmp_path, {"fencepost.history.commits": "true"}).start()
     services.topic("t")
     finish(services.txns.open_in_steps())
@@ -163,7 +163,7 @@ async def test_each_commit_is_kept_if_configured(tmp_path: Path) -> None:
     await services.stop()
 
 
-async def test_it_survives_a_restart(tmp_path: Path) -> None:
+async def test_history_survives_a_restart(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
     remember(services)
     await services.stop()
@@ -174,7 +174,7 @@ async def test_it_survives_a_restart(tmp_path: Path) -> None:
     await again.stop()
 
 
-async def test_nothing_is_taken_where_it_is_off_or_not_running(tmp_path: Path) -> None:
+async def test_disabled_or_stopped_history_queues_no_events(tmp_path: Path) -> None:
     services = await Services(tmp_path, {"fencepost.history.enable": "false"}).start()
     remember(services)
     await services.stop()
@@ -183,7 +183,7 @@ async def test_nothing_is_taken_where_it_is_off_or_not_running(tmp_path: Path) -
     assert not services.history._queue
 
 
-async def test_a_full_queue_drops_the_newest_and_counts(services: Services) -> None:
+async def test_full_history_queue_drops_and_counts_the_newest_events(services: Services) -> None:
     services.history.limits = HistoryLimits(max_queued=2)
     for name in "abc":
         remember(services, Event("group-created", name))
@@ -193,7 +193,7 @@ async def test_a_full_queue_drops_the_newest_and_counts(services: Services) -> N
     assert [entry.subject for entry in await written(services, 3)] == ["a", "b", "d"]
 
 
-async def test_much_is_written_in_several_turns(services: Services) -> None:
+async def test_many_history_events_are_written_in_several_batches(services: Services) -> None:
     services.history.limits = HistoryLimits(max_batch_bytes=1)
     for number in range(20):
         remember(services, Event("group-created", str(number)))
@@ -203,7 +203,7 @@ async def test_much_is_written_in_several_turns(services: Services) -> None:
     assert len(batches) == 20
 
 
-async def test_a_failed_write_is_logged_and_disturbs_nobody(
+async def test_failed_history_write_is_logged_and_counted_as_dropped(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ async def test_a_failed_write_is_logged_and_disturbs_nobody(
     assert "the disk is gone" in said[0]["cause"]
 
 
-async def test_losses_are_logged_later_with_their_own_causes(
+async def test_dropped_history_events_are_logged_periodically_with_their_causes(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -263,7 +263,9 @@ async def test_losses_are_logged_later_with_their_own_causes(
     assert services.history.dropped == 6
 
 
-async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: Services) -> None:
+async def test_history_event_with_unencodable_values_is_sanitized_and_written(
+    services: Services,
+) -> None:
     class Odd(Enum):
         ONE = object()
 
@@ -293,7 +295,7 @@ async def test_an_event_that_can_not_be_written_takes_nothing_with_it(services: 
     assert (entry.detail["infinite"], entry.detail["\\ud800"]) == ("inf", True)
 
 
-def test_values_of_another_kind() -> None:
+def test_history_value_of_an_unknown_version_is_skipped_a_broken_one_refused() -> None:
     entry = Entry(1, GROUP, "g", "what", "s")
     value = json.loads(encode_value(entry))
     assert decode_value(json.dumps({**value, "version": 3}).encode()) is None
@@ -306,7 +308,7 @@ def test_values_of_another_kind() -> None:
             decode_value(bad)
 
 
-def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
+def test_history_topic_is_internal_and_has_retention_limits(tmp_path: Path) -> None:
     store = storage(
         tmp_path,
         {"fencepost.history.retention.bytes": "16777216", "fencepost.history.retention.ms": "8000"},
@@ -321,7 +323,7 @@ def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
         check_name(HISTORY_TOPIC)
 
 
-async def test_old_history_goes(tmp_path: Path) -> None:
+async def test_history_beyond_its_retention_is_deleted(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     config = {"fencepost.history.retention.ms": "8000"}
     services = await Services(tmp_path, config, clock=clock).start()
@@ -354,11 +356,13 @@ async def test_old_history_goes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_changed_in_words(detail: dict[str, Any], change: str | None) -> None:
+def test_history_row_describes_the_change_of_generation_or_epoch(
+    detail: dict[str, Any], change: str | None
+) -> None:
     assert row_of(Entry(0, GROUP, "g", "what", "s", detail=detail))["change"] == change
 
 
-def test_who_is_the_member_and_else_who_asked() -> None:
+def test_history_row_names_the_member_or_producer_and_its_client() -> None:
     detail = {"member": "m", "client_id": "c", "client_host": "/h", "reason": "late"}
     row = row_of(Entry(0, GROUP, "g", "what", "s", "other", "elsewhere", detail))
     assert (row["who"], row["client"], row["host"], row["why"]) == ("m", "c", "h", "late")
@@ -367,7 +371,7 @@ def test_who_is_the_member_and_else_who_asked() -> None:
     assert row_of(Entry(0, GROUP, "g", "w", "s"))["time"] == "1970-01-01T00:00:00.000Z"
 
 
-async def test_the_limits_are_of_one_history(tmp_path: Path) -> None:
+async def test_history_recorder_uses_the_limits_it_is_given(tmp_path: Path) -> None:
     store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
     one = HistoryRecorder(store.metadata, store.logs, store.config, store.clock, limits)

@@ -96,7 +96,9 @@ def tools() -> Iterator[Tools]:
 
 
 @pytest.mark.timeout(300)
-def test_kafka_acls_says_the_same(java_tools: Path, tools: Tools, tmp_path: Path) -> None:
+def test_kafka_acls_prints_the_same_for_both_brokers(
+    java_tools: Path, tools: Tools, tmp_path: Path
+) -> None:
     assert java_tools.is_dir()
     ours = Daemon(tmp_path / "fencepost", GUARDED).start()
     theirs = Kafka(tmp_path / "kafka", GUARDED)

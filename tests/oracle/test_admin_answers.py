@@ -15,7 +15,9 @@ pytestmark = pytest.mark.oracle
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", [one for one in MODES if one not in WITHOUT_JAVA])
-def test_answers_are_those_recorded(mode: str, tmp_path: Path) -> None:
+def test_admin_responses_of_a_mixed_cluster_equal_the_recorded_ones(
+    mode: str, tmp_path: Path
+) -> None:
     with required(), MODES[mode](tmp_path) as places:
         found = differences(play(places), recorded(mode))
     assert not found, f"{len(found)} differences:\n" + "\n".join(found)

@@ -84,7 +84,7 @@ def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
 
 
 @pytest.mark.parametrize("api", by_api())
-def test_answers_are_the_same(api: str, pair: Pair) -> None:
+def test_responses_with_and_without_each_right_are_the_same(api: str, pair: Pair) -> None:
     """With and without each right, for existing and missing resources."""
     for request in by_api()[api]:
         strange = unmeant(list(pair.differences(cases_of(request, NUMBER))), pair.meant)
@@ -92,7 +92,7 @@ def test_answers_are_the_same(api: str, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scenes_are_told_the_same(
+def test_responses_under_changing_rights_are_the_same(
     scene: Callable[[Broker], Iterator[tuple[str, Any]]], pair: Pair
 ) -> None:
     """Rights that change, and unusual rules."""
@@ -106,7 +106,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", SEEDS if asked is None else [asked])
 
 
-def test_any_rules_and_any_request(seed: int, pair: Pair, request: pytest.FixtureRequest) -> None:
+def test_random_rules_and_requests_get_the_same_responses(
+    seed: int, pair: Pair, request: pytest.FixtureRequest
+) -> None:
     """Random rules, and random requests of clients to which they apply or do not apply."""
     count = request.config.getoption("--requests") or DRAWN
     drawn = drawn_cases(REQUESTS, seed, count)
@@ -116,7 +118,7 @@ def test_any_rules_and_any_request(seed: int, pair: Pair, request: pytest.Fixtur
     )
 
 
-def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
+def test_resource_without_acl_is_open_if_the_broker_allows_it(tmp_path: Path) -> None:
     """With allow.everyone.if.no.acl.found a resource is open until there is a rule about it."""
     with pair_of_brokers(tmp_path, OPEN) as pair:
         chosen = [one for one in REQUESTS if one.api in OPEN_APIS]
@@ -127,7 +129,7 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
     assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
 
 
-def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
+def test_refusal_is_the_same_for_existing_and_missing_resources(pair: Pair) -> None:
     """The response is the same for a missing resource, except where Kafka's reveals a topic id."""
     pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
     assert len(pairs) >= LEAST_PAIRS
@@ -135,7 +137,7 @@ def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
     assert set(ours) <= set(theirs), sorted(set(ours) - set(theirs))
 
 
-def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
+def test_acl_host_matches_an_address_in_any_form(pair: Pair) -> None:
     """In Apache Kafka, an address in another form than Java's matches no client: ANY_FORM."""
     ours, theirs = pair.at_once(lambda broker: list(addresses(broker, ("::ffff:127.0.0.1",))))
     refused = ["none", "topic_authorization_failed"]
@@ -143,7 +145,7 @@ def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
     assert [told for _, told in theirs] == [refused, ["none", "none"]], ANY_FORM
 
 
-def test_every_right_matters(pair: Pair) -> None:
+def test_each_right_of_a_request_changes_its_response(pair: Pair) -> None:
     """Apache Kafka's response changes if any one of the rights is missing."""
     idle = []
     for request in REQUESTS:
@@ -152,7 +154,7 @@ def test_every_right_matters(pair: Pair) -> None:
     assert not idle, idle
 
 
-def test_every_api_has_its_cases() -> None:
+def test_every_api_and_version_has_authorization_cases() -> None:
     # Logins have tests of their own. Client telemetry needs no rights, and neither broker serves it
     # by default: tests/wire/test_client_telemetry.py compares both.
     others = {"sasl_handshake", "sasl_authenticate"} | {APIS[key].module for key in TELEMETRY_APIS}

@@ -18,7 +18,7 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT
 
 
-def test_curves_are_drawn(tmp_path: Path) -> None:
+def test_curves_of_figures_by_count_are_drawn(tmp_path: Path) -> None:
     measured = {
         f"groups: {at(what, count, 'members', unit)}": {FENCEPOST: [1.0 * count, 3.0 * count]}
         for what, unit in (("a join,", "µs"), ("a heartbeat,", "µs"), ("memory,", "MiB"))
@@ -36,7 +36,9 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", [FENCEPOST, KAFKA])
-def test_a_side_comes_back_where_it_was(tmp_path: Path, side: str) -> None:
+def test_benchmark_broker_restarts_at_its_address_with_its_topics(
+    tmp_path: Path, side: str
+) -> None:
     broker = SIDES[side](tmp_path, DEFAULTS)
     try:
         broker.start()
@@ -54,7 +56,7 @@ def test_a_side_comes_back_where_it_was(tmp_path: Path, side: str) -> None:
         broker.kill()
 
 
-def test_a_run_tells_figures(tmp_path: Path) -> None:
+def test_benchmark_run_writes_positive_figures(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     command = [sys.executable, "-m", "bench", "start", "--without-kafka", "--rounds", "1"]
     done = subprocess.run(

@@ -187,14 +187,14 @@ RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
 
 
 @pytest.mark.parametrize("version", COMMANDS)
-def test_the_keys_that_unit_tests_read_are_those_of_the_jars(
+def test_broker_keys_of_unit_tests_equal_those_of_the_jars(
     lines: dict[str, list[str]], version: str
 ) -> None:
     expected = sorted("\t".join(line.split("\t")[:4]) for line in of_kind("broker", lines[version]))
     assert path_of(version).read_text().splitlines() == expected
 
 
-def test_every_key_is_known(lines: dict[str, list[str]]) -> None:
+def test_every_key_of_kafka_is_known_or_refused(lines: dict[str, list[str]]) -> None:
     for kind, ours in OURS.items():
         names = {KafkaKey.read(line).name for line in of_kind(kind, *lines.values())}
         known = ours.keys() | REFUSED
@@ -205,7 +205,7 @@ def test_every_key_is_known(lines: dict[str, list[str]]) -> None:
         assert names - known == set(), kind
 
 
-def test_few_keys_are_refused(lines: dict[str, list[str]]) -> None:
+def test_refused_keys_are_few_and_explained(lines: dict[str, list[str]]) -> None:
     names = {KafkaKey.read(line).name for kind in OURS for line in of_kind(kind, *lines.values())}
     assert REFUSED - names == {"port"}, "no key of these versions"
     assert len(REFUSED) <= MAX_REFUSED

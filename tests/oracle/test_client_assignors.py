@@ -63,7 +63,7 @@ def asked(case: Case) -> str:
     )
 
 
-def test_they_decide_as_kafkas_do(tmp_path: Path) -> None:
+def test_client_assignors_make_the_assignments_of_kafkas(tmp_path: Path) -> None:
     made = list(cases(SEED, CASES))
     questions, answers = tmp_path / "cases.jsonl", tmp_path / "answers.jsonl"
     questions.write_text("".join(asked(case) + "\n" for case in made))

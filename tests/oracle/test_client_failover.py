@@ -153,7 +153,7 @@ def story(
     return lead(cluster.name, scene.clients, steps, stop, bootstrap)
 
 
-def test_no_error_that_apache_kafka_does_not_cause(tmp_path: Path) -> None:
+def test_failover_causes_no_client_error_that_kafka_does_not_cause(tmp_path: Path) -> None:
     commands = {
         "librdkafka": python_command("librdkafka"),
         "java": java_program(),

@@ -334,7 +334,7 @@ def broker(
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.title)
 @pytest.mark.parametrize("client", CLIENTS.values())
-def test_a_client_comes_in(
+def test_client_logs_in_if_it_supports_the_mechanism(
     clients: Mapping[str, Client], broker: Secured, client: str, way: Way
 ) -> None:
     if knows(client, way):
@@ -354,7 +354,7 @@ def knows(client: str, way: Way) -> bool:
 
 
 @pytest.mark.parametrize("client", CLIENTS.values())
-def test_a_wrong_password_is_heard_of(
+def test_client_reports_a_wrong_password(
     clients: Mapping[str, Client],
     broker: Secured,
     client: str,
@@ -367,7 +367,7 @@ def test_a_wrong_password_is_heard_of(
     assert "invalid credentials" in told or "SaslAuthenticationFailed" in told, told
 
 
-def test_the_page_tells_what_is_tried() -> None:
+def test_documented_client_logins_are_those_tested() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert cells[0][1:] == list(CLIENTS)

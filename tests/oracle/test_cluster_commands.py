@@ -51,7 +51,7 @@ def finished(three: KafkaCluster, plan: Path) -> bool:
     )
 
 
-def test_replicas_move_and_come_back(three: KafkaCluster, tmp_path: Path):
+def test_replicas_are_reassigned_and_moved_back(three: KafkaCluster, tmp_path: Path):
     topic = created(three, 3)
     plan, back = tmp_path / "plan.json", tmp_path / "back.json"
     asked = rows(
@@ -81,7 +81,7 @@ def test_replicas_move_and_come_back(three: KafkaCluster, tmp_path: Path):
     until(is_in_sync, "all replicas in sync")
 
 
-def test_a_throttled_move_is_cancelled(three: KafkaCluster):
+def test_throttled_reassignment_is_cancelled_and_its_throttle_removed(three: KafkaCluster):
     topic = created(three, 1, partitions=2)
     cli(three.bootstrap, "produce", topic, stdin=("x" * 900_000 + "\n") * 12)
     before = {row["partition"]: row["replicas"] for row in rows(three, "topics", "describe", topic)}
@@ -109,7 +109,7 @@ def test_a_throttled_move_is_cancelled(three: KafkaCluster):
     assert "still set" not in cli(three.bootstrap, *command, "--verify").stderr
 
 
-def test_a_broker_goes_and_comes_back(three: KafkaCluster):
+def test_killed_broker_is_reported_and_its_return_allows_an_election(three: KafkaCluster):
     """This test is the last, because it kills one of the brokers."""
     topic, lone = created(three, 3), unique("lone")
     cli(three.bootstrap, "topics", "create", lone, "-p", "3", "-r", "1")
@@ -153,7 +153,7 @@ def test_a_broker_goes_and_comes_back(three: KafkaCluster):
     until(lambda: rows(three, "topics", "elect", topic) == [], "the preferred leader")
 
 
-def test_doctor_checks_only_settings(three: KafkaCluster):
+def test_doctor_on_apache_kafka_checks_only_settings(three: KafkaCluster):
     clean, unclean = created(three, 3, 1), created(three, 3, 1)
     setting = "unclean.leader.election.enable=true"
     cli(three.bootstrap, "configs", "set", "topic", unclean, setting, "--execute")

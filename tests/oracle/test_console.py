@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster, unique
 pytestmark = pytest.mark.oracle
 
 
-def test_the_pages_on_apache_kafka(kafka, tmp_path):
+def test_console_pages_on_apache_kafka_note_the_missing_history(kafka, tmp_path):
     bootstrap = kafka.bootstrap
     group = unique("reads")
     with Cluster(bootstrap) as cluster:

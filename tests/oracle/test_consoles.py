@@ -42,7 +42,7 @@ def upgraded(tmp_path: Path) -> Iterator[Daemon]:
         daemon.stop()
 
 
-def test_kafbat_ui(kafka: Kafka, upgraded: Daemon) -> None:
+def test_kafbat_ui_requests_have_the_same_results(kafka: Kafka, upgraded: Daemon) -> None:
     theirs, ours = (asked_by_kafbat(one.bootstrap) for one in (kafka, upgraded))
     assert len(theirs) > 30
     different = {what for what in theirs if ours.get(what) != theirs[what]}
@@ -131,7 +131,7 @@ def asked_by_console(bootstrap: str) -> list[tuple[str, list[str]]]:
     return said
 
 
-def test_redpanda_console(kafka: Kafka, fencepost: Daemon) -> None:
+def test_redpanda_console_requests_have_the_same_responses(kafka: Kafka, fencepost: Daemon) -> None:
     theirs, ours = (asked_by_console(one.bootstrap) for one in (kafka, fencepost))
     assert ours == theirs
     assert ("pages", list(PAGES)) in ours

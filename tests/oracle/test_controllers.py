@@ -347,7 +347,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize("scene", [one.__name__ for one in SCENES])
-def test_both_controllers_answer_and_write_the_same(ours: Seen, theirs: Seen, scene: str) -> None:
+def test_both_controllers_respond_and_write_the_same(ours: Seen, theirs: Seen, scene: str) -> None:
     def part(seen: Seen) -> Seen:
         begin = seen.index(("scene", scene)) + 1
         rest = [index for index, one in enumerate(seen) if one[0] == "scene" and index >= begin]

@@ -143,7 +143,7 @@ class Story:
                 pair.elect(zoo_of_transactions.DATA, node_id, index)
 
 
-def test_groups_and_transactions_go_on_wherever_their_coordinators_go(pair: Pair) -> None:
+def test_groups_and_transactions_survive_coordinator_moves_both_ways(pair: Pair) -> None:
     story = Story(pair)
     for way in WAYS:
         story.move(way, KAFKAS, OURS)
@@ -162,7 +162,7 @@ def test_groups_and_transactions_go_on_wherever_their_coordinators_go(pair: Pair
         assert sorted(values) == expected
 
 
-def test_every_pairing_of_coordinators_and_leaders(pair: Pair) -> None:
+def test_transactions_work_in_every_pairing_of_coordinators(pair: Pair) -> None:
     """Markers, verification, implicit adds and offsets, in every pairing of the two brokers."""
     topic = pair.create("pairs", [(KAFKAS, OURS), (OURS, KAFKAS)])
     answers: dict[str, dict[str, Any]] = {}
@@ -185,7 +185,7 @@ def test_every_pairing_of_coordinators_and_leaders(pair: Pair) -> None:
         assert found["offset"] == 6
 
 
-def test_clients_go_on_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
+def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
     """Three clients write, read in groups and copy in transactions: exactly once, in order."""
     commands = {
         "librdkafka": python_command("librdkafka"),

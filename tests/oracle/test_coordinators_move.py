@@ -81,7 +81,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     one.stop()
 
 
-def test_transactions_over_brokers_of_both_kinds(mixed: Mixed) -> None:
+def test_transactions_across_brokers_of_both_kinds_are_atomic(mixed: Mixed) -> None:
     """Eight transactional ids give every broker some to coordinate."""
     expected = set()
     for number in range(8):
@@ -100,7 +100,7 @@ def test_transactions_over_brokers_of_both_kinds(mixed: Mixed) -> None:
     assert sorted(mixed.read("in")) == sorted(expected)
 
 
-def test_exactly_once_while_brokers_are_killed_and_stopped(mixed: Mixed) -> None:
+def test_pipelines_stay_exactly_once_while_brokers_are_killed_or_stopped(mixed: Mixed) -> None:
     pipelines = [Pipeline(mixed.clients, f"pipeline-{at}", "in", "out") for at in range(2)]
     for one in pipelines:
         one.start()

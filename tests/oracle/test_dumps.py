@@ -50,7 +50,7 @@ def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[An
         pytest.param("t[!_]*", (), ALL_KINDS, id="transactions, compaction, deletion"),
     ],
 )
-def test_rows_of_every_kind_of_file(
+def test_dump_log_prints_kafkas_rows_for_every_kind_of_file(
     stopped: Path, topics: str, options: tuple[str, ...], kinds: set[str]
 ) -> None:
     """Payloads are only compared if they are text, because Kafka's tool prints bytes as text."""
@@ -69,7 +69,7 @@ def test_rows_of_every_kind_of_file(
 
 @BY
 @pytest.mark.parametrize("topic", DECODERS)
-def test_records_of_the_coordinators(stopped: Path, topic: str) -> None:
+def test_dump_log_decodes_coordinator_records_as_kafka_does(stopped: Path, topic: str) -> None:
     files = sorted(stopped.glob(f"{topic}-[0-9]*/*.log"))
     count, kinds = 0, set[str]()
     for name, (ours, theirs) in both(files, DECODERS[topic]).items():

@@ -271,7 +271,7 @@ async def in_thread(work: Callable[..., None], *args: object, **settings: object
     await asyncio.to_thread(work, *args, **settings)
 
 
-async def test_replicas_of_kafkas_logs(kafka: Kafka, follower: Follower) -> None:
+async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follower) -> None:
     """Compressed batches, transactions, gaps of compaction, and a tail that must be truncated."""
     await in_thread(create, kafka, "plain")
     await in_thread(create, kafka, "txn")

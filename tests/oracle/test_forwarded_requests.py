@@ -224,7 +224,7 @@ def in_order(value: Any) -> Any:
     return value
 
 
-def test_the_operator_is_answered_alike(pair: Pair) -> None:
+def test_super_user_gets_the_same_responses_through_each_broker(pair: Pair) -> None:
     answers = {}
     for node_id in BOTH:
         with Cluster(pair.node(node_id).bootstrap) as client:
@@ -235,7 +235,7 @@ def test_the_operator_is_answered_alike(pair: Pair) -> None:
     require_same(direct, answers[OURS])
 
 
-def test_who_may_do_nothing_is_refused_alike(pair: Pair) -> None:
+def test_user_without_rights_gets_the_same_errors_through_each_broker(pair: Pair) -> None:
     answers = {}
     for node_id in BOTH:
         with Member(pair.logins[node_id]) as client:
@@ -244,7 +244,7 @@ def test_who_may_do_nothing_is_refused_alike(pair: Pair) -> None:
     require_same(answers[KAFKAS], answers[OURS])
 
 
-def test_a_setting_of_all_brokers_is_tried_out_where_it_is_asked_for(pair: Pair) -> None:
+def test_broker_setting_is_validated_by_the_broker_that_is_asked(pair: Pair) -> None:
     """A controller of Apache Kafka does not validate settings that only brokers know."""
     codes = set()
     for node_id in BOTH:
@@ -255,7 +255,7 @@ def test_a_setting_of_all_brokers_is_tried_out_where_it_is_asked_for(pair: Pair)
     assert codes == {"invalid_request"}
 
 
-def test_rights_and_quotas_are_those_of_who_asks(pair: Pair) -> None:
+def test_forwarded_request_has_the_rights_and_quotas_of_its_client(pair: Pair) -> None:
     """The controller applies both to the client, which it knows only from the envelope."""
     allowed = {"creations": [rule("kafka-cluster", "u1", CREATE, CLUSTER)]}
     assert pair.call(OURS, "create_acls", 3, **allowed)["results"][0]["error_code"] == "none"

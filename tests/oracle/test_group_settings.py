@@ -293,19 +293,19 @@ def judge(trace: Callable[[Tracer], None], brokers: Brokers) -> None:
     assert not found, f"{len(found)} differences:\n" + "\n".join(found)
 
 
-def test_changes_of_kind_under_each_policy(one_way: Brokers) -> None:
+def test_group_protocol_changes_under_each_policy_as_in_kafka(one_way: Brokers) -> None:
     judge(changes_of_kind, one_way)
 
 
-def test_groups_that_are_full(small: Brokers) -> None:
+def test_full_groups_refuse_members_as_kafka_does(small: Brokers) -> None:
     judge(full_groups, small)
 
 
-def test_assignors_that_most_members_prefer(forgetful: Brokers) -> None:
+def test_preferred_assignor_is_chosen_as_in_kafka(forgetful: Brokers) -> None:
     judge(preferred_assignors, forgetful)
 
 
-def test_settings_beyond_the_bounds_of_a_later_start(forgetful: Brokers) -> None:
+def test_group_settings_beyond_later_bounds_behave_as_in_kafka(forgetful: Brokers) -> None:
     judge(settings_within_bounds, forgetful)
     kafka, daemon = forgetful
     kafka.tell(TIGHT)
@@ -323,5 +323,5 @@ def test_refused_settings_have_kafkas_messages(short_sessions: Brokers) -> None:
     assert sum(error == "invalid_config" for error, _ in ours.values()) > 100
 
 
-def test_offsets_that_expire(forgetful: Brokers) -> None:
+def test_offsets_expire_as_in_kafka(forgetful: Brokers) -> None:
     judge(expiry, forgetful)

@@ -20,5 +20,5 @@ def kafka(script: str, *words: str | Path) -> list[str]:
 @pytest.mark.oracle
 @pytest.mark.usefixtures("java_tools")
 @pytest.mark.timeout(600)
-def test_clients_live_through_it(tmp_path: Path) -> None:
+def test_grow_example_succeeds(tmp_path: Path) -> None:
     assert example(kafka, tmp_path) is None

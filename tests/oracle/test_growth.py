@@ -150,7 +150,7 @@ def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
     return never, told - never - explained
 
 
-def test_clients_of_all_kinds_are_taken_along(tmp_path: Path) -> None:
+def test_clients_survive_growth_without_errors_that_kafka_does_not_cause(tmp_path: Path) -> None:
     require_spark()
     words = os.environ.get("GROWTH", "").split(",")
     is_long = "long" in words
@@ -174,7 +174,7 @@ def test_clients_of_all_kinds_are_taken_along(tmp_path: Path) -> None:
     assert not extra, extra
 
 
-def test_errors_that_matter_are_told_from_others() -> None:
+def test_fatal_client_errors_are_distinguished_from_retriable_ones() -> None:
     def errors(step: str, *whats: str) -> dict[str, Errors]:
         return {"java": {step: Counter(whats)}}
 
@@ -187,7 +187,7 @@ def test_errors_that_matter_are_told_from_others() -> None:
     assert judged(visible(errors("the first becomes a member", *away))) == (set(), set())
 
 
-def test_a_log_that_is_not_the_beginning_of_another_is_found(tmp_path: Path) -> None:
+def test_log_that_is_no_prefix_of_another_is_found(tmp_path: Path) -> None:
     for room, segments in {"a": ["one", "two", "three"], "b": ["one", "two"], "c": ["on"]}.items():
         log = tmp_path / room / "t-0"
         log.mkdir(parents=True)

@@ -78,7 +78,7 @@ def imported(request: pytest.FixtureRequest, by_kafka: Written, tmp_path: Path) 
     daemon.child.kill()
 
 
-def test_kafkas_partitions_are_served(imported: Daemon, by_kafka: Written) -> None:
+def test_partitions_of_kafka_are_served_by_fencepost(imported: Daemon, by_kafka: Written) -> None:
     with Cluster(imported.bootstrap) as cluster:
         assert_same(fingerprint(cluster), by_kafka.records, kafkas=1)
         assert coordinators(cluster) == by_kafka.coordinators
@@ -96,7 +96,7 @@ def test_kafkas_partitions_are_served(imported: Daemon, by_kafka: Written) -> No
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
-def test_our_partitions_are_served_by_kafka(
+def test_partitions_of_fencepost_are_served_by_kafka(
     by_fencepost: Written, tmp_path: Path, end: str
 ) -> None:
     kafka = Kafka(tmp_path, {**BROKER, "log.cleaner.enable": "false"})

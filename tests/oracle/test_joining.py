@@ -90,7 +90,9 @@ def leaders(bootstrap: str, name: str) -> dict[int, object]:
     return {index: row["leader_id"] for index, row in partitions(bootstrap, name).items()}
 
 
-def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
+def test_joining_broker_is_registered_unfenced_and_observes_the_quorum(
+    kafka: Kafka, member: Member, tools: Tools
+) -> None:
     """With only a properties file, a broker is registered, unfenced and observes the quorum."""
     assert brokers(kafka) == {1: False, 101: False}
     assert member.identity["cluster.id"] == CLUSTER_ID
@@ -108,7 +110,7 @@ def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
     assert {one["partition"] for one in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
 
 
-def test_features_are_those_of_the_cluster(kafka: Kafka, member: Member) -> None:
+def test_finalized_features_equal_those_of_the_cluster(kafka: Kafka, member: Member) -> None:
     with Cluster(member.bootstrap) as ours, Cluster(kafka.bootstrap) as theirs:
         told, wanted = (
             one.call("api_versions", 4, client_software_name="a", client_software_version="1")
@@ -134,7 +136,7 @@ def test_requests_for_the_controller_are_forwarded(
     assert "retention.ms=7" in said(tools, CONFIGS, *topic, "--entity-name", name, "--describe")
 
 
-def test_settings_of_the_metadata_win_over_the_file(
+def test_broker_settings_of_the_metadata_override_the_file(
     kafka: Kafka, tmp_path: Path, tools: Tools
 ) -> None:
     """Cluster defaults, this broker's settings and topic settings, in ascending precedence."""
@@ -190,7 +192,7 @@ def test_settings_of_the_metadata_win_over_the_file(
         other.close()
 
 
-def test_topics_that_are_asked_for_are_created(kafka: Kafka, member: Member) -> None:
+def test_metadata_request_auto_creates_the_topic(kafka: Kafka, member: Member) -> None:
     name = unique("auto")
     with Cluster(member.bootstrap) as client:
 
@@ -204,9 +206,7 @@ def test_topics_that_are_asked_for_are_created(kafka: Kafka, member: Member) -> 
     assert leaders(kafka.bootstrap, name)
 
 
-def test_the_coordinator_of_a_group_is_the_same_whoever_is_asked(
-    kafka: Kafka, member: Member
-) -> None:
+def test_every_broker_returns_the_same_group_coordinator(kafka: Kafka, member: Member) -> None:
     with Cluster(member.bootstrap) as ours, Cluster(kafka.bootstrap) as theirs:
         for group in map("g{}".format, range(8)):
 
@@ -220,7 +220,7 @@ def test_the_coordinator_of_a_group_is_the_same_whoever_is_asked(
             until(found, f"the coordinator of {group}")
 
 
-def test_what_is_produced_to_it_is_read_by_others(kafka: Kafka, member: Member) -> None:
+def test_records_produced_to_the_joined_broker_can_be_read(kafka: Kafka, member: Member) -> None:
     name = unique("t")
     created(kafka.bootstrap, name, [[101]])
     until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader")
@@ -229,7 +229,9 @@ def test_what_is_produced_to_it_is_read_by_others(kafka: Kafka, member: Member) 
         assert client.values(name) == [b"a", b"b"]
 
 
-def test_it_hands_over_what_it_leads_before_it_stops(kafka: Kafka, member: Member) -> None:
+def test_controlled_shutdown_moves_leadership_and_keeps_the_epoch(
+    kafka: Kafka, member: Member
+) -> None:
     """The broker returns with the same id and directory, and sends its former broker epoch."""
     name = unique("t")
     created(kafka.bootstrap, name, [[101, 1]])
@@ -257,14 +259,14 @@ def test_it_hands_over_what_it_leads_before_it_stops(kafka: Kafka, member: Membe
     assert second > first
 
 
-def test_a_broker_that_was_killed_has_no_clean_epoch(kafka: Kafka, member: Member) -> None:
+def test_killed_broker_has_no_clean_shutdown_epoch(kafka: Kafka, member: Member) -> None:
     member.kill()
     assert member.clean_shutdown_epoch is None
     member.start()
     until_unfenced(kafka, 101)
 
 
-def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
+def test_broker_restarted_too_early_registers_once_its_session_ends(
     kafka: Kafka, tmp_path: Path
 ) -> None:
     """Another process with the id is registered and alive, as after a kill (KAFKA-14392)."""
@@ -292,7 +294,9 @@ def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
         before.close()
 
 
-def test_it_is_fenced_while_it_is_silent_and_leads_again(kafka: Kafka, member: Member) -> None:
+def test_suspended_broker_is_fenced_and_leads_again_when_resumed(
+    kafka: Kafka, member: Member
+) -> None:
     name = unique("t")
     created(kafka.bootstrap, name, [[101]])
     until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader")
@@ -312,7 +316,7 @@ def test_it_is_fenced_while_it_is_silent_and_leads_again(kafka: Kafka, member: M
         assert client.values(name) == [b"a", b"b"]
 
 
-def test_it_outlives_its_controller(tmp_path: Path) -> None:
+def test_broker_survives_a_restart_of_its_controller(tmp_path: Path) -> None:
     own = Kafka(tmp_path / "own", KAFKA)
     (tmp_path / "own").mkdir()
     own.start()
@@ -344,7 +348,7 @@ def test_it_outlives_its_controller(tmp_path: Path) -> None:
         own.stop()
 
 
-def test_a_broker_whose_id_somebody_else_has_stops(
+def test_broker_whose_node_id_was_registered_again_stops(
     kafka: Kafka, member: Member, tmp_path: Path
 ) -> None:
     assert member.child is not None
@@ -361,7 +365,7 @@ def test_a_broker_whose_id_somebody_else_has_stops(
         other.kill()
 
 
-def test_without_a_controller_it_does_not_start(tmp_path: Path) -> None:
+def test_broker_without_a_controller_does_not_start(tmp_path: Path) -> None:
     settings = {"initial.broker.registration.timeout.ms": "1500"}
     member = Member(tmp_path, "127.0.0.1:1", settings=settings)
     child = member.launch()
@@ -370,7 +374,7 @@ def test_without_a_controller_it_does_not_start(tmp_path: Path) -> None:
     assert not (tmp_path / "logs" / "meta.properties").exists()
 
 
-def test_a_snapshot_is_taken_in_pieces(
+def test_snapshot_is_fetched_in_several_chunks(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [unique("t") for _ in range(30)]

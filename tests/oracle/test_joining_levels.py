@@ -75,7 +75,7 @@ def moved(bootstrap: str, name: str, replicas: list[int]) -> None:
     led_by(bootstrap, name, replicas[0])
 
 
-def test_transactions_are_complete_whoever_leads(kafka: Kafka, member: Member) -> None:
+def test_transactions_are_complete_whichever_broker_leads(kafka: Kafka, member: Member) -> None:
     until_unfenced(kafka, OURS)
     name = unique("both")
     created(kafka.bootstrap, name, [[OURS, KAFKA]])
@@ -136,7 +136,7 @@ def test_broker_forwards_and_replays_unregistration_of_a_controller(
     led_by(member.bootstrap, name, OURS)
 
 
-def test_broker_does_not_keep_a_cluster_from_being_finalized(tmp_path: Path) -> None:
+def test_cluster_with_a_fencepost_broker_can_be_finalized(tmp_path: Path) -> None:
     kafka = Kafka(tmp_path, DEFAULTS, format_words=["--release-version", "4.3"])
     member = Member(tmp_path / "member", kafka.controller)
     with required():
@@ -156,7 +156,7 @@ def test_broker_does_not_keep_a_cluster_from_being_finalized(tmp_path: Path) -> 
         kafka.stop()
 
 
-def test_broker_refuses_a_cluster_beyond_its_levels_in_words(tmp_path: Path) -> None:
+def test_broker_refuses_unsupported_metadata_version_with_a_message(tmp_path: Path) -> None:
     """The cluster has metadata.version 34, 4.5-IV0, which is not stable in Apache Kafka 4.4."""
     own = Kafka(
         tmp_path,

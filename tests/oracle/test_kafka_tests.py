@@ -125,7 +125,7 @@ def outcomes(report: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(MOST_S + 60)
-def test_this_broker_passes_kafkas_own_tests(tmp_path: Path) -> None:
+def test_broker_passes_kafkas_own_request_tests(tmp_path: Path) -> None:
     if shutil.which("javac") is None:
         unavailable("`javac` is not on the PATH", "what Apache Kafka tests")
     with required():

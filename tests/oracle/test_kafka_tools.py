@@ -161,7 +161,7 @@ def pair(
     [*SCENES, *tool_scenes_share.SCENES, transactions, features],
     ids=lambda scene: scene.__name__,
 )
-def test_the_tools_say_the_same(
+def test_kafka_tools_print_the_same_for_both_brokers(
     scene: Scene, pair: tuple[Daemon, Kafka], tools: Tools, tmp_path: Path
 ) -> None:
     ours, theirs = (said(scene, tools, broker, tmp_path) for broker in pair)
@@ -180,12 +180,12 @@ def said(scene: Scene, tools: Tools, broker: Kafka | Daemon, scratch: Path) -> l
     return desk.said
 
 
-def test_users_are_told_of_every_difference() -> None:
+def test_every_difference_of_tool_output_is_documented() -> None:
     page = (ROOT / "docs" / "compatibility-tools.md").read_text(encoding="utf-8")
     assert [one.why for one in OTHERWISE if one.why not in page] == []
 
 
-def test_the_comparison_sees_a_difference() -> None:
+def test_comparison_of_tool_output_finds_differences() -> None:
     theirs = [("Tool --list", 0, ["a", "b"]), ("Tool --delete", 0, [])]
     assert differences(theirs, theirs) == []
     assert differences([("Tool --list", 1, ["b", "c"]), theirs[1]], theirs) == [

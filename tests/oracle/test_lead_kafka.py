@@ -154,7 +154,7 @@ def mixed(tmp_path_factory) -> Iterator[Mixed]:
         kafka.stop()
 
 
-def test_kafka_follows_and_takes_over_and_gives_back(mixed):
+def test_leadership_moves_to_kafka_and_back_without_loss(mixed):
     topic = "led-in-turn"
     mixed.create(topic, [OURS, KAFKA], min_insync_replicas="2")
     ours, kafka = mixed.clients[OURS], mixed.kafka
@@ -327,7 +327,7 @@ class Asked:
         return bool(self.mixed.partition(self.topic)["isr_nodes"] == [self.leader])
 
 
-def test_both_leaders_say_the_same(mixed):
+def test_both_leaders_give_the_same_responses(mixed):
     said = {one: Asked(mixed, one).tell() for one in (KAFKA, OURS)}
     pairs = zip(said[OURS], said[KAFKA], strict=True)
     differences = [f"{ours} instead of {theirs}" for ours, theirs in pairs if ours != theirs]

@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", SEEDS if asked is None else [asked])
 
 
-def test_a_life_is_answered_the_same(
+def test_random_requests_get_the_same_responses(
     seed: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     is_asked = request.config.getoption("--seed") is not None
@@ -102,7 +102,7 @@ def brokers(root: Path) -> Iterator[tuple[str, str]]:
         kafka.stop()
 
 
-def test_only_listed_kinds_are_known() -> None:
+def test_only_listed_differences_are_accepted() -> None:
     def found(theirs: object, member_epoch: int) -> Difference:
         body = {"member_epoch": member_epoch}
         return Difference("consumer_group_heartbeat", 1, ".error_code", "none", theirs, 9, body)

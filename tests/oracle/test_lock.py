@@ -41,7 +41,7 @@ signal.pause()
 """
 
 
-def test_kafka_keeps_fencepost_out(tmp_path: Path) -> None:
+def test_kafkas_lock_keeps_fencepost_from_starting(tmp_path: Path) -> None:
     kafka = Kafka(tmp_path, SETTINGS)
     kafka.start()
     before = names(kafka.data_dir)
@@ -57,7 +57,7 @@ def test_kafka_keeps_fencepost_out(tmp_path: Path) -> None:
     OsFileSystem().close(OsFileSystem().lock(str(kafka.data_dir / LOCK)))
 
 
-def test_our_lock_keeps_kafka_out(tmp_path: Path) -> None:
+def test_fenceposts_lock_keeps_kafka_from_starting(tmp_path: Path) -> None:
     kafka = Kafka(tmp_path, SETTINGS)
     kafka.start()
     assert kafka.child is not None

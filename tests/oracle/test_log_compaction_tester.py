@@ -21,7 +21,7 @@ COMPACTING = {
 }
 
 
-def test_what_is_left_is_the_last_value_of_each_key(tmp_path: Path) -> None:
+def test_compacted_log_keeps_the_last_value_of_each_key(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", COMPACTING).start()
     try:
         said = run_tool(

@@ -519,7 +519,7 @@ class Judge(Kafka):
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_logins_are_answered_as_apache_kafka_does(brokers: dict[str, Places], name: str) -> None:
+def test_login_frames_get_apache_kafkas_responses(brokers: dict[str, Places], name: str) -> None:
     told = {}
     for who, places in brokers.items():
         door = SCENES[name](places)

@@ -74,7 +74,7 @@ def types(said: dict[str, Said]) -> set[str]:
     return {kind for rows in said.values() for _, kind, _ in rows}
 
 
-def test_every_type_of_record(tmp_path: Path) -> None:
+def test_dump_log_prints_every_metadata_record_type_as_kafka_does(tmp_path: Path) -> None:
     draw = random.Random(1)
     directory = tmp_path / "__cluster_metadata-0"
     directory.mkdir()
@@ -87,7 +87,7 @@ def test_every_type_of_record(tmp_path: Path) -> None:
     assert len(types(ours)) == len(kinds) == 27
 
 
-def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
+def test_dump_log_prints_our_metadata_files_as_kafka_does(tmp_path: Path) -> None:
     lower = FeatureUpdate("transaction.version", 1, UpgradeType.SAFE_DOWNGRADE)
     for _ in range(2):
         now = storage(tmp_path)
@@ -112,7 +112,7 @@ def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
     assert len(list(image_values(now.metadata.image))) > 10
 
 
-def test_a_log_and_a_snapshot_of_apache_kafka(by_kafka_metadata: list[Path]) -> None:
+def test_dump_log_prints_kafkas_metadata_files_as_kafka_does(by_kafka_metadata: list[Path]) -> None:
     ours = by_fencepost(by_kafka_metadata)
     assert ours == by_kafka(by_kafka_metadata)
     assert types(ours) >= {"LEADER_CHANGE", "PARTITION_RECORD", "BEGIN_TRANSACTION_RECORD"}

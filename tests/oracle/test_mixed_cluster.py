@@ -134,7 +134,7 @@ def _is(bootstrap: str, name: str, expected: list[tuple[int, set[int]]]) -> bool
     return states(bootstrap, name) == expected
 
 
-def test_kafka_s_tools_describe_the_quorum(
+def test_kafkas_tools_describe_the_quorum(
     kafka: Kafka, controller: Member, quorum: Quorum, tools: Tools
 ) -> None:
     asked = ("--bootstrap-controller", quorum.controller, "describe", "--replication")
@@ -146,7 +146,7 @@ def test_kafka_s_tools_describe_the_quorum(
     assert (str(KAFKAS), "Observer") in seen
 
 
-def test_it_is_registered_and_knows_the_same_features(kafka: Kafka, member: Member) -> None:
+def test_kafkas_broker_is_registered_with_the_same_features(kafka: Kafka, member: Member) -> None:
     assert brokers(kafka) == brokers(member) == {KAFKAS: False, OURS: False}
     levels = []
     for bootstrap in (kafka.bootstrap, member.bootstrap):
@@ -159,7 +159,7 @@ def test_it_is_registered_and_knows_the_same_features(kafka: Kafka, member: Memb
     assert levels[0]["metadata.version"] == 30
 
 
-def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
+def test_settings_take_effect_on_kafkas_broker(kafka: Kafka, member: Member, tools: Tools) -> None:
     """Cluster, broker and topic settings; kafka-configs prints the same through both brokers."""
     name = create(member.bootstrap, unique("t"), (KAFKAS,))
     until(lambda: states(kafka.bootstrap, name) == [(KAFKAS, {KAFKAS})], "the leader")
@@ -196,7 +196,7 @@ def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
     until(lambda: takes(10_000), "no setting")
 
 
-def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
+def test_brokers_of_both_kinds_lead_and_follow(kafka: Kafka, member: Member) -> None:
     name = create(kafka.bootstrap, unique("t"), (KAFKAS, OURS), (OURS, KAFKAS))
     for broker in (kafka, member):  # each broker replays the change at its own time
         led(broker.bootstrap, name, KAFKAS, OURS)
@@ -206,7 +206,9 @@ def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
             assert (answer["error_code"], answer["base_offset"]) == ("none", 0)
 
 
-def test_leadership_goes_to_and_fro(kafka: Kafka, member: Member, tools: Tools) -> None:
+def test_leadership_moves_by_election_and_reassignment(
+    kafka: Kafka, member: Member, tools: Tools
+) -> None:
     name = create(member.bootstrap, unique("t"), (OURS, KAFKAS))
     led(member.bootstrap, name, OURS)
     status, told = tools.run(
@@ -238,7 +240,9 @@ def test_leadership_goes_to_and_fro(kafka: Kafka, member: Member, tools: Tools) 
         until(partial(_is, kafka.bootstrap, name, alone), f"{replicas} alone")
 
 
-def test_who_stops_hands_over_first(kafka: Kafka, member: Member) -> None:
+def test_controlled_shutdown_of_kafkas_broker_moves_leadership_first(
+    kafka: Kafka, member: Member
+) -> None:
     name = create(kafka.bootstrap, unique("t"), (KAFKAS, OURS), (OURS, KAFKAS))
     led(member.bootstrap, name, KAFKAS, OURS)
     assert kafka.child is not None
@@ -253,7 +257,7 @@ def test_who_stops_hands_over_first(kafka: Kafka, member: Member) -> None:
 
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
-def test_who_was_killed_is_not_trusted(
+def test_killed_broker_leaves_the_elr_when_it_registers_again(
     kafka: Kafka, member: Member, quorum: Quorum, way: str
 ) -> None:
     """A killed broker is fenced after its session; its next registration drops it from the ELR."""
@@ -287,7 +291,9 @@ def test_who_was_killed_is_not_trusted(
         assert client.values(name) == []
 
 
-def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Member) -> None:
+def test_brokers_survive_a_kill_of_their_controller(
+    kafka: Kafka, member: Member, controller: Member
+) -> None:
     """The controller is killed, with its broker if combined, and handles missed requests later."""
     alone, shared = (
         create(member.bootstrap, unique("t"), ids) for ids in ((KAFKAS,), (KAFKAS, OURS))
@@ -304,7 +310,7 @@ def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Me
         assert client.values(alone) == [b"v"]
 
 
-def test_a_late_broker_begins_with_a_snapshot(
+def test_late_broker_starts_from_a_metadata_snapshot(
     kafka: Kafka, member: Member, controller: Member, quorum: Quorum, tmp_path: Path
 ) -> None:
     """The controller wrote the snapshot when it stopped; caught-up brokers just continue."""

@@ -124,7 +124,7 @@ def acked(answer: Answer, offset: int) -> None:
     assert (answer["error_code"], answer["base_offset"]) == ("none", offset), answer
 
 
-def test_what_is_written_is_the_same_everywhere(mixed: ReplicaCluster) -> None:
+def test_replicas_of_every_batch_kind_are_identical(mixed: ReplicaCluster) -> None:
     """Each codec, idempotent and transactional batches, and one larger than a fetch."""
     noise = random.Random(7)
     common = {"bootstrap.servers": mixed.bootstrap, "linger.ms": 20, "acks": "all"}
@@ -159,7 +159,7 @@ def test_what_is_written_is_the_same_everywhere(mixed: ReplicaCluster) -> None:
 @pytest.mark.parametrize(
     "roles", TURNS, ids=["".join(LAYOUT[one - 1] for one in roles) for roles in TURNS]
 )
-def test_who_loses_its_tail_while_others_lead(
+def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed: ReplicaCluster, roles: tuple[int, int, int]
 ) -> None:
     """C and B stop, A is killed; B returns first and leads, then A with a shorter log, then C."""
@@ -233,7 +233,7 @@ def test_who_loses_its_tail_while_others_lead(
 # --- files on the disks ---
 
 
-def test_kafka_reads_the_files_of_all_brokers_alike(mixed: ReplicaCluster) -> None:
+def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluster) -> None:
     """After all brokers stop: logs, transaction indexes, producer snapshots, leader epochs."""
     for name in (LOAD, BIG):
         for index in range(len(ROTATED)):

@@ -73,7 +73,7 @@ def equal(mixed: ReplicaCluster, name: str) -> None:
 
 
 @BOTH_WAYS
-def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
+def test_throttled_reassignment_is_cancelled_and_completes_on_a_retry(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     """The leader throttles a new replica, then the follower does.
@@ -130,7 +130,7 @@ def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
 
 
 @BOTH_WAYS
-def test_deleted_records_are_gone_everywhere(
+def test_deleted_records_are_gone_from_every_replica(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     name = unique("deleted")
@@ -156,7 +156,7 @@ def test_deleted_records_are_gone_everywhere(
 
 
 @BOTH_WAYS
-def test_a_replica_begins_in_the_midst_of_a_batch(
+def test_new_replica_starts_at_a_log_start_offset_inside_a_batch(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     """The leader's log start offset is inside a batch; the new replica gets the whole batch."""
@@ -182,7 +182,7 @@ def test_a_replica_begins_in_the_midst_of_a_batch(
 
 
 @BOTH_WAYS
-def test_what_is_open_or_aborted_moves_with_the_leadership(
+def test_open_and_aborted_transactions_survive_leadership_changes(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     name = unique("open")
@@ -292,7 +292,7 @@ def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) ->
 
 
 @BOTH_WAYS
-def test_compaction_on_both_sides_keeps_the_same(
+def test_compaction_on_leader_and_follower_keeps_the_same_values(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     """The leader compacts before the follower copies the gaps; then each compacts its own log."""
@@ -350,7 +350,7 @@ def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None
 
 
 @BOTH_WAYS
-def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
+def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     """SIGSTOP a follower of one topic that leads another; after SIGCONT it still acts as leader.
@@ -391,7 +391,7 @@ def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
 
 
 @BOTH_WAYS
-def test_who_was_killed_is_not_trusted_to_have_its_last_records(
+def test_killed_leader_with_a_lost_tail_is_not_elected(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
     """The follower shuts down cleanly; the leader loses its log's tail, and is the first to return.

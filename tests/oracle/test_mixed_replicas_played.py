@@ -166,7 +166,7 @@ TEN = [b"%d" % number for number in range(10)]
 
 
 @BY_BOTH
-def test_a_diverging_fetch_commits_nothing(stage: Stage, leader: int) -> None:
+def test_diverging_fetch_does_not_advance_the_high_watermark(stage: Stage, leader: int) -> None:
     with led(stage, leader, NINE, min_insync_replicas="2") as one:
         acked(write(one.client, one.name, *TEN, acks=1), 0)
         assert one.fetched(0)["records"]
@@ -178,7 +178,7 @@ def test_a_diverging_fetch_commits_nothing(stage: Stage, leader: int) -> None:
 
 
 @BY_BOTH
-def test_a_follower_that_says_nothing_leaves(stage: Stage, leader: int) -> None:
+def test_silent_follower_leaves_the_isr(stage: Stage, leader: int) -> None:
     """The shrink completes waiting produce requests, or leaves the ISR below its minimum."""
     with (
         led(stage, leader, NINE) as one,
@@ -202,7 +202,7 @@ def test_a_follower_that_says_nothing_leaves(stage: Stage, leader: int) -> None:
             assert two.high_watermark() == 12
 
 
-def test_who_is_fenced_or_of_yesterday_is_not_proposed(stage: Stage) -> None:
+def test_fenced_or_former_broker_epoch_is_not_proposed_for_the_isr(stage: Stage) -> None:
     """Both kinds of leader in one test: the former incarnation's session must first expire."""
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
@@ -236,7 +236,9 @@ def test_who_is_fenced_or_of_yesterday_is_not_proposed(stage: Stage) -> None:
 
 
 @BY_BOTH
-def test_a_pending_addition_counts_until_it_is_refused(stage: Stage, leader: int) -> None:
+def test_pending_isr_addition_holds_the_high_watermark_until_refused(
+    stage: Stage, leader: int
+) -> None:
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, leader, NINE) as one:
         acked(write(one.client, one.name, *TEN, acks=1), 0)
@@ -264,7 +266,7 @@ def test_a_pending_addition_counts_until_it_is_refused(stage: Stage, leader: int
 
 
 @BY_BOTH
-def test_a_lost_answer_is_asked_for_again(stage: Stage, leader: int) -> None:
+def test_lost_alter_partition_response_is_requested_again(stage: Stage, leader: int) -> None:
     proxy = stage.proxy
     with led(stage, leader, NINE) as one:
         acked(write(one.client, one.name, *TEN, acks=1), 0)
@@ -282,7 +284,7 @@ def test_a_lost_answer_is_asked_for_again(stage: Stage, leader: int) -> None:
 
 
 @BY_BOTH
-def test_a_change_that_comes_after_an_election_is_ignored(stage: Stage, leader: int) -> None:
+def test_isr_change_that_arrives_after_an_election_is_ignored(stage: Stage, leader: int) -> None:
     cluster, proxy, other = stage.cluster, stage.proxy, 3 - leader
     with led(stage, leader, other, NINE) as one:
         proxy.hold(ALTER_PARTITION)
@@ -303,7 +305,9 @@ def test_a_change_that_comes_after_an_election_is_ignored(stage: Stage, leader: 
 
 
 @BY_BOTH
-def test_who_joins_has_reached_the_start_of_the_leaders_epoch(stage: Stage, leader: int) -> None:
+def test_follower_joins_the_isr_only_at_the_start_of_the_leader_epoch(
+    stage: Stage, leader: int
+) -> None:
     """A new leader does not know which records before its epoch's start were committed."""
     cluster, other, proxy = stage.cluster, 3 - leader, stage.proxy
     with led(stage, other, leader, NINE, min_insync_replicas="3") as before:
@@ -330,7 +334,7 @@ def test_who_joins_has_reached_the_start_of_the_leaders_epoch(stage: Stage, lead
 
 
 @BY_BOTH
-def test_a_reassignment_ends_when_all_of_its_target_are_in(stage: Stage, leader: int) -> None:
+def test_reassignment_completes_when_all_targets_are_in_sync(stage: Stage, leader: int) -> None:
     cluster, eight = stage.cluster, stage.eight
     with led(stage, leader) as one:
         acked(write(one.client, one.name, *TEN), 0)
@@ -442,7 +446,7 @@ def followed(stage: Stage, played: PlayedLeader) -> Iterator[Followed]:
     stage.cluster.delete(one.name)
 
 
-def test_an_empty_answer_leaves_the_last_epoch_and_an_older_mark_is_taken(
+def test_empty_fetch_response_keeps_last_epoch_and_updates_high_watermark(
     followed: Followed,
 ) -> None:
     script = followed.script
@@ -454,7 +458,7 @@ def test_an_empty_answer_leaves_the_last_epoch_and_an_older_mark_is_taken(
     followed.shown(20)
 
 
-def test_a_diverging_answer_moves_no_high_watermark(followed: Followed) -> None:
+def test_diverging_fetch_response_does_not_update_the_high_watermark(followed: Followed) -> None:
     gate = threading.Event()
     told = {"diverging_epoch": {"epoch": 0, "end_offset": 12}, "high_watermark": 15}
     before = followed.answer_once(told, {"gate": gate})
@@ -469,7 +473,7 @@ def test_a_diverging_answer_moves_no_high_watermark(followed: Followed) -> None:
     followed.shown(15)
 
 
-def test_a_batch_of_a_later_epoch_is_not_appended(followed: Followed) -> None:
+def test_batch_of_a_later_leader_epoch_is_not_appended(followed: Followed) -> None:
     """A fetch response that arrives after an election contains a batch of the later epoch."""
     late = bytearray(batch([b"late"]))
     late[0:8], late[12:16] = (20).to_bytes(8, "big"), (1).to_bytes(4, "big")
@@ -485,7 +489,7 @@ def test_a_batch_of_a_later_epoch_is_not_appended(followed: Followed) -> None:
         assert [header.leader_epoch for header, _ in found] == [0] * 8
 
 
-def test_who_is_not_known_yet_asks_again(followed: Followed) -> None:
+def test_follower_retries_after_unknown_leader_epoch(followed: Followed) -> None:
     refused = {"error_code": ErrorCode.unknown_leader_epoch}
     for asked in followed.after(followed.answer_once(refused), 1).values():
         assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
@@ -493,7 +497,9 @@ def test_who_is_not_known_yet_asks_again(followed: Followed) -> None:
     followed.copied(23)
 
 
-def test_who_is_far_behind_begins_at_the_leaders_start(stage: Stage, followed: Followed) -> None:
+def test_follower_out_of_range_restarts_at_the_leaders_start_offset(
+    stage: Stage, followed: Followed
+) -> None:
     script, cluster = followed.script, stage.cluster
     with followed.leader.lock:
         script.batches.clear()
@@ -516,7 +522,7 @@ def test_who_is_far_behind_begins_at_the_leaders_start(stage: Stage, followed: F
             assert part["error_code"] == "none", part
 
 
-def test_fetchers_care_for_the_leader_epoch_only(stage: Stage, played: PlayedLeader) -> None:
+def test_fetcher_restarts_only_on_a_new_leader_epoch(stage: Stage, played: PlayedLeader) -> None:
     followed = Followed(stage, played, EIGHT)
     followed.append(0, 20)
     followed.copied(20)

@@ -294,7 +294,7 @@ def read_or_none(read: Any, node_id: int) -> Answer | None:
     return found if found["error_code"] == "none" else None
 
 
-def test_share_consumers_go_on_while_brokers_of_both_brands_are_killed(pair: Pair) -> None:
+def test_share_consumers_lose_nothing_while_both_brokers_are_killed(pair: Pair) -> None:
     coordinated(pair, GROUPS, KAFKAS)
     coordinated(pair, STATES, OURS)
     topic = pair.create(unique("t"), [(KAFKAS, OURS), (OURS, KAFKAS)])

@@ -149,7 +149,7 @@ def mixed(java_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         one.stop()
 
 
-def test_who_is_in_the_cluster(mixed: Mixed) -> None:
+def test_cluster_tools_print_the_same_through_either_broker(mixed: Mixed) -> None:
     status = mixed.both(METADATA_QUORUM, "describe", "--status", figures=False)
     assert "CurrentObservers:" in status
     rows = mixed.both(METADATA_QUORUM, "describe", "--replication", figures=False)
@@ -177,7 +177,7 @@ def test_who_is_in_the_cluster(mixed: Mixed) -> None:
     assert f"(id: {OURS} " in versions
 
 
-def test_a_broker_is_forgotten(mixed: Mixed) -> None:
+def test_unregistered_broker_disappears_from_both_brokers(mixed: Mixed) -> None:
     with closing(Pretender(mixed.controller, GONE, CLUSTER_ID)) as gone:
         gone.join()
         gone.heartbeat(want_fence=True)
@@ -189,7 +189,7 @@ def test_a_broker_is_forgotten(mixed: Mixed) -> None:
         until(lambda one=one: set(brokers(one)) == {JAVA, OURS}, "it is forgotten")
 
 
-def test_topics_are_made_and_described(mixed: Mixed) -> None:
+def test_topics_are_created_and_described_alike_by_both_brokers(mixed: Mixed) -> None:
     name = unique("made")
     replicas = ("--replica-assignment", f"{JAVA}:{OURS},{OURS}:{JAVA}")
     mixed.tool(TOPICS, "--create", "--topic", name, *replicas, "--config", "retention.ms=1000")
@@ -202,7 +202,7 @@ def test_topics_are_made_and_described(mixed: Mixed) -> None:
     mixed.tool(TOPICS, "--delete", "--topic", name)
 
 
-def test_what_was_written_is_read_and_is_the_same_in_both_logs(mixed: Mixed) -> None:
+def test_produced_records_are_consumed_and_identical_in_both_logs(mixed: Mixed) -> None:
     name = mixed.topic([JAVA, OURS], [OURS, JAVA])
     for index, node in enumerate((JAVA, OURS)):
         mixed.write(name, node, *[b"0"] * TRIMMED, index=index)
@@ -254,7 +254,7 @@ def _trim(mixed: Mixed, name: str) -> None:
     assert told.split() == [f"{name}:{index}:{TRIMMED}" for index in (0, 1)]
 
 
-def test_transactions_copy_and_are_looked_at(mixed: Mixed) -> None:
+def test_transaction_tools_copy_exactly_once_and_print_the_same(mixed: Mixed) -> None:
     source, target = (
         mixed.topic([JAVA, OURS], [OURS, JAVA]),
         mixed.topic([JAVA, OURS], [OURS, JAVA]),
@@ -292,7 +292,7 @@ def test_transactions_copy_and_are_looked_at(mixed: Mixed) -> None:
         mixed.both(TRANSACTIONS, "find-hanging", "--broker-id", str(node))
 
 
-def test_replicas_move_slowly_not_at_all_and_at_once(mixed: Mixed) -> None:
+def test_reassignment_tool_throttles_cancels_and_completes(mixed: Mixed) -> None:
     name = mixed.topic([JAVA])
     for _ in range(6):
         mixed.write(name, JAVA, b"x" * 900_000)
@@ -362,7 +362,7 @@ def test_share_groups_are_served_by_both_and_streams_groups_by_kafka(mixed: Mixe
         assert "UnsupportedVersionException" in shared(topic, group)
 
 
-def test_leaders_are_elected(mixed: Mixed) -> None:
+def test_leader_election_tool_elects_unclean_and_preferred_leaders(mixed: Mixed) -> None:
     """This test is the last, because both brokers restart.
 
     An unclean leader loses the records that only the other broker had.

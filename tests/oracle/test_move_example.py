@@ -11,9 +11,9 @@ from tests.support.kafka import Kafka
 pytestmark = pytest.mark.oracle
 
 
-async def test_a_group_goes_on_where_it_was(fencepost: Daemon, kafka: Kafka) -> None:
+async def test_move_example_to_apache_kafka_succeeds(fencepost: Daemon, kafka: Kafka) -> None:
     assert await example(fencepost.bootstrap, kafka.bootstrap) is None
 
 
-async def test_and_back_again(fencepost: Daemon, kafka: Kafka) -> None:
+async def test_move_example_from_apache_kafka_succeeds(fencepost: Daemon, kafka: Kafka) -> None:
     assert await example(kafka.bootstrap, fencepost.bootstrap) is None

@@ -129,7 +129,9 @@ def taken_over(
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
-def test_they_go_on(move: Move, killed: Killed, taken_over: dict[bool, Daemon]) -> None:
+def test_members_and_transactions_of_kafka_continue_on_fencepost(
+    move: Move, killed: Killed, taken_over: dict[bool, Daemon]
+) -> None:
     daemon = taken_over[move.is_short]
     if daemon.child is None:
         daemon.start()

@@ -121,13 +121,13 @@ def _without_payload(line: str) -> str:
     return re.sub(r"(payload|key): .*", "", line)
 
 
-def test_every_kind_of_file_is_there(data_dir: Path) -> None:
+def test_data_directory_has_every_kind_of_file(data_dir: Path) -> None:
     for kind in KINDS:
         assert files(data_dir, kind, topic="txn")
     assert len(files(data_dir, ".log", topic="txn")) > 2, "no segment was rolled"
 
 
-def test_logs_are_whole(data_dir: Path) -> None:
+def test_logs_are_valid_for_dump_log_segments(data_dir: Path) -> None:
     said = dump(files(data_dir, ".log", topic="[!_]*"), "--deep-iteration")
     codecs = Counter(re.findall(r"compresscodec: (\w+)", said))
     assert {"none", "gzip", "snappy", "lz4", "zstd"} <= codecs.keys()
@@ -138,7 +138,7 @@ def test_logs_are_whole(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["--verify-index-only", "--index-sanity-check"])
-def test_indexes_agree_with_their_logs(data_dir: Path, check: str) -> None:
+def test_indexes_match_their_logs(data_dir: Path, check: str) -> None:
     said = dump(files(data_dir, ".index", ".timeindex"), check)
     if check == "--index-sanity-check":
         good = said.count("passed sanity check") + said.count("is empty.")
@@ -151,7 +151,7 @@ def test_indexes_are_read_entry_by_entry(data_dir: Path) -> None:
     assert said.count("timestamp: ") > 5
 
 
-def test_transaction_indexes_name_the_aborted(data_dir: Path) -> None:
+def test_transaction_indexes_list_the_aborted_transactions(data_dir: Path) -> None:
     dump(files(data_dir, ".txnindex"))
     said = dump(files(data_dir, ".txnindex", topic="txn"))
     entries = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+)", said)
@@ -161,7 +161,7 @@ def test_transaction_indexes_name_the_aborted(data_dir: Path) -> None:
     assert all(int(first) < int(last) for _, first, last in entries)
 
 
-def test_snapshots_hold_the_producers(data_dir: Path) -> None:
+def test_producer_snapshots_list_the_producers(data_dir: Path) -> None:
     said = dump(files(data_dir, ".snapshot", topic="txn"))
     assert re.search(r"producerId: \d+ producerEpoch: \d+", said)
     assert re.search(r"currentTxnFirstOffset: OptionalLong\[\d+\]", said) or re.search(
@@ -181,7 +181,7 @@ def test_transaction_records_are_decoded(data_dir: Path) -> None:
     assert '"transactionalId":"classic"' in said
 
 
-def test_checkpoints_are_read(data_dir: Path) -> None:
+def test_leader_epoch_checkpoints_have_their_declared_size(data_dir: Path) -> None:
     found = [str(f) for f in data_dir.glob("*/leader-epoch-checkpoint")]
     assert found
     for file in found:

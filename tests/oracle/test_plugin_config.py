@@ -14,7 +14,9 @@ pytestmark = pytest.mark.oracle
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_kafkas_tools_get_in_with_it(tmp_path: Path, mechanism: str, *, tls: bool) -> None:
+def test_kafkas_tools_connect_with_the_plugins_client_config(
+    tmp_path: Path, mechanism: str, *, tls: bool
+) -> None:
     users = {"alice": 'pa"ss, w\\;o]rd='}
     with Kafka(users=users, tls=tls, acls=["alice DESCRIBE topic:orders"]) as broker:
         broker.topic("orders")

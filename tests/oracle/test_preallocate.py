@@ -27,7 +27,7 @@ CONFIGS = {"preallocate": "true", "segment.bytes": str(SEGMENT_BYTES)}
 VALUES = [b"%d " % number + b"x" * 150_000 for number in range(10)]
 
 
-def test_a_killed_log_is_read_and_served_by_kafka(tmp_path: Path) -> None:
+def test_preallocated_log_of_a_killed_broker_is_served_by_kafka(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "ours", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         cluster.create_topic("pre", configs=CONFIGS)

@@ -156,7 +156,7 @@ def new_producer_id(address: str) -> int:
         return cluster.init_producer()[0]
 
 
-def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> None:
+def test_promotion_and_its_reversal_keep_metadata_and_records(tmp_path: Path) -> None:
     with grown(tmp_path, 100) as one, tools_at_hand() as tools:
         for change in CHANGES:
             told(tools, one.address, *change)
@@ -220,7 +220,7 @@ def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> N
         client.close()
 
 
-def test_broker_grows_into_a_quorum_of_4_4_that_is_finalized_and_comes_back(
+def test_promotion_to_a_finalized_4_4_quorum_and_back_keeps_the_levels(
     tmp_path: Path,
 ) -> None:
     """The levels that the cluster was raised to are kept, also through the way back."""
@@ -283,7 +283,7 @@ def back(one: Grown) -> None:
     one.broker = Daemon(one.data_dir, SETTINGS, listen=one.address).start()
 
 
-def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Path) -> None:
+def test_promotion_to_three_controllers_survives_loss_of_the_active_one(tmp_path: Path) -> None:
     """One controller starts with its identity only, and fetches the metadata from the others.
 
     The controllers run Apache Kafka 4.3, which supports the levels of a new broker too.

@@ -91,7 +91,7 @@ def without(voters: Voters, way: str) -> Iterator[None]:
         pytest.param("static", kafka43.jars, "classic", ("kill",), id="static-4.3"),
     ],
 )
-def test_a_broker_serves_while_the_active_controller_goes(
+def test_broker_serves_while_the_active_controller_fails(
     tmp_path: Path, kind: str, libs: Libs, protocol: str, ways: tuple[str, ...]
 ) -> None:
     """No record is lost or duplicated, the broker stays registered, and requests succeed."""

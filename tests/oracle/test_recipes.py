@@ -15,7 +15,7 @@ from tests.support.pages import Page, Reader
 pytestmark = pytest.mark.oracle
 
 
-def test_the_recipes_work_on_kafka(kafka: Kafka, tmp_path: Path) -> None:
+def test_documented_recipes_print_the_same_on_kafka(kafka: Kafka, tmp_path: Path) -> None:
     class KafkasReader(Reader):
         @contextlib.contextmanager
         def _broker(self) -> Iterator[None]:

@@ -538,11 +538,11 @@ def differences(re2j: Path, regexes: Sequence[str]) -> list[tuple[str, str, str]
     return found
 
 
-def test_grammar_is_that_of_re2j(re2j: Path) -> None:
+def test_regex_grammar_equals_re2js(re2j: Path) -> None:
     assert differences(re2j, (*GRAMMAR, *BEYOND_ASCII.split())) == []
 
 
-def test_random_expressions_mean_what_they_mean_to_re2j(re2j: Path) -> None:
+def test_random_regex_matches_what_re2j_matches(re2j: Path) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(1 << 32)
     draw = random.Random(seed)
     regexes = [some_regex(draw) for _ in range(int(os.environ.get("REGEXES", "20000")))]
@@ -552,7 +552,7 @@ def test_random_expressions_mean_what_they_mean_to_re2j(re2j: Path) -> None:
     assert 300 < taken < 1_000, "too few expressions can be used, or none is broken"
 
 
-def test_only_counted_repetitions_are_refused_for_their_size(re2j: Path) -> None:
+def test_only_large_counted_repetitions_are_refused(re2j: Path) -> None:
     """Both sides of the bound that RE2/J lacks, and the longest expression of a request."""
     longest = 32_767
     fits = ("(?:a{1000}){64}", "a" * longest, "|" * longest, "a*" * (longest // 2))

@@ -94,7 +94,7 @@ def test_properties_are_read_as_java_does(tmp_path: Path, seed: int) -> None:
     assert 0 < told.count("refused") < FILES
 
 
-def test_the_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:
+def test_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:
     """Apache Kafka's own file names it; Fencepost would move its unknown folders aside."""
     with Cluster(kafka.bootstrap) as cluster:
         cluster.create_topic(unique("theirs"))

@@ -20,7 +20,7 @@ def facts(bootstrap: str) -> dict[str, str]:
     return dict(re.findall(r"^FACT (.*?): (.*)$", said, re.MULTILINE))
 
 
-def test_clients_of_java_that_take_too_much(kafka: Kafka, fencepost: Daemon) -> None:
+def test_java_clients_are_throttled_as_on_kafka(kafka: Kafka, fencepost: Daemon) -> None:
     theirs, ours = facts(kafka.bootstrap), facts(fencepost.bootstrap)
     assert ours == theirs
     assert ours == {

@@ -83,7 +83,7 @@ def _text(value: object) -> str:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.__name__)
-def test_the_answers_are_the_same(
+def test_responses_of_a_trace_are_the_same(
     trace: Callable[[Tracer], None], kafka: Kafka, fencepost: Daemon
 ) -> None:
     theirs, ours = run(trace, kafka.bootstrap), run(trace, fencepost.bootstrap)
@@ -108,7 +108,7 @@ def unexpected(trace: str, ours: list[Step], theirs: list[Step]) -> list[str]:
     return unintended(trace, found)
 
 
-def test_the_advertised_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -> None:
+def test_advertised_api_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -> None:
     """Every API that Fencepost serves has Apache Kafka's versions."""
 
     def ranges(bootstrap: str) -> dict[int, tuple[int, int]]:
@@ -123,7 +123,7 @@ def test_the_advertised_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -
     assert {18: (0, 5), 28: (0, 6), 42: (0, 3), 94: (0, 0)}.items() <= ours.items()
 
 
-def test_the_comparison_sees_a_difference() -> None:
+def test_comparison_of_responses_finds_differences() -> None:
     ours = {"topics": [{"error_code": "none"}], "same": 1}
     theirs = {"topics": [{"error_code": "unknown_topic_id"}], "same": 1}
     assert differences(ours, ours) == []

@@ -10,5 +10,5 @@ from tests.support.kafka import Kafka
 pytestmark = pytest.mark.oracle
 
 
-async def test_every_job_ends_as_it_should_on_kafka(kafka: Kafka) -> None:
+async def test_work_queue_example_succeeds_on_kafka(kafka: Kafka) -> None:
     assert await example(kafka.bootstrap) is None

@@ -51,7 +51,7 @@ def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> I
     found.close()
 
 
-def test_one_of_them_is_the_controller_and_each_is_registered(brokers: Brokers):
+def test_first_broker_is_controller_and_every_broker_is_registered(brokers: Brokers):
     assert (brokers.controller, brokers.controller_epoch) == (A, 1), "who came first"
     node = brokers.node("/controller")
     assert node.keys() == {"version", "brokerid", "timestamp", "kraftControllerEpoch"}
@@ -65,7 +65,7 @@ def test_one_of_them_is_the_controller_and_each_is_registered(brokers: Brokers):
         assert cluster["cluster_id"] == brokers.node("/cluster/id")["id"]
 
 
-def test_a_topic_is_written_as_kafka_writes_it_whoever_is_asked(brokers: Brokers):
+def test_topic_znodes_are_written_as_kafka_does(brokers: Brokers):
     name = brokers.create([B, C, D], [C, D, A], via=D)
     node = brokers.node(f"/brokers/topics/{name}")
     assert node["version"] == 3
@@ -86,7 +86,7 @@ def test_a_topic_is_written_as_kafka_writes_it_whoever_is_asked(brokers: Brokers
     assert node["topic_id"] == urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
-def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
+def test_replicated_records_and_transactions_are_read_by_a_group(brokers: Brokers):
     name = brokers.create([A, B, C], [B, C, D], [C, D, A])
     servers = brokers.nodes[D].bootstrap
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
@@ -134,7 +134,7 @@ def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
     brokers.all_in_sync(name)
 
 
-def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(
+def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers: Brokers,
 ):
     """The example of Kafka's documentation, with its broker ids; the end differs today."""
@@ -174,7 +174,7 @@ def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(
     assert brokers.leaders(name) == [A, B, C], "the preferred leaders"
 
 
-def test_a_reassignment_copies_before_it_removes(brokers: Brokers):
+def test_reassignment_copies_before_it_removes_replicas(brokers: Brokers):
     name = brokers.create([A, B])
     with brokers.client(A) as client:
         client.produce(name, [b"%d" % number for number in range(50)], acks=-1)
@@ -203,7 +203,7 @@ def test_a_reassignment_copies_before_it_removes(brokers: Brokers):
         assert len(client.values(name)) == 50
 
 
-def test_a_topic_is_deleted_once_every_replica_is(brokers: Brokers):
+def test_topic_is_deleted_once_every_replica_is_deleted(brokers: Brokers):
     name = brokers.create([A, C], [C, D])
     brokers.all_in_sync(name)
     brokers.stop(D)
@@ -228,7 +228,7 @@ def test_a_topic_is_deleted_once_every_replica_is(brokers: Brokers):
         until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
 
 
-def test_settings_are_kept_there_and_hold_everywhere(brokers: Brokers):
+def test_topic_settings_are_stored_and_applied_on_every_broker(brokers: Brokers):
     name = brokers.create([A, B, C])
     with brokers.client(D) as client:
         answer = client.call(
@@ -268,7 +268,7 @@ def test_settings_are_kept_there_and_hold_everywhere(brokers: Brokers):
         until(lambda node_id=node_id: holds(node_id), f"it holds on broker {node_id}")  # type: ignore[misc]
 
 
-def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
+def test_topic_written_by_a_tool_is_created_and_deleted(brokers: Brokers):
     """``kafka-topics --zookeeper`` wrote only an assignment of version 1."""
     name = unique("written")
     brokers.znodes.create(
@@ -285,7 +285,7 @@ def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it was deleted the same way")
 
 
-def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Brokers):
+def test_isr_written_by_a_leader_is_read_and_propagated(brokers: Brokers):
     """Before Kafka 2.7 a leader wrote state and notification; now it sends AlterPartition."""
     name = brokers.create([A, B, C])
     brokers.all_in_sync(name)
@@ -323,13 +323,13 @@ def _isr(brokers: Brokers, node_id: int, topic: str) -> set[int]:
     return set(answer["partitions"][0]["isr_nodes"])
 
 
-def test_a_group_rebalances_when_its_topic_grows(brokers: Brokers):
+def test_group_rebalances_when_its_topic_grows(brokers: Brokers):
     name = brokers.create([A, B, C], [B, C, D])
     rebalances_as_it_grows(brokers.nodes[D].bootstrap, name, protocol="classic")
     assert sorted(brokers.node(f"/brokers/topics/{name}")["partitions"]) == ["0", "1", "2"]
 
 
-def test_a_controller_that_is_killed_is_followed_by_another(brokers: Brokers):
+def test_killed_controller_is_replaced_by_another_broker(brokers: Brokers):
     _each_writes_history(brokers)
     old, epoch = brokers.controller, brokers.controller_epoch
     assert old is not None
@@ -361,7 +361,7 @@ def test_a_controller_that_is_killed_is_followed_by_another(brokers: Brokers):
     assert why == [f"the session of broker {old} has ended"]
 
 
-def test_a_controller_that_was_asleep_decides_nothing_any_more(brokers: Brokers):
+def test_resumed_former_controller_makes_no_decisions(brokers: Brokers):
     old, epoch = brokers.controller, brokers.controller_epoch
     assert old is not None
     others = [one for one in brokers.nodes if one != old]
@@ -387,7 +387,7 @@ def test_a_controller_that_was_asleep_decides_nothing_any_more(brokers: Brokers)
     assert brokers.state(name)["leader"] == old
 
 
-def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers):
+def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
     # The entry appears once its broker leads a partition of the history topic.
     elections = until(lambda: _history(brokers, "controller-elected"), "is told", poll_s=0.5)
     first = elections[0]
@@ -427,7 +427,7 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
     assert detail.keys() == {"controller", "epoch", "cause"}
 
 
-def test_the_picture_says_what_was_deleted_and_why(brokers: Brokers):
+def test_history_lists_deleted_topics_with_their_cause(brokers: Brokers):
     _each_writes_history(brokers)
     name, marked = brokers.create([A, B]), brokers.create([B, C])
     with brokers.client(B) as client:
@@ -472,9 +472,7 @@ def _history(brokers: Brokers, what: str) -> list[Any]:
 # --- brokers in this process, whose sessions the test can end ---
 
 
-def test_a_session_that_ends_ends_the_office_and_the_registration(
-    zookeeper: ZooKeeper, tmp_path: Path
-):
+def test_expired_session_ends_controllership_and_registration(zookeeper: ZooKeeper, tmp_path: Path):
     """The server ends the sessions, so the test does not wait for timeouts."""
 
     chroot = f"/{unique('two')}"

@@ -103,7 +103,7 @@ def _controllers(brokers: Brokers) -> set[int]:
     return found
 
 
-def test_one_server_may_be_lost_and_without_a_majority_nothing_new_is_decided(
+def test_brokers_survive_ensemble_failures_without_losing_records(
     ensemble: Ensemble, brokers: Brokers
 ) -> None:
     topic = brokers.create([1, 2, 3])

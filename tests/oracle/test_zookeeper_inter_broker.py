@@ -161,7 +161,7 @@ def _sockets(address: str) -> int:
     return sum(int(one.rpartition(":")[2], 16) == port for one in to)
 
 
-def test_users_of_either_tool_let_brokers_log_in(two_listeners: Secured):
+def test_brokers_log_in_with_users_of_either_tool(two_listeners: Secured):
     """Brokers reach the controller all the time, through a listener of its own."""
     brokers = two_listeners
     name = brokers.create([P, J], [J, P])
@@ -240,7 +240,7 @@ def _renewed(authority: Authority, name: str) -> tuple[Certificate, dict[str, st
     return found, {f"listener.name.control.{key}": one for key, one in _as_text(found).items()}
 
 
-def test_passwords_that_either_has_encoded_are_of_use_to_the_other(
+def test_passwords_encoded_by_one_broker_are_used_by_the_other(
     two_listeners: Secured, authority: Authority
 ):
     brokers = two_listeners
@@ -276,7 +276,9 @@ PLAIN_LOGIN: Final = (
 )
 
 
-def test_brokers_log_in_by_plain(zookeeper: ZooKeeper, authority: Authority, tmp_path: Path):
+def test_brokers_log_in_to_each_other_by_plain(
+    zookeeper: ZooKeeper, authority: Authority, tmp_path: Path
+):
     brokers = Secured(
         tmp_path,
         zookeeper,
@@ -323,7 +325,7 @@ def by_certificates(
         found.close()
 
 
-def test_without_a_secret_no_password_is_kept(by_certificates: Secured):
+def test_password_setting_without_encoder_secret_is_refused(by_certificates: Secured):
     name = "listener.name.plaintext.ssl.key.password"
     for node_id in (J, P):
         error, message = _set(by_certificates, node_id, **{name: "in the clear"})
@@ -406,7 +408,7 @@ REFUSALS: Final = {
 
 
 @pytest.mark.parametrize("controller", [P, J], ids=["ours", "theirs"])
-def test_a_controller_without_the_right_is_refused_and_says_so(
+def test_controller_without_cluster_action_is_refused_and_logs_it(
     by_certificates: Secured, controller: int
 ):
     brokers, other = by_certificates, P + J - controller

@@ -70,7 +70,7 @@ def _is_known_to_all(brokers: Brokers, topic: str, leaders: list[int]) -> None:
         )
 
 
-def test_a_reassignment_that_a_tool_has_written_is_carried_out(either: Brokers):
+def test_reassignment_written_by_a_tool_is_executed(either: Brokers):
     name = either.create([P, J], [J, K], via=either.controller)
     with either.client(P) as client:
         until(lambda: client.leaders(name) >= 1, "it leads")
@@ -93,7 +93,7 @@ def test_a_reassignment_that_a_tool_has_written_is_carried_out(either: Brokers):
     until(lambda: not (either.nodes[P].data_dir / f"{name}-0").exists(), "its replica is gone")
 
 
-def test_a_preferred_election_that_a_tool_has_written_is_held(either: Brokers):
+def test_preferred_election_written_by_a_tool_is_executed(either: Brokers):
     name = either.create([J, P, K], [K, P, J], via=either.controller)
     either.all_in_sync(name)
     either.stop(J)
@@ -116,7 +116,7 @@ def test_a_preferred_election_that_a_tool_has_written_is_held(either: Brokers):
     _is_known_to_all(either, name, [J, K])
 
 
-def test_partitions_that_a_tool_has_added_are_begun(either: Brokers):
+def test_partitions_added_by_a_tool_are_created(either: Brokers):
     name = either.create([P, J], via=either.controller)
     node = _replicas(either, name)
     node["partitions"] |= {"1": [J, K], "2": [P]}
@@ -126,7 +126,7 @@ def test_partitions_that_a_tool_has_added_are_begun(either: Brokers):
     assert _replicas(either, name)["topic_id"] == node["topic_id"]
 
 
-def test_partitions_are_not_added_to_a_topic_that_is_being_deleted(either: Brokers):
+def test_partitions_added_to_a_topic_in_deletion_are_removed(either: Brokers):
     name = either.create([P, K], via=either.controller)
     either.stop(K)
     until(lambda: either.isrs(name) == [{P}], "it has left")
@@ -141,14 +141,14 @@ def test_partitions_are_not_added_to_a_topic_that_is_being_deleted(either: Broke
     until(lambda: either.node(f"/admin/delete_topics/{name}") is None, "and so is the mark")
 
 
-def test_a_topic_without_an_id_gets_one(either: Brokers):
+def test_topic_without_topic_id_gets_one(either: Brokers):
     name = unique("nameless")
     either.write(f"/brokers/topics/{name}", {"version": 1, "partitions": {"0": [J, P]}})
     _is_known_to_all(either, name, [J])
     assert len(_replicas(either, name)["topic_id"]) == 22
 
 
-def test_everybody_hears_where_a_broker_listens_now(either: Brokers):
+def test_changed_broker_endpoint_reaches_every_broker(either: Brokers):
     path = f"/brokers/ids/{K}"
     before = either.node(path)
     port = int(before["endpoints"][0].rpartition(":")[2])
@@ -173,7 +173,7 @@ def under_ours(brokers: Brokers) -> Brokers:
 
 
 @pytest.mark.parametrize("name", ["reassign_partitions", "preferred_replica_election"])
-def test_what_no_tool_writes_is_taken_away(under_ours: Brokers, name: str):
+def test_malformed_admin_znode_is_deleted(under_ours: Brokers, name: str):
     """Fencepost deletes all such znodes, whereas Apache Kafka's controller leaves the first one."""
     path, epoch = f"/admin/{name}", under_ours.controller_epoch
     for nonsense in (b"", b"{", b'{"version":1,"partitions":[{"topic":"t","partition":1e999}]}'):
@@ -182,7 +182,7 @@ def test_what_no_tool_writes_is_taken_away(under_ours: Brokers, name: str):
     assert under_ours.controller_epoch == epoch, "and the controller is not"
 
 
-def test_notes_that_cannot_be_read_are_taken_away(under_ours: Brokers):
+def test_malformed_notification_znodes_are_deleted(under_ours: Brokers):
     epoch = under_ours.controller_epoch
     for folder in ("/log_dir_event_notification", "/isr_change_notification"):
         under_ours.znodes.create(f"{folder}/note_", b"{", sequence=True)
@@ -193,7 +193,7 @@ def test_notes_that_cannot_be_read_are_taken_away(under_ours: Brokers):
     assert under_ours.state(name)["controller_epoch"] == epoch
 
 
-def test_a_tool_that_knows_no_topic_ids_does_not_take_one_away(under_ours: Brokers):
+def test_topic_id_removed_by_an_old_tool_is_restored(under_ours: Brokers):
     """KAFKA-14190: kafka-topics before 2.8 wrote the assignment without the topic id."""
     name = under_ours.create([J, P])
     node = _replicas(under_ours, name)
@@ -204,7 +204,7 @@ def test_a_tool_that_knows_no_topic_ids_does_not_take_one_away(under_ours: Broke
     assert _replicas(under_ours, name)["partitions"] == old["partitions"]
 
 
-def test_notes_of_lost_directories_and_of_isrs_are_taken(either: Brokers):
+def test_log_dir_and_isr_notifications_are_consumed(either: Brokers):
     for folder, stem, value in (
         ("/log_dir_event_notification", "log_dir_event_", {"version": 1, "broker": K, "event": 1}),
         ("/isr_change_notification", "isr_change_", {"version": 1, "partitions": []}),
@@ -237,7 +237,7 @@ def _value(brokers: Brokers, node_id: int, kind: int, name: str, key: str) -> st
     return found[0]["value"] if found else None
 
 
-def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Brokers):
+def test_transactions_and_groups_span_brokers_of_both_kinds(under_ours: Brokers):
     """Fencepost allocates the producer ids; brokers of both kinds are coordinators."""
     name = under_ours.create([J, K, P], [K, P, J], [P, J, K])
     servers = under_ours.nodes[K].bootstrap
@@ -274,7 +274,7 @@ def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Bro
     under_ours.all_in_sync(name)
 
 
-def test_settings_hold_at_all_whoever_has_changed_them(under_ours: Brokers):
+def test_settings_apply_on_every_broker_whichever_broker_changed_them(under_ours: Brokers):
     name = under_ours.create([J, P, K])
 
     def holds(node_id: int, kind: int, resource: str, key: str, value: str) -> bool:
@@ -292,7 +292,7 @@ def test_settings_hold_at_all_whoever_has_changed_them(under_ours: Brokers):
             until(has, f"broker {node_id} has {value}, set at {via}")
 
 
-def test_a_deleted_topic_is_gone_from_all_and_can_be_made_again(under_ours: Brokers):
+def test_deleted_topic_is_gone_from_every_broker_and_can_be_recreated(under_ours: Brokers):
     name = under_ours.create([J, K, P], [K, P, J])
     first = _replicas(under_ours, name)["topic_id"]
     with under_ours.client(P) as client:
@@ -311,7 +311,7 @@ def test_a_deleted_topic_is_gone_from_all_and_can_be_made_again(under_ours: Brok
         assert client.values(name) == [b"second"]
 
 
-def test_a_leaver_hears_what_it_still_leads_and_leads_it_until_it_is_gone(under_ours: Brokers):
+def test_shutting_down_broker_leads_its_last_replica_until_it_stops(under_ours: Brokers):
     """One replica's broker is killed, the other shuts down: it asks three times, then stops."""
     name = under_ours.create([J, K])
     under_ours.nodes[K].kill()
@@ -338,7 +338,9 @@ def test_a_leaver_hears_what_it_still_leads_and_leads_it_until_it_is_gone(under_
 
 
 @pytest.mark.parametrize("order", [(P, J, P), (J, P, J)], ids=["ours", "theirs"])
-def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple[int, ...]):
+def test_reassignment_and_deletion_are_completed_by_later_controllers(
+    brokers: Brokers, order: tuple[int, ...]
+):
     """A reassignment and a deletion wait for a broker, while the controller changes."""
     brokers.elect(order[0])
     moved = brokers.create([J, P], via=order[0])
@@ -364,7 +366,7 @@ def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple
     _is_known_to_all(brokers, moved, [P])
 
 
-def test_replicas_of_a_lost_directory_lead_nothing_until_it_is_back(under_ours: Brokers):
+def test_replicas_in_a_failed_log_directory_lead_nothing(under_ours: Brokers):
     """A broker of Apache Kafka with two log directories writes a notification for the lost one."""
     broker = under_ours.nodes[K]
     lost = broker.data_dir.parent / "lost"

@@ -99,7 +99,7 @@ def setting(brokers: Brokers, via: int, kind: int, name: str, key: str) -> str |
     return found["configs"][0]["value"] if found["configs"] else None
 
 
-def test_each_is_told_of_all_by_the_controller(brokers: Brokers):
+def test_every_broker_knows_the_controller_and_the_cluster_id(brokers: Brokers):
     assert brokers.controller == J, "who came first"
     everybody_lives(brokers)
     for node_id in brokers.nodes:
@@ -109,7 +109,7 @@ def test_each_is_told_of_all_by_the_controller(brokers: Brokers):
         assert cluster["cluster_id"] == brokers.node("/cluster/id")["id"]
 
 
-def test_replicas_of_both_makers_are_equal_whoever_leads(brokers: Brokers):
+def test_replicas_are_identical_whichever_broker_leads(brokers: Brokers):
     name = brokers.create(*ROTATED)
     assert brokers.leaders(name) == [J, P, Q, K]
     write(brokers, name, 50)
@@ -120,7 +120,7 @@ def test_replicas_of_both_makers_are_equal_whoever_leads(brokers: Brokers):
 
 
 @pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
-def test_what_the_controller_decides_is_left_to_it(brokers: Brokers, via: int):
+def test_controller_requests_to_other_brokers_get_not_controller(brokers: Brokers, via: int):
     """Other brokers answer NOT_CONTROLLER, and Metadata names the controller, as in Kafka."""
     name = unique("asked")
     with brokers.client(via) as client:
@@ -143,7 +143,7 @@ def test_what_the_controller_decides_is_left_to_it(brokers: Brokers, via: int):
 
 
 @pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
-def test_each_broker_writes_settings_itself(brokers: Brokers, via: int):
+def test_any_broker_alters_settings_without_the_controller(brokers: Brokers, via: int):
     name = brokers.create(ROTATED[0])
     assert alter(brokers, via, TOPIC, name, {"retention.ms": "70000"}) == "none"
     other = P + Q - via if via == P else J
@@ -174,7 +174,7 @@ def test_each_broker_writes_settings_itself(brokers: Brokers, via: int):
     assert setting(brokers, via, BROKER, str(via), "log.retention.ms") == "600000000"
 
 
-def test_a_reassignment_moves_replicas_between_the_makers(brokers: Brokers):
+def test_reassignment_moves_replicas_between_both_kinds_of_brokers(brokers: Brokers):
     name = brokers.create([J, P], [P, K])
     write(brokers, name, 200)
     wanted = {0: [Q, K], 1: [J, Q]}
@@ -286,7 +286,7 @@ class Pairs:
             one.close()
 
 
-def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brokers):
+def test_groups_and_transactions_survive_coordinator_moves(brokers: Brokers):
     """Each broker coordinates a transaction and a group; P's coordinators move and return."""
     name = brokers.create(*ROTATED)
     pairs = Pairs(brokers, name)
@@ -311,7 +311,7 @@ def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brok
     brokers.all_equal(name)
 
 
-def test_a_broker_asks_more_than_once_to_be_let_go(brokers: Brokers):
+def test_broker_retries_its_controlled_shutdown(brokers: Brokers):
     """No other broker can lead its partition: P serves until its shutdown retries run out."""
     name = brokers.create([P, K])
     brokers.stop(K)
@@ -454,7 +454,7 @@ def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
     until(they_lead, "the preferred leaders lead")
 
 
-def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: Brokers):
+def test_controller_and_leader_failures_lose_no_records(brokers: Brokers):
     """Under load, the controller moves between brokers of both kinds, and brokers fail."""
     name = brokers.create(*ROTATED)
     brokers.all_in_sync(name)

@@ -155,7 +155,7 @@ def _rights(znodes: Any, path: str) -> set[tuple[str, str, int]]:
     return {(one.id.scheme, one.id.id, one.perms) for one in znodes.get_acls(path)[0]}
 
 
-def test_znodes_are_kept_from_others_as_kafka_does(
+def test_znodes_have_the_acls_that_kafka_sets(
     secured: SecuredZooKeeper,
     authority: Authority,
     tmp_path: Path,
@@ -209,7 +209,7 @@ def begin(tmp_path: Path, told: Mapping[str, object]) -> Broker:
     return Broker(tmp_path / unique("broker"), "127.0.0.1:0", {**alone, **told})
 
 
-def test_a_certificate_is_a_login_as_well(
+def test_client_certificate_owns_the_znodes(
     secured: SecuredZooKeeper, authority: Authority, tmp_path: Path
 ):
     chroot = unique("certified")
@@ -238,7 +238,7 @@ def test_a_certificate_is_a_login_as_well(
         ({"authority": "other", **login()}, "certificate verify failed"),
     ],
 )
-def test_a_start_says_what_is_wrong(
+def test_start_with_wrong_zookeeper_security_fails_with_a_reason(
     secured: SecuredZooKeeper,
     authority: Authority,
     tmp_path: Path,
@@ -268,7 +268,7 @@ def test_a_start_says_what_is_wrong(
     asyncio.run(scenario())
 
 
-def test_a_session_outlives_a_server_that_is_started_again(
+def test_session_survives_a_server_restart_and_failed_logins(
     secured: SecuredZooKeeper, authority: Authority, tmp_path: Path
 ):
     """Each connection begins with a login, and a failed login is retried."""

@@ -99,7 +99,9 @@ def session_of(zookeeper: ZooKeeper) -> Iterator[tuple[str, Any]]:
         session.close()
 
 
-async def test_a_controller_of_many_partitions(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+async def test_controller_with_many_partitions_does_not_block_the_loop(
+    zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
     with session_of(zookeeper) as (connect, session):
         await asyncio.to_thread(session.ensure_path, "/")
         settings = {

@@ -239,12 +239,14 @@ def said(
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_tools_say_the_same_under_both(said: Callable[[int], dict[str, str]], step: str):
+def test_kafka_tools_print_the_same_under_both_controllers(
+    said: Callable[[int], dict[str, str]], step: str
+):
     assert STEPS[step] in said(P)[step]
     assert said(P)[step] == said(J)[step]
 
 
-def test_what_brokers_serve_and_groups_have(brokers: Brokers):
+def test_tools_show_api_versions_and_group_offsets(brokers: Brokers):
     """Tools that do not use the controller."""
     servers = ("--bootstrap-server", ",".join(one.bootstrap for one in brokers.nodes.values()))
     told = run_tool(API_VERSIONS, *servers)

@@ -245,7 +245,7 @@ def place(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Ite
         found.close()
 
 
-def test_brokers_log_in_to_each_other_with_what_kafkas_tool_has_written(place: Place):
+def test_brokers_log_in_with_credentials_written_by_kafkas_tool(place: Place):
     for node_id in EVERY:
         until(lambda at=node_id: place.living(at) == {*EVERY}, "all know all")  # type: ignore[misc]
     name = place.create([OURS, JAVA, OTHER], [JAVA, OTHER, OURS])
@@ -256,7 +256,7 @@ def test_brokers_log_in_to_each_other_with_what_kafkas_tool_has_written(place: P
     assert rewritten(path, data) == data, "to the letter"
 
 
-def test_a_user_is_written_as_kafka_does_and_logs_in_everywhere(place: Place):
+def test_user_is_stored_as_by_kafka_and_logs_in_at_every_broker(place: Place):
     user, password = f"{unique('u')} ö*~+", "alice's"
     for mechanism in SCRAM_MECHANISMS:
         assert place.put_user(OTHER, user, password, mechanism) == "none"
@@ -320,7 +320,7 @@ RATES: Final = {
 }
 
 
-def test_quotas_are_written_as_kafka_does_and_known_everywhere(place: Place):
+def test_quotas_are_stored_as_by_kafka_and_known_to_every_broker(place: Place):
     rows = [*((one, RATES) for one in ENTITIES)]
     rows += [({"ip": name}, {"connection_creation_rate": 1e6}) for name in ("10.1.2.3", None)]
     written: dict[int, dict[str, Any]] = {}
@@ -354,7 +354,7 @@ def _tree(place: Place, folder: str = "/config") -> dict[str, Any]:
     return found
 
 
-def test_a_quota_holds_at_every_broker_whoever_has_written_it(place: Place):
+def test_quota_applies_at_every_broker_whichever_broker_set_it(place: Place):
     name = place.create([OURS], [OTHER], [JAVA])
     for via in (JAVA, OURS):
         client_id = unique("slow")
@@ -369,7 +369,7 @@ def test_a_quota_holds_at_every_broker_whoever_has_written_it(place: Place):
             until(waits, f"broker {at} has it wait")
 
 
-def test_rules_are_written_as_kafka_does(place: Place):
+def test_acls_are_stored_as_by_kafka(place: Place):
     ours, theirs = unique("ours"), unique("java")
     for via, name in ((JAVA, theirs), (OTHER, ours)):
         made = [
@@ -422,7 +422,7 @@ def _in_order(data: bytes) -> Any:
     return value
 
 
-def test_rules_hold_at_every_broker_whoever_has_written_them(place: Place):
+def test_acls_apply_at_every_broker_whichever_broker_added_them(place: Place):
     topic, user, password = place.create([OURS, JAVA]), unique("user"), "password"
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     for at in EVERY:
@@ -445,7 +445,7 @@ def test_rules_hold_at_every_broker_whoever_has_written_them(place: Place):
                 )
 
 
-def test_nobody_loses_a_rule_where_all_write_at_once(place: Place):
+def test_concurrent_acl_additions_lose_no_rule(place: Place):
     name = unique("many")
 
     def write(via: int) -> list[str]:
@@ -465,7 +465,7 @@ def test_nobody_loses_a_rule_where_all_write_at_once(place: Place):
     assert place.drop(OTHER, name=name, pattern=PatternType.LITERAL) == 46
 
 
-def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path):
+def test_first_start_adds_the_configured_user(zookeeper: ZooKeeper, tmp_path: Path):
     """The first start adds the user, and a later start with another password leaves it alone."""
 
     async def scenario() -> None:
@@ -492,7 +492,7 @@ def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path)
     asyncio.run(scenario())
 
 
-def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
+def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Place):
     """Fencepost ignores unreadable znodes; Kafka's broker logs the failure and continues."""
     topic, user, password = place.create([OURS, OTHER]), unique("user"), "password"
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"

@@ -15,24 +15,24 @@ real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files n
 5. ISR changes go through a znode in ZooKeeper, since 2.7 through AlterPartition
    * here: test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it
    * tests/oracle/test_zookeeper.py:
-     test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told
+     test_isr_written_by_a_leader_is_read_and_propagated
 6. Loss and divergence without leader epochs
    * here: test_without_leader_epochs_a_restart_at_the_wrong_moment_lost_records
    * tests/unit/cluster/test_replication_bugs.py:
      test_kip_101_loss_by_truncating_to_the_high_watermark
    * tests/unit/cluster/test_replication_bugs.py: test_kip_101_divergence_at_the_same_offset
 7. One controller, elected through ZooKeeper
-   * tests/oracle/test_zookeeper.py: test_one_of_them_is_the_controller_and_each_is_registered
-   * tests/oracle/test_zookeeper.py: test_a_controller_that_is_killed_is_followed_by_another
+   * tests/oracle/test_zookeeper.py: test_first_broker_is_controller_and_every_broker_is_registered
+   * tests/oracle/test_zookeeper.py: test_killed_controller_is_replaced_by_another_broker
    * tests/crash/test_controller_sweep.py: test_a_controller_may_be_lost_at_any_step
 8. The first assigned replica that is alive and in sync leads
    * tests/oracle/test_zookeeper.py:
-     test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync
+     test_next_live_in_sync_replica_of_the_assignment_becomes_leader
 9. A reassignment adds, copies, then removes
    * tests/unit/cluster/controller/test_reassignments.py: test_a_reassignment_from_beginning_to_end
-   * tests/oracle/test_zookeeper.py: test_a_reassignment_copies_before_it_removes
+   * tests/oracle/test_zookeeper.py: test_reassignment_copies_before_it_removes_replicas
 10. A group rebalances when the number of partitions changes
-   * tests/oracle/test_zookeeper.py: test_a_group_rebalances_when_its_topic_grows
+   * tests/oracle/test_zookeeper.py: test_group_rebalances_when_its_topic_grows
    * tests/wire/test_consumer_protocol.py: test_group_rebalances_when_its_topic_grows
 """
 

@@ -178,7 +178,9 @@ SHAPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_batch_keeps_the_loop(broker: Running, turns: Watch, tiny: bytes, shape: str) -> None:
+def test_batch_of_any_shape_does_not_block_the_event_loop(
+    broker: Running, turns: Watch, tiny: bytes, shape: str
+) -> None:
     make, configs, code = SHAPES[shape]
     topic = broker.client.create_topic(unique("t"), configs=configs)
     data = make(tiny)
@@ -191,7 +193,7 @@ def test_no_batch_keeps_the_loop(broker: Running, turns: Watch, tiny: bytes, sha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
-def test_no_number_of_partitions_keeps_the_loop(
+def test_produce_to_many_partitions_does_not_block_the_event_loop(
     broker: Running, turns: Watch, *, known: bool
 ) -> None:
     count = 2_000
@@ -211,7 +213,7 @@ def test_no_number_of_partitions_keeps_the_loop(
         assert {(part["error_code"], part["base_offset"]) for part in parts} == {wanted}
 
 
-def test_refusals_of_a_request_list_a_bounded_number_of_records(broker: Running) -> None:
+def test_record_errors_of_a_produce_response_are_limited(broker: Running) -> None:
     topic = broker.client.create_topic(unique("late"), 12)
     data = batch([b"x"] * (2 * MAX_RECORD_ERRORS), timestamp_ms=NOW_MS + 10**8)
     answer = broker.client.call(
@@ -235,7 +237,7 @@ def test_refusals_of_a_request_list_a_bounded_number_of_records(broker: Running)
 # --- order ----------------------------------------------------------------------------------------
 
 
-def test_a_later_request_of_another_connection_does_not_overtake(
+def test_later_produce_of_another_connection_does_not_overtake(
     broker: Running, tiny: bytes
 ) -> None:
     topic = broker.client.create_topic(unique("order"), 2)
@@ -248,7 +250,7 @@ def test_a_later_request_of_another_connection_does_not_overtake(
     assert broker.client.produce(topic, [b"last"])["base_offset"] == RECORDS + 1
 
 
-def test_answers_of_a_connection_come_in_the_order_of_its_requests(
+def test_responses_of_a_connection_keep_the_order_of_its_requests(
     broker: Running, tiny: bytes
 ) -> None:
     topic = broker.client.create_topic(unique("order"))
@@ -261,7 +263,9 @@ def test_answers_of_a_connection_come_in_the_order_of_its_requests(
     assert one.receive()["topics"][0]["name"] == topic
 
 
-def test_without_acks(broker: Running, tiny: bytes) -> None:
+def test_large_batch_with_acks_0_keeps_its_order_and_refusal_disconnects(
+    broker: Running, tiny: bytes
+) -> None:
     """No response is sent, but the batch keeps its place in the order."""
     topic = broker.client.create_topic(unique("acks"))
     gone = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD), acks=0)
@@ -274,7 +278,7 @@ def test_without_acks(broker: Running, tiny: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", [9, 12])
-def test_a_producer_that_is_fenced_during_the_check(
+def test_producer_fenced_during_validation_appends_nothing(
     broker: Running, tiny: bytes, version: int
 ) -> None:
     """The transaction is verified in the turn of the append, not on the request's arrival."""
@@ -301,7 +305,9 @@ def test_a_producer_that_is_fenced_during_the_check(
     assert broker.client.offset(topic) == (1 if version < 12 else 0)
 
 
-def test_a_topic_that_is_deleted_during_the_check(broker: Running, tiny: bytes) -> None:
+def test_topic_deleted_during_validation_is_unknown_and_gets_no_records(
+    broker: Running, tiny: bytes
+) -> None:
     topic = broker.client.create_topic(unique("deleted"))
     large = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
     broker.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
@@ -310,7 +316,9 @@ def test_a_topic_that_is_deleted_during_the_check(broker: Running, tiny: bytes) 
     assert broker.client.offset(topic) == 0
 
 
-def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
+def test_shutdown_during_validation_appends_the_batch_whole_or_not_at_all(
+    tmp_path: Path, tiny: bytes
+) -> None:
     """The stop does not wait for the response: either the batch is appended or it is not there."""
     with running(tmp_path) as one:
         topic = one.client.create_topic(unique("stopped"))
@@ -321,7 +329,7 @@ def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
         assert again.client.offset(topic) in {1, RECORDS + 1}
 
 
-def test_many_requests_at_once_keep_their_partitions_apart(broker: Running) -> None:
+def test_concurrent_producers_get_disjoint_offset_ranges_in_order(broker: Running) -> None:
     """Each of ten producers gets its own range of offsets, in the order of its batches."""
     topic = broker.client.create_topic(unique("many"))
     count = TURN_RECORDS + 1

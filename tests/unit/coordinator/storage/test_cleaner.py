@@ -48,7 +48,7 @@ async def make(broker: Broker, name: str) -> None:
     create_topic(broker.services.metadata, name, partitions=1, configs=TOPIC)
 
 
-async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Path) -> None:
+async def test_compacted_topic_shrinks_and_keeps_latest_value_of_each_key(tmp_path: Path) -> None:
     config = {**SETTINGS, "message.max.bytes": "1040000", "log.cleaner.enable": "true"}
     async with Broker(tmp_path, config=config) as broker:
         await make(broker, "c")
@@ -65,7 +65,7 @@ async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Pa
         assert broker.services.logs.partition("c", 0).log_end_offset == end
 
 
-async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path) -> None:
+async def test_event_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path) -> None:
     config = {**SETTINGS, "message.max.bytes": "1040000"}
     async with Broker(tmp_path, config=config) as broker:
         await make(broker, "c")
@@ -76,7 +76,7 @@ async def test_the_loop_stays_responsive_while_a_log_is_compacted(tmp_path: Path
         watch.check()
 
 
-async def test_a_stop_in_the_middle_of_a_round_loses_nothing(tmp_path: Path) -> None:
+async def test_shutdown_during_compaction_loses_no_record(tmp_path: Path) -> None:
     config = {
         **SETTINGS,
         "message.max.bytes": "1040000",
@@ -92,7 +92,7 @@ async def test_a_stop_in_the_middle_of_a_round_loses_nothing(tmp_path: Path) -> 
         assert not list((tmp_path / "c-0").glob("*.cleaned"))
 
 
-async def test_damage_is_reported_and_left_alone(tmp_path: Path) -> None:
+async def test_corrupt_log_is_marked_uncleanable_and_left_unchanged(tmp_path: Path) -> None:
     config = {**SETTINGS, "message.max.bytes": "1040000"}
     async with Broker(tmp_path, config={**config, "log.cleaner.enable": "false"}) as broker:
         await make(broker, "c")
@@ -109,6 +109,6 @@ async def test_damage_is_reported_and_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "none"])
-def test_a_throttle_of_nothing_is_refused(tmp_path: Path, value: str) -> None:
+def test_cleaner_io_limit_of_zero_is_a_config_error(tmp_path: Path, value: str) -> None:
     with pytest.raises(ConfigError, match=r"log\.cleaner\.io\.max"):
         Broker(tmp_path, config={"log.cleaner.io.max.bytes.per.second": value})

@@ -63,7 +63,7 @@ async def many(tmp_path) -> AsyncIterator[Many]:
     one.storage.logs.close()
 
 
-async def test_no_turn_is_long_and_nobody_sees_what_is_still_to_be_done(many):
+async def test_becoming_leader_of_many_partitions_runs_in_slices_unobserved(many):
     with watched_loop() as watch:
         many.apply(leader=1, epoch=3)
         assert 0 < many.led < COUNT
@@ -77,7 +77,7 @@ async def test_no_turn_is_long_and_nobody_sees_what_is_still_to_be_done(many):
     watch.check()
 
 
-async def test_what_was_still_to_be_done_is_done_as_it_is_now(many):
+async def test_pending_leader_change_is_superseded_by_a_newer_image(many):
     many.apply(leader=1, epoch=3)
     many.apply(leader=2, epoch=4)
     with pytest.raises(NotLeaderOrFollowerError):
@@ -88,7 +88,7 @@ async def test_what_was_still_to_be_done_is_done_as_it_is_now(many):
     assert len(followed) == COUNT
 
 
-async def test_what_is_gone_is_not_led_any_more(many):
+async def test_pending_leader_change_of_deleted_topic_is_dropped(many):
     many.apply(leader=1, epoch=3)
     many.apply(leader=0, epoch=4)
     await many.settled()
@@ -96,14 +96,14 @@ async def test_what_is_gone_is_not_led_any_more(many):
     assert many.storage.logs.find_open(("t", 0)) is None
 
 
-async def test_who_leaves_follows_nobody_anew(many):
+async def test_stop_following_drops_pending_follower_changes(many):
     many.apply(leader=2, epoch=3)
     many.replicas.stop_following([(many.topic.topic_id, COUNT - 1)])
     assert not many.replicas._due.partitions
     assert many.following.log[-1] == ("stop", 1)
 
 
-async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
+async def test_image_that_stops_no_fetch_keeps_pending_changes(many):
     """A controlled shutdown checks every image, and most of them stop no fetch."""
     many.apply(leader=2, epoch=3)
     due = len(many.replicas._due.partitions)
@@ -113,7 +113,7 @@ async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
     assert ("stop", 0) not in many.following.log
 
 
-async def test_image_behind_the_stop_leads_no_partition_and_checks_no_isr(many):
+async def test_image_after_stop_makes_no_leader_and_starts_no_isr_check(many):
     many.apply(leader=2, epoch=3)
     followed = many.image
     many.apply(leader=0, epoch=4)
@@ -126,7 +126,7 @@ async def test_image_behind_the_stop_leads_no_partition_and_checks_no_isr(many):
     assert not many.replicas._isr_check.is_started
 
 
-async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, monkeypatch):
+async def test_follower_change_is_retried_after_unexpected_exception(many, monkeypatch):
     """No later image would contain the change again."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
     follow, failures = many.following.follow, [ValueError("odd"), ValueError("odd again")]
@@ -145,7 +145,7 @@ async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, m
     assert followed() == COUNT
 
 
-async def test_what_failed_is_not_done_once_there_is_something_newer(many, monkeypatch):
+async def test_failed_follower_change_is_dropped_after_a_newer_image(many, monkeypatch):
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
 
     def odd(partitions):
@@ -162,7 +162,7 @@ async def test_what_failed_is_not_done_once_there_is_something_newer(many, monke
     assert not [kind for kind, _ in many.following.log if kind == "follow"]
 
 
-async def test_one_isr_that_can_not_be_changed_keeps_no_other_from_it(many):
+async def test_exception_in_one_isr_change_does_not_stop_others(many):
     many.apply(1, 1)
     await many.settled()
     many.replicas.view.replica_lag_time_max_ms = -1

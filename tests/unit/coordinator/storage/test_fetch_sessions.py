@@ -44,7 +44,7 @@ def opened(sessions: FetchSessions, count: int = 1, *, at: int = 0) -> int:
     return sessions.open(partitions(count), by_topic_id=False, now_ms=at)
 
 
-def test_epochs_count_up_and_wrap_to_one() -> None:
+def test_session_epoch_counts_up_and_wraps_to_one() -> None:
     sessions = FetchSessions(1)
     session_id = opened(sessions)
     session = sessions.resume(session_id, 1, by_topic_id=False)
@@ -56,7 +56,7 @@ def test_epochs_count_up_and_wrap_to_one() -> None:
     assert sessions.resume(session_id, 1, by_topic_id=False) is session
 
 
-def test_what_a_request_may_not_do() -> None:
+def test_request_of_unknown_or_closed_session_or_wrong_topic_type_is_refused() -> None:
     sessions = FetchSessions(1)
     session_id = opened(sessions)
     with pytest.raises(FetchSessionIdNotFoundError):
@@ -78,13 +78,15 @@ def test_what_a_request_may_not_do() -> None:
         (said(error=DomainError()), True),
     ],
 )
-def test_what_counts_as_news(answer: FetchedPartition, news: bool) -> None:
+def test_partition_is_returned_only_with_records_error_or_changed_offsets(
+    answer: FetchedPartition, news: bool
+) -> None:
     asked = partition()
     asked.learn(said())
     assert asked.learn(answer) is news
 
 
-def test_after_an_error_the_partition_is_news_again() -> None:
+def test_partition_is_returned_again_after_an_error() -> None:
     asked = partition()
     assert [asked.learn(s) for s in (said(), said(error=DomainError()), said(), said())] == [
         True,
@@ -94,7 +96,7 @@ def test_after_an_error_the_partition_is_news_again() -> None:
     ]
 
 
-def test_after_a_cut_the_partition_is_news_again() -> None:
+def test_partition_is_returned_again_after_divergence() -> None:
     asked = partition()
     parted = FetchedPartition(asked, said().read, diverging=(1, 2))
     assert [asked.learn(one) for one in (said(), parted, said(), said())] == [
@@ -105,7 +107,7 @@ def test_after_a_cut_the_partition_is_news_again() -> None:
     ]
 
 
-def test_under_another_leader_epoch_all_is_news_again() -> None:
+def test_partition_is_returned_again_under_another_leader_epoch() -> None:
     asked = partition()
     news = []
     for epoch in (5, 5, 6, 6):
@@ -114,7 +116,7 @@ def test_under_another_leader_epoch_all_is_news_again() -> None:
     assert news == [True, False, True, False]
 
 
-def test_partitions_that_had_records_are_served_last() -> None:
+def test_partitions_with_records_move_to_the_end_of_the_session() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 4), 1, by_topic_id=False)
     for one in session.partitions.values():
@@ -126,14 +128,14 @@ def test_partitions_that_had_records_are_served_last() -> None:
     assert [key[1] for key in session.partitions] == [1, 2, 3, 0]
 
 
-def test_a_session_whose_last_partition_is_forgotten_is_closed() -> None:
+def test_session_is_closed_when_its_last_partition_is_forgotten() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 1), 1, by_topic_id=False)
     finish(sessions.change(session, (), [("t", 0), ("t", 7)]))
     assert (len(sessions), sessions.partitions, sessions.id_of(session)) == (0, 0, 0)
 
 
-def test_partitions_of_a_session_that_ends_under_its_request_are_not_counted() -> None:
+def test_partitions_of_session_closed_during_its_request_are_not_counted() -> None:
     sessions = FetchSessions(2)
     session = sessions.resume(opened(sessions, 2), 1, by_topic_id=False)
     changes = sessions.change(session, [partition(8), partition(9)], [("t", 0)])
@@ -144,7 +146,7 @@ def test_partitions_of_a_session_that_ends_under_its_request_are_not_counted() -
     assert (len(sessions), sessions.partitions, sessions.id_of(session)) == (0, 0, 0)
 
 
-def test_slots_on_both_sides_of_the_limit() -> None:
+def test_session_above_the_slot_limit_is_not_opened() -> None:
     sessions = FetchSessions(2)
     assert opened(sessions)
     assert opened(sessions)
@@ -153,7 +155,7 @@ def test_slots_on_both_sides_of_the_limit() -> None:
     assert FetchSessions(0).open([], by_topic_id=False, now_ms=0) == 0
 
 
-def test_partitions_on_both_sides_of_the_limit() -> None:
+def test_session_above_the_partition_limit_is_not_opened_or_is_closed() -> None:
     sessions = FetchSessions(9, max_partitions=3)
     assert opened(sessions, 3)
     assert opened(sessions, 1) == 0
@@ -164,7 +166,7 @@ def test_partitions_on_both_sides_of_the_limit() -> None:
     assert opened(FetchSessions(9, max_partitions=3), 4) == 0
 
 
-def test_a_stale_session_makes_room() -> None:
+def test_stale_session_is_evicted_for_a_new_one() -> None:
     sessions = FetchSessions(1)
     first = opened(sessions, 5)
     assert opened(sessions, at=EVICTION_MS) == 0
@@ -173,7 +175,7 @@ def test_a_stale_session_makes_room() -> None:
         sessions.resume(first, 1, by_topic_id=False)
 
 
-def test_an_old_smaller_session_makes_room_for_a_larger_one() -> None:
+def test_old_session_is_evicted_only_for_one_at_least_as_large() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 5), 1, by_topic_id=False)
     sessions.advance(session, EVICTION_MS)  # in use, so not stale
@@ -230,7 +232,9 @@ def told(answer: Answer) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("version", [7, 11, 12, 13, 18])
-def test_a_session_over_the_wire(client: Cluster, version: int) -> None:
+def test_session_over_the_wire_returns_changes_and_checks_epochs(
+    client: Cluster, version: int
+) -> None:
     topic = client.create_topic(unique("sessions"), 3)
     first = fetch(client, (0, 0), [asked(topic, p0=0, p1=0, p2=0)], version=version)
     session = first["session_id"]
@@ -248,7 +252,7 @@ def test_a_session_over_the_wire(client: Cluster, version: int) -> None:
     assert (gone["error_code"], gone["session_id"]) == ("fetch_session_id_not_found", 0)
 
 
-def test_a_waiting_request_of_a_session_answers_with_the_news_alone(
+def test_waiting_fetch_of_a_session_returns_only_changed_partitions(
     client: Cluster, bootstrap: str
 ) -> None:
     topic = client.create_topic(unique("sessions"), 2)
@@ -260,7 +264,7 @@ def test_a_waiting_request_of_a_session_answers_with_the_news_alone(
     fetch(client, (session, -1), [])
 
 
-def test_a_session_that_a_request_empties_is_gone_and_the_request_is_answered(
+def test_request_that_empties_its_session_is_answered_and_closes_it(
     client: Cluster,
 ) -> None:
     topic = client.create_topic(unique("sessions"), 2)
@@ -282,7 +286,7 @@ def waiting(session: int, epoch: int) -> Answer:
     }
 
 
-def test_names_and_ids_do_not_mix(client: Cluster) -> None:
+def test_session_opened_by_topic_names_refuses_topic_ids(client: Cluster) -> None:
     topic = client.create_topic(unique("sessions"))
     session = fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"]
     mixed = fetch(client, (session, 1), [asked(topic, p0=0)], version=13)
@@ -290,7 +294,7 @@ def test_names_and_ids_do_not_mix(client: Cluster) -> None:
     fetch(client, (session, -1), [])
 
 
-def test_who_finds_no_slot_is_served_without_a_session(client: Cluster) -> None:
+def test_fetch_without_a_free_session_slot_is_served_without_session(client: Cluster) -> None:
     topic = client.create_topic(unique("sessions"))
     made = [fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"] for _ in range(3)]
     assert made[0]
@@ -300,7 +304,7 @@ def test_who_finds_no_slot_is_served_without_a_session(client: Cluster) -> None:
         fetch(client, (session, -1), [])
 
 
-def test_a_deleted_topic_is_an_error_in_the_session(client: Cluster) -> None:
+def test_deleted_topic_is_unknown_topic_or_partition_in_its_session(client: Cluster) -> None:
     topic = client.create_topic(unique("sessions"))
     session = fetch(client, (0, 0), [asked(topic, p0=0)])["session_id"]
     client.call("delete_topics", 5, topic_names=[topic], timeout=10_000)

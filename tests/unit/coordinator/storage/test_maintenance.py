@@ -81,7 +81,7 @@ def maintenance(broker: Broker) -> Maintenance:
 # --- the cleaner ---------------------------------------------------------------------------------
 
 
-async def test_a_round_that_fails_in_every_way_is_followed_by_one_on_another_log(tmp_path):
+async def test_failed_compaction_is_followed_by_a_round_on_another_log(tmp_path):
     """An unexpected error in a read, and then an error in the removal of the partial result."""
     disk = FaultyDisk()
 
@@ -105,7 +105,7 @@ async def test_a_round_that_fails_in_every_way_is_followed_by_one_on_another_log
     assert (tmp_path / CLEAN_MARK).exists()
 
 
-async def test_a_full_disk_makes_the_cleaner_wait_and_marks_nothing(tmp_path):
+async def test_cleaner_waits_on_full_disk_without_marking_log_uncleanable(tmp_path):
     disk = FaultyDisk()
     with capture_logs() as told:
         async with serving(tmp_path, disk) as broker:
@@ -120,7 +120,7 @@ async def test_a_full_disk_makes_the_cleaner_wait_and_marks_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("more")])
-async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_path, error):
+async def test_failed_cleaner_checkpoint_marks_no_partition_uncleanable(tmp_path, error):
     disk = FaultyDisk()
     async with serving(tmp_path, disk) as broker:
         disk.before = fault("write", CLEANER_CHECKPOINT, error)
@@ -134,7 +134,7 @@ async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_p
     assert stored == {("one", 0): 6, ("two", 0): 6}
 
 
-async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_path):
+async def test_log_stays_cleanable_if_retention_runs_during_compaction(tmp_path):
     """Rounds of compaction continue although retention removes their segments.
 
     Rounds and retention are far more frequent here than usual, and a round merges at most two
@@ -220,7 +220,7 @@ async def compacted(directory: Path) -> Services:
 
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
-async def test_a_topic_of_a_deleted_ones_name_keeps_no_record_that_was_taken_back(tmp_path):
+async def test_recreated_topic_keeps_no_tombstoned_record_after_a_kill(tmp_path):
     """The kill came after the topic's tombstone and before any other removal."""
     services = await compacted(tmp_path)
     delete_topic(services.metadata, "t")
@@ -234,7 +234,7 @@ async def test_a_topic_of_a_deleted_ones_name_keeps_no_record_that_was_taken_bac
 
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
-async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_ones_name(tmp_path):
+async def test_topic_is_not_recreated_until_cleaner_checkpoint_is_written(tmp_path):
     services = await compacted(tmp_path)
     delete_topic(services.metadata, "t")
     disk = FaultyDisk()
@@ -249,7 +249,7 @@ async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_
 
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
-async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_back(tmp_path):
+async def test_truncated_log_keeps_no_tombstoned_record_below_cleaned_offset(tmp_path):
     services = await compacted(tmp_path)
     services.logs.partition("t", 0).flushes.run(0)
     services.logs.checkpoint()
@@ -270,7 +270,7 @@ async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_ba
 
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
-async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_next(tmp_path):
+async def test_compaction_of_deleted_topic_sets_no_cleaned_offset_of_its_successor(tmp_path):
     services = await Services(tmp_path).start()
     create_topic(services.metadata, "t", 1, COMPACTED)
     write_and_take_back(services, "t")
@@ -298,7 +298,7 @@ async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_
 # --- maintenance ---------------------------------------------------------------------------------
 
 
-async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path):
+async def test_retention_failure_of_one_log_does_not_stop_the_others(tmp_path):
     disk = FaultyDisk()
     with capture_logs() as told:
         async with serving(
@@ -333,7 +333,7 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
         ("log.flush.start.offset.checkpoint.interval.ms", "log-start-offset-checkpoint"),
     ],
 )
-async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, name):
+async def test_failed_checkpoint_is_written_in_the_next_interval(tmp_path, interval, name):
     disk, failures = FaultyDisk(), []
 
     def before(kind: str, path: str) -> None:
@@ -365,7 +365,7 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
 # --- flushes -------------------------------------------------------------------------------------
 
 
-async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp_path):
+async def test_flush_with_unexpected_exception_takes_only_its_partition_offline(tmp_path):
     """The thread raises an error other than OSError; the next flush, of another log, succeeds."""
     disk = FaultyDisk()
     with capture_logs() as told:
@@ -394,7 +394,7 @@ async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp
 # --- the stop ------------------------------------------------------------------------------------
 
 
-async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
+async def test_shutdown_closes_the_other_logs_if_one_fails(tmp_path):
     disk = FaultyDisk()
     with capture_logs() as told:
         async with serving(tmp_path, disk) as broker:
@@ -418,7 +418,7 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
         assert broker.services.logs.partition("bad", 0).log_end_offset == 1
 
 
-async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch):
+async def test_shutdown_closes_every_log_if_a_service_fails(tmp_path, monkeypatch):
     """Each service in turn fails because of an injected error."""
     async with serving(tmp_path, FaultyDisk()) as broker:
         create_topic(broker.services.metadata, "t", partitions=1)

@@ -115,7 +115,7 @@ class ThreadsOfSteps(FaultyDisk):
             self.on_loop.append((kind, path))
 
 
-async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_soon(tmp_path):
+async def test_topic_deletion_renames_directories_at_once_and_removes_them_later(tmp_path):
     disk = ThreadsOfSteps()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         create_topic(broker.services.metadata, "t", partitions=200)
@@ -137,7 +137,7 @@ async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_s
 
 
 @pytest.mark.slow
-async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path):
+async def test_deletion_of_thousands_of_topics_does_not_block_the_event_loop(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
         names = [f"t{number}" for number in range(3_000)]
         with broker.services.metadata.unforced():
@@ -150,7 +150,7 @@ async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path
 
 
 @pytest.mark.slow
-async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
+async def test_deletion_of_partition_with_many_producers_runs_in_slices(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
         create_topic(broker.services.metadata, "t", partitions=1)
         partition = broker.services.logs.partition("t", 0)
@@ -165,7 +165,7 @@ async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
         assert broker.services.logs.producer_limit.count == 0
 
 
-async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
+async def test_recreated_topic_does_not_see_files_or_offsets_of_the_old_one(tmp_path):
     """The new topic is created and written in the turn of the old one's deletion."""
     async with Broker(tmp_path, config=CALM) as broker:
         create_topic(broker.services.metadata, "t", partitions=3)
@@ -233,7 +233,7 @@ async def test_directory_of_later_deletion_stays_until_its_own_record_is_durable
         assert not (tmp_path / "second-0").exists()
 
 
-async def test_directory_is_renamed_for_new_topic_of_its_name_behind_durable_record(tmp_path):
+async def test_directory_is_renamed_for_recreated_topic_after_record_is_durable(tmp_path):
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services, metadata = broker.services, broker.services.metadata
@@ -253,7 +253,7 @@ async def test_directory_is_renamed_for_new_topic_of_its_name_behind_durable_rec
 
 
 @pytest.mark.parametrize("spoil", [fail_syncs_of_metadata, refuse_flushes_of_metadata])
-async def test_directory_stays_where_the_record_of_the_deletion_cannot_be_forced(tmp_path, spoil):
+async def test_directory_stays_if_its_deletion_record_cannot_be_flushed(tmp_path, spoil):
     """A new topic of the name cannot be opened then, and a stop renames nothing either."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
@@ -271,7 +271,7 @@ async def test_directory_stays_where_the_record_of_the_deletion_cannot_be_forced
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
 
-async def test_directory_whose_record_was_refused_by_the_disk_goes_with_the_next_deletion(tmp_path):
+async def test_directory_with_unflushed_deletion_record_goes_with_next_deletion(tmp_path):
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services, metadata = broker.services, broker.services.metadata
@@ -314,7 +314,7 @@ async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tm
         await services.topics_forgotten()
 
 
-async def test_offsets_of_deleted_topic_go_before_the_checkpoints_are_written(tmp_path):
+async def test_offsets_of_deleted_topic_are_removed_before_checkpoints_are_written(tmp_path):
     """Groups wait only for the record of the deletion."""
     disk, may_write = FaultyDisk(), threading.Event()
 
@@ -336,7 +336,7 @@ async def test_offsets_of_deleted_topic_go_before_the_checkpoints_are_written(tm
     await services.stop()
 
 
-async def test_offsets_of_deleted_topic_go_before_the_shards_close(tmp_path):
+async def test_offsets_of_deleted_topic_are_removed_before_shards_close(tmp_path):
     """The stop comes while the record of the deletion is being flushed."""
     disk = FaultyDisk()
     services = await Services(tmp_path, fs=disk).start()
@@ -357,7 +357,7 @@ async def test_offsets_of_deleted_topic_go_before_the_shards_close(tmp_path):
     await again.stop()
 
 
-async def test_offsets_whose_record_was_refused_by_the_disk_go_with_the_next_deletion(tmp_path):
+async def test_offsets_with_unflushed_deletion_record_go_with_next_deletion(tmp_path):
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services = broker.services
@@ -377,7 +377,7 @@ async def test_offsets_whose_record_was_refused_by_the_disk_go_with_the_next_del
         assert [await committed_offset(services, name) for name in names] == [-1, -1]
 
 
-async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
+async def test_files_left_by_a_kill_are_removed_after_startup(tmp_path):
     """Renamed directories, directories of a deleted topic, and files of removed segments."""
     async with Broker(tmp_path, config=CALM) as broker:
         for name in ("deleted", "kept"):
@@ -409,7 +409,7 @@ async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
     assert not list((tmp_path / "kept-0").glob("*.deleted"))
 
 
-async def test_a_stop_waits_for_one_removal_and_leaves_the_rest(tmp_path):
+async def test_shutdown_waits_for_the_current_removal_only(tmp_path):
     disk, began, may_end = FaultyDisk(), threading.Event(), threading.Event()
 
     def before(kind: str, _path: str) -> None:
@@ -435,7 +435,7 @@ async def test_a_stop_waits_for_one_removal_and_leaves_the_rest(tmp_path):
     assert (tmp_path / ".kafka_cleanshutdown").exists()
 
 
-async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
+async def test_failed_removal_does_not_stop_other_removals(tmp_path):
     disk = FaultyDisk()
 
     def before(kind: str, path: str) -> None:
@@ -465,7 +465,7 @@ async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
     assert not list(tmp_path.glob("stuck-*"))
 
 
-async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
+async def test_directory_is_not_removed_before_its_rename_is_durable(tmp_path):
     disk = FaultyDisk()
 
     def before(kind: str, path: str) -> None:
@@ -484,7 +484,7 @@ async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1])
-async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_path, delay_ms):
+async def test_segments_deleted_by_retention_are_removed_off_the_event_loop(tmp_path, delay_ms):
     disk = ThreadsOfSteps()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         configs = {"retention.ms": "1", "file.delete.delay.ms": str(delay_ms)}

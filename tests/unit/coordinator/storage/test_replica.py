@@ -54,7 +54,7 @@ def errors(part: Answer) -> str:
 # --- high watermark and log end -------------------------------------------------------------------
 
 
-def test_alone_nothing_waits_and_no_machine_is_made(led):
+def test_unreplicated_partition_commits_at_once_without_replica_state(led):
     led.image(replicas=(1,), isr=(1,))
     led.append(b"a")
     assert errors(part_of(led.begin_produce().receive())) == "none"
@@ -63,7 +63,7 @@ def test_alone_nothing_waits_and_no_machine_is_made(led):
     assert errors(led.fetch(2, 0, leader_epoch=0)) == "unknown_leader_epoch"
 
 
-def test_clients_read_what_all_of_the_isr_have_and_followers_read_all(led):
+def test_consumers_read_to_the_high_watermark_and_followers_to_the_log_end(led):
     led.image()
     led.append(b"a", b"b")
     assert led.marks == (0, 2)
@@ -80,7 +80,7 @@ def test_clients_read_what_all_of_the_isr_have_and_followers_read_all(led):
     assert led.read(0)["high_watermark"] == 3
 
 
-def test_a_new_epoch_is_known_before_it_has_a_record(led):
+def test_new_leader_epoch_is_known_before_its_first_record(led):
     led.image(leader_epoch=4, partition_epoch=4)
     led.append(b"a")
     led.image(leader_epoch=6, partition_epoch=6)
@@ -91,7 +91,7 @@ def test_a_new_epoch_is_known_before_it_has_a_record(led):
     assert ends == [(4, 1), (4, 1), (6, 1), (-1, -1)]
 
 
-def test_the_high_watermark_waits_for_enough_replicas(led):
+def test_high_watermark_does_not_advance_below_min_insync_replicas(led):
     """KAFKA-15583: a leader whose ISR is below min.insync.replicas commits nothing."""
     led.configure("min.insync.replicas", "2")
     led.image(isr=(1,))
@@ -104,7 +104,7 @@ def test_the_high_watermark_waits_for_enough_replicas(led):
     assert errors(part_of(led.begin_produce().receive())) == "none"
 
 
-def test_what_is_refused_of_a_producer_is_not_overtaken(led):
+def test_batch_behind_a_refused_one_is_out_of_order(led):
     """A batch in flight behind a refused one must not be appended before it is sent again."""
     first, second = (
         batch([b"v"], producer_id=7, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
@@ -125,7 +125,7 @@ def test_what_is_refused_of_a_producer_is_not_overtaken(led):
     assert errors(refused) == "out_of_order_sequence_number"
 
 
-def test_min_isr_asks_for_no_more_than_there_are(led):
+def test_min_insync_replicas_is_capped_at_the_replication_factor(led):
     led.configure("min.insync.replicas", "3")
     led.image(replicas=(1, 2), isr=(1, 2))
     producer = led.begin_produce()
@@ -139,7 +139,7 @@ def test_min_isr_asks_for_no_more_than_there_are(led):
 # --- acks -----------------------------------------------------------------------------------------
 
 
-def test_a_write_is_answered_when_the_isr_has_it(led):
+def test_acks_all_produce_is_answered_when_the_isr_has_the_records(led):
     led.image()
     first, second = led.begin_produce(b"1"), None
     until(lambda: led.marks[1] == 1, "the first append")
@@ -154,7 +154,7 @@ def test_a_write_is_answered_when_the_isr_has_it(led):
     assert (errors(answer), answer["base_offset"]) == ("none", 1)
 
 
-def test_acks_of_one_and_none_wait_for_nobody(led):
+def test_acks_1_and_acks_0_do_not_wait_for_replicas(led):
     led.configure("min.insync.replicas", "3")
     led.image(isr=(1,))
     assert led.append(b"a") == 0
@@ -162,7 +162,7 @@ def test_acks_of_one_and_none_wait_for_nobody(led):
     until(lambda: led.marks[1] == 2, "the append without an answer")
 
 
-def test_in_time_nobody_followed_and_the_records_stay(led):
+def test_acks_all_produce_times_out_and_its_records_stay(led):
     led.image()
     answer = part_of(led.begin_produce(timeout_ms=50).receive())
     assert (errors(answer), answer["base_offset"]) == ("request_timed_out", 0)
@@ -172,7 +172,7 @@ def test_in_time_nobody_followed_and_the_records_stay(led):
     assert led.marks == (1, 1)
 
 
-def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
+def test_isr_shrink_below_minimum_fails_waiting_produce_after_append(led):
     """The error is AFTER_APPEND only if the high watermark has passed the write."""
     led.configure("min.insync.replicas", "2")
     led.image(replicas=(1, 2), isr=(1, 2))
@@ -190,7 +190,7 @@ def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
     assert errors(part_of(waits.receive())) == "not_enough_replicas"
 
 
-def test_a_shrunken_isr_commits_what_waits(led):
+def test_isr_shrink_completes_waiting_produce(led):
     """KAFKA-13091: the committed shrink advances the high watermark and completes acks=all."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.fetch(2, 0)
@@ -202,7 +202,7 @@ def test_a_shrunken_isr_commits_what_waits(led):
     assert errors(part_of(producer.receive())) == "none"
 
 
-def test_who_leads_no_more_says_who_does(led):
+def test_former_leader_returns_current_leader_and_its_endpoint(led):
     led.image()
     producer = led.begin_produce()
     until(lambda: led.marks[1] == 1, "the append")
@@ -217,7 +217,7 @@ def test_who_leads_no_more_says_who_does(led):
     assert refused["current_leader"]["leader_id"] == 2
 
 
-def test_a_leader_that_was_away_acknowledges_nothing_of_before(led):
+def test_reelected_leader_does_not_acknowledge_earlier_produce(led):
     led.image()
     producer = led.begin_produce()
     until(lambda: led.marks[1] == 1, "the append")
@@ -230,7 +230,7 @@ def test_a_leader_that_was_away_acknowledges_nothing_of_before(led):
     assert errors(part_of(producer.receive())) == "not_leader_or_follower"
 
 
-def test_a_leader_that_stays_in_a_new_epoch_goes_on_waiting(led):
+def test_produce_keeps_waiting_if_leader_stays_in_a_new_epoch(led):
     led.image()
     producer = led.begin_produce()
     until(lambda: led.marks[1] == 1, "the append")
@@ -240,7 +240,7 @@ def test_a_leader_that_stays_in_a_new_epoch_goes_on_waiting(led):
     assert errors(part_of(producer.receive())) == "none"
 
 
-def test_a_deleted_topic_acknowledges_nothing(led):
+def test_waiting_produce_to_deleted_topic_is_unknown_topic_or_partition(led):
     led.image()
     producer = led.begin_produce()
     until(lambda: led.marks[1] == 1, "the append")
@@ -248,7 +248,7 @@ def test_a_deleted_topic_acknowledges_nothing(led):
     assert errors(part_of(producer.receive())) == "unknown_topic_or_partition"
 
 
-def test_a_duplicate_above_the_high_watermark_waits_for_it(led):
+def test_duplicate_batch_above_high_watermark_waits_for_commit(led):
     led.image(replicas=(1, 2), isr=(1, 2))
     data = batch([b"v"], producer_id=7, producer_epoch=0, sequence=0)
     first = led.begin_produce(data=data)
@@ -262,7 +262,7 @@ def test_a_duplicate_above_the_high_watermark_waits_for_it(led):
     assert led.marks == (1, 1)
 
 
-def test_one_answer_when_all_partitions_are_settled(led):
+def test_produce_response_waits_for_all_its_partitions(led):
     """The partition with one replica commits at once; its result waits for the other's."""
     other = led.create(f"{led.topic}-alone")
     led.image(alone=other, replicas=(1, 2), isr=(1, 2))
@@ -281,7 +281,7 @@ def test_one_answer_when_all_partitions_are_settled(led):
 # --- fetch permissions ----------------------------------------------------------------------------
 
 
-def test_checks_of_a_followers_fetch_come_in_kafkas_order(led):
+def test_follower_fetch_is_validated_in_kafkas_order(led):
     """KAFKA-14078: the epoch is compared before the response names the leader."""
     led.image(leader_epoch=5, partition_epoch=5)
     fenced = led.fetch(2, 0, leader_epoch=4)
@@ -300,7 +300,7 @@ def test_checks_of_a_followers_fetch_come_in_kafkas_order(led):
     assert lost["current_leader"] == {"leader_id": 2, "leader_epoch": 6}
 
 
-def test_a_partition_that_fails_oddly_fails_alone(led):
+def test_unexpected_exception_fails_only_its_partition_of_a_fetch(led):
     """Otherwise a follower would get no partition of this leader at all."""
     led.image(leader_epoch=5, partition_epoch=5)
     led.append()
@@ -315,7 +315,7 @@ def test_a_partition_that_fails_oddly_fails_alone(led):
     assert led.fetch(2, 0, leader_epoch=5)["error_code"] == "none"
 
 
-def test_a_former_incarnation_counts_for_nothing(led):
+def test_fetch_with_former_broker_epoch_does_not_advance_high_watermark(led):
     """KIP-903, KAFKA-15221: a late fetch by a broker that has registered again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
@@ -325,7 +325,7 @@ def test_a_former_incarnation_counts_for_nothing(led):
     assert led.marks == (1, 1)
 
 
-def test_an_old_follower_says_its_id_elsewhere_and_no_epoch(led):
+def test_follower_fetch_v12_without_broker_epoch_advances_high_watermark(led):
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
     request = led.fetch_request(2, 1)
@@ -342,7 +342,7 @@ def test_an_old_follower_says_its_id_elsewhere_and_no_epoch(led):
     assert led.marks == (1, 1)
 
 
-def test_who_has_parted_does_not_count(led):
+def test_diverging_follower_does_not_advance_high_watermark(led):
     """KAFKA-13141: a diverging fetch's offset does not show which records both logs have."""
     led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=1, partition_epoch=1)
     led.append(b"a", b"b")
@@ -361,7 +361,7 @@ def test_who_has_parted_does_not_count(led):
     assert led.marks == (3, 3)
 
 
-def test_a_follower_waits_for_bytes_and_not_for_the_high_watermark(led):
+def test_waiting_follower_fetch_is_completed_by_records_only(led):
     led.image()
     led.append(b"a")
     waiting = led.begin_fetch(2, 1, max_wait=20_000, min_bytes=1)
@@ -374,7 +374,7 @@ def test_a_follower_waits_for_bytes_and_not_for_the_high_watermark(led):
     assert (errors(part), part["high_watermark"], len(part["records"]) > 0) == ("none", 1, True)
 
 
-def test_a_client_that_waits_hears_of_the_high_watermark(led):
+def test_waiting_consumer_fetch_is_completed_by_the_high_watermark(led):
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
     waiting = led.begin_fetch(-1, 0, max_wait=20_000, min_bytes=1)
@@ -384,7 +384,7 @@ def test_a_client_that_waits_hears_of_the_high_watermark(led):
     assert (part["high_watermark"], len(part["records"]) > 0) == (1, True)
 
 
-def test_who_waits_hears_of_another_leader(led):
+def test_waiting_fetches_are_completed_by_a_leader_change(led):
     led.image()
     follower = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
     client = led.begin_fetch(-1, 0, max_wait=20_000, min_bytes=1)
@@ -396,7 +396,7 @@ def test_who_waits_hears_of_another_leader(led):
     assert errors(client.receive()["responses"][0]["partitions"][0]) == "none"
 
 
-def test_a_waiting_fetch_counts_once(led):
+def test_waiting_follower_fetch_updates_last_fetch_time_once(led):
     """The read at the end of a wait is no new sign of life from the follower."""
     led.image(replicas=(1, 2), isr=(1, 2))
     waiting = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
@@ -408,7 +408,7 @@ def test_a_waiting_fetch_counts_once(led):
     assert led.follower(2).last_fetch_ms == before
 
 
-def test_a_followers_session_names_only_what_changes(led):
+def test_follower_fetch_session_returns_only_changed_partitions(led):
     led.image(replicas=(1, 2), isr=(1, 2))
     client = led.connect()
     opened = client.call("fetch", 17, **led.fetch_request(2, 0, session_epoch=0))
@@ -426,7 +426,7 @@ def test_a_followers_session_names_only_what_changes(led):
     assert same["responses"] == []
 
 
-def test_who_fetches_inside_of_a_batch_has_nothing_of_it(led):
+def test_follower_offset_inside_a_batch_counts_as_batch_start(led):
     """A follower truncated to that offset fetches the whole batch again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a", b"b")
@@ -442,7 +442,7 @@ def test_who_fetches_inside_of_a_batch_has_nothing_of_it(led):
 # --- the ISR --------------------------------------------------------------------------------------
 
 
-def test_a_replica_joins_at_the_high_watermark(led):
+def test_replica_joins_isr_when_it_reaches_the_high_watermark(led):
     led.image(replicas=(1, 2), isr=(1,))
     led.append(b"a", b"b")
     assert led.marks == (2, 2)
@@ -461,7 +461,7 @@ def test_a_replica_joins_at_the_high_watermark(led):
     assert led.replicas.isr_expands == 1
 
 
-def test_a_refused_change_lets_the_leader_go_on(led):
+def test_refused_isr_change_restores_the_committed_isr(led):
     """INELIGIBLE_REPLICA restores the committed ISR."""
     led.image(replicas=(1, 2), isr=(1,))
     led.fetch(2, 0)
@@ -475,7 +475,7 @@ def test_a_refused_change_lets_the_leader_go_on(led):
 
 
 @pytest.mark.parametrize(("behind_ms", "leaves"), [(LAG_MS, ()), (LAG_MS + 1, (2,))])
-def test_a_replica_leaves_after_the_lag_time(led, behind_ms, leaves):
+def test_replica_leaves_isr_after_replica_lag_time(led, behind_ms, leaves):
     led.image(replicas=(1, 2), isr=(1, 2))
     led.fetch(2, 0)
     led.append(b"a")
@@ -484,7 +484,7 @@ def test_a_replica_leaves_after_the_lag_time(led, behind_ms, leaves):
     assert tuple(one for change in led.changes for one in change.leaves) == leaves
 
 
-def test_a_silent_follower_of_a_silent_partition_stays(led):
+def test_caught_up_follower_stays_in_isr_without_fetching(led):
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
     led.fetch(2, 1)
@@ -493,7 +493,7 @@ def test_a_silent_follower_of_a_silent_partition_stays(led):
     assert led.changes == []
 
 
-def test_a_fenced_follower_does_not_join(led):
+def test_fenced_follower_does_not_join_the_isr(led):
     fenced = {1: registration(1), 2: registration(2, fenced=True)}
     led.image(replicas=(1, 2), isr=(1,), brokers=fenced)
     led.fetch(2, 0)
@@ -506,7 +506,7 @@ def test_a_fenced_follower_does_not_join(led):
 # --- images ---------------------------------------------------------------------------------------
 
 
-def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led):
+def test_fetcher_restarts_on_new_leader_epoch_but_not_partition_epoch(led):
     """KAFKA-13790: a new leader epoch restarts a fetcher, a new partition epoch does not."""
     led.image(leader=2, leader_epoch=3, partition_epoch=7)
     assert led.following.log[-1] == ("follow", [(led.topic, 2)])
@@ -521,7 +521,7 @@ def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led)
     assert led.following.log[-1] == ("stop", 1)
 
 
-def test_a_follower_becomes_leader_with_its_own_high_watermark(led):
+def test_new_leader_hides_latest_offset_until_high_watermark_catches_up(led):
     """A new leader's high watermark may be lower than the one that clients have seen."""
     led.image(leader=2, leader_epoch=1, partition_epoch=1)
     led.run(lambda: led.partition.append_as_follower(batch([b"a", b"b"]), 1))
@@ -541,7 +541,7 @@ def test_a_follower_becomes_leader_with_its_own_high_watermark(led):
     assert (latest["offset"], latest["leader_epoch"]) == (2, 2)
 
 
-def test_other_replicas_come_and_go(led):
+def test_high_watermark_follows_added_and_removed_replicas(led):
     led.image(replicas=(1,), isr=(1,), partition_epoch=-1)
     led.append(b"a")
     led.image(replicas=(1, 2), isr=(1,))
@@ -560,7 +560,7 @@ def test_other_replicas_come_and_go(led):
     assert led.list_offset(LATEST)["leader_epoch"] == 1
 
 
-def test_a_partition_that_goes_elsewhere_is_served_no_more(led):
+def test_partition_reassigned_to_other_brokers_is_not_served(led):
     led.image()
     led.append(b"a")
     led.image(replicas=(2, 3), isr=(2, 3), leader=2, leader_epoch=1, partition_epoch=1)
@@ -572,7 +572,7 @@ def test_a_partition_that_goes_elsewhere_is_served_no_more(led):
     until(lambda: not any(led.directory.glob(f"{led.topic}-0")), "the directory is renamed")
 
 
-def test_a_topic_made_anew_is_another_one(led):
+def test_fetch_with_id_of_recreated_topic_is_unknown_topic_id(led):
     """KAFKA-14190: records of the old topic id are not served under the new one."""
     led.image()
     led.append(b"a")
@@ -586,7 +586,7 @@ def test_a_topic_made_anew_is_another_one(led):
     assert led.marks == (0, 0)
 
 
-def test_a_disk_that_fails_is_told_and_refuses(led):
+def test_failed_log_is_reported_offline_and_refuses_requests(led):
     led.image()
     led.append(b"a")
     producer = led.begin_produce()
@@ -601,7 +601,7 @@ def test_a_disk_that_fails_is_told_and_refuses(led):
 # --- reading from followers -----------------------------------------------------------------------
 
 
-def test_a_follower_serves_clients_up_to_its_own_high_watermark(led):
+def test_follower_serves_consumers_up_to_its_high_watermark(led):
     led.image(leader=2, leader_epoch=1, partition_epoch=1)
     records = batch([b"a", b"b"])
     led.run(lambda: led.partition.append_as_follower(records, 1))
@@ -619,14 +619,14 @@ def test_a_follower_serves_clients_up_to_its_own_high_watermark(led):
     assert led.list_offset(LATEST, replica=-2)["offset"] == 2
 
 
-def test_nobody_is_sent_elsewhere_where_nobody_chooses(led):
+def test_preferred_read_replica_is_unset_without_a_replica_selector(led):
     led.image()
     led.append(b"a")
     led.fetch(2, 1)
     assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1
 
 
-def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
+def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
     selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
     with cluster_of_one(tmp_path, {"replica.selector.class": selector}) as led:
         led.image(isr=(1, 2))
@@ -653,7 +653,7 @@ def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
         assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # not on its listener
 
 
-def test_a_throttled_replica_outside_of_the_isr_waits(led):
+def test_throttled_replica_outside_isr_waits_for_quota(led):
     """KIP-73: fetches of in-sync replicas are never throttled; other fetches count once sent."""
     led.configure("leader.replication.throttled.replicas", "0:1")
     led.image(isr=(1, 2))
@@ -683,7 +683,7 @@ def delete(led: Led, offset: int, timeout_ms: int = 20_000):
     return lambda: client.receive()["topics"][0]["partitions"][0]
 
 
-def test_records_are_deleted_when_all_live_replicas_have_done_so(led):
+def test_delete_records_waits_for_all_live_replicas(led):
     led.image()
     led.append(b"a", b"b")
     led.fetch(2, 2)
@@ -698,7 +698,7 @@ def test_records_are_deleted_when_all_live_replicas_have_done_so(led):
     assert (errors(part), part["low_watermark"]) == ("none", 1)
 
 
-def test_a_replica_that_is_down_does_not_keep_records(led):
+def test_delete_records_does_not_wait_for_fenced_replica(led):
     led.image()
     led.append(b"a")
     led.fetch(2, 1)
@@ -712,7 +712,7 @@ def test_a_replica_that_is_down_does_not_keep_records(led):
     assert (errors(part), part["low_watermark"]) == ("none", 1)
 
 
-def test_records_that_are_not_committed_can_not_be_deleted(led):
+def test_delete_records_above_high_watermark_is_out_of_range(led):
     led.image()
     led.append(b"a")
     assert errors(delete(led, 1)()) == "offset_out_of_range"
@@ -720,7 +720,7 @@ def test_records_that_are_not_committed_can_not_be_deleted(led):
     assert errors(delete(led, 0)()) == "not_leader_or_follower"
 
 
-def test_a_deletion_ends_with_the_leadership(led):
+def test_waiting_delete_records_fails_on_leadership_loss(led):
     led.image()
     led.append(b"a")
     led.fetch(2, 1)
@@ -731,7 +731,7 @@ def test_a_deletion_ends_with_the_leadership(led):
     assert errors(answer()) == "not_leader_or_follower"
 
 
-def test_only_the_leader_says_where_epochs_end(led):
+def test_offset_for_leader_epoch_is_answered_only_by_the_leader(led):
     led.image(leader_epoch=2, partition_epoch=2)
     led.append(b"a")
 
@@ -751,7 +751,7 @@ def test_only_the_leader_says_where_epochs_end(led):
     assert ended(2, 3)[0] == "not_leader_or_follower"
 
 
-def test_what_waits_for_the_disk_is_sent_to_followers_and_committed_by_nobody(tmp_path):
+def test_unflushed_records_are_replicated_but_not_committed(tmp_path):
     """flush.messages: the leader's own end is the flushed offset."""
     disk = FaultyDisk()
     with cluster_of_one(tmp_path, {"log.flush.interval.messages": "1"}, disk) as led:
@@ -770,7 +770,7 @@ def test_what_waits_for_the_disk_is_sent_to_followers_and_committed_by_nobody(tm
 # --- events ---------------------------------------------------------------------------------------
 
 
-def test_a_scrape_says_what_is_missing(tmp_path):
+def test_metrics_count_under_replicated_under_min_isr_and_leaderless(tmp_path):
     with cluster_of_one(tmp_path, METRICS) as led:
         led.configure("min.insync.replicas", "2")
         led.image(isr=(1,), partition_epoch=1)

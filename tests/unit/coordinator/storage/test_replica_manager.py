@@ -85,7 +85,7 @@ def offsets(path: Path, name: str) -> dict[tuple[str, int], int]:
     return read_offsets(OsFileSystem(), str(path), name)
 
 
-def test_directories_appear_when_a_partition_is_first_used(tmp_path):
+def test_partition_directory_is_created_on_first_use(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=3)
     assert directories(tmp_path) == {"__cluster_metadata-0"}
@@ -95,7 +95,7 @@ def test_directories_appear_when_a_partition_is_first_used(tmp_path):
 
 
 @pytest.mark.parametrize(("topic", "index"), [("b", 0), ("a", 3), ("a", -1)])
-def test_what_is_not_there_is_unknown(tmp_path, topic, index):
+def test_missing_topic_or_partition_is_unknown(tmp_path, topic, index):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=3)
     assert node.logs.find(topic, index) is None
@@ -104,7 +104,7 @@ def test_what_is_not_there_is_unknown(tmp_path, topic, index):
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_records_are_there_after_a_restart(tmp_path, clean):
+def test_records_survive_clean_and_unclean_restart(tmp_path, clean):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     node.write("a", 1, count=5)
@@ -121,7 +121,7 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
 
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
-def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, known):
+def test_startup_drops_producers_idle_for_producer_id_expiration(tmp_path, silent_ms, known):
     """The setting is two days here; the default is one day."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
@@ -134,7 +134,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     assert [one.producer_id for one in found] == known
 
 
-def test_the_limit_of_producers_is_the_brokers(tmp_path):
+def test_max_producer_ids_applies_to_the_whole_broker(tmp_path):
     """The limit covers all partitions and may change while the broker runs."""
     node = Node(tmp_path, {"max.producer.ids": "2"})
     create_topic(node.metadata, "a", partitions=3)
@@ -163,7 +163,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
     assert Node(tmp_path).logs.producer_limit.maximum == 3
 
 
-def test_the_checkpoints_of_a_clean_stop(tmp_path):
+def test_clean_shutdown_writes_all_checkpoints(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     node.write("a", 0, count=4).cleanup.delete_records_before(3)
@@ -180,7 +180,7 @@ def test_the_checkpoints_of_a_clean_stop(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(CHECKPOINTS))
 @pytest.mark.parametrize("damage", [b"", b"0\n7\na 0 1\n", b"\xff\xfe", b"0\n1\na 0 x\n"])
-def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
+def test_corrupt_checkpoint_loses_no_record(tmp_path, name, damage):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     node.write("a", count=4)
@@ -189,7 +189,7 @@ def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
     assert Node(tmp_path).logs.partition("a", 0).log_end_offset == 4
 
 
-def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
+def test_checkpoint_is_written_only_if_offsets_changed(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     node.write("a")
@@ -203,7 +203,7 @@ def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
     assert offsets(tmp_path, path.name)["a", 0] == 2
 
 
-def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
+def test_old_high_watermark_checkpoint_hides_no_record_after_a_kill(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     node.write("a", count=3)
@@ -212,7 +212,7 @@ def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
     assert Node(tmp_path).logs.partition("a", 0).high_watermark == 7
 
 
-def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
+def test_deleted_topic_leaves_no_records_or_offsets_for_its_successor(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     node.write("a", 1, count=9).cleanup.delete_records_before(9)
@@ -227,7 +227,7 @@ def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
 
 
-def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(tmp_path):
+def test_checkpointed_offsets_of_deleted_partition_are_dropped_at_startup(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     node.write("a", count=9).cleanup.delete_records_before(9)
@@ -244,7 +244,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
     assert (partition.log_start_offset, partition.log_end_offset) == (0, 2)
 
 
-def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path):
+def test_directories_without_a_topic_are_renamed_to_stray(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
     node.write("a")
@@ -266,7 +266,7 @@ def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path
     assert directories(tmp_path) >= found
 
 
-def test_settings_reach_open_partitions(tmp_path):
+def test_changed_configs_apply_to_open_partitions(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     create_topic(node.metadata, "b", configs={"retention.ms": "5"})
@@ -279,7 +279,7 @@ def test_settings_reach_open_partitions(tmp_path):
 
 
 @pytest.mark.parametrize("killed_at", range(40))
-def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
+def test_topic_creation_and_deletion_are_atomic_under_a_kill(tmp_path, killed_at):
     """Acknowledged changes survive; an unacknowledged one has happened completely or not at all."""
     fs = MortalDisk(kinds=CHANGES - {"create"})
     node = Node(tmp_path, fs=fs)
@@ -311,7 +311,7 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
     assert node.write("made").log_end_offset == 1
 
 
-def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
+def test_failed_startup_leaves_no_clean_shutdown_file(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     node.write("a", count=3).cleanup.delete_records_before(2)
@@ -325,7 +325,7 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
 
 
-def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
+def test_offline_partition_prevents_the_clean_shutdown_file(tmp_path):
     fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
     create_topic(node.metadata, "a")
@@ -342,7 +342,7 @@ def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
 # --- maintenance ---------------------------------------------------------------------------------
 
 
-async def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
+async def test_retention_and_flush_follow_the_clock(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", configs={"retention.ms": "1000", "flush.ms": "500"})
     partition = node.write("a", count=3)
@@ -361,7 +361,7 @@ async def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path
     work.run_producer_expiry(partition)
 
 
-async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
+async def test_maintenance_tasks_run_periodically_until_stopped(tmp_path):
     node = Node(
         tmp_path,
         {
@@ -409,7 +409,7 @@ class Reader:
         return self.partition.log_end_offset
 
 
-async def test_a_poll_ends_when_enough_was_appended(tmp_path):
+async def test_delayed_fetch_completes_when_min_bytes_are_appended(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     create_topic(node.metadata, "a")
     reader = Reader(node, polls, min_bytes=200)
@@ -424,7 +424,7 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
     assert not reader.partition.marks._listeners
 
 
-async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
+async def test_delayed_fetch_completes_at_once_if_min_bytes_are_available(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     create_topic(node.metadata, "a")
     node.write("a", count=5)
@@ -436,7 +436,7 @@ async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
     waiting.poll.cancel()
 
 
-async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_stops(tmp_path):
+async def test_delayed_fetch_ends_on_timeout_cancellation_or_close(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     create_topic(node.metadata, "a")
     assert await Reader(node, polls, 1, max_wait_ms=5).end_offset() == 0
@@ -454,7 +454,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_s
     assert not last.partition.marks._listeners
 
 
-async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
+async def test_delayed_fetch_completes_when_its_offset_is_deleted(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     create_topic(node.metadata, "a")
     reader = Reader(node, polls, 1_000_000)
@@ -482,7 +482,7 @@ def damage(path: Path, position: int) -> None:
     path.write_bytes(raw)
 
 
-def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path):
+def test_recovery_that_truncates_acknowledged_records_logs_an_error(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     node.write("a", 0, 10)
@@ -513,7 +513,7 @@ def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path)
     assert not [line for line in told if line["log_level"] in {"warning", "error"}]
 
 
-def test_a_torn_write_is_a_warning(tmp_path):
+def test_recovery_of_a_torn_write_logs_a_warning(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 3)
@@ -530,7 +530,7 @@ def test_a_torn_write_is_a_warning(tmp_path):
     )
 
 
-def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
+def test_log_shorter_than_its_recovery_point_logs_an_error(tmp_path):
     """The log was cut between batches, or its files are gone: recovery finds no bad batch."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
@@ -551,7 +551,7 @@ def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
     }
 
 
-def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
+def test_corruption_below_recovery_point_is_logged_and_kept(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 4).flushes.run(node.clock.now_ms())
@@ -568,7 +568,7 @@ def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
     assert path.read_bytes() == rotten
 
 
-def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
+def test_offset_gap_below_cleaned_offset_is_not_truncated(tmp_path):
     """An older version may have compacted the log's last segment."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
@@ -584,7 +584,7 @@ def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
 # --- logs with other replicas ---------------------------------------------------------------------
 
 
-def test_a_start_commits_no_more_than_was_committed(tmp_path):
+def test_replicated_log_starts_with_its_checkpointed_high_watermark(tmp_path):
     """With other replicas the high watermark is the checkpointed one, not the log end offset."""
     node = Node(tmp_path)
     topic = create_topic(node.metadata, "t", 3, {})

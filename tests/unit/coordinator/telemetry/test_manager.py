@@ -142,7 +142,7 @@ def test_star_replaces_all_other_metrics() -> None:
     assert telemetry.subscribe().metrics == ("*",)
 
 
-def test_client_without_subscription_is_asked_for_nothing_every_five_minutes() -> None:
+def test_client_without_subscription_gets_no_metrics_and_default_interval() -> None:
     telemetry = Telemetry(other={"metrics": "d", "match": "client_id=bank"})
     instance = telemetry.subscribe()
     assert (instance.metrics, instance.interval_ms) == ((), 300_000)
@@ -478,7 +478,7 @@ def test_long_pause_between_polls_is_recorded_in_the_groups_history(short_ms: in
     )
 
 
-def test_entry_names_the_pause_and_the_member() -> None:
+def test_history_entry_contains_the_pause_and_the_member() -> None:
     telemetry = Telemetry()
     pushed = _pause(20_040, group_id="g", group_member_id="m-1")
     telemetry.push(telemetry.subscribe(), pushed)

@@ -51,7 +51,7 @@ def test_only_monotonic_delta_sum_is_a_delta(
     assert point.is_delta is is_delta
 
 
-def test_fields_may_come_in_any_order() -> None:
+def test_fields_are_read_in_any_order() -> None:
     point = otlp.attributes(7, {"a": "b"}) + otlp.point(2)
     data_points = otlp.number(3, 1) + otlp.number(2, otlp.DELTA) + otlp.nested(1, point)
     metric = otlp.nested(otlp.SUM, data_points) + otlp.nested(3, "ms") + otlp.nested(1, "late")
@@ -76,7 +76,7 @@ def test_attribute_values_of_all_scalar_types_become_texts() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_value_that_is_no_number_is_left_out(value: float) -> None:
+def test_value_that_is_not_finite_is_left_out(value: float) -> None:
     metric = otlp.gauge("m", otlp.point(value), otlp.point(1.0))
     assert [one.value for one in _read(otlp.metrics_data(metric)).points] == [1.0]
 
@@ -117,7 +117,7 @@ def test_attributes_above_the_limit_are_dropped(count: int) -> None:
 
 
 @pytest.mark.parametrize("length", [MAX_TEXT_BYTES, MAX_TEXT_BYTES + 1])
-def test_long_text_is_cut_off(length: int) -> None:
+def test_long_text_is_truncated_to_the_limit(length: int) -> None:
     text = "x" * length
     metric = otlp.gauge(text, otlp.point(1, labels={"label": text}), unit=text)
     found = _read(otlp.metrics_data(metric, group_id=text))
@@ -154,7 +154,7 @@ def test_nested_message_cannot_reach_beyond_its_parent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_bytes_are_read_or_refused_in_bounded_steps(seed: int) -> None:
+def test_corrupted_metrics_are_read_or_refused_with_invalid_record(seed: int) -> None:
     random_numbers = random.Random(seed)
     good = otlp.metrics_data(
         otlp.gauge("m", *(otlp.point(float(n), n, {"topic": f"t-{n}"}) for n in range(20))),

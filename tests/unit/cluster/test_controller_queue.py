@@ -55,7 +55,7 @@ def test_controller_changed() -> None:
     assert waiting.next(NEW, 10) == SendRequest(1, NEW, 30_010)
 
 
-def test_another_controller_is_believed_at_once() -> None:
+def test_next_request_goes_to_the_new_controller_at_once() -> None:
     """A frozen controller may keep its connection open. None: keep using the last controller."""
     waiting = queue()
     for token in (1, 2, 3):
@@ -86,7 +86,7 @@ def test_retry_timeout() -> None:
         assert waiting.next(NEW, 100) == expected
 
 
-def test_a_controller_that_hangs_costs_a_heartbeat_half_a_session() -> None:
+def test_kafka_14392_heartbeat_to_hanging_controller_expires_in_time() -> None:
     """KAFKA-14392: the request times out at 4.5 s, and the next arrives in time."""
     waiting = queue(retry_timeout_ms=4_500)
     waiting.enqueue(1, 0)
@@ -97,7 +97,7 @@ def test_a_controller_that_hangs_costs_a_heartbeat_half_a_session() -> None:
     assert waiting.next(OLD, 6_500) == SendRequest(2, OLD, 11_000)
 
 
-def test_a_late_answer_is_nobodys() -> None:
+def test_response_after_disconnect_is_ignored() -> None:
     waiting = queue()
     waiting.enqueue(1, 0)
     waiting.next(OLD, 0)
@@ -106,7 +106,7 @@ def test_a_late_answer_is_nobodys() -> None:
     assert isinstance(waiting.next(NEW, 30_002), SendRequest)
 
 
-def test_the_queue_has_a_limit() -> None:
+def test_request_above_the_queue_limit_is_refused() -> None:
     waiting = queue(retry_timeout_ms=None)
     for token in range(rules.MAX_QUEUED):
         waiting.enqueue(token, 0)
@@ -115,7 +115,7 @@ def test_the_queue_has_a_limit() -> None:
     assert len(waiting.close()) == rules.MAX_QUEUED
 
 
-def test_close_names_what_is_left() -> None:
+def test_close_returns_queued_and_in_flight_requests() -> None:
     waiting = queue()
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)

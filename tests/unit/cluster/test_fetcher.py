@@ -94,7 +94,7 @@ def test_incremental_partition_removal():
     assert one.ask().forgotten == ()
 
 
-def test_the_last_partition_is_forgotten_and_then_nothing_is_asked():
+def test_fetcher_forgets_last_partition_before_it_stops_fetching():
     one = Fetching(1)
     one.ask()
     one.get()
@@ -104,7 +104,7 @@ def test_the_last_partition_is_forgotten_and_then_nothing_is_asked():
     assert one.fetcher.next_request(NOW) is None
 
 
-def test_one_request_is_in_flight():
+def test_fetcher_has_at_most_one_request_in_flight():
     one = Fetching()
     one.ask()
     assert one.fetcher.next_request(NOW) is None
@@ -112,12 +112,12 @@ def test_one_request_is_in_flight():
     one.ask()
 
 
-def test_nothing_is_asked_without_a_partition():
+def test_fetcher_without_partitions_sends_no_request():
     assert LeaderFetcher(1).next_request(NOW) is None
     assert LeaderFetcher(1).wake_at() is None
 
 
-def test_who_got_records_goes_to_the_end():
+def test_partition_that_got_records_moves_to_the_end_of_the_next_fetch():
     one = Fetching(3)
     one.ask()
     one.get({0: 5}, session=0)
@@ -141,7 +141,7 @@ def test_top_level_error_resets_metadata(error, session_id):
 
 
 @pytest.mark.parametrize("error", [Errors.FETCH_SESSION_TOPIC_ID_ERROR, -1])
-def test_other_top_level_errors_delay_all(error):
+def test_other_top_level_error_delays_all_partitions(error):
     one = Fetching()
     one.ask()
     one.fetcher.answered(FetchResponse(error), NOW)
@@ -175,7 +175,7 @@ def test_verify_full_fetch_response_partitions(parts):
     assert (request.session_id, request.is_full) == (0, True)
 
 
-def test_an_incremental_answer_with_a_strange_partition_is_of_no_use():
+def test_incremental_response_with_unknown_partition_is_dropped():
     one = Fetching(1)
     one.ask()
     one.get()
@@ -187,7 +187,7 @@ def test_an_incremental_answer_with_a_strange_partition_is_of_no_use():
     assert request.is_full
 
 
-def test_a_session_that_the_leader_closes_is_begun_anew():
+def test_fetch_session_closed_by_the_leader_starts_again_with_a_full_fetch():
     one = Fetching()
     one.ask()
     one.get()
@@ -197,7 +197,7 @@ def test_a_session_that_the_leader_closes_is_begun_anew():
     assert one.ask().is_full
 
 
-def test_delay_leaves_the_others():
+def test_delayed_partition_is_forgotten_while_others_are_fetched():
     one = Fetching(2)
     one.ask()
     parts = {
@@ -222,7 +222,7 @@ def test_consumer_lag_removed_with_partition():
     assert gone.state is FetchState.STOPPED
 
 
-def test_build_fetch_leaves_out_who_is_throttled_and_behind():
+def test_build_fetch_omits_throttled_partition_that_lags():
     one = Fetching(2)
     one.ask()
     one.get(session=0)
@@ -233,7 +233,7 @@ def test_build_fetch_leaves_out_who_is_throttled_and_behind():
     assert _indexes(request) == [0], "who is in sync is never throttled"
 
 
-def test_a_session_outlives_its_highest_epoch():
+def test_fetch_session_epoch_wraps_to_one():
     one = Fetching(1)
     one.ask()
     one.get()
@@ -247,7 +247,7 @@ def test_a_session_outlives_its_highest_epoch():
     ("topic", "index", "fetchers", "expected"),
     [("orders", 0, 1, 0), ("orders", 0, 4, None), ("a", 3, 7, (31 * 97 + 3) % 7)],
 )
-def test_fetcher_id(topic, index, fetchers, expected):
+def test_fetcher_id_is_kafkas_hash_of_topic_and_partition(topic, index, fetchers, expected):
     known = java_string_hash(topic)
     found = fetcher_id(known, index, fetchers)
     assert 0 <= found < fetchers

@@ -38,26 +38,26 @@ def test_simple_fetch():
     assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (4, 5)
 
 
-def test_an_empty_log_begins_without_an_epoch():
+def test_fetch_of_empty_log_has_no_last_fetched_epoch():
     fetch = Following().ask()
     assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (0, -1)
 
 
-def test_an_empty_answer_leaves_the_last_fetched_epoch():
+def test_kafka_15510_empty_response_keeps_last_fetched_epoch():
     """KAFKA-15510."""
     one = Following(4, 4)
     one.get(high=2)
     assert one.ask().last_fetched_epoch == 4
 
 
-def test_the_high_watermark_may_go_down():
+def test_follower_high_watermark_may_fall_without_truncation():
     one = Following(4, 4, 4, high=3)
     one.get(high=1)
     assert one.log.high_watermark == 1
     assert one.log.log_end_offset == 3, "a lower high watermark cuts nothing"
 
 
-def test_the_high_watermark_stays_within_the_log():
+def test_follower_high_watermark_stays_within_the_log():
     one = Following(4, 4)
     one.get(high=99)
     assert one.log.high_watermark == 2
@@ -66,7 +66,7 @@ def test_the_high_watermark_stays_within_the_log():
     assert one.log.high_watermark == 2
 
 
-def test_the_log_start_follows_the_leaders():
+def test_follower_log_start_offset_follows_the_leader_up_to_high_watermark():
     one = Following(4, 4, 4, high=3)
     step = one.get(high=3, start=2)
     assert step.log_start_offset == 2
@@ -84,14 +84,14 @@ def test_lag_is_updated_when_no_records():
     assert (one.machine.lag, one.machine.is_in_sync) == (0, True)
 
 
-def test_batches_of_a_higher_epoch_are_not_appended():
+def test_kafka_18723_batch_of_higher_leader_epoch_is_not_appended():
     """KAFKA-18723."""
     one = Following(4, leader_epoch=5)
     one.get(5, 9, high=3)
     assert one.log.log_end_offset == 2
 
 
-def test_an_answer_to_a_former_leader_epoch_is_dropped():
+def test_response_of_former_leader_epoch_is_dropped():
     one = Following(4, leader_epoch=5)
     sent = one.ask()
     one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
@@ -99,7 +99,7 @@ def test_an_answer_to_a_former_leader_epoch_is_dropped():
     assert one.log.log_end_offset == 1
 
 
-def test_an_answer_about_a_log_that_has_been_cut_since_is_dropped():
+def test_response_to_fetch_from_before_truncation_is_dropped():
     """The fetch offset is the same as before, but the records below it are different."""
     one = Following(3, leader_epoch=5)
     late = one.ask()
@@ -110,7 +110,7 @@ def test_an_answer_about_a_log_that_has_been_cut_since_is_dropped():
     assert one.log.log_end_offset == 1
 
 
-def test_an_answer_for_another_offset_is_dropped():
+def test_response_for_another_fetch_offset_is_dropped():
     one = Following(4)
     sent = one.ask()
     one.get(5)
@@ -118,7 +118,7 @@ def test_an_answer_for_another_offset_is_dropped():
     assert one.log.log_end_offset == 2
 
 
-def test_an_offset_that_is_not_the_logs_end_fails_the_partition():
+def test_response_for_offset_other_than_log_end_fails_the_partition():
     one = Following(4)
     sent = one.ask()
     one.log.append(4)
@@ -130,7 +130,7 @@ def test_an_offset_that_is_not_the_logs_end_fails_the_partition():
 # --- the leader ---
 
 
-def test_fetching_begins_anew_only_with_the_leader_epoch():
+def test_kafka_13790_fetching_restarts_only_with_a_new_leader_epoch():
     """KAFKA-13790: not for a new partition epoch, nor for the same leader epoch again."""
     one = Following(4, leader_epoch=5)
     one.get(high=9)
@@ -145,7 +145,7 @@ def test_fetching_begins_anew_only_with_the_leader_epoch():
     assert one.ask().current_leader_epoch == 6
 
 
-def test_without_a_leader_nobody_is_asked():
+def test_partition_without_leader_is_not_fetched():
     one = Following(4, leader_epoch=5)
     gone = registration(leader=-1, leader_epoch=6, partition_epoch=11)
     assert one.machine.become_follower(gone) is NOTHING
@@ -154,7 +154,7 @@ def test_without_a_leader_nobody_is_asked():
     assert one.ask().current_leader_epoch == 7
 
 
-def test_a_leader_epoch_that_begins_while_records_are_appended_waits_for_them():
+def test_new_leader_epoch_during_append_waits_for_the_append():
     one = Following(4, leader_epoch=5)
     sent = one.ask()
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
@@ -168,7 +168,7 @@ def test_a_leader_epoch_that_begins_while_records_are_appended_waits_for_them():
     assert (fetch.fetch_offset, fetch.current_leader_epoch) == (2, 6)
 
 
-def test_truncate_to_high_watermark_if_the_log_knows_no_epochs():
+def test_truncate_to_high_watermark_if_log_has_no_leader_epochs():
     """Messages of formats v0 and v1 carry no leader epoch."""
     one = Following(-1, -1, -1, -1, -1, high=3)
     assert (one.log.log_end_offset, one.ask().fetch_offset) == (3, 3)
@@ -196,7 +196,7 @@ def test_truncate_to_high_watermark_if_the_log_knows_no_epochs():
         -1,
     ],
 )
-def test_partitions_in_error(error):
+def test_partition_with_fetch_error_is_delayed(error):
     one = Following(4)
     step = one.get(error=error)
     assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
@@ -204,7 +204,7 @@ def test_partitions_in_error(error):
     assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
 
 
-def test_fenced_fetch():
+def test_fenced_partition_fails_until_a_new_leader_epoch():
     one = Following(4, leader_epoch=5)
     step = one.get(error=Errors.FENCED_LEADER_EPOCH)
     assert [(event.kind, event.routine) for event in step.events] == [("follower-fenced", True)]
@@ -215,7 +215,7 @@ def test_fenced_fetch():
     assert one.machine.state is FetchState.FETCHING
 
 
-def test_a_fence_of_a_former_epoch_passes():
+def test_fencing_in_former_leader_epoch_only_delays_the_partition():
     one = Following(4, leader_epoch=5)
     sent = one.ask()
     one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
@@ -232,7 +232,7 @@ def test_a_fence_of_a_former_epoch_passes():
         (-1, FetchState.FAILED),
     ],
 )
-def test_corrupt_message_and_partition_failure_during_appending(error, state):
+def test_append_error_delays_or_fails_the_partition(error, state):
     one = Following(4)
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
     one.machine.answered(one.ask(), answer, one.now_ms)
@@ -243,7 +243,7 @@ def test_corrupt_message_and_partition_failure_during_appending(error, state):
 
 
 @pytest.mark.parametrize(("leader_start", "truncation"), [(3, Truncation(3, full=True)), (2, None)])
-def test_records_that_begin_before_the_own_end(leader_start, truncation):
+def test_append_out_of_range_truncates_fully_if_leader_starts_at_log_end(leader_start, truncation):
     """The leader's log starts in the batch with which this log ends: delete all records here."""
     one = Following(4, 4, 4)
     answer = PartitionResponse(0, 5, leader_start, None, [5], 1)
@@ -261,7 +261,7 @@ def test_partition_failure_during_truncation():
     assert one.machine.truncated() is NOTHING
 
 
-def test_delay_does_not_begin_anew():
+def test_repeated_delay_keeps_its_first_deadline():
     one = Following(4)
     first = one.machine.delay(one.now_ms).delayed_until_ms
     assert one.machine.delay(one.now_ms + 500).delayed_until_ms == first
@@ -281,7 +281,7 @@ def test_truncate_on_fetch_does_not_process_partition_data():
     assert one.ask().fetch_offset == 12
 
 
-def test_truncation_below_the_high_watermark_is_told():
+def test_truncation_below_high_watermark_is_reported():
     one = Following(*[4] * 20, high=15)
     step = one.get(diverging=(4, 12))
     assert step.truncate == Truncation(12, below_high_watermark=True)
@@ -335,7 +335,7 @@ def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_
     assert one.log.records == leader.records
 
 
-def test_an_epoch_without_records_goes_with_the_cut():
+def test_epoch_without_records_is_removed_by_truncation():
     """A former leader began epoch 5 without a record; the new leader has no such epoch."""
     one = Following(3, 3, leader_epoch=6)
     one.log.begin_epoch(5, 2)
@@ -361,11 +361,11 @@ def test_an_epoch_without_records_goes_with_the_cut():
         (2, 11, (2, 10)),
     ],
 )
-def test_last_fetched_offset_validation(last_epoch, offset, answer):
+def test_fetch_beyond_end_of_its_epoch_gets_diverging_epoch(last_epoch, offset, answer):
     assert _diverging(_log(*[0] * 8, 2, 2), last_epoch, offset) == answer
 
 
-def test_fetch_below_the_log_start_is_out_of_range_whether_epochs_part_or_not():
+def test_fetch_below_log_start_is_out_of_range_even_if_epochs_diverge():
     for epoch in (0, 1):
         with pytest.raises(OffsetOutOfRangeError):
             diverging_epoch((0, 8), epoch, 4, log_start_offset=5)
@@ -373,7 +373,7 @@ def test_fetch_below_the_log_start_is_out_of_range_whether_epochs_part_or_not():
 
 
 @pytest.mark.parametrize("log", [_log(), _log(0, 2)])
-def test_an_epoch_above_all_known_is_out_of_range(log):
+def test_fetch_with_epoch_above_all_known_is_out_of_range(log):
     with pytest.raises(OffsetOutOfRangeError):
         _diverging(log, 99, 1)
 
@@ -409,7 +409,7 @@ def test_follower_fetch_out_of_range_low():
     assert one.machine.lag == 400
 
 
-def test_out_of_range_that_has_passed_goes_on_at_the_own_end():
+def test_fetch_continues_at_log_end_if_it_is_in_range_again():
     one = Following(4, 4, high=2)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     question = one.machine.offset_listed(question, 7, 0, one.now_ms).ask
@@ -433,7 +433,7 @@ def test_fenced_offset_reset_after_out_of_range():
     assert one.machine.state is FetchState.FAILED
 
 
-def test_an_offset_that_nobody_asks_for_any_more_means_nothing():
+def test_offset_listed_for_former_leader_epoch_is_ignored():
     one = Following(*[4] * 9)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     one.machine.become_follower(registration(leader=3, leader_epoch=6, partition_epoch=11))
@@ -444,7 +444,7 @@ def test_an_offset_that_nobody_asks_for_any_more_means_nothing():
 # --- the table ---
 
 
-def test_the_table_of_fetch_states_is_whole():
+def test_fetch_state_table_covers_stop_start_and_failure():
     """Every state can be stopped, and every one but APPENDING and TRUNCATING can be restarted."""
     busy = {FetchState.APPENDING, FetchState.TRUNCATING}
     for state in FetchState:

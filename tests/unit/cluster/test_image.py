@@ -124,7 +124,7 @@ def snapshot(old: MetadataImage, new: MetadataImage) -> MetadataImage:
 # --- partitions ---
 
 
-def test_every_change_counts_the_partition_and_a_leader_the_leader_epoch() -> None:
+def test_change_bumps_partition_epoch_and_leader_change_bumps_leader_epoch() -> None:
     first = START.topics["a"].partitions[0]
     same = first.merge(PartitionChangeRecord(A, 0, leader=1))
     assert same == replace(first, leader_epoch=1, partition_epoch=1)
@@ -140,7 +140,7 @@ def test_every_change_counts_the_partition_and_a_leader_the_leader_epoch() -> No
     assert unclean.merge(PartitionChangeRecord(A, 0, leader_recovery_state=0)).elr == (1,)
 
 
-def test_replicas_without_directories_keep_those_that_are_known() -> None:
+def test_changed_replicas_keep_their_known_directories() -> None:
     first = START.topics["a"].partitions[0]
     moved = first.merge(PartitionChangeRecord(A, 0, replicas=(3, 1)))
     assert moved.directories == (MIGRATING, DISKS[1])
@@ -152,7 +152,7 @@ def test_replicas_without_directories_keep_those_that_are_known() -> None:
 # --- topics ---
 
 
-def test_a_topic_that_is_made_anew_is_another_one() -> None:
+def test_recreated_topic_has_none_of_the_deleted_partitions_or_configs() -> None:
     new = after(
         START,
         RemoveTopicRecord(A),
@@ -173,7 +173,7 @@ def test_a_topic_that_is_made_anew_is_another_one() -> None:
     assert set(gone.topics) == {"b"} == {one.name for one in gone.topics_by_id.values()}
 
 
-def test_a_snapshot_takes_away_what_it_does_not_mention() -> None:
+def test_snapshot_removes_topics_and_brokers_that_it_lacks() -> None:
     new = after(START, RemoveTopicRecord(A), UnregisterBrokerRecord(2, 8))
     by_snapshot = snapshot(START, new)
     assert by_snapshot == new
@@ -182,7 +182,7 @@ def test_a_snapshot_takes_away_what_it_does_not_mention() -> None:
     assert changed(START, snapshot(START, START)) == {}
 
 
-def test_what_becomes_of_partitions_here() -> None:
+def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> None:
     new = after(
         START,
         PartitionChangeRecord(A, 0, leader=2),
@@ -201,7 +201,7 @@ def test_what_becomes_of_partitions_here() -> None:
     assert changed(new, after(new, NoOpRecord())) == {}
 
 
-def test_new_replica_follows_though_it_knows_the_partition_epoch() -> None:
+def test_new_replica_follows_even_without_new_partition_epoch() -> None:
     """On ZooKeeper, a broker may read the replicas before a reassignment and the state after it."""
     before = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
@@ -209,7 +209,7 @@ def test_new_replica_follows_though_it_knows_the_partition_epoch() -> None:
     assert changed(now, after(now, partition(A, 0, 2, 3, ME, leader=2))) == {}
 
 
-def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
+def test_deleted_topic_with_only_sole_replicas_is_one_change() -> None:
     """There may be 100,000 such partitions, and most were never opened."""
     old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))
     new = after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
@@ -245,7 +245,7 @@ def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
     ],
     ids=str,
 )
-def test_records_that_do_not_fit_end_it(records: list[MetadataRecord]) -> None:
+def test_records_that_contradict_the_image_are_corrupt(records: list[MetadataRecord]) -> None:
     loader = ImageLoader(START)
 
     def load() -> None:
@@ -258,7 +258,7 @@ def test_records_that_do_not_fit_end_it(records: list[MetadataRecord]) -> None:
     assert loader.publish() == START
 
 
-def test_leading_anew_is_what_its_records_say() -> None:
+def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
     """The image that a start builds directly equals the image that its records build."""
     many = UUID(int=990)
     old = after(
@@ -297,14 +297,16 @@ def test_leading_anew_is_what_its_records_say() -> None:
     ],
     ids=str,
 )
-def test_whether_topics_have_other_sizes(records: list[MetadataRecord], is_resized: bool) -> None:
+def test_topics_are_resized_by_added_removed_or_recreated_partitions(
+    records: list[MetadataRecord], is_resized: bool
+) -> None:
     image = after(START, *records)
     assert topics_resized(START, image) is is_resized
     # The result is the same if neither image was built from the other.
     assert topics_resized(START, replace(image, step=None)) is is_resized
 
 
-def test_whether_replicas_are_on_other_racks() -> None:
+def test_racks_change_with_moved_replicas_or_broker_racks() -> None:
     def broker(broker_id: int, rack: str | None) -> RegisterBrokerRecord:
         return RegisterBrokerRecord(broker_id, UUID(int=7), 8, (), (), rack=rack)
 
@@ -327,7 +329,7 @@ def test_whether_replicas_are_on_other_racks() -> None:
         assert not racks_changed(one, after(one, record)), record
 
 
-def test_forgotten_eligible_leaders() -> None:
+def test_clear_elr_record_clears_elr_of_one_or_all_topics() -> None:
     elr = PartitionChangeRecord(A, 0, eligible_leader_replicas=(2,), last_known_elr=(1,))
     known = after(START, elr, replace(elr, topic_id=B))
     one = after(known, ClearElrRecord("a"))
@@ -343,7 +345,7 @@ def test_forgotten_eligible_leaders() -> None:
 # --- brokers, settings ---
 
 
-def test_a_broker_is_what_it_has_said_and_what_was_decided() -> None:
+def test_broker_registration_is_updated_by_change_records() -> None:
     image = after(START, BrokerRegistrationChangeRecord(2, 8, fenced=-1, log_dirs=(DISKS[3],)))
     assert image.brokers[2].is_active
     assert image.brokers[2].directories == (DISKS[3],)
@@ -357,7 +359,7 @@ def test_a_broker_is_what_it_has_said_and_what_was_decided() -> None:
     assert again.brokers[2].epoch == 30
 
 
-def test_settings_that_are_others_or_gone() -> None:
+def test_changed_configs_list_changed_and_removed_configs() -> None:
     new = after(
         START,
         ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", None),
@@ -367,7 +369,7 @@ def test_settings_that_are_others_or_gone() -> None:
     assert list(changed_configs(new, after(new, NoOpRecord()))) == []
 
 
-def test_acls_that_are_new_or_others_or_gone() -> None:
+def test_changed_acls_list_added_changed_and_removed_acls() -> None:
     ids = [UUID(int=number) for number in range(5)]
     kept, other, gone, new, passing = (
         AccessControlEntryRecord(one, 2, "t", 3, "User:a", "*", 3, 3) for one in ids
@@ -389,7 +391,7 @@ def test_acls_that_are_new_or_others_or_gone() -> None:
 # --- images from records as they come ---
 
 
-def test_an_open_transaction_is_not_seen() -> None:
+def test_open_metadata_transaction_is_not_published() -> None:
     loader = ImageLoader(START)
     before = [encode(topic("c", C)), encode(BeginTransactionRecord("x"))]
     loader.replay([*before, encode(RemoveTopicRecord(B))], 20, 1)
@@ -413,7 +415,7 @@ def test_an_open_transaction_is_not_seen() -> None:
     assert loader.publish().topics.keys() == {"b", "c"}
 
 
-def test_equal_partitions_are_one_object() -> None:
+def test_equal_partitions_share_one_object() -> None:
     records = [topic("c", C), *(partition(C, index, 1, 2) for index in range(100))]
     changes = [PartitionChangeRecord(C, index, leader=2) for index in range(100)]
     loader = ImageLoader(START)
@@ -505,7 +507,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_way_to_the_same_records_is_a_way_to_the_same_image(seed: int) -> None:
+def test_image_is_the_same_from_records_transactions_or_snapshot(seed: int) -> None:
     life, draw = Life(seed), random.Random(f"ways {seed}")
     loader = ImageLoader()
     behind = MetadataImage()
@@ -539,7 +541,7 @@ def check(image: MetadataImage) -> None:
     assert abs(count_of(image) - len(list(image_values(image)))) < 20
 
 
-def test_a_registration_says_which_directory_nobody_named() -> None:
+def test_partition_without_directories_has_the_unassigned_directory() -> None:
     alone = PartitionRegistration((1,), (1,), 1, 0, 0)
     assert alone.directory_of(1) == alone.directory_of(9) == UUID(int=1)
 

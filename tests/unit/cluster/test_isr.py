@@ -49,7 +49,7 @@ def test_isr_expansion():
     assert (event.kind, event.detail["joined"]) == ("isr-expanded", [2])
 
 
-def test_a_follower_joins_at_the_high_watermark():
+def test_follower_joins_the_isr_at_the_high_watermark():
     led = Led(registration(isr=[1, 3]), end=0)
     led.append(20)
     led.fetch(3, 10)
@@ -162,7 +162,7 @@ def test_maybe_shrink_isr():
     assert "broker 2 is at 5 of 10" in str(event.detail["reason"])
 
 
-def test_epochs_of_members_that_have_not_fetched_are_not_compared():
+def test_isr_shrink_sends_broker_epochs_of_the_last_fetches():
     led = Led(end=10)
     led.fetch(3, 10)
     led.append(1)
@@ -188,7 +188,7 @@ def test_single_in_flight_alter_isr():
 # --- the table ---
 
 
-def test_the_table_of_isr_states_is_whole():
+def test_isr_state_table_starts_changes_only_from_committed():
     started = {IsrTrigger.EXPAND, IsrTrigger.SHRINK}
     for state, trigger in product(IsrState, IsrTrigger):
         pending = state is not IsrState.COMMITTED
@@ -239,21 +239,21 @@ def test_partition_should_retry_alter_partition_request(error):
     assert led.accept(change).isr_changed
 
 
-def test_every_error_with_a_rule_is_tested():
+def test_alter_partition_errors_with_a_rule_are_all_tested():
     tested = {"FENCED_LEADER_EPOCH", "INVALID_UPDATE_VERSION", "UNKNOWN_TOPIC_OR_PARTITION"}
     tested |= {"UNKNOWN_TOPIC_ID", "INVALID_REQUEST", "NEW_LEADER_ELECTED"}
     tested |= {"INELIGIBLE_REPLICA", "OPERATION_NOT_ATTEMPTED"}
     assert {Errors(one).name for one in ALTER_PARTITION_ERRORS} == tested
 
 
-def test_an_answer_of_another_leader_epoch_is_ignored():
+def test_alter_partition_response_of_other_or_older_epoch_is_ignored():
     led, change = _expanding()
     assert led.answer(change, AlteredPartition(6, 12, (1, 2))) is NOTHING
     assert led.answer(change, AlteredPartition(5, 9, (1, 2))) is NOTHING
     assert led.leader.state is IsrState.PENDING_EXPAND
 
 
-def test_an_answer_with_the_same_partition_epoch_ends_the_change():
+def test_alter_partition_response_with_same_partition_epoch_ends_the_change():
     led, change = _expanding()
     led.accept(change, partition_epoch=10)
     assert led.leader.state is IsrState.COMMITTED
@@ -270,13 +270,13 @@ def test_alter_isr_leader_and_isr_race():
     assert led.leader.isr == (1, 3)
 
 
-def test_metadata_that_say_what_the_answer_will_say_tell_the_reason():
+def test_metadata_with_the_pending_isr_report_its_reason():
     led, change = _expanding()
     step = led.become(registration(isr=[1, 2], partition_epoch=11))
     assert step.events[0].detail["reason"] == change.reason
 
 
-def test_metadata_of_the_known_partition_epoch_leave_a_pending_change():
+def test_metadata_of_known_partition_epoch_keep_pending_isr_change():
     """A change stays pending when the metadata of an earlier change arrive after its answer.
 
     If the leader dropped it, the high watermark could pass a replica that the controller is adding.
@@ -294,7 +294,7 @@ def test_metadata_of_the_known_partition_epoch_leave_a_pending_change():
     assert led.leader.high_watermark == 10, "broker 3 may be a member"
 
 
-def test_the_controllers_own_changes_tell_what_is_known_of_the_broker():
+def test_isr_shrink_by_the_controller_is_reported_with_broker_state():
     led = Led()
     led.knows(broker(3, fenced=True))
     step = led.become(registration(isr=[1, 2], partition_epoch=11))
@@ -383,7 +383,7 @@ def test_partition_missing_in_response():
     assert request.changes == (first,)
 
 
-def test_an_answer_nobody_waits_for_means_nothing():
+def test_alter_partition_response_without_request_is_ignored():
     queue = AlterPartitions(view())
     assert queue.answered(0, _accepted(_change()), 0) == ()
     assert len(queue) == 0

@@ -23,7 +23,7 @@ def test_make_leader_updates_epoch_cache():
     assert not led.leader.offsets_are_settled
 
 
-def test_a_leader_alone_commits_at_once():
+def test_sole_replica_commits_at_once():
     led = Led(registration([1]), end=40, high=30)
     assert led.first.high_watermark_moved
     assert led.leader.high_watermark == 40
@@ -55,7 +55,7 @@ def test_do_not_reset_replica_state_if_leader_epoch_is_not_bumped():
     assert (state.log_end_offset, state.last_caught_up_ms) == (5, before)
 
 
-def test_who_missed_leaders_in_between_knows_nothing_of_its_followers():
+def test_leader_reelected_after_other_leaders_forgets_follower_offsets():
     """Followers may have truncated since, so their earlier fetch offsets must not count."""
     led = Led(registration([1, 2], leader_epoch=5))
     led.append(3)
@@ -136,7 +136,7 @@ def test_fetch_from_unrecognized_follower():
     led.fetch(3, 0)
 
 
-def test_a_fetch_at_who_does_not_lead_is_refused():
+def test_follower_fetch_from_former_leader_is_refused():
     led = Led()
     led.leader.resign()
     with pytest.raises(NotLeaderOrFollowerError):
@@ -161,7 +161,7 @@ def test_update_follower_fetch_state():
     assert (state.broker_epoch, state.last_caught_up_ms) == (102, led.now_ms)
 
 
-def test_who_reaches_the_end_of_the_fetch_before_was_caught_up_then():
+def test_follower_at_end_of_previous_fetch_was_caught_up_at_that_fetch():
     """At a high rate each fetch only reaches the log end offset of the fetch before."""
     led = Led(end=10)
     led.fetch(2, 10)
@@ -177,7 +177,7 @@ def test_who_reaches_the_end_of_the_fetch_before_was_caught_up_then():
     assert led.leader.replicas[2].last_caught_up_ms == second
 
 
-def test_a_diverging_fetch_does_not_count():
+def test_kafka_13141_diverging_fetch_does_not_update_follower_offset():
     """KAFKA-13141."""
     led = Led(registration([1, 2]), end=10, high=10)
     led.append(10)
@@ -189,7 +189,7 @@ def test_a_diverging_fetch_does_not_count():
 # --- the high watermark ---
 
 
-def test_the_high_watermark_is_the_lowest_end_of_the_isr():
+def test_high_watermark_is_the_lowest_log_end_offset_of_the_isr():
     led = Led()
     led.append(10)
     assert led.leader.high_watermark == 0, "nobody has told where he is"
@@ -200,7 +200,7 @@ def test_the_high_watermark_is_the_lowest_end_of_the_isr():
     assert not led.fetch(2, 10).high_watermark_moved
 
 
-def test_the_high_watermark_only_rises():
+def test_high_watermark_of_the_leader_never_falls():
     led = Led(registration([1, 2]), end=10, high=8)
     led.fetch(2, 5)
     assert led.leader.high_watermark == 8
@@ -208,7 +208,7 @@ def test_the_high_watermark_only_rises():
     assert led.leader.high_watermark == 9
 
 
-def test_the_high_watermark_waits_for_who_is_about_to_join():
+def test_high_watermark_waits_for_caught_up_replica_outside_of_isr():
     """Otherwise a follower would chase the high watermark of an ISR of one for ever."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.fetch(2, 4)
@@ -243,7 +243,7 @@ def test_high_watermark_advance_should_not_advance_when_under_min_isr():
     assert led.leader.high_watermark == 15
 
 
-def test_a_lower_min_isr_lets_the_high_watermark_go_on():
+def test_lowered_min_isr_advances_the_high_watermark():
     led = Led(registration(isr=[1]), end=10, high=10, min_isr=2)
     led.append(5)
     led.leader.min_insync_replicas = 1
@@ -254,7 +254,7 @@ def test_a_lower_min_isr_lets_the_high_watermark_go_on():
 # --- the low watermark ---
 
 
-def test_the_low_watermark_is_the_lowest_start_of_the_living():
+def test_low_watermark_is_the_lowest_log_start_offset_of_live_replicas():
     led = Led(end=10)
     assert led.leader.low_watermark == -1
     led.fetch(2, 10, start=0)
@@ -281,7 +281,7 @@ def test_acks_all_waits_for_the_high_watermark():
     assert led.leader.acks_verdict(10, 5) is AcksVerdict.DONE
 
 
-def test_an_isr_that_shrank_after_the_commit_is_not_enough():
+def test_acks_all_after_isr_shrink_is_not_enough_replicas_after_append():
     led = Led(registration([1, 2]), min_isr=2)
     led.append(10)
     led.fetch(2, 10)
@@ -292,7 +292,7 @@ def test_an_isr_that_shrank_after_the_commit_is_not_enough():
     assert led.leader.is_under_min_isr
 
 
-def test_who_leads_again_does_not_answer_for_the_time_before():
+def test_acks_all_from_before_loss_of_leadership_is_not_leader():
     led = Led(registration([1, 2]))
     led.append(10)
     led.become(registration([1, 2], leader_epoch=6, partition_epoch=11))

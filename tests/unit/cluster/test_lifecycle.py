@@ -101,7 +101,7 @@ def test_successful_registration() -> None:
     )
 
 
-def test_the_way_to_running() -> None:
+def test_broker_runs_after_catch_up_recovery_and_unfencing() -> None:
     life = Life().register()
     began = life.now
     life.beat()
@@ -125,7 +125,7 @@ def test_the_way_to_running() -> None:
     assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
-def test_being_ready_before_having_caught_up_is_kept() -> None:
+def test_broker_ready_before_catch_up_is_unfenced_after_it() -> None:
     life = Life().register()
     life.life.ready_to_unfence(life.now)
     life.beat(is_caught_up=True)
@@ -143,12 +143,12 @@ def test_registration_timeout() -> None:
     assert life.state is BrokerState.SHUTTING_DOWN
 
 
-def test_a_registration_that_succeeded_is_not_timed() -> None:
+def test_successful_registration_has_no_timeout() -> None:
     assert Life().register().life.deadline_ms() == math.inf
 
 
 @pytest.mark.parametrize("error", [101, 104, 119, 35, 41])
-def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: int) -> None:
+def test_refused_registration_is_retried_by_the_same_incarnation(error: int) -> None:
     life = Life()
     began = life.now
     life.register(error=error)
@@ -156,7 +156,7 @@ def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: in
     assert life.now - began == LifecycleIntervals().heartbeat_ms
 
 
-def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
+def test_failed_registration_request_is_retried_soon() -> None:
     """Controllers that start together with the broker must not delay its registration for long."""
     life = Life()
     assert life.sent() == ME
@@ -166,7 +166,7 @@ def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
     assert life.now - began == rules.RETRY_INTERVAL_MS
 
 
-def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None:
+def test_failed_heartbeat_is_retried_after_the_heartbeat_interval() -> None:
     life = Life().running()
     life.sent()
     at = life.now
@@ -175,7 +175,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None
     assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
-def test_one_request_at_a_time_and_what_comes_meanwhile_is_sent_at_once_after_it() -> None:
+def test_state_change_during_a_heartbeat_is_sent_at_once_after_it() -> None:
     life = Life().register()
     life.beat(is_caught_up=True)
     life.sent()
@@ -187,7 +187,7 @@ def test_one_request_at_a_time_and_what_comes_meanwhile_is_sent_at_once_after_it
     assert life.now == at
 
 
-def test_after_a_failure_nothing_is_sent_at_once() -> None:
+def test_state_change_during_failed_heartbeat_waits_for_the_interval() -> None:
     life = Life().register()
     life.beat(is_caught_up=True)
     life.sent()
@@ -198,7 +198,7 @@ def test_after_a_failure_nothing_is_sent_at_once() -> None:
     assert life.now - at == LifecycleIntervals().heartbeat_ms
 
 
-def test_a_fenced_broker_asks_to_be_unfenced() -> None:
+def test_fenced_broker_keeps_running_and_requests_unfencing() -> None:
     """The broker lost the controller for a while: it keeps serving and is unfenced again."""
     life = Life().running()
     life.beat(is_fenced=True)
@@ -207,7 +207,7 @@ def test_a_fenced_broker_asks_to_be_unfenced() -> None:
     assert life.steps[-2:] == [LifecycleEvent.FENCED, LifecycleEvent.UNFENCED]
 
 
-def test_a_lost_epoch_is_the_end_of_a_broker_that_ran() -> None:
+def test_stale_broker_epoch_stops_a_running_broker() -> None:
     life = Life().running()
     life.beat(error=rules.STALE_BROKER_EPOCH)
     assert life.steps[-1] is LifecycleEvent.EPOCH_LOST
@@ -215,7 +215,7 @@ def test_a_lost_epoch_is_the_end_of_a_broker_that_ran() -> None:
     assert life.life.next_request(life.now + 99_999, 11) == math.inf
 
 
-def test_a_lost_epoch_before_it_ran_is_won_back_by_a_new_registration() -> None:
+def test_stale_broker_epoch_of_starting_broker_is_replaced_by_registration() -> None:
     life = Life().register()
     life.beat(error=rules.STALE_BROKER_EPOCH)
     life.register(epoch=900)
@@ -238,7 +238,7 @@ def test_controlled_shutdown() -> None:
     assert life.life.next_request(life.now + 99_999, 11) == math.inf, "each would write a record"
 
 
-def test_a_controlled_shutdown_ends_with_the_session_without_a_controller() -> None:
+def test_controlled_shutdown_without_controller_ends_with_the_session() -> None:
     life = Life().running()
     life.life.begin_controlled_shutdown(life.now)
     life.beat(is_fenced=False)
@@ -248,7 +248,7 @@ def test_a_controlled_shutdown_ends_with_the_session_without_a_controller() -> N
     assert life.life.on_time(ends) == [LifecycleEvent.SHUT_DOWN]
 
 
-def test_a_controlled_shutdown_ends_though_the_controller_never_lets_go() -> None:
+def test_controlled_shutdown_that_is_never_granted_ends_after_its_timeout() -> None:
     life = Life().running()
     begun = life.now
     life.life.begin_controlled_shutdown(begun)
@@ -259,14 +259,14 @@ def test_a_controlled_shutdown_ends_though_the_controller_never_lets_go() -> Non
     assert life.life.on_time(ends) == [LifecycleEvent.SHUT_DOWN]
 
 
-def test_a_broker_that_was_forgotten_has_nothing_to_hand_over() -> None:
+def test_stale_broker_epoch_ends_controlled_shutdown() -> None:
     life = Life().running()
     life.life.begin_controlled_shutdown(life.now)
     life.beat(error=rules.STALE_BROKER_EPOCH)
     assert life.steps[-1] is LifecycleEvent.SHUT_DOWN
 
 
-def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
+def test_amended_registration_keeps_previous_broker_epoch() -> None:
     life = Life().running()
     rack = RegisterBroker(7, "c", UUID(int=9), (), {}, (UUID(int=500),), rack="r2")
     life.life.register_again(rack, life.now)
@@ -276,7 +276,7 @@ def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
     assert life.state is BrokerState.RUNNING
 
 
-def test_it_registers_again_when_directories_come_to_be_known() -> None:
+def test_broker_registers_again_at_first_level_with_directories() -> None:
     """The broker registers again at level 3.7-IV2, unless its registration lists directories."""
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
@@ -289,12 +289,12 @@ def test_it_registers_again_when_directories_come_to_be_known() -> None:
     assert not known.life.observed(30, (UUID(int=500),), known.now)
 
 
-def test_a_state_that_does_not_follow_is_our_own_mistake() -> None:
+def test_illegal_broker_state_transition_raises() -> None:
     life = Life()
     with pytest.raises(InvariantViolation, match="STARTING becomes STARTING"):
         life.life.start(0)
 
 
-def test_the_diagram_of_the_readme_is_drawn_from_the_table() -> None:
+def test_readme_diagram_matches_the_lifecycle_table() -> None:
     readme = Path(rules.__file__).with_name("README.md").read_text()
     assert f"```mermaid\n{lifecycle_diagram()}\n```" in readme

@@ -120,7 +120,7 @@ class Following:
 # --- the leader ---
 
 
-def test_the_first_answer_names_the_epoch_and_the_leader_which_is_asked_at_once() -> None:
+def test_fetch_goes_to_leader_and_epoch_of_the_first_response() -> None:
     following = Following(bootstrap=[B])
     assert following.request() == FetchMetadata(B, 0, 0, 0, -1)
     following.found(leader=3, epoch=9)
@@ -128,14 +128,14 @@ def test_the_first_answer_names_the_epoch_and_the_leader_which_is_asked_at_once(
     assert following.observer.leader == C
 
 
-def test_a_node_that_leads_no_more_says_who_does() -> None:
+def test_not_leader_response_redirects_fetch_to_its_leader() -> None:
     following = Following().found()
     hint = LeaderHint(2, 1, {2: B})
     following.answer(error=rules.NOT_LEADER_OR_FOLLOWER, hint=hint)
     assert following.request().to == B
 
 
-def test_a_node_that_is_behind_is_left_for_another_and_the_epoch_stays() -> None:
+def test_unknown_leader_epoch_response_changes_node_and_keeps_epoch() -> None:
     following = Following().found(epoch=5)
     following.answer(error=rules.UNKNOWN_LEADER_EPOCH, hint=LeaderHint(2, 3, {2: B}))
     assert following.observer.leader is None
@@ -144,19 +144,19 @@ def test_a_node_that_is_behind_is_left_for_another_and_the_epoch_stays() -> None
     assert request.current_leader_epoch == 5
 
 
-def test_an_older_epoch_names_no_leader() -> None:
+def test_leader_of_an_older_epoch_is_ignored() -> None:
     following = Following().found(leader=1, epoch=5)
     following.answer(hint=LeaderHint(2, 4, {2: B}))
     assert following.observer.leader == A
 
 
-def test_a_new_epoch_without_a_leader_forgets_the_old_one() -> None:
+def test_newer_epoch_without_leader_forgets_the_former_leader() -> None:
     following = Following().found(leader=1, epoch=5)
     following.answer(error=rules.FENCED_LEADER_EPOCH, hint=LeaderHint(-1, 6))
     assert (following.observer.leader, following.observer.epoch) == (None, 6)
 
 
-def test_a_node_without_endpoints_is_looked_up_among_the_voters() -> None:
+def test_leader_without_endpoint_is_found_among_the_voters() -> None:
     wire = Wire()
     observer = Observer([A], wire.read, voters=ADDRESSES)
     observer.next_request(0)
@@ -165,7 +165,7 @@ def test_a_node_without_endpoints_is_looked_up_among_the_voters() -> None:
     assert observer.leader == C
 
 
-def test_where_voters_listen_is_read_from_the_log() -> None:
+def test_voter_endpoints_are_read_from_the_log() -> None:
     following = Following().found()
     moved = ("a", 11)
     voters = MetadataBatch(0, 0, 1, voters={1: moved})
@@ -173,7 +173,7 @@ def test_where_voters_listen_is_read_from_the_log() -> None:
     assert following.request().to == moved
 
 
-def test_who_does_not_answer_is_left_for_another_after_a_pause() -> None:
+def test_failed_fetch_goes_to_another_node_after_backoff() -> None:
     following = Following().found()
     following.request()
     following.observer.on_failure(following.now)
@@ -184,7 +184,7 @@ def test_who_does_not_answer_is_left_for_another_after_a_pause() -> None:
     assert len(asked) == 2
 
 
-def test_a_leader_that_gives_no_good_answer_for_the_fetch_timeout_is_doubted() -> None:
+def test_leader_without_successful_fetch_is_forgotten_after_fetch_timeout() -> None:
     following = Following().found()
     following.answer(hw=0)
     following.now += rules.FETCH_TIMEOUT_MS - 1
@@ -203,7 +203,7 @@ def test_controllers_of_another_cluster_stop_the_broker() -> None:
 # --- committed records ---
 
 
-def test_only_what_is_below_the_high_watermark_is_applied() -> None:
+def test_records_above_the_high_watermark_are_not_applied() -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     assert following.answer(batch(1, *topic(1)), batch(3, *topic(2)), hw=3)[-1].topics.keys() == {
@@ -214,7 +214,7 @@ def test_only_what_is_below_the_high_watermark_is_applied() -> None:
     assert following.answer(hw=5)[-1].topics.keys() == {"t1", "t2"}
 
 
-def test_the_high_watermark_never_falls_and_never_passes_the_log() -> None:
+def test_observer_high_watermark_never_falls_or_passes_the_log_end() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=90)
     assert following.observer.high_watermark == 2
@@ -222,7 +222,7 @@ def test_the_high_watermark_never_falls_and_never_passes_the_log() -> None:
     assert following.observer.high_watermark == 2
 
 
-def test_a_fetch_says_the_high_watermark_it_knows_so_that_no_answer_comes_before_it_moves() -> None:
+def test_fetch_contains_the_known_high_watermark() -> None:
     following = Following().found()
     assert following.request().high_watermark == -1
     following.answer(batch(0, NoOpRecord()), hw=1)
@@ -231,7 +231,7 @@ def test_a_fetch_says_the_high_watermark_it_knows_so_that_no_answer_comes_before
     assert following.request() == FetchMetadata(A, 1, 1, 1, 1)
 
 
-def test_a_diverging_tail_is_cut_and_nothing_of_it_was_applied() -> None:
+def test_diverging_records_are_truncated_and_were_never_applied() -> None:
     """After a failover of the controller, uncommitted records of the former one are truncated."""
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
@@ -246,7 +246,7 @@ def test_a_diverging_tail_is_cut_and_nothing_of_it_was_applied() -> None:
     assert (after.offset, after.epoch) == (5, 2)
 
 
-def test_a_tail_of_an_epoch_the_leader_does_not_know_is_cut_to_the_epoch_before() -> None:
+def test_records_of_epoch_unknown_to_the_leader_are_truncated() -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     following.observer.epoch = 3
@@ -255,14 +255,14 @@ def test_a_tail_of_an_epoch_the_leader_does_not_know_is_cut_to_the_epoch_before(
     assert (following.observer.log_end) == (2, 1)
 
 
-def test_a_log_that_ends_below_what_was_committed_stops_the_broker() -> None:
+def test_divergence_below_a_committed_offset_stops_the_broker() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     with pytest.raises(MetadataDivergedError, match="2 in epoch 1 was committed"):
         following.answer(diverging=OffsetAndEpoch(1, 1))
 
 
-def test_a_record_that_is_not_understood_stops_the_broker() -> None:
+def test_unknown_metadata_record_is_corrupt() -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     unknown = MetadataBatch(1, 1, 1, (b"\x01\x7f\x00\x00",))
@@ -270,7 +270,7 @@ def test_a_record_that_is_not_understood_stops_the_broker() -> None:
         following.answer(unknown, hw=2)
 
 
-def test_after_nonsense_it_goes_on_from_what_holds() -> None:
+def test_fetch_after_unusable_response_continues_at_the_last_valid_offset() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     following.answer(batch(2, NoOpRecord()), hw=2)
@@ -287,27 +287,27 @@ def test_after_nonsense_it_goes_on_from_what_holds() -> None:
 
 
 @pytest.mark.parametrize("wrong", [batch(7, NoOpRecord()), batch(1, NoOpRecord(), epoch=9)])
-def test_a_batch_that_can_not_be_there_is_refused(wrong: MetadataBatch) -> None:
+def test_batch_with_unexpected_offset_or_epoch_is_corrupt(wrong: MetadataBatch) -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     with pytest.raises(CorruptRecordError):
         following.answer(wrong, hw=1)
 
 
-def test_an_older_snapshot_than_what_holds_is_refused() -> None:
+def test_snapshot_older_than_the_applied_offset_is_corrupt() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     with pytest.raises(CorruptRecordError, match="but offset 1 is already applied"):
         following.answer(snapshot=OffsetAndEpoch(1, 1), hw=2)
 
 
-def test_a_first_high_watermark_that_was_none_is_not_waited_for() -> None:
+def test_invalid_first_high_watermark_does_not_delay_publication() -> None:
     following = Following().found()
     assert following.answer(batch(0, NoOpRecord()), hw=1 << 40) == []
     assert len(following.answer(batch(1, NoOpRecord()), hw=2)) == 1
 
 
-def test_an_epoch_that_no_leader_knows_is_given_up() -> None:
+def test_epoch_unknown_to_every_node_is_given_up() -> None:
     """A single response named the epoch, and every fetch in it fails."""
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
@@ -322,7 +322,7 @@ def test_an_epoch_that_no_leader_knows_is_given_up() -> None:
     assert following.observer.epoch == known
 
 
-def test_a_batch_that_is_fetched_twice_is_refused() -> None:
+def test_batch_fetched_twice_is_corrupt() -> None:
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     with pytest.raises(CorruptRecordError, match="expected is 2"):
@@ -342,13 +342,13 @@ def test_catching_up_state() -> None:
     assert [one.offset for one in following.answer(batch(6, *topic(4)), hw=8)] == [7]
 
 
-def test_nothing_is_published_without_a_record() -> None:
+def test_no_image_is_published_without_a_record() -> None:
     following = Following().found()
     assert following.answer(hw=0) == []
     assert [one.offset for one in following.answer(batch(0, NoOpRecord()), hw=1)] == [0]
 
 
-def test_an_image_is_published_per_batch() -> None:
+def test_one_image_is_published_per_batch() -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     images = following.answer(batch(1, *topic(1)), batch(3, *topic(2)), hw=5)
@@ -408,7 +408,7 @@ def test_unexpected_begin_transaction() -> None:
 # --- snapshots ---
 
 
-def test_a_snapshot_is_fetched_in_pieces_and_its_end_is_where_fetching_goes_on() -> None:
+def test_snapshot_is_fetched_in_chunks_and_fetch_continues_at_its_end() -> None:
     following = Following().found()
     batches = [batch(0, *topic(1)), batch(2, *topic(2)), batch(4, *topic(3))]
     (image,) = following.snapshot(OffsetAndEpoch(50, 1), *batches)
@@ -416,7 +416,7 @@ def test_a_snapshot_is_fetched_in_pieces_and_its_end_is_where_fetching_goes_on()
     assert following.request() == FetchMetadata(A, 50, 1, 1, 50)
 
 
-def test_what_a_snapshot_does_not_mention_is_gone() -> None:
+def test_topic_missing_from_snapshot_is_deleted() -> None:
     """Topics deleted while the broker was away: their directories must be removed."""
     following = Following().found()
     following.answer(batch(0, *topic(1), *topic(2)), hw=4)
@@ -427,7 +427,7 @@ def test_what_a_snapshot_does_not_mention_is_gone() -> None:
     assert [one.topic for one in changes.leaders] == ["t3"]
 
 
-def test_a_snapshot_that_is_gone_is_given_up_and_asked_for_anew() -> None:
+def test_fetch_starts_again_if_the_snapshot_is_not_found() -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
     assert isinstance(following.observer.next_request(following.now), FetchSnapshot)
@@ -435,7 +435,7 @@ def test_a_snapshot_that_is_gone_is_given_up_and_asked_for_anew() -> None:
     assert following.request().offset == 0
 
 
-def test_a_new_leader_goes_on_with_the_snapshot() -> None:
+def test_snapshot_fetch_continues_at_the_new_leader() -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
     hint = LeaderHint(2, 2, {2: B})
@@ -445,7 +445,7 @@ def test_a_new_leader_goes_on_with_the_snapshot() -> None:
     assert asked == FetchSnapshot(B, OffsetAndEpoch(50, 1), 0, 2)
 
 
-def test_a_piece_of_another_place_begins_the_snapshot_anew() -> None:
+def test_snapshot_chunk_at_wrong_position_starts_fetch_again() -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
     wrong = SnapshotFetched(size=9, position=3, piece=b"x")
@@ -454,7 +454,7 @@ def test_a_piece_of_another_place_begins_the_snapshot_anew() -> None:
 
 
 @pytest.mark.parametrize("too_much", [0, 1])
-def test_a_snapshot_beyond_the_limit_is_not_gathered(too_much: int) -> None:
+def test_snapshot_above_the_size_limit_is_corrupt(too_much: int) -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
     answer = SnapshotFetched(size=rules.MAX_SNAPSHOT_BYTES + too_much, piece=b"x")

@@ -66,7 +66,7 @@ def random_record(kind: Any, name: str, draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("kind", get_args(MetadataRecord), ids=lambda kind: kind.__name__)
-def test_random_records_come_back(kind: Callable[..., MetadataRecord]) -> None:
+def test_random_records_survive_encoding_and_decoding(kind: Callable[..., MetadataRecord]) -> None:
     for seed in range(30):
         record = random_record(kind, "", random.Random(seed))
         value = encode(record)
@@ -78,7 +78,7 @@ def test_random_records_come_back(kind: Callable[..., MetadataRecord]) -> None:
             decode(value + b"\0")
 
 
-def test_bytes_are_those_of_apache_kafka() -> None:
+def test_metadata_records_encode_to_kafkas_bytes() -> None:
     # Records as a controller of Apache Kafka 4.3 wrote them.
     topic = TopicRecord("t", UUID(int=0x1234))
     assert encode(topic).hex() == "010200" + "0274" + f"{0x1234:032x}" + "00"
@@ -91,12 +91,12 @@ def test_bytes_are_those_of_apache_kafka() -> None:
 @pytest.mark.parametrize(
     "value", ["", "02", "011500", "010601", "010203", "010103", "01630000"], ids=str
 )
-def test_what_is_not_understood_is_refused(value: str) -> None:
+def test_unknown_or_malformed_record_is_corrupt(value: str) -> None:
     with pytest.raises(CorruptRecordError):
         decode(bytes.fromhex(value))
 
 
-def test_older_levels_write_older_versions_and_say_what_they_can_not() -> None:
+def test_older_level_writes_older_version_or_refuses_newer_fields() -> None:
     partition = PartitionRecord(
         topic_id=UUID(int=9),
         replicas=(1,),
@@ -115,14 +115,14 @@ def test_older_levels_write_older_versions_and_say_what_they_can_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "t", "ä" * 40, "x" * 126, "x" * 127, "x" * 249])
-def test_topics_have_a_shorter_way_to_the_same_bytes(name: str) -> None:
+def test_topic_value_equals_the_encoded_topic_record(name: str) -> None:
     record = TopicRecord(name, UUID(int=5 << 64 | 7))
     value = topic_value(record.name, record.topic_id)
     assert value == encode(record)
     assert decode(value) == record == decode_framed(value)[0]
 
 
-def test_unregistered_controller_as_apache_kafka_4_4_writes_it() -> None:
+def test_unregister_controller_record_encodes_to_kafkas_bytes() -> None:
     """Type 29, version 0: one int32 and no tags."""
     value = bytes.fromhex("01 1d 00 00000065 00")
     assert encode(UnregisterControllerRecord(101)) == value

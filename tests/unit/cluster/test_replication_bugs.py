@@ -29,7 +29,7 @@ def _restart(trio: Trio, broker_id: int, high_watermark: int = 0) -> None:
     trio.nodes[broker_id].restart(high_watermark)
 
 
-def test_kip_101_loss_by_truncating_to_the_high_watermark():
+def test_kip_101_restart_does_not_truncate_to_the_high_watermark():
     trio = _trio((A, B))
     trio.produce(A, "m1")
     trio.round_trip(B, B)
@@ -50,7 +50,7 @@ def test_kip_101_loss_by_truncating_to_the_high_watermark():
     assert _values(trio, B) == ["m1", "m2"]
 
 
-def test_kip_101_divergence_at_the_same_offset():
+def test_kip_101_divergence_at_the_same_offset_is_truncated():
     """Both brokers lose power; B, which had only m1, leads first and appends m3 where A has m2."""
     trio = _trio((A, B))
     trio.produce(A, "m1")
@@ -70,7 +70,7 @@ def test_kip_101_divergence_at_the_same_offset():
     assert _values(trio, A) == _values(trio, B) == ["m1", "m3"]
 
 
-def test_kip_279_fast_failovers():
+def test_kip_279_logs_converge_after_fast_failovers():
     """A leads epochs 0 and 2, B leads epoch 1: A has no epoch 1, so B falls back to epoch 0."""
     trio = _trio((A, B))
     for number in range(10):
@@ -91,7 +91,7 @@ def test_kip_279_fast_failovers():
     assert _values(trio, B) == _values(trio, A) == [*range(10), "a", "b", "c"]
 
 
-def test_kafka_7128_a_joining_replica_has_reached_the_leaders_epoch():
+def test_kafka_7128_replica_joins_isr_only_at_leader_epoch_start_offset():
     trio = _trio((A, B, C, D))
     for number in range(10):
         trio.produce(A, number)
@@ -114,7 +114,7 @@ def test_kafka_7128_a_joining_replica_has_reached_the_leaders_epoch():
     assert leader.pending is not None
 
 
-def test_kafka_14704_a_diverging_answer_moves_no_high_watermark():
+def test_kafka_14704_diverging_response_does_not_move_high_watermark():
     trio = _trio()
     for number in range(12):
         trio.produce(A, number)
@@ -137,7 +137,7 @@ def test_kafka_14704_a_diverging_answer_moves_no_high_watermark():
     assert high >= 5
 
 
-def test_kafka_13141_a_diverging_fetch_commits_nothing():
+def test_kafka_13141_diverging_fetch_does_not_advance_high_watermark():
     trio = _trio((A, B))
     trio.produce(A, "both")
     trio.round_trip(B, B)
@@ -158,7 +158,7 @@ def test_kafka_13141_a_diverging_fetch_commits_nothing():
     strong_isr(trio)
 
 
-def test_a_high_watermark_that_is_not_monotonic():
+def test_follower_high_watermark_falls_after_failover_without_truncation():
     """B becomes leader with a lower high watermark than C has learned from the former leader."""
     trio = _trio()
     for number in range(4):
@@ -180,7 +180,7 @@ def test_a_high_watermark_that_is_not_monotonic():
     assert trio.nodes[C].log.high_watermark == 4
 
 
-def test_kafka_13091_a_shrink_answers_who_waits():
+def test_kafka_13091_isr_shrink_completes_waiting_acks_all():
     trio = _trio((A, B))
     trio.produce(A)
     trio.round_trip(B, B)
@@ -215,7 +215,7 @@ def test_kafka_15583_no_commit_below_min_isr():
     assert waiting.verdict is AcksVerdict.DONE
 
 
-def test_kafka_13916_a_fenced_replica_is_not_proposed():
+def test_kafka_13916_fenced_replica_is_not_proposed_for_the_isr():
     trio = _trio((A, B))
     trio.produce(A)
     trio.fence(B)
@@ -230,7 +230,7 @@ def test_kafka_13916_a_fenced_replica_is_not_proposed():
     assert trio.registration.isr == (A, B)
 
 
-def test_a_fence_that_the_leader_has_not_heard_of_makes_a_replica_ineligible():
+def test_isr_expansion_by_replica_fenced_meanwhile_is_rejected():
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -243,7 +243,7 @@ def test_a_fence_that_the_leader_has_not_heard_of_makes_a_replica_ineligible():
     assert (leader.pending, leader.isr) == (None, (A,)), "back to what is committed"
 
 
-def test_kip_903_a_late_fetch_of_a_former_incarnation():
+def test_kip_903_late_fetch_of_former_incarnation_does_not_expand_isr():
     """B restarts with an empty disk; its old fetch must not add the new incarnation to the ISR."""
     trio = _trio((A, B))
     for number in range(2):
@@ -265,7 +265,7 @@ def test_kip_903_a_late_fetch_of_a_former_incarnation():
     assert dict(leader.pending.new_isr)[B] == trio.brokers[B].epoch
 
 
-def test_kafka_15221_the_epoch_judged_is_the_epoch_sent():
+def test_kafka_15221_isr_expansion_has_the_broker_epoch_of_the_fetch():
     """AlterPartition has the broker epoch of the fetch, not the one in newer metadata."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
@@ -282,7 +282,7 @@ def test_kafka_15221_the_epoch_judged_is_the_epoch_sent():
     assert trio.registration.isr == (A,), "INELIGIBLE_REPLICA"
 
 
-def test_kafka_12686_an_answer_of_before_the_election_is_ignored():
+def test_kafka_12686_response_from_before_the_election_is_ignored():
     trio = _trio()
     trio.produce(A)
     trio.round_trip(B, B)
@@ -300,7 +300,7 @@ def test_kafka_12686_an_answer_of_before_the_election_is_ignored():
     assert (leader.leader.leader_epoch, leader.leader.partition_epoch) == (1, known)
 
 
-def test_a_lost_answer_leaves_the_change_pending_until_metadata_come():
+def test_isr_change_with_lost_response_is_pending_until_metadata_arrive():
     """The retry is refused for its partition epoch, since the first request took effect."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
@@ -320,7 +320,7 @@ def test_a_lost_answer_leaves_the_change_pending_until_metadata_come():
     assert (leader.pending, leader.isr) == (None, (A, B))
 
 
-def test_kafka_14154_a_controller_that_is_behind_is_asked_again():
+def test_kafka_14154_not_controller_error_is_retried():
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -333,7 +333,7 @@ def test_kafka_14154_a_controller_that_is_behind_is_asked_again():
     assert trio.registration.isr == (A, B)
 
 
-def test_a_pending_addition_counts_until_it_is_refused():
+def test_pending_isr_expansion_delays_acks_all_until_it_is_rejected():
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -350,7 +350,7 @@ def test_a_pending_addition_counts_until_it_is_refused():
     assert write.verdict is AcksVerdict.DONE
 
 
-def test_metadata_of_the_known_partition_epoch_do_not_forget_a_pending_addition():
+def test_pending_isr_expansion_survives_metadata_of_known_partition_epoch():
     """The metadata of the first of two expansions arrive after the second was sent.
 
     If the leader dropped the second, it would commit records that the ISR member C lacks.
@@ -374,7 +374,7 @@ def test_metadata_of_the_known_partition_epoch_do_not_forget_a_pending_addition(
     assert trio.nodes[A].log.high_watermark == 1
 
 
-def test_kafka_13837_an_added_replica_fetches_before_the_leader_knows_it():
+def test_kafka_13837_added_replica_unknown_to_the_leader_retries_fetch():
     trio = _trio((A, B))
     trio.produce(A)
     trio.registration = registration(
@@ -391,7 +391,7 @@ def test_kafka_13837_an_added_replica_fetches_before_the_leader_knows_it():
     assert trio.registration.isr == (A, B, D)
 
 
-def test_kafka_13972_a_cancelled_addition_follows_nobody():
+def test_kafka_13972_replica_of_cancelled_reassignment_stops_fetching():
     """Cancelling a reassignment bumps no leader epoch; the added broker still stops fetching."""
     trio = _trio((A, B))
     trio.produce(A)
@@ -403,7 +403,7 @@ def test_kafka_13972_a_cancelled_addition_follows_nobody():
         assert (D in trio.nodes[A].leader.replicas) == is_there
 
 
-def test_kafka_14296_who_shuts_down_leads_no_more_and_does_not_come_back():
+def test_kafka_14296_broker_in_controlled_shutdown_does_not_rejoin_isr():
     trio = _trio((A, B))
     trio.produce(A)
     trio.round_trip(B, B)
@@ -422,7 +422,7 @@ def test_kafka_14296_who_shuts_down_leads_no_more_and_does_not_come_back():
     assert trio.propose(B) is None
 
 
-def test_an_isr_that_flaps():
+def test_flapping_isr_bumps_partition_epoch_and_keeps_leader_epoch():
     """Fetches every 35 s: the partition epoch rises by two each time, the leader epoch stays."""
     trio = _trio((A, B))
     leader = trio.nodes[A]
@@ -441,7 +441,7 @@ def test_an_isr_that_flaps():
     assert (trio.registration.leader_epoch, trio.registration.partition_epoch) == (0, 10)
 
 
-def test_kafka_18723_an_answer_that_was_late_over_an_election():
+def test_kafka_18723_response_delayed_over_an_election_is_dropped():
     trio = _trio((A, B))
     trio.produce(A, "old")
     request = trio.fetch(B)

@@ -4,23 +4,24 @@ Rules about one partition are tested here, rules about a cluster that elects its
 real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files named below.
 
 1. The leader reads, then notes the follower's end, then answers with its high watermark
-   * here: test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it
+   * here: test_fetch_reports_log_end_offset_and_returns_former_high_watermark
 2. The high watermark is the smallest end of the ISR
-   * here: test_the_high_watermark_is_the_smallest_end_of_the_isr
+   * here: test_high_watermark_is_the_lowest_log_end_offset_of_the_isr
 3. acks, and min.insync.replicas
-   * here: test_acks_are_held_until_enough_followers_have_the_record
+   * here: test_acks_all_waits_for_every_isr_member
 4. A replica leaves the ISR for lag in time, not in messages, and returns at the high watermark
-   * here: test_a_burst_throws_nobody_out
-   * here: test_a_follower_outside_comes_back_at_the_high_watermark
+   * here: test_burst_of_records_does_not_shrink_the_isr
+   * here: test_follower_rejoins_the_isr_at_the_high_watermark
 5. ISR changes go through a znode in ZooKeeper, since 2.7 through AlterPartition
-   * here: test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it
+   * here: test_isr_change_reaches_the_brokers_through_the_controller
    * tests/oracle/test_zookeeper.py:
      test_isr_written_by_a_leader_is_read_and_propagated
 6. Loss and divergence without leader epochs
-   * here: test_without_leader_epochs_a_restart_at_the_wrong_moment_lost_records
+   * here: test_restart_below_the_high_watermark_loses_no_records
    * tests/unit/cluster/test_replication_bugs.py:
-     test_kip_101_loss_by_truncating_to_the_high_watermark
-   * tests/unit/cluster/test_replication_bugs.py: test_kip_101_divergence_at_the_same_offset
+     test_kip_101_restart_does_not_truncate_to_the_high_watermark
+   * tests/unit/cluster/test_replication_bugs.py:
+     test_kip_101_divergence_at_the_same_offset_is_truncated
 7. One controller, elected through ZooKeeper
    * tests/oracle/test_zookeeper.py: test_first_broker_is_controller_and_every_broker_is_registered
    * tests/oracle/test_zookeeper.py: test_killed_controller_is_replaced_by_another_broker
@@ -29,7 +30,8 @@ real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files n
    * tests/oracle/test_zookeeper.py:
      test_next_live_in_sync_replica_of_the_assignment_becomes_leader
 9. A reassignment adds, copies, then removes
-   * tests/unit/cluster/controller/test_reassignments.py: test_a_reassignment_from_beginning_to_end
+   * tests/unit/cluster/controller/test_reassignments.py:
+     test_reassignment_ends_when_all_target_replicas_are_in_sync
    * tests/oracle/test_zookeeper.py: test_reassignment_copies_before_it_removes_replicas
 10. A group rebalances when the number of partitions changes
    * tests/oracle/test_zookeeper.py: test_group_rebalances_when_its_topic_grows
@@ -51,7 +53,7 @@ A, B, C = 1, 2, 3
 ROOT = Path(__file__).parents[3]
 
 
-def test_each_rule_names_tests_that_are_there():
+def test_rules_name_existing_tests():
     rules = re.split(r"^\d+\. ", __doc__ or "", flags=re.MULTILINE)[1:]
     assert len(rules) == 10
     for rule in rules:
@@ -62,7 +64,7 @@ def test_each_rule_names_tests_that_are_there():
             assert f"def {test}(" in file.read_text(), (place, test)
 
 
-def test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it():
+def test_fetch_reports_log_end_offset_and_returns_former_high_watermark():
     """The leader reads first, then notes the follower's LEO, then responds."""
     trio = Trio(members=(A, B))
     trio.produce(A, "m")
@@ -77,7 +79,7 @@ def test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before
     assert follower.log.high_watermark == 1
 
 
-def test_the_high_watermark_is_the_smallest_end_of_the_isr():
+def test_high_watermark_is_the_lowest_log_end_offset_of_the_isr():
     led = Led()
     led.append(9)
     led.fetch(2, 4)
@@ -88,7 +90,7 @@ def test_the_high_watermark_is_the_smallest_end_of_the_isr():
     assert today.leader.high_watermark == 0, "today: not below min.insync.replicas"
 
 
-def test_acks_are_held_until_enough_followers_have_the_record():
+def test_acks_all_waits_for_every_isr_member():
     trio = Trio(min_isr=2)
     write = trio.produce(A)
     assert write is not None
@@ -101,7 +103,7 @@ def test_acks_are_held_until_enough_followers_have_the_record():
     assert trio.produce(A) is None, "too few members: refused"
 
 
-def test_a_burst_throws_nobody_out():
+def test_burst_of_records_does_not_shrink_the_isr():
     """A limit on messages would remove the followers; ``replica.lag.time.max.ms`` does not."""
     led = Led(end=10)
     for one in (2, 3):
@@ -114,7 +116,7 @@ def test_a_burst_throws_nobody_out():
     assert led.shrink().leaves == (2, 3), "slow, stuck or gone: not caught up for so long"
 
 
-def test_a_follower_outside_comes_back_at_the_high_watermark():
+def test_follower_rejoins_the_isr_at_the_high_watermark():
     trio = Trio()
     trio.change(isr=(A, B))
     trio.settle()
@@ -129,7 +131,7 @@ def test_a_follower_outside_comes_back_at_the_high_watermark():
     assert (leader.pending.joins, leader.log_end_offset) == ((C,), 6)
 
 
-def test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it():
+def test_isr_change_reaches_the_brokers_through_the_controller():
     """Leaders wrote a znode that the controller watched; since 2.7 they send AlterPartition."""
     trio = Trio()
     trio.change(isr=(A, B))
@@ -142,7 +144,7 @@ def test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it():
     assert trio.nodes[B].view.brokers == trio.nodes[C].view.brokers
 
 
-def test_without_leader_epochs_a_restart_at_the_wrong_moment_lost_records():
+def test_restart_below_the_high_watermark_loses_no_records():
     """KIP-101: truncate to the end of the epoch, not to the high watermark.
 
     test_replication_bugs has the sequences of both directions.

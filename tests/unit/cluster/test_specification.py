@@ -143,7 +143,7 @@ def heal(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("min_isr", [1, 2])
-def test_the_invariants_of_the_specification_hold(min_isr: int):
+def test_random_steps_keep_the_invariants_of_the_tla_models(min_isr: int):
     actions = tuple(ACTIONS), tuple(ACTIONS.values())
     seen = dict.fromkeys(AcksVerdict, 0)
     for seed in range(SEEDS):

@@ -80,7 +80,7 @@ class Cluster(cluster_driver.Cluster):
         return [None if error is None else str(error) for error in errors], created
 
 
-def test_creation_makes_one_record_of_each_new_acl() -> None:
+def test_creation_writes_one_record_per_new_acl() -> None:
     cluster = Cluster()
     cluster.create_acls(acl("a"))
     outcome = cluster.controller.create_acls([acl("a"), acl("b")], cluster.index, cluster.draw)
@@ -97,7 +97,7 @@ def test_creation_draws_another_id_while_the_id_is_taken() -> None:
     assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=9)}
 
 
-def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
+def test_creation_check_returns_each_new_acl_once_and_no_existing_acl() -> None:
     cluster = Cluster()
     cluster.create_acls(acl("a"))
     assert cluster.check(acl("a"), acl("b"), acl(""), acl("b")) == (
@@ -106,7 +106,7 @@ def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
     )
 
 
-def test_denials_are_created_first_and_deleted_last() -> None:
+def test_deny_acls_are_created_first_and_deleted_last() -> None:
     """A broker that has replayed only some of the records never allows what it should deny."""
     cluster = Cluster()
     a, b, c, d = acl("a"), acl("b", Permission.DENY), acl("c"), acl("d", Permission.DENY)
@@ -118,14 +118,14 @@ def test_denials_are_created_first_and_deleted_last() -> None:
     assert (found, deleted) == ([a, b, c, d], [a, c, b, d])
 
 
-def test_check_asks_the_store_if_it_can_keep_the_record() -> None:
+def test_acl_that_the_store_cannot_keep_is_refused() -> None:
     assert Cluster().check(acl("a"), refuse="too long for a znode") == (
         ["too long for a znode"],
         [],
     )
 
 
-def test_creation_skips_what_another_request_created_after_the_check() -> None:
+def test_creation_skips_acls_created_by_another_request_after_the_check() -> None:
     cluster = Cluster()
     _, created = cluster.check(acl("a"), acl("b"))
     cluster.create_acls(acl("a"))
@@ -133,7 +133,7 @@ def test_creation_skips_what_another_request_created_after_the_check() -> None:
     assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=2)}
 
 
-def test_creation_is_refused_where_others_took_the_room_after_the_check() -> None:
+def test_creation_is_refused_if_acl_limit_was_reached_after_the_check() -> None:
     cluster = Cluster(max_acls=2)
     _, created = cluster.check(acl("a"), acl("b"))
     cluster.create_acls(acl("c"))
@@ -142,7 +142,7 @@ def test_creation_is_refused_where_others_took_the_room_after_the_check() -> Non
     assert cluster.index == {acl("c"): UUID(int=1)}
 
 
-def test_full_table_takes_a_request_for_existing_acls() -> None:
+def test_creation_of_existing_acls_at_the_acl_limit_is_accepted() -> None:
     cluster = Cluster(max_acls=1)
     cluster.create_acls(acl("a"))
     cluster.create_acls(acl("a"))
@@ -151,14 +151,14 @@ def test_full_table_takes_a_request_for_existing_acls() -> None:
         cluster.check(acl("b"))
 
 
-def test_deletion_makes_one_record_of_each_existing_acl() -> None:
+def test_deletion_writes_one_record_per_existing_acl() -> None:
     cluster = Cluster()
     cluster.create_acls(acl("a"), acl("b"))
     outcome = cluster.controller.delete_acls([acl("b"), acl("gone")], cluster.index)
     assert outcome.records == (RemoveAccessControlEntryRecord(UUID(int=2)),)
 
 
-def test_filters_match_existing_acls_each_of_which_is_deleted_once() -> None:
+def test_acl_that_several_filters_match_is_deleted_once() -> None:
     cluster = Cluster()
     cluster.create_acls(acl("a"), acl("b"))
     filters = [AclFilter(), AclFilter(ResourceType.UNKNOWN), AclFilter(resource_name="b")]
@@ -176,7 +176,7 @@ def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
         finish(cluster.controller.check_acl_deletion([AclFilter()], cluster.index))
 
 
-def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_with_too_many_filter_matches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ACL counts once for each filter that matches it, as the response lists it that often."""
     monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
     cluster = Cluster()
@@ -188,5 +188,5 @@ def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyP
         finish(check([*[AclFilter()] * 3, AclFilter(resource_name="a")], cluster.index))
 
 
-def test_one_filter_may_match_as_many_acls_as_a_request_may_delete() -> None:
+def test_match_limit_is_at_least_the_deletion_limit_of_a_request() -> None:
     assert AclLimits().max_changes_per_request <= acls.MAX_MATCHES_TOLD

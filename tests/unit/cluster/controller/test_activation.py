@@ -37,21 +37,21 @@ BROKER = LocalBroker(
 )
 
 
-def test_bootstrap_finalizes_the_levels_that_are_not_off() -> None:
+def test_bootstrap_finalizes_feature_levels_above_zero() -> None:
     assert [*bootstrap(MetadataImage(), LEVELS, "2")] == [
         FeatureLevelRecord("group.version", 1),
         FeatureLevelRecord(METADATA_VERSION, 30),
     ]
 
 
-def test_bootstrap_with_eligible_leader_replicas_sets_one_min_isr() -> None:
+def test_bootstrap_with_elr_sets_cluster_wide_min_isr() -> None:
     records = [*bootstrap(MetadataImage(), {**LEVELS, ELR_VERSION: 1}, "2")]
     assert records[0] == FeatureLevelRecord(ELR_VERSION, 1)
     assert records[-1] == ConfigRecord(BROKER_RESOURCE, "", MIN_INSYNC_REPLICAS, "2")
 
 
 @pytest.mark.parametrize("level", [7, 30])
-def test_bootstrap_of_a_cluster_that_has_begun_writes_nothing(level: int) -> None:
+def test_bootstrap_of_existing_cluster_writes_nothing(level: int) -> None:
     image = replace(MetadataImage(), features={METADATA_VERSION: level})
     assert [*bootstrap(image, {**LEVELS, ELR_VERSION: 1}, "2")] == []
 
@@ -70,5 +70,5 @@ def test_registration_is_unfenced_and_its_offset_is_the_broker_epoch() -> None:
     assert own.listeners["PLAINTEXT"].port == 9092
 
 
-def test_leads_again_says_nothing_but_who_leads() -> None:
+def test_new_leader_epoch_record_has_only_the_leader() -> None:
     assert new_leader_epoch(3) == PartitionChangeRecord(UUID(int=0), 0, leader=3)

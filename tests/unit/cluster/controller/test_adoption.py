@@ -17,7 +17,7 @@ from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, dire
 ADOPTED = AdoptedTopic("a.b", UUID(int=7), 2, {"retention.ms": "5"}, 12)
 
 
-def test_adopted_topic_is_led_here_in_the_epoch_that_it_asks_for() -> None:
+def test_adopted_topic_has_local_leader_in_the_requested_leader_epoch() -> None:
     cluster = Cluster([1], settings=replace(SETTINGS, node_id=1))
     cluster.do(cluster.controller.adopt_topic(ADOPTED))
     topic = cluster.image.topics["a.b"]
@@ -26,7 +26,7 @@ def test_adopted_topic_is_led_here_in_the_epoch_that_it_asks_for() -> None:
     assert cluster.image.topic_configs("a.b") == {"retention.ms": "5"}
 
 
-def test_adopted_topic_is_written_as_records_of_its_topic_settings_and_partitions() -> None:
+def test_adopted_topic_writes_topic_config_and_partition_records() -> None:
     records = Cluster([1]).controller.adopt_topic(ADOPTED).records
     node_id = SETTINGS.node_id
     assert tuple(records) == (
@@ -51,7 +51,7 @@ def test_adopted_topic_is_written_as_records_of_its_topic_settings_and_partition
 
 
 @pytest.mark.parametrize("limit", ["max_topics", "max_partitions"])
-def test_adopted_topic_that_does_not_fit_is_refused(limit: str) -> None:
+def test_adopted_topic_above_topic_or_partition_limit_is_refused(limit: str) -> None:
     most = {"max_topics": 0, "max_partitions": 1}[limit]
     bound: dict[str, Any] = {limit: most}
     cluster = Cluster([1], settings=replace(SETTINGS, **bound))

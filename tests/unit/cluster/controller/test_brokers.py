@@ -47,7 +47,7 @@ SESSION_MS = SETTINGS.session_timeout_ms
 # --- registration ---
 
 
-def test_register_with_mismatched_cluster_id() -> None:
+def test_registration_with_mismatched_cluster_id_is_refused() -> None:
     with pytest.raises(InconsistentClusterIdError):
         Cluster(()).register(0, cluster_id="another")
 
@@ -79,7 +79,7 @@ def test_registration_gives_the_offset_of_its_record_as_epoch() -> None:
         ({"is_migrating_zk_broker": True}, BrokerIdNotRegisteredError),
     ],
 )  # fmt: skip
-def test_what_a_registration_must_say(
+def test_registration_with_invalid_fields_is_refused(
     changes: dict[str, object], error: type[DomainError] | None
 ) -> None:
     cluster = Cluster([0], elr=True)
@@ -91,7 +91,7 @@ def test_what_a_registration_must_say(
     assert (1 in cluster.image.brokers) == (error is None)
 
 
-def test_another_incarnation_waits_for_the_end_of_the_session() -> None:
+def test_new_incarnation_is_refused_until_session_timeout() -> None:
     cluster = Cluster([0])
     first = cluster.epoch(0)
     cluster.now_ms += SESSION_MS
@@ -107,20 +107,20 @@ def test_another_incarnation_waits_for_the_end_of_the_session() -> None:
         )
 
 
-def test_another_incarnation_comes_at_once_before_the_first_heartbeat() -> None:
+def test_new_incarnation_before_first_heartbeat_is_registered_at_once() -> None:
     cluster = Cluster(())
     cluster.register(0)
     cluster.register(0)
 
 
-def test_a_granted_shutdown_does_not_end_the_session() -> None:
+def test_granted_controlled_shutdown_does_not_end_the_session() -> None:
     cluster = Cluster([0])
     assert cluster.beat(0, want_shut_down=True).should_shut_down
     with pytest.raises(DuplicateBrokerRegistrationError):
         cluster.register(0)
 
 
-def test_re_register_the_same_incarnation_keeps_epoch_and_fencing() -> None:
+def test_repeated_registration_of_an_incarnation_keeps_epoch_and_fencing() -> None:
     cluster = Cluster(())
     request = cluster.registration(0)
     register = cluster.controller.register_broker
@@ -134,7 +134,7 @@ def test_re_register_the_same_incarnation_keeps_epoch_and_fencing() -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("elr", [True, False])
-def test_handle_broker_shutdown(elr: bool, clean: bool) -> None:
+def test_new_incarnation_leaves_isr_and_after_unclean_shutdown_elr(elr: bool, clean: bool) -> None:
     """A new incarnation leaves every ISR, and every ELR unless the last shutdown was clean."""
     cluster = Cluster(elr=elr, min_isr=2)
     cluster.create("a", [0, 1, 2])
@@ -147,7 +147,7 @@ def test_handle_broker_shutdown(elr: bool, clean: bool) -> None:
     assert cluster.partition("a").elr == ((1,) if elr and clean else ())
 
 
-def test_a_reboot_that_nobody_noticed_removes_the_broker_from_the_isr() -> None:
+def test_restart_within_the_session_removes_broker_from_isr() -> None:
     """KIP-903: the disk of the new incarnation may be empty."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
@@ -163,7 +163,7 @@ def test_a_reboot_that_nobody_noticed_removes_the_broker_from_the_isr() -> None:
 
 
 @pytest.mark.parametrize("pair", list(product(BrokerControlState, repeat=2)))
-def test_a_step_that_is_not_in_the_table_raises(
+def test_unlisted_broker_state_transition_raises(
     pair: tuple[BrokerControlState, BrokerControlState],
 ) -> None:
     if pair in TRANSITIONS:
@@ -173,7 +173,7 @@ def test_a_step_that_is_not_in_the_table_raises(
             step(*pair)
 
 
-def test_a_fenced_broker_is_unfenced_when_it_has_applied_its_registration() -> None:
+def test_fenced_broker_is_unfenced_when_it_has_applied_its_registration() -> None:
     cluster = Cluster(())
     epoch = cluster.register(0)
     behind = cluster.beat(0, offset=epoch - 1)
@@ -185,7 +185,7 @@ def test_a_fenced_broker_is_unfenced_when_it_has_applied_its_registration() -> N
     assert cluster.log[-1] == BrokerRegistrationChangeRecord(0, epoch, fenced=-1)
 
 
-def test_a_heartbeat_that_changes_nothing_writes_nothing() -> None:
+def test_heartbeat_without_state_change_writes_no_record() -> None:
     cluster = Cluster([0])
     end = cluster.end
     cluster.beat(0)
@@ -195,7 +195,7 @@ def test_a_heartbeat_that_changes_nothing_writes_nothing() -> None:
     assert cluster.log[end:] == [BrokerRegistrationChangeRecord(0, cluster.epoch(0), fenced=1)]
 
 
-def test_a_stale_epoch_is_refused() -> None:
+def test_heartbeat_with_stale_broker_epoch_is_refused() -> None:
     cluster = Cluster([0])
     for broker_id, epoch in ((0, cluster.epoch(0) + 1), (7, 0)):
         with pytest.raises(StaleBrokerEpochError):
@@ -207,7 +207,7 @@ def test_a_stale_epoch_is_refused() -> None:
 # --- sessions ---
 
 
-def test_find_stale_brokers() -> None:
+def test_only_brokers_past_their_session_timeout_are_fenced() -> None:
     cluster = Cluster()
     cluster.now_ms += 5
     cluster.beat(1)
@@ -220,7 +220,7 @@ def test_find_stale_brokers() -> None:
 
 
 @pytest.mark.parametrize("elr", [True, False])
-def test_fence_multiple_brokers(elr: bool) -> None:
+def test_kafka_13173_brokers_fenced_together_leave_all_isrs(elr: bool) -> None:
     """KAFKA-13173: two sessions expire at once; the second fencing sees the ISRs of the first."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [0, 1, 2], [1, 2, 3], [2, 3, 0], [0, 2, 1])
@@ -231,7 +231,7 @@ def test_fence_multiple_brokers(elr: bool) -> None:
     assert [cluster.partition("foo", index).leader for index in range(4)] == [1, 1, 3, 1]
 
 
-def test_a_new_controller_gives_everybody_a_whole_session() -> None:
+def test_new_controller_gives_each_broker_a_full_session() -> None:
     cluster = Cluster()
     cluster.now_ms += SESSION_MS
     cluster.restart()
@@ -241,14 +241,14 @@ def test_a_new_controller_gives_everybody_a_whole_session() -> None:
     assert cluster.controller.run_task(cluster.now_ms).records
 
 
-def test_time_that_the_controller_slept_counts_against_nobody() -> None:
+def test_pause_of_the_controller_does_not_expire_sessions() -> None:
     cluster = Cluster()
     cluster.now_ms += 60_000
     cluster.controller.heartbeats.extend(60_000)
     assert not cluster.controller.run_task(cluster.now_ms).records
 
 
-def test_no_wake_ups_without_brokers_that_could_expire() -> None:
+def test_without_brokers_the_only_task_is_the_no_op_record() -> None:
     cluster = Cluster(())
     assert cluster.controller.next_task_ms() is None
     cluster.controller.has_listeners = True
@@ -261,7 +261,7 @@ def test_no_wake_ups_without_brokers_that_could_expire() -> None:
 # --- controlled shutdown ---
 
 
-def test_controlled_shutdown_moves_leaders_and_waits_for_the_others() -> None:
+def test_controlled_shutdown_moves_leaders_and_waits_for_other_brokers() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1], [1, 0])
     end = cluster.end
@@ -281,7 +281,7 @@ def test_controlled_shutdown_moves_leaders_and_waits_for_the_others() -> None:
     assert cluster.image.brokers[0].fenced
 
 
-def test_a_broker_that_leads_nothing_shuts_down_at_once() -> None:
+def test_controlled_shutdown_of_broker_without_leaderships_is_granted_at_once() -> None:
     cluster = Cluster()
     cluster.create("a", [1, 0])
     assert cluster.beat(0, want_shut_down=True).should_shut_down
@@ -289,7 +289,7 @@ def test_a_broker_that_leads_nothing_shuts_down_at_once() -> None:
 
 
 @pytest.mark.parametrize("elr", [True, False])
-def test_the_last_in_sync_replica_shuts_down(elr: bool) -> None:
+def test_controlled_shutdown_of_last_isr_member_leaves_no_leader(elr: bool) -> None:
     cluster = Cluster([101], elr=elr)
     cluster.create("a", [101])
     cluster.beat(101, want_shut_down=True)
@@ -305,7 +305,7 @@ def test_the_last_in_sync_replica_shuts_down(elr: bool) -> None:
     assert cluster.partition("a").elr == cluster.partition("a").last_known_elr == ()
 
 
-def test_a_controlled_shutdown_goes_on_under_another_controller() -> None:
+def test_controlled_shutdown_continues_after_controller_failover() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])
     cluster.beat(0, want_shut_down=True)
@@ -315,7 +315,7 @@ def test_a_controlled_shutdown_goes_on_under_another_controller() -> None:
     assert cluster.beat(0, want_shut_down=True).should_shut_down
 
 
-def test_a_broker_in_controlled_shutdown_that_falls_silent_is_fenced() -> None:
+def test_broker_in_controlled_shutdown_is_fenced_after_session_timeout() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])
     cluster.beat(0, want_shut_down=True)
@@ -371,7 +371,7 @@ def test_active_controller_does_not_unregister_itself(level: int) -> None:
         cluster.controller.unregister_controller(SETTINGS.node_id)
 
 
-def test_an_offline_directory_moves_what_lies_in_it() -> None:
+def test_offline_log_dir_moves_leadership_of_its_replicas() -> None:
     cluster = Cluster([1, 2])
     dirs = (directory(0), directory(0, 1))
     cluster.register(0, log_dirs=dirs)
@@ -394,7 +394,7 @@ def test_an_offline_directory_moves_what_lies_in_it() -> None:
     assert cluster.end == end
 
 
-def test_unfencing_waits_for_what_an_offline_directory_changes() -> None:
+def test_unfencing_waits_until_offline_log_dir_is_recorded() -> None:
     """The broker must not be elected for replicas in a directory that it reports as offline."""
     cluster = Cluster([1])
     dirs = (directory(0), directory(0, 1))
@@ -403,7 +403,7 @@ def test_unfencing_waits_for_what_an_offline_directory_changes() -> None:
     assert not cluster.beat(0, offline_log_dirs=(dirs[0],)).is_fenced
 
 
-def test_cordoned_directories_are_noted_once() -> None:
+def test_cordoned_log_dirs_are_recorded_once_per_change() -> None:
     cluster = Cluster([0])
     end = cluster.end
     for cordoned in (None, (), (), (directory(0),)):

@@ -63,7 +63,7 @@ def alter(cluster: Cluster, resource: tuple[int, str], *changes: AlterConfig) ->
 # --- settings ---
 
 
-def test_settings_of_an_unknown_topic_are_refused_once_they_are_checked() -> None:
+def test_configs_of_unknown_topic_are_refused_after_validation() -> None:
     cluster = Cluster()
     with pytest.raises(UnknownTopicOrPartitionError, match="'foo' does not exist"):
         alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"))
@@ -75,7 +75,7 @@ def test_settings_of_an_unknown_topic_are_refused_once_they_are_checked() -> Non
         cluster.controller.legacy_alter_configs(FOO, {"x": "1"}, check_configs=refuses)
 
 
-def test_validate_only_raises_the_same_and_changes_nothing() -> None:
+def test_alter_configs_with_validate_only_raises_errors_and_writes_nothing() -> None:
     cluster = with_foo()
     for outcome in (
         cluster.controller.incremental_alter_configs(
@@ -96,7 +96,7 @@ def test_validate_only_raises_the_same_and_changes_nothing() -> None:
         )
 
 
-def test_groups_with_settings_are_limited_and_others_may_replace_them() -> None:
+def test_configured_groups_are_limited_until_configs_are_deleted() -> None:
     cluster = Cluster(settings=replace(SETTINGS, max_configured_groups=2))
     one, two, three = ((GROUP_RESOURCE, name) for name in ("one", "two", "three"))
     own = AlterConfig("x", OpType.SET, "1")
@@ -111,7 +111,7 @@ def test_groups_with_settings_are_limited_and_others_may_replace_them() -> None:
     assert {name for _, name in cluster.image.configs} == {"two", "three"}
 
 
-def test_incremental_alter_configs() -> None:
+def test_incremental_alter_configs_writes_only_changed_values() -> None:
     cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
     end = cluster.end
@@ -120,7 +120,7 @@ def test_incremental_alter_configs() -> None:
     assert cluster.image.configs[FOO] == {"x": "1"}
 
 
-def test_a_broker_s_setting_is_written_though_it_stays() -> None:
+def test_kafka_14136_unchanged_broker_config_is_written_again() -> None:
     """KAFKA-14136: the value may name a file whose contents have changed."""
     cluster = Cluster()
     for _ in range(2):
@@ -138,7 +138,9 @@ def test_a_broker_s_setting_is_written_though_it_stays() -> None:
         (OpType.SUBTRACT, "b,a", ""),
     ],
 )
-def test_lists_grow_and_shrink_from_their_default(op: OpType, value: str, expected: str) -> None:
+def test_append_and_subtract_start_from_the_default_list(
+    op: OpType, value: str, expected: str
+) -> None:
     cluster = with_foo()
     alter(cluster, FOO, AlterConfig("list", op, value))
     assert cluster.image.configs[FOO]["list"] == expected
@@ -146,7 +148,7 @@ def test_lists_grow_and_shrink_from_their_default(op: OpType, value: str, expect
         alter(cluster, FOO, AlterConfig("x", op, value))
 
 
-def test_legacy_alter_configs() -> None:
+def test_legacy_alter_configs_replaces_all_configs() -> None:
     cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
     cluster.do(
@@ -155,7 +157,7 @@ def test_legacy_alter_configs() -> None:
     assert cluster.image.configs[FOO] == {"x": "1", "z": "3"}
 
 
-def test_who_validates_sees_all_settings_as_they_would_be() -> None:
+def test_config_validation_sees_former_and_resulting_configs() -> None:
     cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"))
     seen = []
@@ -171,7 +173,7 @@ def test_who_validates_sees_all_settings_as_they_would_be() -> None:
     assert seen == [(*FOO, {"x": "1", "y": "2"}, {"x": "1"})]
 
 
-def test_settings_of_a_topic_fall_back() -> None:
+def test_topic_config_falls_back_to_broker_cluster_and_static_configs() -> None:
     cluster = Cluster(min_isr=4)
     cluster.create("foo", [0])
     view = cluster.controller.view
@@ -181,7 +183,7 @@ def test_settings_of_a_topic_fall_back() -> None:
         assert cluster.controller.view.topic_config("foo", MIN_INSYNC_REPLICAS) == value
 
 
-def test_effective_min_isr_is_bounded_by_the_replicas() -> None:
+def test_effective_min_isr_is_bounded_by_replication_factor() -> None:
     cluster = Cluster(elr=True, min_isr=5)
     cluster.create("foo", [0, 1])
     cluster.alter_isr("foo", [0])
@@ -202,7 +204,7 @@ def below_min_isr() -> Cluster:
     return cluster
 
 
-def test_another_min_isr_clears_the_elr_of_the_topic() -> None:
+def test_changed_min_isr_of_topic_clears_its_elr() -> None:
     cluster = below_min_isr()
     cluster.set_config("foo", MIN_INSYNC_REPLICAS, "1")
     assert cluster.log[-1] == ClearElrRecord("foo")
@@ -212,14 +214,14 @@ def test_another_min_isr_clears_the_elr_of_the_topic() -> None:
     assert cluster.end == end
 
 
-def test_another_min_isr_of_the_cluster_clears_every_elr() -> None:
+def test_changed_min_isr_of_cluster_clears_every_elr() -> None:
     cluster = below_min_isr()
     cluster.set_config("", MIN_INSYNC_REPLICAS, "1")
     assert cluster.log[-1] == ClearElrRecord("")
     assert (cluster.partition("foo").elr, cluster.partition("bar").elr) == ((), ())
 
 
-def test_min_isr_of_brokers_while_elr_is_enabled() -> None:
+def test_min_isr_with_elr_cannot_be_removed_or_set_per_broker() -> None:
     cluster = below_min_isr()
     with pytest.raises(InvalidConfigError, match="cannot be removed while ELR is enabled"):
         cluster.set_config("", MIN_INSYNC_REPLICAS, None)
@@ -234,7 +236,7 @@ def update(cluster: Cluster, *updates: FeatureUpdate) -> Mapping[str, int]:
     return cluster.do(cluster.controller.update_features(updates))
 
 
-def test_enabling_elr_gives_all_brokers_one_min_isr() -> None:
+def test_enabling_elr_sets_cluster_min_isr_and_removes_broker_min_isr() -> None:
     cluster = Cluster(min_isr=3)
     alter(cluster, (BROKER_RESOURCE, "1"), AlterConfig(MIN_INSYNC_REPLICAS, OpType.SET, "1"))
     end = cluster.end
@@ -251,7 +253,7 @@ def test_enabling_elr_gives_all_brokers_one_min_isr() -> None:
     assert ELR_VERSION not in cluster.image.features
 
 
-def test_update_features_that_is_only_validated_writes_nothing() -> None:
+def test_update_features_with_validate_only_writes_nothing() -> None:
     cluster, end = Cluster(), Cluster().end
     outcome = cluster.controller.update_features(
         [FeatureUpdate(ELR_VERSION, 1)], validate_only=True
@@ -276,7 +278,7 @@ def test_update_features_that_is_only_validated_writes_nothing() -> None:
         (FeatureUpdate(ELR_VERSION, 1, UpgradeType.SAFE_DOWNGRADE), "downgrade to a newer"),
     ],
 )
-def test_update_features_that_can_not_be(changed: FeatureUpdate, words: str) -> None:
+def test_invalid_feature_update_is_refused(changed: FeatureUpdate, words: str) -> None:
     cluster = Cluster()
     end = cluster.end
     with pytest.raises(InvalidUpdateVersionError, match=words):
@@ -284,14 +286,14 @@ def test_update_features_that_can_not_be(changed: FeatureUpdate, words: str) -> 
     assert cluster.end == end
 
 
-def test_a_level_that_a_broker_does_not_support_is_refused() -> None:
+def test_feature_level_unsupported_by_a_broker_is_refused() -> None:
     cluster = Cluster()
     cluster.register(7, features=(BrokerFeature(METADATA_VERSION, 7, 30),))
     with pytest.raises(InvalidUpdateVersionError, match="Broker 7 does not support"):
         update(cluster, FeatureUpdate(ELR_VERSION, 1))
 
 
-def test_level_that_another_controller_does_not_support_is_refused() -> None:
+def test_feature_level_unsupported_by_another_controller_is_refused() -> None:
     cluster = Cluster()
     older = (ControllerFeature(METADATA_VERSION, 30, 30), ControllerFeature(ELR_VERSION, 0, 0))
     cluster.append([RegisterControllerRecord(3001, uuid4(), False, (), older)])
@@ -302,7 +304,7 @@ def test_level_that_another_controller_does_not_support_is_refused() -> None:
 # --- producer ids ---
 
 
-def test_blocks_of_producer_ids() -> None:
+def test_producer_id_blocks_are_consecutive_and_need_the_broker_epoch() -> None:
     cluster = Cluster()
     blocks = [
         cluster.do(cluster.controller.allocate_producer_ids(one, cluster.epoch(one)))
@@ -314,7 +316,7 @@ def test_blocks_of_producer_ids() -> None:
         cluster.controller.allocate_producer_ids(1, cluster.epoch(0))
 
 
-def test_producer_ids_are_reserved_once_and_reset_anywhere() -> None:
+def test_producer_ids_are_reserved_only_upwards_and_reset_to_any_value() -> None:
     cluster = Cluster(settings=replace(SETTINGS, node_id=1))
     epoch = cluster.epoch(1)
     cluster.do(cluster.controller.reserve_producer_ids(500))
@@ -330,7 +332,7 @@ def test_producer_ids_are_reserved_once_and_reset_anywhere() -> None:
     assert nowhere.log[-1] == ProducerIdsRecord(nowhere.settings.node_id, 7, -1)
 
 
-def test_the_last_producer_id() -> None:
+def test_producer_id_block_beyond_int64_is_refused() -> None:
     cluster = Cluster()
     last = (1 << 63) - 1_001
     cluster.append([ProducerIdsRecord(0, last)])

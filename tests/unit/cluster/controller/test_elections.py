@@ -29,7 +29,7 @@ def kinds(answers: Answers) -> list[type[object]]:
     return [type(one) for one in answers.values()]
 
 
-def test_elect_preferred_leaders() -> None:
+def test_preferred_election_needs_preferred_replica_in_isr() -> None:
     cluster = Cluster(range(4))
     cluster.create("foo", [1, 2, 3], [2, 3, 0], [0, 2, 1])
     cluster.fence(1)
@@ -56,7 +56,7 @@ def test_elect_preferred_leaders() -> None:
     assert cluster.causes("leader-elected", "foo-0")[-1] == "ElectLeaders"
 
 
-def test_elect_leaders_of_all_leaves_out_who_needs_none() -> None:
+def test_elect_leaders_of_all_partitions_omits_those_that_need_no_election() -> None:
     cluster = Cluster()
     cluster.create("foo", [1, 2], [2, 1])
     cluster.fence(1)
@@ -66,7 +66,7 @@ def test_elect_leaders_of_all_leaves_out_who_needs_none() -> None:
 
 
 @pytest.mark.parametrize("elr", [True, False])
-def test_elect_unclean_leaders_without_the_setting(elr: bool) -> None:
+def test_requested_unclean_election_needs_no_config(elr: bool) -> None:
     """An UNCLEAN election needs no permission from unclean.leader.election.enable."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [1, 2, 3], [2, 3, 4])
@@ -85,7 +85,7 @@ def test_elect_unclean_leaders_without_the_setting(elr: bool) -> None:
     assert kinds(elect(cluster, Election.UNCLEAN, asked)) == [ElectionNotNeededError] * 2
 
 
-def test_kip_966_last_replica_standing() -> None:
+def test_kip_966_last_replica_standing_elects_elr_member() -> None:
     """Elect the ELR member, not the last ISR member, which lost its tail (RF 3, min ISR 2)."""
     cluster = Cluster(elr=True, min_isr=2)
     cluster.create("a", [0, 1, 2])
@@ -104,7 +104,7 @@ def test_kip_966_last_replica_standing() -> None:
 
 
 @pytest.mark.parametrize("alone_is_unclean", [True, False])
-def test_without_elr_the_last_replica_leads_again_even_with_a_lost_tail(
+def test_without_elr_last_isr_member_is_elected_even_after_unclean_shutdown(
     alone_is_unclean: bool,
 ) -> None:
     cluster = Cluster(min_isr=2)
@@ -118,7 +118,7 @@ def test_without_elr_the_last_replica_leads_again_even_with_a_lost_tail(
     assert cluster.partition("a").leader == 0
 
 
-def test_unclean_election_at_fencing_where_the_topic_allows_it() -> None:
+def test_fenced_leader_is_replaced_by_unclean_election_if_topic_allows_it() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1, 2], unclean_leader_election_enable="true")
     cluster.alter_isr("a", [0])
@@ -129,7 +129,7 @@ def test_unclean_election_at_fencing_where_the_topic_allows_it() -> None:
     assert event.detail["election"] == "unclean election"
 
 
-def test_topic_of_state_has_no_unclean_election_without_a_request() -> None:
+def test_state_topic_gets_unclean_election_only_on_request() -> None:
     defaults = {**SETTINGS.topic_defaults, "unclean.leader.election.enable": "true"}
     settings = replace(SETTINGS, topic_defaults=defaults, state_topics=frozenset({"state"}))
     cluster = Cluster(settings=settings)
@@ -145,7 +145,7 @@ def test_topic_of_state_has_no_unclean_election_without_a_request() -> None:
     assert cluster.partition("state").leader == 1
 
 
-def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
+def test_unclean_election_runs_when_the_topic_config_is_enabled() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])
     cluster.create("b", [0, 1])
@@ -158,7 +158,7 @@ def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
     assert (cluster.partition("a").leader, cluster.partition("b").leader) == (1, -1)
 
 
-def test_who_is_left_alone_is_elected_when_the_setting_comes() -> None:
+def test_unclean_election_after_leader_unregistered_runs_once_enabled() -> None:
     """On ZooKeeper a broker without a session has no registration."""
     cluster = Cluster((0, 1))
     cluster.create("a", [0, 1])
@@ -185,7 +185,7 @@ def leaders(cluster: Cluster) -> list[int]:
     return [cluster.partition("a", index).leader for index in range(5)]
 
 
-def test_balance_partition_leaders() -> None:
+def test_leader_rebalance_elects_preferred_leaders_after_its_interval() -> None:
     cluster = imbalanced({})
     cluster.pass_time(299_000, beating=(0, 1, 2))
     assert leaders(cluster) == [1] * 5
@@ -194,7 +194,7 @@ def test_balance_partition_leaders() -> None:
     assert cluster.causes("leader-elected", "a-4")[-1] == "the preferred leader was not leading"
 
 
-def test_balance_goes_in_steps_of_so_many_elections() -> None:
+def test_leader_rebalance_step_is_limited_to_max_elections() -> None:
     cluster = imbalanced({"max_elections": 2})
     cluster.now_ms += 300_000
     cluster.controller.heartbeats.extend(300_000)
@@ -205,7 +205,7 @@ def test_balance_goes_in_steps_of_so_many_elections() -> None:
 
 
 @pytest.mark.parametrize(("percentage", "leader"), [(59, 0), (60, 1)])
-def test_balance_on_zookeeper_waits_for_a_share_of_imbalanced_partitions(
+def test_leader_rebalance_on_zookeeper_waits_for_imbalance_percentage(
     percentage: int, leader: int
 ) -> None:
     cluster = imbalanced({"leader_imbalance_percentage": percentage})
@@ -215,13 +215,13 @@ def test_balance_on_zookeeper_waits_for_a_share_of_imbalanced_partitions(
     assert leaders(cluster) == [leader] * 3 + [0] * 2
 
 
-def test_no_balance_without_auto_leader_rebalance() -> None:
+def test_leader_rebalance_does_not_run_if_disabled() -> None:
     cluster = imbalanced({"leader_rebalance": False})
     cluster.pass_time(400_000, beating=(0, 1, 2))
     assert leaders(cluster) == [1] * 5
 
 
-def test_who_becomes_active_again_asks_once_for_each_partition() -> None:
+def test_controller_activated_again_queues_one_election_per_partition() -> None:
     """Each ``begin`` replaces the election queue by the image's leaderless partitions."""
     cluster = Cluster()
     cluster.create("a", [0], [1])

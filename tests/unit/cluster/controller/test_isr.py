@@ -33,7 +33,7 @@ def shrunk() -> Cluster:
     return cluster
 
 
-def test_shrink_and_expand_isr() -> None:
+def test_isr_shrink_and_expansion_keep_the_leader_epoch() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     answer = cluster.alter_isr("a", [1, 0])
@@ -48,7 +48,7 @@ def test_shrink_and_expand_isr() -> None:
     assert cluster.causes("isr-changed", "a-0") == ["AlterPartition of the leader, broker 0"] * 2
 
 
-def test_the_same_isr_again_changes_nothing() -> None:
+def test_alter_partition_with_same_isr_writes_nothing() -> None:
     cluster = shrunk()
     end = cluster.end
     assert cluster.alter_isr("a", [0, 1]) == cluster.partition("a")
@@ -77,7 +77,7 @@ def test_the_same_isr_again_changes_nothing() -> None:
         (0, {"new_isr": ((0, -1), (1, -1), (2, -1))}, None),
     ],
 )
-def test_alter_partition_validation(
+def test_alter_partition_with_invalid_fields_is_refused(
     sender: int, changes: dict[str, object], error: type[DomainError] | None
 ) -> None:
     cluster = shrunk()
@@ -88,7 +88,7 @@ def test_alter_partition_validation(
     assert (cluster.end == end) == (error is not None)
 
 
-def test_alter_partition_of_a_stale_broker_epoch() -> None:
+def test_alter_partition_with_stale_broker_epoch_is_refused() -> None:
     cluster = shrunk()
     with pytest.raises(StaleBrokerEpochError):
         cluster.controller.alter_partition(0, cluster.epoch(0) - 1, [])
@@ -119,7 +119,7 @@ def test_alter_partition_should_reject_brokers_that_are_not_eligible(how: str) -
         assert isinstance(cluster.alter_isr("a", [0, 2, 1]), PartitionRegistration)
 
 
-def test_a_request_that_was_answered_and_comes_again_is_refused() -> None:
+def test_kafka_12686_repeated_alter_partition_is_refused() -> None:
     """KAFKA-12686: after a lost response the leader must wait for the metadata, not retry."""
     cluster = shrunk()
     request = cluster.isr_request("a", [0, 1, 2])
@@ -127,7 +127,7 @@ def test_a_request_that_was_answered_and_comes_again_is_refused() -> None:
     assert isinstance(cluster.alter(0, request)[0], InvalidUpdateVersionError)
 
 
-def test_a_request_from_before_an_election_is_fenced() -> None:
+def test_alter_partition_from_before_an_election_is_fenced() -> None:
     cluster = shrunk()
     request = cluster.isr_request("a", [0])
     cluster.fence(0)
@@ -135,14 +135,14 @@ def test_a_request_from_before_an_election_is_fenced() -> None:
     assert isinstance(cluster.alter(0, request)[0], FencedLeaderEpochError)
 
 
-def test_each_partition_has_its_answer() -> None:
+def test_alter_partition_has_a_result_for_each_partition() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1], [1, 0])
     answers = cluster.alter(0, cluster.isr_request("a", [0], 0), cluster.isr_request("a", [0], 1))
     assert [type(one) for one in answers] == [PartitionRegistration, InvalidRequestError]
 
 
-def test_a_leader_that_recovered_says_so() -> None:
+def test_alter_partition_by_recovered_leader_resets_leader_recovery_state() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1], unclean_leader_election_enable="true")
     cluster.alter_isr("a", [0])
@@ -156,7 +156,7 @@ def test_a_leader_that_recovered_says_so() -> None:
     assert cluster.partition("a").leader_recovery_state == 0
 
 
-def test_the_isr_change_that_ends_a_reassignment_may_answer_new_leader_elected() -> None:
+def test_isr_change_that_ends_reassignment_returns_new_leader_elected() -> None:
     cluster = Cluster()
     cluster.create("a", [0])
     cluster.reassign("a", [1])
@@ -169,7 +169,7 @@ def test_the_isr_change_that_ends_a_reassignment_may_answer_new_leader_elected()
 # --- directories ---
 
 
-def test_handle_assign_replicas_to_dirs() -> None:
+def test_assign_replicas_to_offline_dir_moves_the_leader() -> None:
     cluster = Cluster(range(4))
     topic_id = cluster.create("a", [0, 1, 2], [1, 2, 3])
     assert cluster.partition("a").directories == tuple(directory(one) for one in (0, 1, 2))

@@ -119,7 +119,7 @@ def test_elect_leader(
     assert after.isr == ((leader,) if is_unclean else state.isr)
 
 
-def test_a_second_unclean_election_stays_recovering() -> None:
+def test_second_unclean_election_keeps_leader_recovering() -> None:
     state = partition([1, 2], [1], 1, recovery=RECOVERING)
     after = change(state, election=Election.UNCLEAN, alive={2})
     assert after is not None
@@ -146,7 +146,7 @@ def test_trigger_leader_epoch_bump_if_needed(
     assert (after.leader_epoch, after.partition_epoch) == (100 + rises, 201)
 
 
-def test_an_isr_without_anybody_is_kept_where_there_are_no_eligible_leaders() -> None:
+def test_empty_isr_without_elr_keeps_its_last_member() -> None:
     after = change(partition([1, 2], [1], 1), isr=(), alive={2})
     assert after is not None
     assert (after.leader, after.isr) == (-1, (1,))
@@ -158,7 +158,7 @@ def test_an_isr_without_anybody_is_kept_where_there_are_no_eligible_leaders() ->
 MOVING = partition([2, 1, 3, 4], [2, 1, 3], 2, adding=[4], removing=[3])
 
 
-def test_reassignment_waits_for_all_that_stay() -> None:
+def test_kafka_15665_reassignment_waits_for_all_target_replicas() -> None:
     """KAFKA-15665."""
     six = partition([4, 5, 6, 1, 2, 3], [1, 2, 3], 1, adding=[4, 5, 6], removing=[1, 2, 3])
     for isr in ((1, 4), (1, 4, 5), (1, 2, 3, 4, 6)):
@@ -172,7 +172,7 @@ def test_reassignment_waits_for_all_that_stay() -> None:
     assert done.leader_epoch == 101
 
 
-def test_complete_reassignment_raises_the_epoch_though_the_leader_stays() -> None:
+def test_completed_reassignment_bumps_epoch_of_unchanged_leader() -> None:
     after = change(MOVING, isr=(2, 1, 4))
     assert after is not None
     assert (after.replicas, after.isr, after.leader) == ((2, 1, 4), (2, 1, 4), 2)
@@ -185,7 +185,7 @@ def test_reordering_of_replicas_completes_at_once() -> None:
     assert (after.replicas, after.leader, after.leader_epoch) == ((3, 2, 1), 1, 100)
 
 
-def test_new_replicas_lie_in_their_broker_s_directory() -> None:
+def test_added_replica_gets_default_directory_of_its_broker() -> None:
     after = change(FOO, replicas=(2, 1, 3, 4), adding=(4,))
     assert after is not None
     assert after.directories == (HOME,) * 4
@@ -230,7 +230,7 @@ def test_eligible_leader_replicas_elected_when_the_isr_is_empty() -> None:
     assert after.leader_recovery_state == RECOVERED
 
 
-def test_eligible_leader_replicas_are_no_leaders_while_somebody_is_in_sync() -> None:
+def test_eligible_leader_replica_is_not_elected_while_isr_has_members() -> None:
     state = partition([1, 2, 3], [1], 1, elr=[2, 3])
     after = change(state, min_isr=3, elr=True, alive={2, 3})
     assert after is not None
@@ -258,7 +258,9 @@ LEADERLESS = partition([1, 2, 3], [], -1, last_known_elr=[1])
         ({2, 3}, Election.UNCLEAN, 2),
     ],
 )
-def test_elect_last_known_leader(alive: set[int], election: Election, leader: int) -> None:
+def test_last_known_leader_is_elected_if_alive(
+    alive: set[int], election: Election, leader: int
+) -> None:
     """The last known leader may lack records like any other replica, but it must be alive."""
     after = change(LEADERLESS, alive=alive, election=election, min_isr=2, elr=True) or LEADERLESS
     assert after.leader == leader
@@ -267,21 +269,21 @@ def test_elect_last_known_leader(alive: set[int], election: Election, leader: in
         assert after.leader_recovery_state == RECOVERING
 
 
-def test_turning_the_feature_off_clears_the_elr_with_the_next_change() -> None:
+def test_elr_is_cleared_by_next_change_after_it_is_disabled() -> None:
     state = partition([1, 2, 3], [1], 1, elr=[2])
     after = change(state, isr=(1, 3), min_isr=3)
     assert after is not None
     assert (after.isr, after.elr) == ((1, 3), ())
 
 
-def test_who_loses_its_replica_is_not_eligible_any_more() -> None:
+def test_removed_replica_leaves_the_elr() -> None:
     state = partition([1, 2, 3], [1, 2], 1, elr=[3], removing=[2, 3])
     after = change(state, isr=(1,), min_isr=2, elr=True)
     assert after is not None
     assert (after.replicas, after.isr, after.elr) == ((1,), (1,), ())
 
 
-def test_the_record_names_only_what_changes() -> None:
+def test_partition_change_record_has_only_changed_fields() -> None:
     builder = PartitionChangeBuilder(
         FOO, TOPIC_ID, 4, lambda _: True, 1, lambda _: HOME, isr=(1, 2)
     )

@@ -58,7 +58,7 @@ def test_entity_is_sorted_by_type_in_its_record() -> None:
     )
 
 
-def test_only_what_changes_is_written() -> None:
+def test_only_changed_quotas_are_written() -> None:
     cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
     again = change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=2.0, request_percentage=None)
     outcome = cluster.controller.alter_client_quotas([again], 1, lambda _: None)
@@ -67,7 +67,7 @@ def test_only_what_changes_is_written() -> None:
     )
 
 
-def test_deleted_quota_leaves_the_others_of_its_entity() -> None:
+def test_deletion_of_a_quota_keeps_other_quotas_of_its_entity() -> None:
     cluster = Cluster(change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=2.0))
     cluster.alter_quotas(change(ALICE, producer_byte_rate=None))
     assert cluster.quotas == {OF_ALICE: {FETCH: 2.0}}
@@ -98,19 +98,19 @@ def test_deleted_quota_leaves_the_others_of_its_entity() -> None:
         ),
     ],
 )
-def test_check_tells_what_is_wrong_with_an_entity(
+def test_quota_check_returns_the_error_of_an_invalid_entity(
     one: ClientQuotaAlteration, why: str | None
 ) -> None:
     good = change({"user": "other"}, producer_byte_rate=1.0)
     assert Cluster().check(one, good) == [why, None]
 
 
-def test_entity_that_is_named_twice_keeps_its_quotas() -> None:
+def test_duplicate_entity_in_a_request_is_refused() -> None:
     asked = change(ALICE, producer_byte_rate=1.0), change(ALICE, consumer_byte_rate=1.0)
     assert Cluster().check(*asked, change({"user": "b"})) == ["Ignoring duplicate entity", None]
 
 
-def test_entities_of_too_many_types_are_refused_one_by_one() -> None:
+def test_entities_with_unknown_type_are_each_refused() -> None:
     many = dict.fromkeys(("user", "client-id", "ip", "tenant"), "x")
     assert (
         Cluster().check(change(many), change(many))
@@ -127,7 +127,7 @@ def test_request_with_too_many_changes_is_refused(monkeypatch: pytest.MonkeyPatc
     assert cluster.check(*three) == ["Unable to perform excessively large batch operation."] * 3
 
 
-def test_entity_whose_quotas_do_not_fit_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entity_above_the_quota_limit_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "MAX_QUOTAS", 2)
     cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
     two = change({"user": "b"}, producer_byte_rate=1.0, consumer_byte_rate=1.0)
@@ -140,7 +140,7 @@ def test_entity_whose_quotas_do_not_fit_is_refused_alone(monkeypatch: pytest.Mon
     assert cluster.quotas == {(("user", "b"),): {PRODUCE: 1.0, FETCH: 1.0}}
 
 
-def test_store_refuses_an_entity_that_it_cannot_keep() -> None:
+def test_entity_that_the_store_cannot_keep_is_refused() -> None:
     cluster = Cluster()
     one = change(ALICE, producer_byte_rate=1.0)
     assert cluster.alter_quotas(one, refuse="no name for a znode") == ["no name for a znode"]

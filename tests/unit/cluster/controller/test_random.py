@@ -202,9 +202,9 @@ def live(seed: int) -> Life:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_lives_keep_the_rules(seed: int) -> None:
+def test_random_cluster_histories_keep_the_invariants(seed: int) -> None:
     live(seed)
 
 
-def test_the_same_seed_writes_the_same_records() -> None:
+def test_same_seed_writes_the_same_records() -> None:
     assert live(1).cluster.log == live(1).cluster.log

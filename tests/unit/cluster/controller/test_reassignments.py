@@ -42,7 +42,7 @@ def listed(cluster: Cluster) -> list[tuple[str, int]]:
     return [one[:2] for one in cluster.controller.list_partition_reassignments(None)]
 
 
-def test_a_reassignment_from_beginning_to_end() -> None:
+def test_reassignment_ends_when_all_target_replicas_are_in_sync() -> None:
     cluster = Cluster(range(6))
     cluster.create("a", [0, 1, 2])
     assert cluster.reassign("a", [3, 4, 5]) is None
@@ -66,7 +66,7 @@ def test_a_reassignment_from_beginning_to_end() -> None:
     assert cluster.causes("reassignment-ended", "a-0") == ["AlterPartition of the leader, broker 0"]
 
 
-def test_a_smaller_assignment_is_reached_at_once() -> None:
+def test_reassignment_to_fewer_replicas_ends_at_once() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.reassign("a", [1, 2])
@@ -74,7 +74,7 @@ def test_a_smaller_assignment_is_reached_at_once() -> None:
     assert (state.replicas, state.isr, state.leader) == ((1, 2), (1, 2), 1)
 
 
-def test_another_order_is_reached_at_once() -> None:
+def test_reassignment_to_another_order_ends_at_once() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.reassign("a", [2, 1, 0])
@@ -82,7 +82,7 @@ def test_another_order_is_reached_at_once() -> None:
     assert (state.replicas, state.leader, state.leader_epoch) == ((2, 1, 0), 0, 0)
 
 
-def test_cancel_reassignment() -> None:
+def test_kafka_13972_cancelled_reassignment_bumps_leader_epoch() -> None:
     """KAFKA-13972: the leader epoch rises, so that the added replica deletes its log."""
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1, 2])
@@ -97,7 +97,7 @@ def test_cancel_reassignment() -> None:
 
 
 @pytest.mark.parametrize("unclean", ["true", "false"])
-def test_cancel_reassignment_that_needs_an_unclean_election(unclean: str) -> None:
+def test_cancellation_elects_uncleanly_only_if_topic_allows_it(unclean: str) -> None:
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1], unclean_leader_election_enable=unclean)
     cluster.reassign("a", [2, 3])
@@ -114,7 +114,7 @@ def test_cancel_reassignment_that_needs_an_unclean_election(unclean: str) -> Non
         assert "unclean leader election" in str(answer)
 
 
-def test_a_reassignment_that_is_replaced() -> None:
+def test_replaced_reassignment_removes_its_former_target_replicas() -> None:
     cluster = Cluster(range(5))
     cluster.create("a", [0, 1, 2])
     cluster.reassign("a", [0, 1, 3])
@@ -132,7 +132,7 @@ def test_a_reassignment_that_is_replaced() -> None:
     assert set(cluster.partition("a").replicas) == {0, 1, 2, 3}
 
 
-def test_what_a_reassignment_must_say() -> None:
+def test_reassignment_with_invalid_replicas_or_partition_is_refused() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])
     for replicas in ([], [0, 0], [0, 9]):
@@ -142,7 +142,7 @@ def test_what_a_reassignment_must_say() -> None:
     assert cluster.partition("a").partition_epoch == 0
 
 
-def test_the_replication_factor_may_have_to_stay() -> None:
+def test_kip_860_reassignment_that_changes_replication_factor_is_refused() -> None:
     """KIP-860: compare with the target of the reassignment in progress."""
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1])
@@ -162,7 +162,7 @@ def test_the_replication_factor_may_have_to_stay() -> None:
     assert asked(1, 2) is None
 
 
-def test_a_fenced_target_is_waited_for() -> None:
+def test_reassignment_waits_for_fenced_target_replica() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])
     cluster.fence(2)

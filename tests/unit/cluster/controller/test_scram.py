@@ -73,7 +73,7 @@ def test_upsertion_keeps_the_keys_and_not_the_salted_password() -> None:
     )
 
 
-def test_deletion_is_of_one_mechanism() -> None:
+def test_deletion_removes_credential_of_one_mechanism() -> None:
     cluster = Cluster("alice")
     cluster.alter_users(put("alice", SHA_512))
     outcome = cluster.controller.alter_credentials(
@@ -103,14 +103,14 @@ def test_deletion_is_of_one_mechanism() -> None:
         (ScramCredentialDeletion("alice", SHA_256), None),
     ],
 )
-def test_check_tells_the_first_thing_that_is_wrong(
+def test_credential_check_returns_the_first_error(
     one: ScramCredentialAlteration, why: str | None
 ) -> None:
     expected = ({}, [one.name]) if why is None else ({one.name: why}, [])
     assert Cluster("alice").check(one) == expected
 
 
-def test_check_asks_the_store_if_it_can_keep_the_name() -> None:
+def test_user_name_that_the_store_cannot_keep_is_refused() -> None:
     cluster = Cluster("alice")
     assert cluster.check(put("b"), refuse="no name for a znode") == (
         {"b": "no name for a znode"},
@@ -127,13 +127,13 @@ def test_check_asks_the_store_if_it_can_keep_the_name() -> None:
 @pytest.mark.parametrize(
     "again", [put("a", SHA_512), put("a", 0), ScramCredentialDeletion("a", SHA_256)]
 )
-def test_user_that_is_named_twice_keeps_its_credentials(again: ScramCredentialAlteration) -> None:
+def test_user_altered_twice_in_a_request_is_refused(again: ScramCredentialAlteration) -> None:
     cluster = Cluster("a", "b")
     assert cluster.check(put("a"), put("b"), again) == ({"a": TWICE}, ["b"])
     assert cluster.check(put("a"), again, put("a")) == ({"a": TWICE}, [])
 
 
-def test_first_error_of_a_user_stays() -> None:
+def test_first_error_of_a_user_is_returned() -> None:
     assert Cluster().check(put("a", 0), put("a")) == ({"a": "Unknown SCRAM mechanism"}, [])
 
 
@@ -142,7 +142,9 @@ def bounded(monkeypatch: pytest.MonkeyPatch, users: Iterable[str], limit: int) -
     return Cluster(*users)
 
 
-def test_upsertions_that_do_not_fit_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upsertions_above_credential_limit_are_refused_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
     why = "the limit of 3 credentials (MAX_CREDENTIALS) is reached"
     asked = put("a"), put("c"), put("d"), ScramCredentialDeletion("b", SHA_256)
@@ -150,7 +152,7 @@ def test_upsertions_that_do_not_fit_are_refused_together(monkeypatch: pytest.Mon
     assert cluster.check(put("a"), put("b"), put("c")) == ({}, ["a", "b", "c"])
 
 
-def test_decision_sees_what_other_requests_did_after_the_check(
+def test_alteration_sees_credentials_changed_after_its_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
@@ -165,7 +167,7 @@ def test_decision_sees_what_other_requests_did_after_the_check(
     assert cluster.users == {(name, SHA_256) for name in "bde"}
 
 
-def test_added_credential_leaves_an_existing_one_alone() -> None:
+def test_add_credentials_does_not_replace_existing_credential() -> None:
     cluster = Cluster("alice")
     outcome = cluster.controller.add_credentials(
         [put("alice"), put("alice", SHA_512), put("b"), put("b")], keys

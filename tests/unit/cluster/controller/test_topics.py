@@ -46,7 +46,7 @@ def create(cluster: Cluster, topic: NewTopic, **how: Any) -> CreatedTopic:
     return cluster.do(cluster.controller.create_topic(topic, **arguments))
 
 
-def test_create_topics() -> None:
+def test_create_topic_writes_topic_config_and_partition_records() -> None:
     cluster = Cluster()
     end = cluster.end
     made = create(cluster, NewTopic("foo", 2, 2, configs={"retention.ms": "5"}))
@@ -63,7 +63,7 @@ def test_create_topics() -> None:
 
 
 @pytest.mark.parametrize("assignment", [(), [(1, [0, 2]), (0, [2, 1])]])
-def test_prepared_topic_is_the_one_that_a_single_step_creates(
+def test_prepared_topic_equals_topic_created_in_one_step(
     assignment: Sequence[tuple[int, Sequence[int]]],
 ) -> None:
     cluster, other = Cluster(), Cluster()
@@ -84,7 +84,7 @@ def test_prepared_topic_is_the_one_that_a_single_step_creates(
     assert len(cluster.image.topics["foo"].partitions) == 9
 
 
-def test_prepared_partitions_are_placed_again_after_a_change_of_brokers_or_partitions() -> None:
+def test_prepared_partitions_are_placed_again_after_broker_or_topic_change() -> None:
     cluster = Cluster()
     one, draw = cluster.controller, random.Random(1)
     wanted = NewTopic("foo", 7, 3)
@@ -106,13 +106,13 @@ def test_partitions_that_cannot_be_placed_are_not_prepared() -> None:
         assert finish(one.prepare_partitions("no", count, assignments=None, draw=draw)) is None
 
 
-def test_create_topics_with_the_controller_s_numbers() -> None:
+def test_create_topic_uses_default_partitions_and_replication_factor() -> None:
     cluster = Cluster(settings=replace(SETTINGS, num_partitions=3, default_replication_factor=2))
     made = create(cluster, NewTopic("foo"))
     assert (made.partitions, made.replication_factor) == (3, 2)
 
 
-def test_create_topics_isr_invariants() -> None:
+def test_created_partition_has_fenced_replica_outside_of_isr() -> None:
     """A fenced broker gets a replica, which is not in the ISR."""
     cluster = Cluster()
     cluster.fence(1)
@@ -158,7 +158,7 @@ NAME = "a" * MAX_NAME_CHARACTERS
         (NewTopic("a", assignment=[(one, [0]) for one in range(11)]), PolicyViolationError, ""),
     ],
 )  # fmt: skip
-def test_what_a_new_topic_must_be(
+def test_create_topic_with_invalid_fields_is_refused(
     topic: NewTopic, error: type[DomainError] | None, words: str
 ) -> None:
     cluster = Cluster(settings=replace(SETTINGS, max_partitions_per_request=10))
@@ -174,7 +174,7 @@ def test_what_a_new_topic_must_be(
     assert cluster.end == end
 
 
-def test_create_topics_asks_who_validates_configs_and_who_counts() -> None:
+def test_create_topic_validates_configs_and_takes_from_the_quota() -> None:
     cluster = Cluster()
 
     def refuses(_kind: int, name: str, after: Mapping[str, str], _old: Mapping[str, str]) -> None:
@@ -188,7 +188,7 @@ def test_create_topics_asks_who_validates_configs_and_who_counts() -> None:
     assert taken == [7]
 
 
-def test_all_brokers_fenced_or_leaving() -> None:
+def test_create_topic_with_all_brokers_fenced_or_in_shutdown_is_refused() -> None:
     cluster = Cluster([0, 1])
     cluster.create("a", [0], [1])
     cluster.fence(0)
@@ -210,7 +210,7 @@ def grow(
     )
 
 
-def test_create_partitions() -> None:
+def test_create_partitions_adds_placed_or_assigned_partitions() -> None:
     cluster = Cluster()
     cluster.create("foo", [0, 1])
     assert grow(cluster, "foo", 3) == 2
@@ -232,7 +232,7 @@ def test_create_partitions() -> None:
         ("foo", 2 + 10_001, None, PolicyViolationError),
     ],
 )
-def test_what_new_partitions_must_be(
+def test_create_partitions_with_invalid_fields_is_refused(
     name: str, count: int, assignments: list[list[int]] | None, error: type[DomainError]
 ) -> None:
     cluster = Cluster(range(4))
@@ -242,7 +242,7 @@ def test_what_new_partitions_must_be(
         grow(cluster, name, count, assignments)
 
 
-def test_create_partitions_isr_invariants() -> None:
+def test_added_partition_has_fenced_replica_outside_of_isr() -> None:
     cluster = Cluster()
     cluster.create("foo", [0, 1])
     cluster.fence(1)
@@ -250,7 +250,7 @@ def test_create_partitions_isr_invariants() -> None:
     assert [one.isr for one in cluster.image.topics["foo"].partitions] == [(0,), (0,), (2,)]
 
 
-def test_delete_topics() -> None:
+def test_delete_topic_removes_its_partitions_and_configs() -> None:
     cluster = Cluster()
     topic_id = cluster.create("foo", [0, 1], [1, 0], retention_ms="1")
     taken: list[int] = []
@@ -271,7 +271,7 @@ def placed(cluster: Cluster, partitions: int, factor: int, seed: int) -> list[tu
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_even_distribution(seed: int) -> None:
+def test_placement_distributes_leaders_evenly(seed: int) -> None:
     cluster = Cluster(range(6))
     replicas = placed(cluster, 60, 3, seed)
     assert all(len(set(one)) == 3 for one in replicas)
@@ -280,7 +280,7 @@ def test_even_distribution(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_multi_rack_placement(seed: int) -> None:
+def test_placement_spreads_replicas_over_racks(seed: int) -> None:
     racks = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     cluster = Cluster(range(6), racks=racks)
     for replicas in placed(cluster, 30, 3, seed):
@@ -289,7 +289,7 @@ def test_multi_rack_placement(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_fenced_brokers_come_last_and_never_lead(seed: int) -> None:
+def test_placement_puts_fenced_brokers_last_and_never_as_leader(seed: int) -> None:
     cluster = Cluster(range(5))
     cluster.fence(3, 4)
     for replicas in placed(cluster, 30, 3, seed):
@@ -299,7 +299,7 @@ def test_fenced_brokers_come_last_and_never_lead(seed: int) -> None:
         assert set(replicas) == set(range(5))
 
 
-def test_avoid_brokers_that_go_or_take_nothing() -> None:
+def test_placement_avoids_brokers_in_shutdown_or_with_cordoned_dirs() -> None:
     cluster = Cluster(range(4))
     cluster.create("a", [0], [1], [2])
     cluster.beat(0, want_shut_down=True)
@@ -309,7 +309,7 @@ def test_avoid_brokers_that_go_or_take_nothing() -> None:
         placed(cluster, 1, 3, 3)
 
 
-def test_the_same_draws_place_the_same() -> None:
+def test_placement_is_the_same_for_the_same_seed() -> None:
     cluster = Cluster(range(5))
     assert placed(cluster, 20, 3, 8) == placed(cluster, 20, 3, 8)
 
@@ -317,7 +317,7 @@ def test_the_same_draws_place_the_same() -> None:
 # --- limits, internal topics, forms ---
 
 
-def test_topics_and_partitions_of_the_cluster_are_limited() -> None:
+def test_topics_and_partitions_above_the_cluster_limits_are_refused() -> None:
     cluster = Cluster(settings=replace(SETTINGS, max_topics=2, max_partitions=5))
     create(cluster, NewTopic("a", 2, 1))
     taken: list[int] = []
@@ -369,7 +369,7 @@ def test_requests_may_not_grow_or_delete_internal_topics() -> None:
     assert set(cluster.image.topics) == {"history"}
 
 
-def test_an_internal_topic_is_created_once_and_with_any_settings() -> None:
+def test_internal_topic_is_created_once_with_any_configs() -> None:
     cluster = Cluster([0], settings=replace(INTERNAL, max_topics=1))
     wanted = NewTopic("reserved", 2, 1, configs={"x": "any"})
     how = {"topic_id": TOPIC_ID, "draw": random.Random(1)}
@@ -383,7 +383,7 @@ def test_an_internal_topic_is_created_once_and_with_any_settings() -> None:
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
-def test_new_partitions_are_encoded_as_their_records_are(factor: int) -> None:
+def test_bulk_encoding_of_new_partitions_equals_encoding_of_their_records(factor: int) -> None:
     cluster = Cluster()
     topic = NewTopic("foo", 11, factor, configs={"retention.ms": "5"})
     created = cluster.controller.create_topic(

@@ -68,7 +68,7 @@ async def cancel_after_the_first_piece(broker: Broker, paths: Sequence[str]) -> 
     await cancel(task)
 
 
-async def test_cancelled_reread_leaves_the_rest_to_the_next_one(broker: Broker) -> None:
+async def test_cancelled_reread_is_completed_by_the_next_one(broker: Broker) -> None:
     topics = [f"t{index}" for index in range(MAX_RECORDS)]
     for topic in topics:
         broker.session.deny(topic, "abc")
@@ -85,7 +85,7 @@ async def test_cancelled_reread_leaves_the_rest_to_the_next_one(broker: Broker) 
     assert not broker.denied
 
 
-async def test_reread_that_is_cancelled_while_a_thread_reads_takes_all_the_next_time(
+async def test_reread_cancelled_during_parsing_reads_everything_the_next_time(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     users = [f"user-{index}" for index in range(LONG_BYTES // 50)]
@@ -111,7 +111,7 @@ async def test_reread_that_is_cancelled_while_a_thread_reads_takes_all_the_next_
     assert ("secret", "eve") in broker.denied
 
 
-async def test_records_that_the_image_did_not_take_are_tried_again(broker: Broker) -> None:
+async def test_records_that_failed_to_apply_are_applied_by_the_next_reread(broker: Broker) -> None:
     broker.session.deny("t", "a")
     broker.is_full = True
     with pytest.raises(MemoryError):
@@ -121,7 +121,7 @@ async def test_records_that_the_image_did_not_take_are_tried_again(broker: Broke
     assert broker.denied == {("t", "a")}
 
 
-async def test_znode_that_is_named_twice_is_taken_once(broker: Broker) -> None:
+async def test_znode_listed_twice_is_applied_once(broker: Broker) -> None:
     path = f"{TOPICS}/t"
     broker.session.deny("t", "a")
     await broker.access.reread([path, path])
@@ -146,7 +146,7 @@ def with_quotas(broker: Broker) -> set[str]:
     return {one.removeprefix(folder) for one in broker.session.data if one.startswith(folder)}
 
 
-async def test_change_that_waited_too_long_for_earlier_ones_is_not_written(broker: Broker) -> None:
+async def test_change_that_exceeds_its_deadline_is_not_written(broker: Broker) -> None:
     overdue = broker.access.change(quota("a"))
     broker.clock.advance(GIVE_UP_MS + 1)
     in_time = broker.access.change(quota("b"))
@@ -157,7 +157,7 @@ async def test_change_that_waited_too_long_for_earlier_ones_is_not_written(broke
     assert with_quotas(broker) == {"b"}
 
 
-async def test_change_whose_client_has_gone_is_not_written(broker: Broker) -> None:
+async def test_cancelled_change_is_not_written(broker: Broker) -> None:
     broker.access.change(quota("a")).cancel()
     wanted = broker.access.change(quota("b"))
     await broker.access.load()
@@ -181,7 +181,7 @@ async def test_each_change_of_a_batch_has_its_own_deadline(broker: Broker) -> No
     assert "b" in with_quotas(broker)
 
 
-async def test_change_that_zookeeper_can_never_take_fails_alone(broker: Broker) -> None:
+async def test_change_of_malformed_znode_fails_alone(broker: Broker) -> None:
     broker.session.data[f"{formats.USERS}/a"] = b"not JSON"
     wrong, right = broker.access.change(quota("a")), broker.access.change(quota("b"))
     await broker.access.load()

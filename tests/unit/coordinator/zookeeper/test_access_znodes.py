@@ -56,7 +56,7 @@ def written(path: str, data: bytes) -> bytes | None:
     )
 
 
-def test_rules_are_read_and_written_to_the_letter():
+def test_acl_znode_is_read_and_rewritten_byte_for_byte():
     assert read(RULES) == [
         rule(),
         rule("User:b", "10.0.0.1", Operation.ALL, Permission.DENY),
@@ -89,12 +89,12 @@ def test_rules_are_read_and_written_to_the_letter():
         ),
     ],
 )
-def test_a_note_says_what_has_changed(path: str, where: str, note: bytes):
+def test_acl_change_notification_names_the_changed_resource(path: str, where: str, note: bytes):
     assert formats.notification_of(path) == (where, note)
     assert formats.path_of_notification(where.rpartition("/")[0], "/n", note) == path
 
 
-def test_a_note_of_an_older_release_is_understood():
+def test_acl_change_notification_of_older_release_is_read():
     assert formats.path_of_notification("/kafka-acl-changes", "/n", b"TransactionalId:x") == (
         "/kafka-acl/TransactionalId/x"
     )
@@ -102,7 +102,7 @@ def test_a_note_of_an_older_release_is_understood():
 
 @pytest.mark.parametrize("note", [b"", b"\xff", b"{}", b"Nothing:x", b"[1]", b"ANY:x"])
 @pytest.mark.parametrize("folder", ["/kafka-acl-changes", "/kafka-acl-extended-changes"])
-def test_a_note_that_names_nothing_is_refused(folder: str, note: bytes):
+def test_malformed_acl_change_notification_is_refused(folder: str, note: bytes):
     with pytest.raises(NotOurFormatError):
         formats.path_of_notification(folder, "/n", note)
 
@@ -120,7 +120,7 @@ def test_a_note_that_names_nothing_is_refused(folder: str, note: bytes):
         b'{"version":1,"acls":{}}',
     ],
 )
-def test_rules_that_can_not_be_read_allow_nobody(data: bytes):
+def test_unreadable_acl_znode_denies_all_operations_to_everyone(data: bytes):
     assert read(data) == [NOBODY]
     with pytest.raises(NotOurFormatError):
         formats.changed(TOPIC, data, [])
@@ -156,7 +156,7 @@ def without(key: str, **others: object) -> dict[str, object]:
         (ENTRY | {"permissionType": "DENY"}, [rule(permission=Permission.DENY)]),
     ],
 )
-def test_a_rule_that_is_not_understood_allows_nothing_and_denies_all_that_it_may(
+def test_malformed_acl_entry_allows_nothing_and_denies_all_it_could(
     entry: Any, meant: list[object]
 ):
     data = json.dumps({"version": 1, "acls": [ENTRY, entry]}).encode()
@@ -166,7 +166,7 @@ def test_a_rule_that_is_not_understood_allows_nothing_and_denies_all_that_it_may
     assert entry in json.loads(kept)["acls"], "who changes others leaves it"
 
 
-def test_what_was_made_of_a_bad_denial_can_be_taken_away():
+def test_deny_acl_of_a_malformed_entry_can_be_deleted():
     bad = ENTRY | {"operation": "New", "permissionType": "Deny"}
     data = json.dumps({"version": 1, "acls": [ENTRY, bad]}).encode()
     denial = formats.records_of(TOPIC, data)[1]
@@ -176,11 +176,11 @@ def test_what_was_made_of_a_bad_denial_can_be_taken_away():
 
 
 @pytest.mark.parametrize("path", ["/kafka-acl/TOPIC/x", "/kafka-acl/New/x"])
-def test_rules_about_what_kafka_does_not_know_are_passed_over(path: str):
+def test_acls_of_unknown_resource_types_are_ignored(path: str):
     assert formats.records_of(path, RULES) == []
 
 
-def test_rules_after_changes_are_those_of_a_set():
+def test_acl_znode_equals_a_set_after_random_changes():
     """Apply changes in random order and compare with a model."""
     for seed in range(50):
         chance = random.Random(seed)
@@ -211,7 +211,7 @@ def settings(**values: str) -> bytes:
     return json.dumps({"version": 1, "config": values}).encode()
 
 
-def test_a_user_is_read_and_written_to_the_letter():
+def test_scram_user_znode_is_read_and_rewritten_byte_for_byte():
     data = f'{{"version":1,"config":{{"SCRAM-SHA-256":"{CREDENTIAL}"}}}}'.encode()
     assert formats.records_of(USER, data) == [
         UserScramCredentialRecord("alice", 1, b"16", bytes(32), bytes(32), 4096)
@@ -230,7 +230,7 @@ def test_a_user_is_read_and_written_to_the_letter():
         CREDENTIAL.replace("MTY=", "?"),
     ],
 )
-def test_a_credential_that_is_none_lets_nobody_in(text: str):
+def test_malformed_scram_credential_is_ignored(text: str):
     data = settings(**{"SCRAM-SHA-256": text, "producer_byte_rate": "5"})
     entity = (EntityData("user", "alice"),)
     assert formats.records_of(USER, data) == [
@@ -251,7 +251,7 @@ def test_a_credential_that_is_none_lets_nobody_in(text: str):
         ({"ip": None}, "ips/<default>"),
     ],
 )
-def test_an_entity_has_a_path_of_its_own(entity: dict[str, str | None], path: str):
+def test_quota_entity_maps_to_its_own_config_path(entity: dict[str, str | None], path: str):
     named = tuple(EntityData(kind, name) for kind, name in sorted(entity.items()))
     key = "connection_creation_rate" if "ip" in entity else "producer_byte_rate"
     record = ClientQuotaRecord(named, key, 7.0, remove=False)
@@ -265,7 +265,7 @@ def test_an_entity_has_a_path_of_its_own(entity: dict[str, str | None], path: st
 
 
 @pytest.mark.parametrize("path", ["/config/users/a/clients/", "/config/users/a/b", "/config/x/y"])
-def test_what_is_about_nobody_is_passed_over(path: str):
+def test_config_path_without_an_entity_is_ignored(path: str):
     assert formats.records_of(path, settings(producer_byte_rate="5")) == []
 
 
@@ -283,17 +283,17 @@ def test_what_is_about_nobody_is_passed_over(path: str):
         (0.00012, "1.2E-4"),
     ],
 )
-def test_a_double_is_written_as_java_does(value: float, text: str):
+def test_quota_value_is_formatted_as_in_java(value: float, text: str):
     assert formats.quota_text("request_percentage", value) == text
     assert float(text) == value
 
 
 @pytest.mark.parametrize("text", ["much", "0", "-1", "nan", "inf", "1.5", "1e400"])
-def test_a_quota_that_is_none_is_passed_over(text: str):
+def test_invalid_quota_value_is_ignored(text: str):
     assert formats.records_of(USER, settings(producer_byte_rate=text)) == []
 
 
-def test_other_settings_of_an_entity_stay():
+def test_quota_removal_keeps_other_configs_of_the_entity():
     data = settings(new="x", producer_byte_rate="5")
     quota = ClientQuotaRecord(
         (EntityData("user", "alice"),), "producer_byte_rate", 0.0, remove=True
@@ -307,7 +307,7 @@ def test_other_settings_of_an_entity_stay():
 
 
 @pytest.mark.parametrize("name", ["a/b", ".", "..", "a\0b", "a\x85", "\ud800", "x" * 10_000])
-def test_a_name_that_zookeeper_does_not_take_is_refused(name: str):
+def test_name_that_is_invalid_in_a_znode_path_is_refused(name: str):
     one = AccessControlEntryRecord(uuid.uuid4(), 2, name, 3, "User:a", "*", 3, 3)
     assert formats.reason_against(one)
     if name in {".", ".."} or len(name) > 1000:
@@ -317,7 +317,7 @@ def test_a_name_that_zookeeper_does_not_take_is_refused(name: str):
         assert formats.reason_against(ClientQuotaRecord(both, "producer_byte_rate", 1.0, False))
 
 
-def test_an_address_that_kafka_3_9_can_not_read_is_refused():
+def test_ipv6_quota_entity_is_refused():
     entity = (EntityData("ip", "::1"),)
     record = ClientQuotaRecord(entity, "connection_creation_rate", 1.0, remove=False)
     assert "IPv6" in (formats.reason_against(record) or "")

@@ -23,7 +23,7 @@ def reach(**settings: str) -> ZooKeeperConfig:
     return ZooKeeperConfig.of(BrokerConfig({"zookeeper.connect": "a:1,b:2/x", **settings}))
 
 
-def test_kafkas_defaults():
+def test_zookeeper_settings_default_to_those_of_kafka():
     found = reach()
     assert (found.connect, found.tls, found.login, found.sets_acls) == (
         "a:1,b:2/x",
@@ -38,18 +38,18 @@ def test_kafkas_defaults():
     )
 
 
-def test_a_start_waits_as_long_as_a_session_may_be_silent_unless_it_is_said():
+def test_connection_timeout_defaults_to_the_session_timeout():
     assert reach(**{"zookeeper.session.timeout.ms": "7000"}).connection_timeout_ms == 7000
     assert reach(**{"zookeeper.connection.timeout.ms": "5"}).connection_timeout_ms == 5
 
 
-def test_a_login_as_in_the_section_client():
+def test_jaas_config_sets_user_and_password_of_the_login():
     found = reach(**{JAAS: f'{MODULE} required username="a b" password="se\\"cret";'})
     assert found.login == ("a b", 'se"cret')
     assert "cret" not in repr(found)
 
 
-def test_tls_as_it_is_said(tmp_path: Path):
+def test_tls_settings_determine_protocols_ciphers_and_hostname_check(tmp_path: Path):
     authority = Authority(tmp_path)
     files = {
         "zookeeper.ssl.truststore.location": str(authority.truststore),
@@ -96,7 +96,9 @@ def test_tls_as_it_is_said(tmp_path: Path):
         ({JAAS: 'com.sun.security.auth.module.Krb5LoginModule required a="secret";'}, JAAS),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(settings: dict[str, str], key: str):
+def test_unsupported_zookeeper_setting_is_a_config_error_with_its_key(
+    settings: dict[str, str], key: str
+):
     with pytest.raises(ConfigError) as caught:
         reach(**settings)
     assert caught.value.key == key
@@ -114,7 +116,7 @@ def test_what_is_not_served_is_refused_by_name(settings: dict[str, str], key: st
         ("zookeeper.sync.time.ms", "2000"),
     ],
 )
-def test_what_makes_no_sense_is_refused(key: str, value: str):
+def test_invalid_zookeeper_setting_value_is_a_config_error(key: str, value: str):
     with pytest.raises(ConfigError, match=key):
         BrokerConfig({key: value})
 
@@ -129,7 +131,7 @@ def test_what_makes_no_sense_is_refused(key: str, value: str):
         ("/brokers/ids/1", False),
     ],
 )
-def test_what_nobody_else_may_read(path: str, expected: bool):
+def test_only_user_and_broker_config_paths_are_sensitive(path: str, expected: bool):
     assert is_sensitive(path) is expected
 
 
@@ -146,7 +148,7 @@ def example() -> DigestMd5:
     return DigestMd5("chris", "secret", uri="imap/elwood.innosoft.com", cnonce="OA6MHXh6VqTrRk")
 
 
-def test_the_login_of_the_protocols_own_example():
+def test_digest_md5_response_equals_the_example_of_rfc_2831():
     login = example()
     answer = login.answer(CHALLENGE)
     assert b"response=d388dad90d4bbd760a152321f2143af7" in answer
@@ -158,7 +160,7 @@ def test_the_login_of_the_protocols_own_example():
 @pytest.mark.parametrize(
     "last", [b"", b"rspauth=", b"rspauth=ea40f60335c427b5527b84dbabcdfffe", b"\xff"]
 )
-def test_a_server_that_does_not_know_the_password_is_not_believed(last: bytes):
+def test_digest_md5_server_with_wrong_proof_is_refused(last: bytes):
     login = example()
     login.answer(CHALLENGE)
     with pytest.raises(DigestError):
@@ -178,6 +180,6 @@ def test_a_server_that_does_not_know_the_password_is_not_believed(last: bytes):
         CHALLENGE.replace(b'nonce="OA6MG9tEQGm2hh"', b'nonce=""'),
     ],
 )
-def test_what_is_no_challenge_is_not_answered(challenge: bytes):
+def test_malformed_digest_md5_challenge_is_refused(challenge: bytes):
     with pytest.raises(DigestError):
         example().answer(challenge)

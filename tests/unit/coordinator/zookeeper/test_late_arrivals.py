@@ -66,7 +66,7 @@ BEFORE = _after(
 )
 
 
-def test_a_deleted_topic_does_not_come_back() -> None:
+def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
     broker = ControllerRequestApplier(1)
     made = _requests(MetadataImage(), BEFORE)
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
@@ -80,7 +80,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
     assert not image.topics
 
 
-def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
+def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
     """Otherwise the broker's ISR changes would have broker epoch -1, and be refused forever."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
     records = updated(ControllerRequestApplier(1), MetadataImage(), told_early, -1)

@@ -72,7 +72,7 @@ class Leaving(ZooKeeperBroker):
         ([ErrorCode.stale_broker_epoch, RequestTimedOutError("late"), 0], 3),
     ],
 )
-async def test_it_asks_until_nothing_is_left_or_it_has_asked_often_enough(
+async def test_controlled_shutdown_is_retried_until_no_partition_remains_or_limit(
     said: list[Said], times: int
 ) -> None:
     leaving = Leaving(*said)
@@ -80,7 +80,7 @@ async def test_it_asks_until_nothing_is_left_or_it_has_asked_often_enough(
     assert leaving.asked == [(3, 7)] * times
 
 
-async def test_without_a_controller_it_asks_nobody() -> None:
+async def test_controlled_shutdown_without_controller_sends_no_request() -> None:
     leaving = Leaving()
     leaving._node.controller = None
     await leaving.leave()

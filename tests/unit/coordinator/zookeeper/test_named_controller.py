@@ -15,7 +15,9 @@ from tests.unit.coordinator.services.coordinators import Services
 
 
 @pytest.mark.parametrize("known", [-1, 1, 2])
-async def test_nobody_is_named_while_no_controller_is_known(tmp_path: Path, known: int) -> None:
+async def test_controller_id_is_minus_one_while_no_controller_is_known(
+    tmp_path: Path, known: int
+) -> None:
     """A broker that has just resigned used to name an arbitrary broker, sometimes itself."""
     services = await Services(tmp_path).start()
     services.zookeeper = ZooKeeperNode(

@@ -123,7 +123,7 @@ async def answered(work: Iterator[Any]) -> Entity:
             await asyncio.wait({wait}, timeout=10)
 
 
-async def test_acl_that_another_broker_creates_during_a_deletion_stays(services: Services) -> None:
+async def test_acl_created_by_another_broker_during_a_deletion_stays(services: Services) -> None:
     node = services.on_zookeeper
     znodes = cast("Znodes", node.session)
     znodes.deny("first", ["a"])
@@ -141,7 +141,7 @@ async def test_acl_that_another_broker_creates_during_a_deletion_stays(services:
     assert [one.resource_name for one in services.metadata.image.acls.values()] == ["second"]
 
 
-async def test_acl_that_another_broker_deletes_during_a_deletion_is_no_error(
+async def test_acl_deleted_by_another_broker_during_a_deletion_is_no_error(
     services: Services,
 ) -> None:
     node = services.on_zookeeper
@@ -159,7 +159,7 @@ async def test_acl_that_another_broker_deletes_during_a_deletion_is_no_error(
     assert not services.metadata.image.acls
 
 
-async def test_acl_requests_of_one_broker_follow_each_other(services: Services) -> None:
+async def test_acl_requests_of_one_broker_are_executed_in_order(services: Services) -> None:
     """A creation must not rely on an ACL that an earlier request is about to delete."""
     node = services.on_zookeeper
     cast("Znodes", node.session).deny("t", ["a"])
@@ -173,7 +173,7 @@ async def test_acl_requests_of_one_broker_follow_each_other(services: Services) 
     assert {one.principal for one in acls} == {"User:a", "User:b"}
 
 
-async def test_one_request_makes_no_more_quotas_than_there_may_be(
+async def test_quotas_above_the_limit_are_a_policy_violation(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quotas, "MAX_QUOTAS", 3)
@@ -198,7 +198,7 @@ async def test_one_request_makes_no_more_quotas_than_there_may_be(
     assert len(services.metadata.image.quotas) == 3
 
 
-async def test_settings_wait_for_a_silent_zookeeper_for_a_limited_time(
+async def test_config_request_to_silent_zookeeper_times_out(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, own = services.on_zookeeper, (BROKER_RESOURCE, "1")

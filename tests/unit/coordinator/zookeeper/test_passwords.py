@@ -25,7 +25,7 @@ ENCODER: Final = Encoder("the secret", DEFAULT_KEY_FACTORY, 128, 4096)
 
 
 @pytest.mark.parametrize("password", ["", "a", "sixteen letters!", "ä:,=😀", "x" * 5000])
-def test_what_is_encoded_can_be_read_with_the_secret_alone(password: str) -> None:
+def test_encoded_password_can_be_decoded_only_with_its_secret(password: str) -> None:
     text = ENCODER.encode(password)
     assert ENCODER.decode(text) == password
     assert ENCODER.encode(password) != text, "each has a salt of its own"
@@ -59,7 +59,7 @@ def test_what_is_encoded_can_be_read_with_the_secret_alone(password: str) -> Non
         ("initializationVector", "vector"),
     ],
 )
-def test_nonsense_is_no_password(before: str, after: str) -> None:
+def test_malformed_encoded_password_is_refused(before: str, after: str) -> None:
     text = ENCODER.encode("password")
     assert before in text
     with pytest.raises(PasswordError):
@@ -71,7 +71,7 @@ def passwords(**secrets: str) -> Passwords:
     return Passwords(BrokerConfig(told), node_id=1)
 
 
-def test_a_broker_encodes_and_reads_its_own_alone() -> None:
+def test_broker_encodes_and_decodes_only_its_own_passwords() -> None:
     own = passwords(secret="the secret")
     text = own.encoded("1", KEY, "password")
     values = {KEY: text, "log.cleaner.threads": "2"}
@@ -87,12 +87,12 @@ def test_a_broker_encodes_and_reads_its_own_alone() -> None:
         passwords().encoded("1", KEY, "password")
 
 
-def test_a_key_has_a_length_that_its_cipher_knows() -> None:
+def test_unsupported_cipher_key_length_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="128, 192 or 256"):
         passwords(secret="the secret", key_length="200")
 
 
-def test_what_the_old_secret_has_encoded_is_encoded_anew_once() -> None:
+def test_password_encoded_with_old_secret_is_reencoded_once() -> None:
     text = passwords(secret="old").encoded("1", KEY, "password")
     both = passwords(secret="new", old_secret="old")
     anew = both.reencoded({KEY: text, "log.cleaner.threads": "2"})
@@ -101,7 +101,7 @@ def test_what_the_old_secret_has_encoded_is_encoded_anew_once() -> None:
     assert passwords(secret="new").reencoded({KEY: text}) == {}
 
 
-def test_a_change_of_a_broker_encodes_only_what_is_new() -> None:
+def test_config_change_encodes_only_new_passwords() -> None:
     """Every change of a broker's settings includes the stored ones (KAFKA-14136)."""
     nobody: Any = None  # no write happens here
     own = BrokerStore(

@@ -210,7 +210,7 @@ def _alter(scene: Scene, topic_id: UUID, *isr: int, name: str = "t") -> Any:
     return scene.decide(lambda one: one.alter_partition(now.leader, epoch, [item]))
 
 
-def test_everybody_knows_of_a_topic_and_its_first_replica_leads(scene: Scene):
+def test_created_topic_is_sent_to_all_brokers_and_led_by_first_replica(scene: Scene):
     scene.create("t", (2, 3), (3, 1), (1, 2))
     scene.check()
     assert [scene.state("t", index).leader for index in range(3)] == [2, 3, 1]
@@ -218,7 +218,7 @@ def test_everybody_knows_of_a_topic_and_its_first_replica_leads(scene: Scene):
     assert led == [1, 2, 3], "each that has a replica"
 
 
-def test_a_leader_that_goes_is_followed_by_the_next_of_the_assignment(scene: Scene):
+def test_failed_leader_is_replaced_by_next_in_sync_replica_of_assignment(scene: Scene):
     topic_id = scene.create("t", (2, 3, 1))
     _alter(scene, topic_id, 2, 1, 3)
     assert scene.state("t").isr == (2, 1, 3), "another order than the assignment's"
@@ -230,7 +230,7 @@ def test_a_leader_that_goes_is_followed_by_the_next_of_the_assignment(scene: Sce
     assert scene.state("t").leader == 3, "who comes back takes nothing"
 
 
-def test_a_follower_that_goes_raises_the_leader_epoch_or_the_leader_would_not_hear_of_it(
+def test_failed_follower_raises_the_leader_epoch(
     scene: Scene,
 ):
     scene.create("t", (1, 2, 3))
@@ -240,7 +240,7 @@ def test_a_follower_that_goes_raises_the_leader_epoch_or_the_leader_would_not_he
     assert [broker_id for broker_id, one in scene.requests if one.__api_key__ == 4] == [1, 2]
 
 
-def test_a_leader_that_changes_its_isr_has_its_answer_and_keeps_its_epoch(scene: Scene):
+def test_isr_change_by_leader_keeps_the_leader_epoch(scene: Scene):
     topic_id = scene.create("t", (1, 2, 3))
     _alter(scene, topic_id, 1, 2)
     scene.check()
@@ -248,7 +248,7 @@ def test_a_leader_that_changes_its_isr_has_its_answer_and_keeps_its_epoch(scene:
     assert {one.__api_key__ for _, one in scene.requests} == {ApiKey.UPDATE_METADATA}
 
 
-def test_a_bounced_broker_is_taken_for_dead_first(scene: Scene):
+def test_bounced_broker_loses_leadership_and_leaves_the_isr(scene: Scene):
     """KAFKA-7235: the controller missed the end of the session, and sees only the new epoch."""
     scene.create("t", (1, 2), (2, 1))
     scene.come(1)
@@ -256,7 +256,7 @@ def test_a_bounced_broker_is_taken_for_dead_first(scene: Scene):
     assert (scene.state("t").leader, scene.state("t").isr) == (2, (2,))
 
 
-def test_the_last_of_an_isr_keeps_it_and_leads_again_when_it_comes_back(scene: Scene):
+def test_last_isr_member_stays_in_isr_and_leads_after_its_return(scene: Scene):
     topic_id = scene.create("t", (1, 2))
     _alter(scene, topic_id, 1)
     scene.go(1)
@@ -267,7 +267,7 @@ def test_the_last_of_an_isr_keeps_it_and_leads_again_when_it_comes_back(scene: S
     assert scene.state("t").leader == 1
 
 
-def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Scene):
+def test_new_controller_removes_unregistered_broker_from_isrs(scene: Scene):
     """The broker died with the former controller: ISRs have it, and /brokers/ids does not."""
     scene.create("t", (1, 2), (2, 1))
     delta = MetadataDelta(scene.machine.image)
@@ -282,7 +282,7 @@ def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Sc
     assert [scene.state("t", index).isr for index in (0, 1)] == [(2,), (2,)]
 
 
-def test_a_reassignment_adds_waits_and_removes(scene: Scene):
+def test_reassignment_completes_once_added_replica_is_in_sync(scene: Scene):
     topic_id = scene.create("t", (1, 2))
     scene.decide(
         lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (3, 2))])
@@ -299,7 +299,7 @@ def test_a_reassignment_adds_waits_and_removes(scene: Scene):
     assert stopped[0][1].topic_states[0].partition_states[0].delete_partition
 
 
-def test_a_controlled_shutdown_hands_over_what_is_led(scene: Scene):
+def test_controlled_shutdown_moves_leadership_and_stops_replicas(scene: Scene):
     scene.create("t", (1, 2), (2, 1))
     scene.decide(lambda one: one.begin_shutdown(1, scene.brokers[1].epoch))
     scene.check()
@@ -310,7 +310,7 @@ def test_a_controlled_shutdown_hands_over_what_is_led(scene: Scene):
     )
 
 
-def test_who_shuts_down_goes_on_leading_what_nobody_else_can(scene: Scene):
+def test_broker_in_shutdown_keeps_partitions_without_another_isr_member(scene: Scene):
     topic_id = scene.create("t", (1, 2), (1, 2))
     scene.create("alone", (1,))
     _alter(scene, topic_id, 1)
@@ -326,7 +326,7 @@ def test_who_shuts_down_goes_on_leading_what_nobody_else_can(scene: Scene):
     assert scene.state("alone").leader == -1
 
 
-def test_a_broker_that_is_gone_is_no_place_for_a_replica(scene: Scene):
+def test_topic_creation_does_not_use_a_failed_broker(scene: Scene):
     scene.go(3)
     with pytest.raises(InvalidReplicationFactorError):
         scene.decide(
@@ -339,7 +339,7 @@ def test_a_broker_that_is_gone_is_no_place_for_a_replica(scene: Scene):
         )
 
 
-def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene: Scene):
+def test_reassignment_from_znode_may_wait_for_a_failed_broker(scene: Scene):
     scene.create("t", (1, 2))
     scene.go(3)
     wanted = [ReassignablePartition("t", 0, (2, 3))]
@@ -356,7 +356,7 @@ def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene:
     assert scene.state("t").adding_replicas == (3,)
 
 
-def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
+def test_new_controller_resumes_reassignments(scene: Scene):
     """The other controller died with the target in sync, or before brokers learned the target."""
     topic_id = scene.create("t", (1, 2), (2, 1))
     items = [ReassignablePartition("t", index, (3, 2)) for index in (0, 1)]
@@ -374,7 +374,7 @@ def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
     assert (waits.replicas, waits.leader_epoch) == ((3, 2, 1), epochs[1] + 1), "all hear of it"
 
 
-def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene: Scene):
+def test_replica_in_lost_directory_does_not_lead_until_it_is_online(scene: Scene):
     lost = [(scene.create("t", (1, 2)), 0), (scene.create("alone", (1,)), 0)]
     scene.decide(lambda one: one.record_lost_replicas(1, lost, ()))
     scene.check()
@@ -390,7 +390,7 @@ def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene
     assert [scene.state(name).leader for name in ("t", "alone")] == [2, 1]
 
 
-def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
+def test_changed_listener_of_a_broker_is_sent_to_all_brokers(scene: Scene):
     node = znodes.BrokerZnode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
     seen = broker_record(node, scene.brokers[2].epoch)
     assert not scene.decide(lambda one: one.broker_discovered(seen, "there"))
@@ -401,7 +401,7 @@ def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
     assert scene.requests == []
 
 
-def test_a_broker_is_told_all_of_its_replicas_again(scene: Scene):
+def test_replicas_of_a_broker_are_sent_again_in_one_request(scene: Scene):
     scene.create("t", (1, 2), (2, 3))
     assert replicas_of(MetadataImage(), scene.controller, 1) is None
     request = replicas_of(scene.machine.image, scene.controller, 1)
@@ -411,7 +411,7 @@ def test_a_broker_is_told_all_of_its_replicas_again(scene: Scene):
     assert request.broker_epoch == scene.brokers[1].epoch
 
 
-def test_a_deleted_topic_is_marked_told_and_forgotten(scene: Scene):
+def test_deleted_topic_is_marked_in_zookeeper_and_stopped_on_brokers(scene: Scene):
     topic_id = scene.create("t", (1, 2))
     scene.decide(lambda one: one.delete_topic(topic_id))
     assert znodes.delete_path("t") in scene.nodes
@@ -421,7 +421,7 @@ def test_a_deleted_topic_is_marked_told_and_forgotten(scene: Scene):
     assert [to for to, one in scene.requests if one.__api_key__ == 5] == [1, 2]
 
 
-def test_a_broker_that_starts_leads_nothing_before_it_is_told(scene: Scene):
+def test_starting_broker_leads_nothing_before_leader_and_isr(scene: Scene):
     scene.create("t", (1, 2))
     scene.go(3)
     starting = Broker(1, 99, scene.machine.image)
@@ -430,7 +430,7 @@ def test_a_broker_that_starts_leads_nothing_before_it_is_told(scene: Scene):
     assert not starting.image.brokers
 
 
-def test_a_broker_that_starts_keeps_no_move_of_others_in_mind(scene: Scene):
+def test_starting_broker_ignores_reassignments_of_other_brokers(scene: Scene):
     """UpdateMetadata, its only source on other partitions, does not report cancellations."""
     image = scene.machine.image
     delta = MetadataDelta(image)
@@ -456,7 +456,7 @@ def _last(scene: Scene, key: int) -> Any:
     return next(one for _, one in scene.requests if one.__api_key__ == key)
 
 
-def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: Scene):
+def test_request_with_stale_controller_or_broker_epoch_is_refused(scene: Scene):
     scene.create("t", (1, 2))
     request, request_applier = _last(scene, 4), scene.brokers[1].request_applier
     request_applier.controller_epoch = 2
@@ -467,7 +467,7 @@ def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: S
     assert request_applier.refuses(request, epoch, CONNECTED_S) == 0
 
 
-def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene):
+def test_request_over_a_superseded_controller_connection_is_refused(scene: Scene):
     """A late UpdateMetadata has no epoch that shows that its list of live brokers is outdated."""
     scene.create("t", (1, 2))
     request, request_applier = _last(scene, 6), scene.brokers[1].request_applier
@@ -479,7 +479,7 @@ def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene)
     assert request_applier.refuses(request, epoch, CONNECTED_S - 1) == 0
 
 
-def test_a_late_leader_and_isr_changes_nothing(scene: Scene):
+def test_late_leader_and_isr_is_a_stale_controller_epoch(scene: Scene):
     topic_id = scene.create("t", (1, 2, 3))
     late, broker = _last(scene, 4), scene.brokers[1]
     scene.go(3)
@@ -487,7 +487,7 @@ def test_a_late_leader_and_isr_changes_nothing(scene: Scene):
     assert (records, errors) == ([], {topic_id: {0: STALE_CONTROLLER_EPOCH}})
 
 
-def test_a_late_update_changes_nothing(scene: Scene):
+def test_late_update_metadata_changes_no_partition(scene: Scene):
     scene.create("t", (1, 2, 3))
     late, broker = _last(scene, 6), scene.brokers[1]
     scene.go(3)
@@ -496,7 +496,7 @@ def test_a_late_update_changes_nothing(scene: Scene):
     assert broker.image.topics["t"] is before
 
 
-def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
+def test_leader_and_isr_for_recreated_topic_is_an_inconsistent_topic_id(scene: Scene):
     scene.create("t", (1, 2))
     request, broker = _last(scene, 4), scene.brokers[1]
     first = scene.machine.image.topics["t"].topic_id
@@ -508,7 +508,7 @@ def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
     assert broker.image.topics["t"].topic_id == second
 
 
-def test_a_late_stop_deletes_nothing(scene: Scene):
+def test_late_stop_replica_is_a_fenced_leader_epoch(scene: Scene):
     scene.create("t", (1, 2, 3))
     scene.decide(
         lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2))])
@@ -522,7 +522,7 @@ def test_a_late_stop_deletes_nothing(scene: Scene):
     assert (records, errors) == ([], [("t", 0, FENCED_LEADER_EPOCH)])
 
 
-def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_replica(scene: Scene):
+def test_partitions_missing_in_leader_and_isr_have_no_replicas_until_update(scene: Scene):
     """LeaderAndIsr has one broker's partitions; UpdateMetadata has all of them."""
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
@@ -538,13 +538,13 @@ def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_repli
 # --- writes to ZooKeeper ---
 
 
-def test_each_transaction_is_fenced():
+def test_each_zookeeper_transaction_checks_the_controller_epoch():
     writes = [Create(f"/{number}") for number in range(1_001)]
     transactions = list(fenced(writes, 7))
     assert [len(one) for one in transactions] == [501, 501, 2]
     assert all((one[0].path, one[0].version) == ("/controller_epoch", 7) for one in transactions)  # type: ignore[union-attr]
 
 
-def test_what_has_no_place_there_is_refused():
+def test_record_without_a_znode_is_refused():
     with pytest.raises(NotInZooKeeperError):
         check_kept([FeatureLevelRecord("group.version", 1)])

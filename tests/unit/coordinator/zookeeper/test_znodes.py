@@ -69,7 +69,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("data", "text"), WRITTEN)
-def test_what_is_written(data: bytes, text: str):
+def test_znode_content_equals_that_of_kafka(data: bytes, text: str):
     assert data.decode() == text
 
 
@@ -129,7 +129,7 @@ def test_what_is_written(data: bytes, text: str):
         (znodes.log_dir_event_of("/l", b'{"version":1,"broker":5,"event":1}'), 5),
     ],
 )
-def test_what_is_read(found: object, value: object):
+def test_znode_of_any_release_is_read(found: object, value: object):
     assert found == value
 
 
@@ -157,15 +157,13 @@ READERS = [
     [b"no JSON", b"[]", b"{}", b'{"partitions":3,"endpoints":3}', b"[" * 100_000],
     ids=["text", "list", "empty", "numbers", "deep"],
 )
-def test_what_somebody_else_has_written_is_refused_by_name(
-    read: Callable[[bytes], Any], data: bytes
-):
+def test_malformed_znode_is_refused(read: Callable[[bytes], Any], data: bytes):
     with pytest.raises(NotOurFormatError):
         read(data)
 
 
 @pytest.mark.parametrize("number", ["1e999", "2147483648", "1.5", '"x"', "null"])
-def test_a_number_that_no_request_can_hold_is_none(number: str):
+def test_znode_number_outside_int32_is_refused(number: str):
     with pytest.raises(NotOurFormatError):
         znodes.topic_of("t", b'{"version":1,"partitions":{"0":[%s]}}' % number.encode())
     state = b'{"leader":%s,"isr":[1],"leader_epoch":0,"controller_epoch":1}' % number.encode()
@@ -173,11 +171,11 @@ def test_a_number_that_no_request_can_hold_is_none(number: str):
         znodes.state_of("/s", state)
 
 
-def test_a_topic_whose_partitions_have_gaps_is_none():
+def test_topic_znode_with_partition_gaps_is_refused():
     with pytest.raises(NotOurFormatError, match="gaps"):
         znodes.topic_of("t", b'{"version":1,"partitions":{"0":[1],"2":[1]}}')
 
 
-def test_an_id_is_written_as_kafka_does():
+def test_topic_id_is_encoded_as_in_kafka():
     assert znodes.id_from_text(znodes.id_to_text(TOPIC_ID)) == TOPIC_ID
     assert json.loads(znodes.topic_data(TopicZnode(None, {0: (1,)}, {}, {})))["topic_id"] == ""

@@ -41,7 +41,7 @@ def level(store: Storage) -> int:
     return store.metadata.feature_level(TRANSACTION_VERSION)
 
 
-def test_it_goes_down_and_up_and_every_change_has_an_epoch(store: Storage) -> None:
+def test_feature_level_change_in_either_direction_bumps_the_features_epoch(store: Storage) -> None:
     assert level(store) == 2
     epochs = [store.metadata.features_epoch]
     for change, then in (
@@ -56,7 +56,7 @@ def test_it_goes_down_and_up_and_every_change_has_an_epoch(store: Storage) -> No
     assert store.metadata.features[TRANSACTION_VERSION] == (0, 2, 2)
 
 
-def test_levels_of_share_and_streams_groups_go_up_and_down(store: Storage) -> None:
+def test_share_and_streams_versions_can_be_upgraded_and_downgraded(store: Storage) -> None:
     for name, first, levels in (
         (SHARE_VERSION, 1, (2, 1, 0, 1)),
         (STREAMS_VERSION, 0, (1, 0, 1)),
@@ -69,7 +69,9 @@ def test_levels_of_share_and_streams_groups_go_up_and_down(store: Storage) -> No
 
 
 @pytest.mark.parametrize("kind", [UP, SAFE, UNSAFE])
-def test_the_level_that_it_has_is_no_change(store: Storage, kind: UpgradeType) -> None:
+def test_feature_update_to_the_current_level_is_no_change(
+    store: Storage, kind: UpgradeType
+) -> None:
     before = store.metadata.features_epoch
     update(store, FeatureUpdate(TRANSACTION_VERSION, 2, kind))
     assert (level(store), store.metadata.features_epoch) == (2, before)
@@ -89,7 +91,9 @@ def test_the_level_that_it_has_is_no_change(store: Storage, kind: UpgradeType) -
         (FeatureUpdate(TRANSACTION_VERSION, 2, UpgradeType.UNKNOWN), "the given upgrade type"),
     ],
 )
-def test_refusals(store: Storage, wanted: FeatureUpdate, reason: str) -> None:
+def test_invalid_feature_update_is_refused_with_the_reason(
+    store: Storage, wanted: FeatureUpdate, reason: str
+) -> None:
     with pytest.raises(InvalidUpdateVersionError) as refused:
         update(store, wanted)
     assert reason in str(refused.value)
@@ -97,7 +101,7 @@ def test_refusals(store: Storage, wanted: FeatureUpdate, reason: str) -> None:
     assert level(store) == 2
 
 
-def test_kraft_version_has_one_level(store: Storage) -> None:
+def test_kraft_version_update_to_its_only_level_is_no_change(store: Storage) -> None:
     before = store.metadata.features_epoch
     for kind in (UP, SAFE, UNSAFE):
         update(store, FeatureUpdate(KRAFT_VERSION, 0, kind))
@@ -105,7 +109,7 @@ def test_kraft_version_has_one_level(store: Storage) -> None:
     assert store.metadata.features_epoch == before
 
 
-def test_metadata_version_goes_down_only_over_levels_without_new_metadata(store: Storage) -> None:
+def test_metadata_version_downgrade_over_new_metadata_is_refused(store: Storage) -> None:
     """As in Apache Kafka 4.4: 31 adds nothing to the metadata, 32 and 33 do."""
     update(store, FeatureUpdate(METADATA_VERSION, 31))
     update(store, FeatureUpdate(METADATA_VERSION, 30, SAFE))
@@ -125,14 +129,14 @@ def test_standalone_broker_starts_at_a_higher_metadata_version(tmp_path: Path) -
     assert storage(tmp_path).metadata.features[METADATA_VERSION] == (30, 33, 33)
 
 
-def test_a_downgrade_does_not_go_up(store: Storage) -> None:
+def test_downgrade_to_a_higher_feature_level_is_refused(store: Storage) -> None:
     update(store, FeatureUpdate(TRANSACTION_VERSION, 0, SAFE))
     for kind in (SAFE, UNSAFE):
         with pytest.raises(InvalidUpdateVersionError, match="Can't downgrade to a newer version"):
             update(store, FeatureUpdate(TRANSACTION_VERSION, 1, kind))
 
 
-def test_all_or_none_and_only_looking(store: Storage) -> None:
+def test_failed_or_validate_only_feature_update_changes_nothing(store: Storage) -> None:
     lower = FeatureUpdate(TRANSACTION_VERSION, 1, SAFE)
     with pytest.raises(InvalidUpdateVersionError):
         update(store, lower, FeatureUpdate("odd", 1))
@@ -140,7 +144,7 @@ def test_all_or_none_and_only_looking(store: Storage) -> None:
     assert level(store) == 2
 
 
-def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
+def test_feature_level_survives_restart_and_metadata_log_compaction(tmp_path: Path) -> None:
     first = storage(tmp_path)
     with first.metadata.unforced():
         for _ in range(COMPACT_SLACK_RECORDS // 2 + 50):
@@ -156,7 +160,9 @@ def test_it_survives_restart_and_compaction_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "form"), [(0, 0), (1, 1), (2, 1)])
-async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, form: int) -> None:
+async def test_transaction_record_version_follows_the_transaction_version(
+    tmp_path: Path, version: int, form: int
+) -> None:
     services = await Services(tmp_path).start()
     update(services.storage, FeatureUpdate(TRANSACTION_VERSION, version, SAFE))
     finish(services.txns.open_in_steps())
@@ -170,7 +176,9 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
 
 
 @pytest.mark.parametrize(("version", "epoch"), [(0, 2), (2, 2)])
-async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, epoch: int) -> None:
+async def test_init_producer_id_uses_a_new_transaction_version_without_restart(
+    tmp_path: Path, version: int, epoch: int
+) -> None:
     """A takeover uses the new transaction version at once, also for a transaction begun before."""
     services = await Services(tmp_path).start()
     services.topic("t")

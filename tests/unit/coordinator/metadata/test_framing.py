@@ -37,7 +37,7 @@ from fencepost.logcore.errors import CorruptRecordError, LogError
 VALUES = [b"", b"x" * 63, b"x" * 64, b"y" * 9_000, *(b"v%d" % number for number in range(9_000))]
 
 
-def test_what_is_written_is_what_any_encoder_would_write() -> None:
+def test_metadata_batch_is_byte_identical_to_the_plain_encoding() -> None:
     batch = data_batch(VALUES, 5, base_offset=70, epoch=3)
     records = [LogRecord(70 + at, 5, None, value) for at, value in enumerate(VALUES)]
     assert batch == encode_batch(records, leader_epoch=3)
@@ -47,7 +47,7 @@ def test_what_is_written_is_what_any_encoder_would_write() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTD])
-def test_batches_of_other_forms_are_read(codec: Codec) -> None:
+def test_metadata_batch_with_keys_headers_or_compression_is_read(codec: Codec) -> None:
     records = [
         LogRecord(0, 5, None, b"plain"),
         LogRecord(1, 5_000, None, b"later"),
@@ -74,7 +74,7 @@ def change(topic: int, index: int, leader: int = 1) -> bytes:
     return encode(PartitionChangeRecord(UUID(int=topic), index, leader=leader))
 
 
-def test_many_records_alike_are_read_at_once_and_are_the_same() -> None:
+def test_similar_partition_records_are_decoded_in_runs_to_the_same_values() -> None:
     values = [change(topic, index) for topic in range(5) for index in range(2_000)]
     batch = data_batch(values, 5)
     items = values_of(parse_header(batch), batch)
@@ -83,7 +83,7 @@ def test_many_records_alike_are_read_at_once_and_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) -> None:
+def test_random_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) -> None:
     draw = random.Random(seed)
     partition = partition_record(UUID(int=0), 0, local_partition(1, UUID(int=9), 0))
     for _ in range(40):
@@ -109,7 +109,7 @@ def test_any_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) -> No
 
 
 @pytest.mark.parametrize("skipped", [0, 1, 63, 64, 8_191])
-def test_offsets_with_gaps_do_not_shift_what_is_read(skipped: int) -> None:
+def test_offset_gaps_do_not_change_the_decoded_values(skipped: int) -> None:
     records = [
         LogRecord(at if at < 70 else at + skipped, 5, None, change(1, at)) for at in range(150)
     ]
@@ -118,13 +118,13 @@ def test_offsets_with_gaps_do_not_shift_what_is_read(skipped: int) -> None:
     assert found == [one.value for one in records]
 
 
-def test_a_record_without_a_value_is_none_of_metadata() -> None:
+def test_metadata_record_without_a_value_is_refused_as_corrupt() -> None:
     batch = encode_batch([LogRecord(0, 0, None, b"v"), LogRecord(1, 0, None, None)])
     with pytest.raises(CorruptRecordError, match="no value"):
         values_of(parse_header(batch), batch)
 
 
-def test_damaged_records_are_refused_or_are_what_the_plain_decoder_reads() -> None:
+def test_damaged_records_are_refused_or_read_as_by_the_plain_decoder() -> None:
     few = data_batch([b"abc", b"d" * 80, b"e"], 5)
     many = data_batch([change(1, index) for index in range(75)], 5)
     for batch, step in ((few, 1), (many, 7)):
@@ -148,7 +148,7 @@ def _check_damaged(batch: bytes, step: int) -> None:
             assert found == expected or expected is None, (at, bit)
 
 
-def test_a_batch_holds_as_much_as_may_be() -> None:
+def test_records_are_chunked_up_to_the_maximum_batch_size() -> None:
     half = b"x" * (MAX_BATCH_BYTES // 2)
     assert list(in_chunks([half, half])) == [[half, half]]
     assert list(in_chunks([half, half, b"x"])) == [[half, half], [b"x"]]
@@ -157,7 +157,7 @@ def test_a_batch_holds_as_much_as_may_be() -> None:
     assert list(in_chunks([])) == []
 
 
-def test_control_records_in_words() -> None:
+def test_control_records_are_described_by_type_and_data() -> None:
     said = []
     for batch in (leader_change(7, 5), snapshot_header(4, 5, 2), snapshot_footer(5, 9, 2)):
         header = parse_header(batch)

@@ -62,7 +62,7 @@ class Node:
         self.logs.close()
 
 
-def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
+def test_metadata_survives_a_kill_and_a_clean_stop(tmp_path):
     node = Node(tmp_path)
     made = create_topic(node.log, "a.b", 3, {"retention.ms": "5"})
     create_topic(node.log, "gone", 1, {})
@@ -112,7 +112,7 @@ def test_names_that_differ_in_dot_and_underscore_collide(tmp_path):
     assert node.log.colliding("a_b") is None
 
 
-def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
+def test_leader_epoch_starts_at_zero_and_increases_with_every_start(tmp_path):
     node = Node(tmp_path)
     old = create_topic(node.log, "old", 1, {})
     assert old.partitions[0].leader_epoch == 0
@@ -149,7 +149,7 @@ def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
     assert internal_topic(node.log, name) is topic
 
 
-def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
+def test_topics_and_partitions_above_their_limits_are_refused(tmp_path):
     node = Node(tmp_path, config={"fencepost.max.topics": "2", "fencepost.max.partitions": "5"})
     create_topic(node.log, "a", 2, {})
     create_topic(node.log, "b", 3, {})
@@ -164,7 +164,7 @@ def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
     assert node.log.image.partition_count == 5
 
 
-def test_unknown_topics_can_not_be_changed(tmp_path):
+def test_change_of_an_unknown_topic_is_refused(tmp_path):
     node = Node(tmp_path)
     for change in (
         lambda: create_partitions(node.log, "x", 2),
@@ -174,7 +174,7 @@ def test_unknown_topics_can_not_be_changed(tmp_path):
             change()
 
 
-def test_listeners_hear_of_changes(tmp_path):
+def test_subscriber_gets_the_old_and_new_image_of_each_change(tmp_path):
     node = Node(tmp_path)
     heard = []
 
@@ -195,7 +195,7 @@ def test_listeners_hear_of_changes(tmp_path):
     assert node.log.topic_changes == changes + 3
 
 
-def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
+def test_compacted_metadata_log_restores_the_same_image(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 10)
     monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 200)
     node = Node(tmp_path)
@@ -220,7 +220,7 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
         assert node.config.int("message.max.bytes") == 9
 
 
-async def test_a_stop_leaves_a_snapshot_and_an_empty_log(tmp_path, monkeypatch):
+async def test_broker_stop_writes_a_snapshot_and_advances_the_log_start(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 20)
     async with Broker(tmp_path, "127.0.0.1:0") as broker:
         create_topic(broker.services.metadata, "t", 30, {})
@@ -248,14 +248,14 @@ async def test_a_stop_leaves_a_snapshot_and_an_empty_log(tmp_path, monkeypatch):
         [encode(BeginTransactionRecord())] * 2,
     ],
 )
-def test_a_log_that_is_not_understood_does_not_load(tmp_path, values):
+def test_metadata_log_with_unreadable_records_does_not_load(tmp_path, values):
     node = Node(tmp_path)
     node.log.partition.append_batch(framing.data_batch(values, 0), 0)
     with pytest.raises(MetadataError, match=METADATA_TOPIC):
         Node(tmp_path)
 
 
-def test_a_failed_append_changes_nothing(tmp_path):
+def test_failed_metadata_append_leaves_the_image_unchanged(tmp_path):
     fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
     create_topic(node.log, "a", 1, {})
@@ -267,7 +267,7 @@ def test_a_failed_append_changes_nothing(tmp_path):
     assert list(Node(tmp_path).log.topics) == ["a"]
 
 
-async def test_refused_flush_is_an_error_and_a_later_one_makes_the_change_durable(
+async def test_failed_flush_is_an_error_and_a_later_flush_makes_the_change_durable(
     tmp_path, monkeypatch
 ):
     fs = FaultyDisk()
@@ -297,7 +297,7 @@ def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
     assert module.new_topic_id() == uuid.UUID(int=1 << 122)
 
 
-def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
+def test_group_configs_above_the_maximum_of_configured_groups_are_refused(tmp_path):
     node, limit = Node(tmp_path), ControllerSettings("").max_configured_groups
     own = {"consumer.session.timeout.ms": "50000"}
     node.log.append(

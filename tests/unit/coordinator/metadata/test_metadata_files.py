@@ -176,7 +176,7 @@ def check_converted(storage: Storage, *, starts: int) -> None:
     assert storage.metadata.epoch == 7 + starts
 
 
-def test_an_older_directory_is_converted_at_its_first_start() -> None:
+def test_metadata_directory_of_an_older_release_is_converted_at_first_start() -> None:
     disk = old_directory()
     for starts in (1, 2, 3):
         now = start(disk)
@@ -216,7 +216,9 @@ def files(disk: MemoryDisk) -> list[tuple[str, bytes]]:
         (msgpack.packb(["acl", "a"]), msgpack.packb({"version": 1})),
     ],
 )
-def test_an_older_log_that_is_not_understood_does_not_load(key: bytes, value: bytes | None) -> None:
+def test_older_metadata_log_with_unreadable_records_does_not_load(
+    key: bytes, value: bytes | None
+) -> None:
     disk = MemoryDisk()
     old_metadata.write_old_log(disk, DATA, [*OLD, Record(key, value)])
     with pytest.raises(MetadataError, match=METADATA_TOPIC):
@@ -241,7 +243,7 @@ def each_end(
     return count
 
 
-def test_no_end_of_a_conversion_loses_anything() -> None:
+def test_crash_during_conversion_loses_no_metadata() -> None:
     def judge(left: MemoryDisk) -> None:
         now = start(left)
         # The interrupted start may or may not count.
@@ -278,7 +280,7 @@ def snapshots_of(disk: MemoryDisk) -> list[str]:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_snapshot_takes_the_place_of_the_log_before_it() -> None:
+def test_metadata_snapshot_replaces_the_log_before_its_end_offset() -> None:
     disk = grown()
     before = known(storage(Path(DATA), fs=disk.after_kill()).metadata.image)
     now = start(disk)
@@ -301,7 +303,7 @@ def test_a_snapshot_takes_the_place_of_the_log_before_it() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_no_end_of_a_snapshot_loses_anything() -> None:
+def test_crash_while_writing_a_snapshot_loses_no_metadata() -> None:
     before = grown()
     expected = storage(Path(DATA), fs=before.after_kill()).metadata.image.configs
 
@@ -318,7 +320,7 @@ def test_no_end_of_a_snapshot_loses_anything() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_log_that_ends_before_its_snapshot_goes_on_behind_it() -> None:
+def test_log_that_ends_before_its_snapshot_continues_at_the_snapshot_end() -> None:
     """The damaged records are older than the snapshot."""
     disk = grown()
     now = start(disk)
@@ -334,7 +336,7 @@ def test_a_log_that_ends_before_its_snapshot_goes_on_behind_it() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("harm", ["gone", "cut", "bit", "tail"])
-def test_a_log_without_its_snapshot_does_not_load(harm: str) -> None:
+def test_metadata_log_with_a_missing_or_damaged_snapshot_does_not_load(harm: str) -> None:
     disk = grown()
     start(disk).logs.close()
     (name,) = snapshots_of(disk)
@@ -351,7 +353,7 @@ def test_a_log_without_its_snapshot_does_not_load(harm: str) -> None:
         start(disk)
 
 
-def test_a_snapshot_of_any_image_comes_back_as_it_is() -> None:
+def test_loaded_snapshot_equals_the_image_it_was_written_from() -> None:
     now = start(old_directory())
     create_topic(now.metadata, "wide", 300, {})
     image = now.metadata.image
@@ -365,7 +367,9 @@ def test_a_snapshot_of_any_image_comes_back_as_it_is() -> None:
 # --- metadata transactions ---
 
 
-def test_a_change_larger_than_a_batch_is_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_larger_than_a_batch_is_written_as_a_metadata_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 900)
     disk = MemoryDisk()
     disk.make_directory(DATA)
@@ -388,7 +392,7 @@ def test_a_change_larger_than_a_batch_is_a_transaction(monkeypatch: pytest.Monke
     assert len(start(disk).metadata.known("t").partitions) == 40
 
 
-def test_a_transaction_that_never_ended_has_never_been() -> None:
+def test_unfinished_metadata_transaction_is_ignored_on_load() -> None:
     disk = MemoryDisk()
     disk.make_directory(DATA)
     now = start(disk)
@@ -408,7 +412,7 @@ def test_a_transaction_that_never_ended_has_never_been() -> None:
 # --- others ---
 
 
-def test_the_log_says_whose_it_is() -> None:
+def test_quorum_state_file_identifies_a_directory_of_apache_kafka() -> None:
     """Apache Kafka reads the file before it takes the lock (tests/oracle/test_lock.py)."""
     disk = old_directory()
     assert not is_of_apache_kafka(disk, LOG)

@@ -30,7 +30,7 @@ TOPIC, TOPIC_ID, NEXT_ID = "__consumer_offsets", UUID(int=99), UUID(int=100)
 Told = list[tuple[object, ...]]
 
 
-def test_subscribers_are_told_in_the_fixed_order() -> None:
+def test_subscribers_are_notified_in_a_fixed_order() -> None:
     publication, told = Publication(), list[tuple[object, ...]]()
     for one in reversed(Subscriber):
         publication.subscribe(one, lambda old, new, one=one: told.append((one, old, new)))  # type: ignore[misc]
@@ -39,7 +39,7 @@ def test_subscribers_are_told_in_the_fixed_order() -> None:
     assert told == [(one, old, new) for one in Subscriber]
 
 
-def test_failing_subscriber_is_logged_and_keeps_no_other_from_its_turn() -> None:
+def test_failing_subscriber_is_logged_and_others_are_still_notified() -> None:
     publication, told = Publication(), list[int]()
 
     def fail(_old: MetadataImage, _new: MetadataImage) -> None:
@@ -58,7 +58,7 @@ def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
     return after(MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings))
 
 
-def test_failing_listener_of_settings_keeps_no_other_and_no_subscriber_from_the_image() -> None:
+def test_failing_config_listener_is_logged_and_others_are_still_notified() -> None:
     config = BrokerConfig()
     metadata, told = Metadata(config, node_id=ME), list[object]()
 
@@ -85,7 +85,7 @@ class Unreadable(Metadata):
         raise RuntimeError(f"no key for {name}")
 
 
-def test_settings_that_cannot_be_read_keep_no_subscriber_from_the_image() -> None:
+def test_unreadable_configs_do_not_prevent_publishing_the_image() -> None:
     metadata, told = Unreadable(BrokerConfig(), node_id=ME), list[int]()
     metadata.subscribe(Subscriber.REPLICAS, lambda _, new: told.append(new.offset))
     with capture_logs() as logs:
@@ -148,7 +148,7 @@ def test_leader_elected_again_is_elected_in_the_next_epoch() -> None:
     assert coordinator.publish(changed(leader=ME)) == [("elected", 0, 6)]
 
 
-def test_leader_that_becomes_follower_resigns_in_the_epoch_of_the_other() -> None:
+def test_leader_that_becomes_follower_resigns_with_the_new_leader_epoch() -> None:
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(changed(leader=OTHER)) == [("resigned", 0, 6)]
@@ -176,7 +176,7 @@ def test_topic_created_again_in_the_same_step_resigns_and_is_elected() -> None:
     assert told == [("resigned", 0, None), ("elected", 0, 5)]
 
 
-def test_shard_that_fails_keeps_no_other_from_being_elected() -> None:
+def test_failing_shard_does_not_prevent_the_election_of_others() -> None:
     coordinator = Coordinator()
     coordinator.fails = True
     second = PartitionRecord(TOPIC_ID, (ME,), (ME,), (), (), 1, ME, 0, 3, 0)
@@ -192,7 +192,7 @@ def test_shard_that_fails_keeps_no_other_from_being_elected() -> None:
     ],
     ids=["not in sync", "without a leader", "in sync"],
 )
-def test_broker_that_leaves_does_not_come_back_into_the_isr(
+def test_shutting_down_broker_stops_fetchers_outside_the_isr_or_without_a_leader(
     change: PartitionChangeRecord, stopped: list[tuple[UUID, int]]
 ) -> None:
     """KAFKA-14296."""

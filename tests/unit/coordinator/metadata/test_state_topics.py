@@ -68,7 +68,9 @@ def acceptable(configs: Mapping[str, str]) -> bool:
 
 @pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
 @pytest.mark.parametrize("key", SAFE)
-def test_each_bound_is_kept_on_both_sides(topic: str, key: str) -> None:
+def test_internal_topic_config_is_accepted_only_within_its_safe_bounds(
+    topic: str, key: str
+) -> None:
     low, high, reason = SAFE[key]
     for value in {low, high}:
         check_state_topic(topic, {**needed(topic), key: str(value)})
@@ -90,7 +92,7 @@ def test_policy_other_than_compact_is_refused(policy: str) -> None:
 
 
 @pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
-def test_unclean_election_is_refused(topic: str) -> None:
+def test_unclean_leader_election_is_refused_for_internal_topics(topic: str) -> None:
     check_state_topic(topic, {**needed(topic), "unclean.leader.election.enable": "FALSE"})
     with pytest.raises(ConfigError, match="must be false"):
         check_state_topic(topic, {**needed(topic), "unclean.leader.election.enable": "True"})
@@ -101,7 +103,7 @@ def test_unclean_election_is_refused(topic: str) -> None:
     assert topic in settings.state_topics
 
 
-def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
+def test_dynamic_unclean_election_default_is_not_a_static_topic_default() -> None:
     """The controller reads the default in the image; its configuration has the file's values."""
     config = BrokerConfig()
     config.set_dynamic(
@@ -111,7 +113,7 @@ def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
     assert settings.topic_defaults["unclean.leader.election.enable"] == "false"
 
 
-def test_share_state_may_be_deleted_on_request_alone() -> None:
+def test_share_group_state_topic_must_have_policy_delete_without_retention() -> None:
     """Apache Kafka prunes the topic only by DeleteRecords; compaction would remove updates."""
     check_state_topic(SHARE_GROUP_STATE, AS_KAFKA)
     for other in (
@@ -150,7 +152,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS)
-def test_what_is_left_of_any_settings_does_no_harm(configs: dict[str, str]) -> None:
+def test_safe_configs_of_internal_topics_contain_no_unsafe_values(configs: dict[str, str]) -> None:
     for topic in STATE_TOPICS:
         left = safe_configs(topic, configs)
         assert unsafe_configs(topic, left) == {}
@@ -171,7 +173,7 @@ EVIL = {"cleanup.policy": "delete", "retention.ms": "1", "segment.ms": "1"}
 
 
 @pytest.mark.parametrize("topic", [CONSUMER_OFFSETS, TRANSACTION_STATE])
-def test_settings_that_come_by_metadata_are_ignored_with_a_warning(
+def test_unsafe_internal_topic_configs_in_the_metadata_are_ignored_and_logged(
     tmp_path: Path, topic: str
 ) -> None:
     """Apache Kafka's controllers or an older release accepted them, so no request was refused."""
@@ -198,7 +200,7 @@ def test_settings_that_come_by_metadata_are_ignored_with_a_warning(
     again.logs.close()
 
 
-def test_defaults_of_the_broker_do_not_reach_state(tmp_path: Path) -> None:
+def test_unsafe_broker_defaults_do_not_apply_to_internal_topics(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     defaults = {
         "log.cleanup.policy": "delete",
@@ -223,7 +225,7 @@ def test_defaults_of_the_broker_do_not_reach_state(tmp_path: Path) -> None:
     store.logs.close()
 
 
-def test_describe_configs_shows_the_values_in_force(tmp_path: Path) -> None:
+def test_describe_configs_of_an_internal_topic_returns_the_effective_values(tmp_path: Path) -> None:
     configured = {
         "delete.retention.ms": ("log.cleaner.delete.retention.ms", "1000", "86400000"),
         "max.compaction.lag.ms": ("log.cleaner.max.compaction.lag.ms", "2000", "3600000"),
@@ -245,7 +247,7 @@ def test_describe_configs_shows_the_values_in_force(tmp_path: Path) -> None:
             }
 
 
-def test_history_is_kept_as_the_broker_says_whatever_its_topic_says(tmp_path: Path) -> None:
+def test_history_topic_retention_follows_the_broker_config(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, {"fencepost.history.retention.ms": str(2 * YEAR_MS)}, clock=clock)
     create_topic(store.metadata, HISTORY_TOPIC, 1, EVIL)
@@ -253,7 +255,7 @@ def test_history_is_kept_as_the_broker_says_whatever_its_topic_says(tmp_path: Pa
     store.logs.close()
 
 
-def test_promoted_metadata_hand_over_no_harmful_setting(tmp_path: Path) -> None:
+def test_promoted_metadata_omits_unsafe_internal_topic_configs(tmp_path: Path) -> None:
     store = storage(tmp_path)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         internal_topic(store.metadata, topic)

@@ -159,7 +159,7 @@ async def busy(tmp_path: Path) -> AsyncIterator[tuple[str, dict[str, list[Labels
             await asyncio.to_thread(activity.close)
 
 
-async def test_every_expression_finds_its_series_and_labels(
+async def test_every_dashboard_and_alert_expression_matches_a_series(
     busy: tuple[str, dict[str, list[Labels]]],
 ) -> None:
     _, series = busy
@@ -181,7 +181,7 @@ async def test_every_expression_finds_its_series_and_labels(
             assert label in {*series[name][0], *OF_PROMETHEUS}
 
 
-async def test_the_runbook_of_each_alert_is_a_command(
+async def test_runbook_command_of_each_alert_runs(
     busy: tuple[str, dict[str, list[Labels]]],
 ) -> None:
     """Each command runs against the broker, with a group and a topic that it has."""
@@ -204,7 +204,7 @@ async def test_the_runbook_of_each_alert_is_a_command(
     assert len(run) > 8
 
 
-def test_texts_use_only_labels_that_the_expression_keeps() -> None:
+def test_alert_and_legend_texts_use_only_labels_kept_by_their_expression() -> None:
     for name, rule in ALERTS.items():
         kept = frozenset().union(*(by for _, by in parts(promql_parser.parse(rule["expr"]))))
         for text in rule["annotations"].values():
@@ -215,7 +215,7 @@ def test_texts_use_only_labels_that_the_expression_keeps() -> None:
         assert set(_DASHBOARD_LABEL.findall(legend)) <= kept, (title, legend)
 
 
-def test_dashboard_has_panels_that_do_not_overlap() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]

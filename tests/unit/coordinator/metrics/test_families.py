@@ -127,7 +127,7 @@ async def used(broker: Broker) -> AsyncIterator[Client]:
 # --- scrapes ---
 
 
-async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_path: Path) -> None:
+async def test_every_metric_family_has_a_series_and_every_series_a_family(tmp_path: Path) -> None:
     known = {
         name: family
         for module in (own, kafka_exporter, kminion, jmx)
@@ -183,7 +183,9 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
         assert {key for key, _ in told_labels} <= {*family.labels, "le"}, name
 
 
-async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
+async def test_group_lag_counts_records_a_read_committed_consumer_can_still_read(
+    tmp_path: Path,
+) -> None:
     where = {"group": "g", "topic": "t", "partition": "0"}
     async with serving(tmp_path) as broker, used(broker) as client:
         values = await scraped(broker)
@@ -220,7 +222,7 @@ async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
         assert lag("lag_offsets") == 1, "the last marker, for ever"
 
 
-async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
+async def test_hanging_transaction_is_counted_per_partition_and_in_total(tmp_path: Path) -> None:
     """The partition has an open transaction that the coordinator does not know."""
     async with serving(tmp_path) as broker:
 
@@ -272,7 +274,7 @@ def _with_cluster(bootstrap: str, do: Callable[[Cluster], None]) -> None:
         do(cluster)
 
 
-async def test_counters_never_fall(tmp_path: Path) -> None:
+async def test_counters_never_decrease_after_a_topic_is_deleted(tmp_path: Path) -> None:
     """The broker's counters continue when a topic is deleted; only the topic's own series end."""
 
     def counters(values: Found) -> Found:
@@ -304,7 +306,7 @@ async def test_counters_never_fall(tmp_path: Path) -> None:
         assert value(before, "fencepost_bytes_out_total") > 0
 
 
-async def test_openmetrics_is_told_to_those_who_ask_for_it(tmp_path: Path) -> None:
+async def test_openmetrics_format_is_returned_only_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker, used(broker):
         address = broker.metrics_address
         accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -320,7 +322,7 @@ async def test_openmetrics_is_told_to_those_who_ask_for_it(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_a_client_that_has_to_wait_is_told_of(tmp_path):
+async def test_throttled_client_has_quota_and_throttle_time_series(tmp_path):
     async with serving(tmp_path) as broker:
 
         def throttled() -> list[float]:
@@ -387,7 +389,9 @@ def matches(told: Mapping[str, str], key: str, operator: str, wanted: str) -> bo
     return (told.get(key, "") == wanted) is (operator == "=")
 
 
-async def test_every_expression_of_a_dashboard_finds_a_series(tmp_path: Path) -> None:
+async def test_every_dashboard_expression_for_other_exporters_matches_a_series(
+    tmp_path: Path,
+) -> None:
     async with serving(tmp_path) as broker, used(broker):
         values = await scraped(broker)
     series: dict[str, list[dict[str, str]]] = {}
@@ -414,7 +418,7 @@ async def test_every_expression_of_a_dashboard_finds_a_series(tmp_path: Path) ->
 # --- limits ---
 
 
-async def test_a_scrape_has_so_many_series_and_counts_the_rest() -> None:
+async def test_series_above_the_scrape_limit_are_dropped_and_counted() -> None:
     family = Family("x", "gauge", ("n",), "x")
     samples: list[Sample] = [(labels(n=number), number) for number in range(10)]
     for limit in (9, 10, 11):
@@ -429,7 +433,7 @@ async def test_a_scrape_has_so_many_series_and_counts_the_rest() -> None:
         assert (whole.series, whole.dropped) == (kept, 4 - kept)
 
 
-async def test_groups_without_number_do_not_make_a_scrape_grow(tmp_path: Path) -> None:
+async def test_scrape_of_many_groups_stays_within_max_series(tmp_path: Path) -> None:
     settings = {**SETTINGS, "fencepost.metrics.max.series": "1000"}
     async with serving(tmp_path, settings) as broker:
 
@@ -448,7 +452,7 @@ async def test_groups_without_number_do_not_make_a_scrape_grow(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ['a"b', "a\\", "a\nb", "ü𝄞", "\udc80", "x" * 300, "y" * 32_000])
-async def test_any_name_is_a_label(text: str) -> None:
+async def test_label_value_of_any_characters_is_escaped_and_bounded(text: str) -> None:
     family = Family("x", "gauge", ("n",), 'a "\\" b\nc')
     for kind, read in ((PROMETHEUS, read_prometheus), (OPENMETRICS, read_openmetrics)):
         whole = ScrapePage(kind, 10)
@@ -460,12 +464,12 @@ async def test_any_name_is_a_label(text: str) -> None:
             assert told == ("n", text)
 
 
-def test_long_names_stay_apart() -> None:
+def test_long_label_values_stay_distinct() -> None:
     assert len({label("x" * 400 + end) for end in "abc"}) == 3
 
 
 @pytest.mark.slow
-async def test_ten_thousand_partitions_keep_nobody_waiting(tmp_path: Path) -> None:
+async def test_scrape_of_ten_thousand_partitions_does_not_block_the_loop(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         address = broker.metrics_address
 
@@ -487,7 +491,7 @@ async def test_ten_thousand_partitions_keep_nobody_waiting(tmp_path: Path) -> No
     assert text.count("\nfencepost_partition_size_bytes{") == 10_000 + 2
 
 
-async def test_one_scrape_at_a_time_looks_at_the_broker(tmp_path: Path) -> None:
+async def test_concurrent_scrapes_share_one_collection(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         await scraped(broker)
         together = await asyncio.gather(*(scraped(broker) for _ in range(8)))
@@ -537,7 +541,7 @@ async def test_one_scrape_at_a_time_looks_at_the_broker(tmp_path: Path) -> None:
         ("records-skipped", {}, None, "load"),
     ],
 )
-def test_a_cause_is_one_of_a_few_words(
+def test_event_cause_is_mapped_to_a_fixed_label_value(
     kind: str, detail: dict[str, object], trigger: str | None, cause: str
 ) -> None:
     assert cause_of(Event(kind, "x", detail), trigger) == cause
@@ -545,7 +549,7 @@ def test_a_cause_is_one_of_a_few_words(
         assert cause in REBALANCE_CAUSES
 
 
-def test_a_rate_follows_its_counter() -> None:
+def test_byte_rate_converges_to_the_rate_of_its_counter() -> None:
     rates, key = ByteRates(), ("t", "bytes_in")
     assert rates.after({key: 100}, 0.0) == {key: 0.0}
     assert rates.after({key: 1_100}, 10.0) == {key: 100.0}
@@ -556,7 +560,7 @@ def test_a_rate_follows_its_counter() -> None:
     assert rate == pytest.approx(200, rel=0.01)
 
 
-def test_a_quantile_is_within_its_bucket() -> None:
+def test_histogram_quantile_is_within_its_bucket() -> None:
     took = Histogram((0.1, 0.2, 0.4))
     assert took.quantile(0.99) == 0.0
     for _ in range(90):
@@ -570,7 +574,7 @@ def test_a_quantile_is_within_its_bucket() -> None:
     assert took.quantile(1.0) == 0.4
 
 
-def test_the_settings_name_what_there_is() -> None:
+def test_metrics_compat_choices_match_the_available_exporters() -> None:
     assert BROKER_KEYS["fencepost.metrics.compat"].choices == tuple(COMPAT)
 
 
@@ -600,7 +604,7 @@ async def ready(address: Address) -> tuple[int, str]:
     return status, text
 
 
-async def test_a_broker_that_opens_its_logs_is_alive_and_not_ready(tmp_path: Path) -> None:
+async def test_starting_broker_is_alive_but_not_ready(tmp_path: Path) -> None:
     disk = SlowDisk()
     disk.listing.clear()
     broker = Broker(tmp_path, config=SETTINGS, fs=disk)
@@ -623,7 +627,7 @@ async def test_a_broker_that_opens_its_logs_is_alive_and_not_ready(tmp_path: Pat
     await broker.stop()
 
 
-async def test_a_broker_that_stops_is_alive_and_not_ready(tmp_path: Path) -> None:
+async def test_stopping_broker_is_alive_but_not_ready(tmp_path: Path) -> None:
     disk = SlowDisk()
     settings = {**SETTINGS, "log.flush.interval.messages": "1"}
     broker = Broker(tmp_path, config=settings, fs=disk)
@@ -649,7 +653,7 @@ async def test_a_broker_that_stops_is_alive_and_not_ready(tmp_path: Path) -> Non
         await page(at, "/healthz")
 
 
-async def test_a_partition_off_line_is_named(tmp_path: Path) -> None:
+async def test_broker_with_offline_partitions_is_unready_and_names_them(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
 
         def create(cluster: Cluster) -> None:
@@ -669,7 +673,7 @@ async def test_a_partition_off_line_is_named(tmp_path: Path) -> None:
         assert value(values, "fencepost_ready") == 0
 
 
-async def test_a_coordinator_that_loads_or_has_failed_is_named(tmp_path: Path) -> None:
+async def test_broker_with_a_loading_or_failed_coordinator_is_unready(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         await asyncio.to_thread(
             _with_cluster, broker.bootstrap, lambda cluster: cluster.coordinator("g", GROUP)
@@ -687,7 +691,7 @@ async def test_a_coordinator_that_loads_or_has_failed_is_named(tmp_path: Path) -
         await until_true(lambda: not unready(SERVING, services), "it is loaded again")
 
 
-async def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
+async def test_metrics_server_refuses_unknown_paths_methods_and_hosts(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         address = broker.metrics_address
         assert (await page(address, "/"))[::2] == (404, "there are /metrics, /healthz, /readyz\n")
@@ -698,20 +702,20 @@ async def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x", "70000", "127.0.0.1:x"])
-def test_a_wrong_address_is_refused_by_the_name_of_its_setting(wrong: str, tmp_path: Path) -> None:
+def test_invalid_metrics_listen_address_is_refused(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fencepost\.metrics\.listen"):
         Broker(tmp_path, config={"fencepost.metrics.listen": wrong})
 
 
 @pytest.mark.parametrize("right", ["0", ":0", "127.0.0.1:0"])
-async def test_without_a_host_it_is_this_machine_only(right: str, tmp_path: Path) -> None:
+async def test_metrics_without_a_host_listen_on_loopback_only(right: str, tmp_path: Path) -> None:
     async with serving(tmp_path, {"fencepost.metrics.listen": right}) as broker:
         assert broker.metrics_address[0] == "127.0.0.1"
         values = await scraped(broker)
         assert not [name for name, _ in values if name.startswith(("kafka", "kminion"))]
 
 
-async def test_a_port_that_is_taken_keeps_the_broker_from_starting(tmp_path: Path) -> None:
+async def test_metrics_port_in_use_prevents_the_broker_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         broker = Broker(tmp_path, config={"fencepost.metrics.listen": address})
@@ -721,7 +725,7 @@ async def test_a_port_that_is_taken_keeps_the_broker_from_starting(tmp_path: Pat
         pass  # the failed start has left nothing behind
 
 
-async def test_without_the_setting_nothing_listens_and_nothing_is_loaded(tmp_path: Path) -> None:
+async def test_broker_without_metrics_listen_loads_no_metrics_modules(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys\n"
         "from fencepost import Broker\n"

@@ -23,7 +23,9 @@ CONNECTIONS = "kafka_server_socket_server_metrics_connection_count"
 EXPIRED = "kafka_network_socketserver_expiredconnectionskilledcount"
 
 
-async def test_fetches_of_followers_are_counted_apart(tmp_path: Path) -> None:
+async def test_follower_fetches_are_counted_separately_from_consumer_fetches(
+    tmp_path: Path,
+) -> None:
     limits = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1000, "session_epoch": -1, "topics": []}
 
     def fetch(bootstrap: str) -> None:

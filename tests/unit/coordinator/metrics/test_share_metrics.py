@@ -47,7 +47,9 @@ class Worker:
         self.client.__exit__(None, None, None)
 
 
-async def test_metrics_of_a_share_group(tmp_path: Path) -> None:
+async def test_share_group_metrics_follow_fetches_acknowledgements_and_lock_timeouts(
+    tmp_path: Path,
+) -> None:
     clock = TestClock()
     config = {**SETTINGS, **SHARE_CONFIG}
     async with Broker(tmp_path, config=config, clock=clock) as broker:

@@ -81,7 +81,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_tally_counts_what_readers_get(
+def test_tally_counts_exactly_the_readable_records(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -126,7 +126,7 @@ def test_a_tally_counts_what_readers_get(
     partition.close()
 
 
-def test_plain_records_are_not_looked_at(tmp_path: Path) -> None:
+def test_tally_does_not_read_non_transactional_batches(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 5)
     counted = PartitionTally(partition, 0, 0, aborts=True)
@@ -135,7 +135,7 @@ def test_plain_records_are_not_looked_at(tmp_path: Path) -> None:
     partition.close()
 
 
-def test_after_a_start_old_batches_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
+def test_tally_reads_old_batches_in_steps_after_a_restart(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     for _ in range(2 * BATCHES_PER_STEP + 1):
         append(partition)
@@ -149,7 +149,7 @@ def test_after_a_start_old_batches_are_looked_at_some_at_a_time(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_compaction_has_removed_is_no_record(seed: int, tmp_path: Path) -> None:
+def test_tally_does_not_count_records_removed_by_compaction(seed: int, tmp_path: Path) -> None:
     """A batch keeps the offsets of its removed records; so does the gap of a removed batch."""
     rng = random.Random(seed)
     partition = open_partition(tmp_path, config=COMPACTED)
@@ -172,7 +172,7 @@ def test_what_compaction_has_removed_is_no_record(seed: int, tmp_path: Path) -> 
     partition.close()
 
 
-def test_the_memory_of_a_tally_is_bounded_and_its_sums_stay(tmp_path: Path) -> None:
+def test_tally_memory_is_bounded_and_its_total_stays_exact(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     count = 4 * MIN_RUNS
     for number in range(count):

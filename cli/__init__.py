@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.options import ConnectionGroup
-from fencepost.cli.printing import discard_unwritten, say, show_error
+from fencepost.cli.printing import discard_unwritten, print_lines, show_error
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -77,7 +77,7 @@ class LazyGroup(ConnectionGroup):
             show_error(click.ClickException(str(error)))
             status = 1
         except click.Abort:
-            say("Aborted!", err=True)
+            print_lines("Aborted!", err=True)
             status = 1
         sys.exit(status if isinstance(status, int) else 0)
 

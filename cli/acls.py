@@ -18,7 +18,7 @@ from fencepost.cli.output import (
     note_unknown_topic,
     table_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def remove(
     if not execute:
         show_only()
         return
-    say(f"removed {counted(delete(session, rules), 'rule')}", err=True)
+    print_lines(f"removed {counted(delete(session, rules), 'rule')}", err=True)
 
 
 @command.command("why")
@@ -266,7 +266,7 @@ def why(
     }
     emit([row], ("decision", "because", "rule"), form)
     for note in verdict.notes:
-        say(f"note: {note}", err=True)
+        print_lines(f"note: {note}", err=True)
     if word == "topic":
         note_unknown_topic(session, name)
     elif word == "group":

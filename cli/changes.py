@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 R = TypeVar("R")
 
@@ -31,9 +31,11 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
         if dry_run and (execute or yes):
             raise click.UsageError("--dry-run contradicts --execute")
         if dry_run:
-            say("hint: --dry-run can be left out: without --execute nothing is changed", err=True)
+            print_lines(
+                "hint: --dry-run can be left out: without --execute nothing is changed", err=True
+            )
         if yes:
-            say("hint: --yes is now called --execute", err=True)
+            print_lines("hint: --yes is now called --execute", err=True)
         return function(execute=execute or yes, **options)
 
     return wrapped
@@ -41,4 +43,4 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
 
 def show_only() -> None:
     """Say on standard error that the change was only shown."""
-    say(NOTHING_CHANGED, err=True)
+    print_lines(NOTHING_CHANGED, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.output import CommandGroup, emit, moment, table_options
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
@@ -52,7 +52,7 @@ def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None
         emit(rows, SERIES_COLUMNS, form, f"no metrics of clients with the client id {client_id!r}")
     if silent and form == "table":
         named = ", ".join(map(str, silent))
-        say(
+        print_lines(
             f"note: brokers that keep no metrics of clients: {named}"
             " (fencepost.client.telemetry.enable=true makes a broker keep them)",
             err=True,

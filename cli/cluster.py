@@ -22,7 +22,7 @@ from fencepost.cli.output import (
     text_of,
     utc,
 )
-from fencepost.cli.printing import say, say_json
+from fencepost.cli.printing import print_json, print_lines
 from fencepost.coordinator.history.entries import CLUSTER
 
 if TYPE_CHECKING:
@@ -102,16 +102,16 @@ def info(session: ClusterSession, form: str, *, with_apis: bool) -> None:
             "brokers": brokers,
             "features": features,
         }
-        say_json(told | ({"apis": apis} if with_apis else {}))
+        print_json(told | ({"apis": apis} if with_apis else {}))
         return
     head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
     head += f", controller {'unknown' if controller is None else controller}"
-    say(head + ("" if version is None else f", version {version}"))
+    print_lines(head + ("" if version is None else f", version {version}"))
     emit(brokers, BROKER_COLUMNS, form)
-    say()
+    print_lines()
     emit(features, FEATURE_COLUMNS, form)
     if with_apis:
-        say()
+        print_lines()
         emit(apis, API_COLUMNS, form)
 
 
@@ -166,7 +166,7 @@ def describe(session: ClusterSession, form: str) -> None:
             "health": health,
             "problems": problems,
         }
-        say_json(told)
+        print_json(told)
         return
     head = f"cluster {text_of(cluster_id)}, {counted(len(brokers), 'broker')}"
     if quorum is not None:
@@ -175,14 +175,14 @@ def describe(session: ClusterSession, form: str) -> None:
     elif election is not None:
         head += f", controller {controller} in epoch {election.epoch} since {election.since}"
         head += f": {election.cause}"
-    say(head)
+    print_lines(head)
     emit(brokers, STATE_COLUMNS, form)
     counts = [
         f"{count} {name.replace('_', ' ').replace('isr', 'ISR')}"
         for name, count in health.items()
         if name != "partitions" and count is not None
     ]
-    say("", f"{counted(len(partitions), 'partition')}: {', '.join(counts)}")
+    print_lines("", f"{counted(len(partitions), 'partition')}: {', '.join(counts)}")
     if problems:
         shown = [{**row, "problem": ", ".join(row["problems"])} for row in problems]
         emit(shown, PROBLEM_COLUMNS, form)
@@ -217,11 +217,11 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
             " `fencepost topics reassign`"
         )
     if not execute:
-        say(f"broker {broker} would be removed")
+        print_lines(f"broker {broker} would be removed")
         show_only()
         return
     replicas.unregister(session, broker)
-    say(f"broker {broker} is removed")
+    print_lines(f"broker {broker} is removed")
 
 
 @command.command("check-restart")
@@ -255,13 +255,15 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
     coordinators = sum(one.topic in INTERNAL_TOPICS for one in mine)
     if form == "json":
         told = {"broker": broker, "can_restart": not rows, "leads": len(mine)}
-        say_json({**told, "coordinators": coordinators, "problems": rows})
+        print_json({**told, "coordinators": coordinators, "problems": rows})
     elif rows:
-        say(f"broker {broker} cannot be restarted without loss of availability")
+        print_lines(f"broker {broker} cannot be restarted without loss of availability")
         emit(rows, RESTART_COLUMNS, form)
     else:
         moves = f"{counted(len(mine), 'partition')} that it leads"
-        say(f"broker {broker} can be restarted: {moves} can move, {coordinators} of a coordinator")
+        print_lines(
+            f"broker {broker} can be restarted: {moves} can move, {coordinators} of a coordinator"
+        )
     if rows:
         raise click.exceptions.Exit(EXIT_REFUSED)
 

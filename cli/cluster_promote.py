@@ -11,7 +11,7 @@ import click
 
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.output import key_values
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.tools.promotion import PromotionPlan
@@ -147,15 +147,15 @@ def _tell(plan: PromotionPlan) -> None:
 
     image, wanted = plan.metadata.image, plan.wanted
     files = [plan.directory_of(one.node_id) / CONTROLLER_FILE for one in wanted.controllers]
-    say(
+    print_lines(
         f"cluster {plan.meta.cluster_id}: {len(image.topics)} topics,"
         f" {image.partition_count} partitions, {len(image.scram)} users, {len(image.acls)} rules,"
         f" producer ids from {image.next_producer_id} on"
     )
     for path in (*files, wanted.output / BROKER_FILE):
-        say(f"written: {path}")
+        print_lines(f"written: {path}")
     for text in plan.warnings:
-        say(f"note: {text}", err=True)
+        print_lines(f"note: {text}", err=True)
     many = len(files) > 1
     told = {
         "controllers": "the controllers" if many else "the controller",
@@ -164,7 +164,7 @@ def _tell(plan: PromotionPlan) -> None:
         "broker": wanted.output / BROKER_FILE,
         "output": wanted.output,
     }
-    say(*(line.format(**told) for line in _NEXT.splitlines()))
+    print_lines(*(line.format(**told) for line in _NEXT.splitlines()))
 
 
 @click.command("stand-alone")
@@ -198,18 +198,18 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
         with held(fs, data_dir):
             plan = demotion.make_plan(fs, data_dir, controllers)
             if plan.image is None:
-                say("the broker has not joined any controllers: it stands alone")
+                print_lines("the broker has not joined any controllers: it stands alone")
             else:
-                say(
+                print_lines(
                     f"{len(plan.image.topics)} topics, {plan.image.partition_count} partitions,"
                     f" producer ids from {plan.image.next_producer_id} on"
                 )
             for text in plan.forgotten:
-                say(f"forgotten: {text}")
+                print_lines(f"forgotten: {text}")
             if not execute:
                 show_only()
                 return
             demotion.carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    say("done: start the broker as before its promotion")
+    print_lines("done: start the broker as before its promotion")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 PROGRAM = "fencepost"
 VARIABLE = "_FENCEPOST_COMPLETE"
@@ -27,4 +27,4 @@ def command(shell: str) -> None:
     from fencepost.cli import main
 
     made = SHELLS[shell](main, {}, PROGRAM, VARIABLE)
-    say(*(made.source_template % made.source_vars()).splitlines())
+    print_lines(*(made.source_template % made.source_vars()).splitlines())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.output import counted, ended_by_sigterm, moment, shared_options, utc
-from fencepost.cli.printing import is_terminal, say, write_bytes
+from fencepost.cli.printing import is_terminal, print_lines, write_bytes
 from fencepost.cli.record_format import (
     FIELDS,
     NAMED,
@@ -124,14 +124,14 @@ def command(
     work = Consumption(session, topic, out, begin, until, **asked)
     above = header(form)
     if above is not None:
-        say(above)
+        print_lines(above)
     with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         if group is None:
             work.read(wanted)
         else:
             work.read_as_member(group)
         if is_whole and not out.count and not work.has_hinted:
-            say(f"{topic}: no records", err=True)
+            print_lines(f"{topic}: no records", err=True)
 
 
 def _places(begin: str, tail: int | None, until: str) -> tuple[OffsetPosition, OffsetPosition]:
@@ -240,7 +240,9 @@ class Consumption:
                 told[index] = position
                 if not member.commit({index: position}):
                     return False
-                say(f"{member.group}: committed {self.topic}:{index} at {position}", err=True)
+                print_lines(
+                    f"{member.group}: committed {self.topic}:{index} at {position}", err=True
+                )
             if self.out.is_full:
                 return True
             if not records:
@@ -251,7 +253,9 @@ class Consumption:
     def _is_idle(self, member: GroupConsumer) -> bool:
         """Wait without partitions; return False to rejoin the group, True to end the command."""
         if not self.follow:
-            say(f"{member.group}: other members have all partitions of {self.topic}", err=True)
+            print_lines(
+                f"{member.group}: other members have all partitions of {self.topic}", err=True
+            )
             return True
         while member.is_settled():
             time.sleep(IDLE_S)
@@ -271,9 +275,9 @@ class Consumption:
                 reader.move(place[1], committed[place].offset)
         if reader.is_early and self.begin.time is not None and not committed:
             when = utc(self.begin.time)
-            say(f"{self.topic} has no record of {when} or later yet", err=True)
+            print_lines(f"{self.topic} has no record of {when} or later yet", err=True)
         for note in reader.notes:
-            say(note, err=True)
+            print_lines(note, err=True)
         return reader
 
     def _hint_late(self, reader: Reader, index: int) -> None:
@@ -301,10 +305,10 @@ class Consumption:
         found = held_back(self.session, places)
         self.has_hinted = self.has_hinted or bool(found)
         for row in found:
-            say(_hint_text(row), err=True)
+            print_lines(_hint_text(row), err=True)
         if found:
             told = "--isolation read_uncommitted shows them"
-            say(f"{told}; `fencepost txns blame {self.topic}` shows more", err=True)
+            print_lines(f"{told}; `fencepost txns blame {self.topic}` shows more", err=True)
 
 
 def _hint_text(row: HeldBack) -> str:

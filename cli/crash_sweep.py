@@ -16,7 +16,7 @@ import click
 
 from fencepost.cli.options import duration
 from fencepost.cli.output import emit
-from fencepost.cli.printing import say, say_json
+from fencepost.cli.printing import print_json, print_lines
 
 if TYPE_CHECKING:
     from fencepost.tools.sweep.run import RunResult, SweepResult
@@ -187,10 +187,10 @@ class _SweepProgress:
         self._kills += result.killed is not None
         self._failures += bool(result.failures)
         if result.failures:
-            say(f"{result.point}: {'; '.join(result.failures)}", err=True)
+            print_lines(f"{result.point}: {'; '.join(result.failures)}", err=True)
         if time.monotonic() - self._said > self.EVERY_S or self._done == total:
             self._said = time.monotonic()
-            say(
+            print_lines(
                 f"{self._done}/{total} points, {self._kills} kills, {self._failures} failures",
                 err=True,
             )
@@ -214,12 +214,12 @@ def _report(outcome: SweepResult, form: str, seconds: float) -> None:
             {**asdict(result), "point": str(result.point) if result.point else "none"}
             for result in outcome.results
         ]
-        say_json({**totals, "results": rows})
+        print_json({**totals, "results": rows})
         return
     emit(_table(runs), ["where", "operation", "points", "kills", "failures"], "table")
     for result in outcome.failed:
-        say(f"FAILED {result.point or 'without any kill'}: {'; '.join(result.failures)}")
-    say(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
+        print_lines(f"FAILED {result.point or 'without any kill'}: {'; '.join(result.failures)}")
+    print_lines(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
 
 
 def _table(runs: list[RunResult]) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.output import EXIT_REFUSED, shared_options, utc
-from fencepost.cli.printing import say, say_json
+from fencepost.cli.printing import print_json, print_lines
 from fencepost.cli.watch import watch, watch_option
 
 if TYPE_CHECKING:
@@ -102,16 +102,16 @@ def _show(diagnosis: Diagnosis, *, as_json: bool) -> None:
     for finding in diagnosis.findings:
         if as_json:
             time = None if finding.at_ms is None else utc(finding.at_ms)
-            say_json({"time": time, **finding_row(finding)})
+            print_json({"time": time, **finding_row(finding)})
         else:
-            say(*_lines(finding), "")
+            print_lines(*_lines(finding), "")
     if not diagnosis.observes:
-        say(f"note: {UNOBSERVED}", err=True)
+        print_lines(f"note: {UNOBSERVED}", err=True)
     if diagnosis.dropped:
         text = f"note: {diagnosis.dropped} observations were too many to be recorded"
-        say(text, err=True)
+        print_lines(text, err=True)
     if not diagnosis.findings:
-        say("nothing found", err=True)
+        print_lines("nothing found", err=True)
 
 
 def _lines(finding: Finding) -> list[str]:

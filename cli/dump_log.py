@@ -10,7 +10,7 @@ import click
 
 from fencepost.cli.decoding import decoder_of_file, plain
 from fencepost.cli.output import EXIT_REFUSED, emit, format_option
-from fencepost.cli.printing import say, say_json_array
+from fencepost.cli.printing import print_json_array, print_lines
 
 COLUMNS = {
     "batch": (
@@ -84,7 +84,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
             raise click.ClickException(str(error)) from error
 
     if form == "json":
-        say_json_array(chain.from_iterable(rows_of(*one) for one in dumps))
+        print_json_array(chain.from_iterable(rows_of(*one) for one in dumps))
     else:
         for path, rows in dumps:
             _show(path, rows_of(path, rows))
@@ -94,7 +94,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
 
 def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
     """Print the rows of one file, with a new table for each run of one kind."""
-    say(f"{path}:")
+    print_lines(f"{path}:")
     for kind, some in runs(rows):
         columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]
         used = [name for name in columns if any(name in row for row in some)]

@@ -8,7 +8,7 @@ import click
 
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.output import CommandGroup, emit, table_options
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def setlevels(
         if row["feature"] in wanted
     ]
     if not execute and form == "table":
-        say("would be:")
+        print_lines("would be:")
     emit(rows, COLUMNS, form)
     if not execute:
         show_only()

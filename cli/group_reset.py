@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.cli.output import counted
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.client.queries.session import NO_EPOCH, OffsetAndMetadata, check
 from fencepost.client.queries.times import TimeError, milliseconds
 from fencepost.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
@@ -143,7 +143,7 @@ def tell_of_moved(
         taken = min(max(at, bounds[0]), bounds[1])
         if taken != at:
             held = f"{topic}:{index} has {bounds[0]} to {bounds[1]}"
-            say(f"note: {held}, so {taken} is taken for {at}", err=True)
+            print_lines(f"note: {held}, so {taken} is taken for {at}", err=True)
 
 
 def moment_ms(where: ResetTarget, now: dt.datetime) -> int:

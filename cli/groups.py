@@ -19,7 +19,7 @@ from fencepost.cli.output import (
     spelled,
     table_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.cli.share_history import record_filter
 from fencepost.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
@@ -191,7 +191,7 @@ def _show_blocks(
                 head += f" in {total['unknown']} of {counted(len(shown), 'partition')}"
             head += f", held back {total['held_back']}" if total["held_back"] else ""
             shown = _with_unknown(shown)
-        say(*([""] if number else []), head)
+        print_lines(*([""] if number else []), head)
         if group.kind == SHARE and columns is OFFSET_COLUMNS:
             _show_share_group(group, shown)
         else:
@@ -205,9 +205,9 @@ def _show_share_group(group: GroupView, rows: Sequence[Mapping[str, Any]]) -> No
     emit([{**row, "lock_end": moment(row["lock_end_ms"])} for row in rows], SHARE_COLUMNS, "table")
     reasons = Counter(str(row["in_flight_error"]) for row in rows if row["in_flight_error"])
     for reason, count in reasons.items():
-        say(f"note: {counted(count, 'partition')} without counts: {reason}", err=True)
+        print_lines(f"note: {counted(count, 'partition')} without counts: {reason}", err=True)
     if group.members:
-        say("")
+        print_lines("")
         emit(member_rows(group), SHARE_MEMBER_COLUMNS, "table")
 
 
@@ -227,7 +227,7 @@ def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def _say_if_failed(count: int, form: str, which: str = "") -> None:
     if count and form == "table":
-        say(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
+        print_lines(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
 
 
 def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
@@ -237,7 +237,7 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
     open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
     if open_ends and form == "table":
         most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
-        say(
+        print_lines(
             f"note: {counted(len(open_ends), 'partition')} without a committed offset:"
             " auto.offset.reset of the members, or share.auto.offset.reset of a share group,"
             f" decides where they begin, at most {most} before the end",
@@ -245,7 +245,7 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
         )
     count = sum(row["lag_is_exact"] is False for row in rows)
     if count and form == "table":
-        say(
+        print_lines(
             f"note: the lag of {counted(count, 'partition')} is counted in offsets: with"
             " transactions or compaction it may be fewer records",
             err=True,
@@ -323,7 +323,7 @@ def reset_offsets(
         raise click.UsageError("--from-file names the topics: leave out --topic and --all-topics")
     after = group_reset.targets(session, asked, partitions, before, now)
     if is_new and not before:
-        say(f"note: there is no group {group!r}; --execute creates it", err=True)
+        print_lines(f"note: there is no group {group!r}; --execute creates it", err=True)
     _change(session, view, before, after, **change)
 
 
@@ -384,7 +384,7 @@ def delete(
     ]
     emit(rows, ["group", "topic", "partition", "committed"], form, "no committed offsets")
     if execute:
-        say(*(f"deleted {group}" for group in names), err=True)
+        print_lines(*(f"deleted {group}" for group in names), err=True)
     else:
         show_only()
 
@@ -413,7 +413,7 @@ def show_blame(session: ClusterSession, group: str, form: str) -> None:
     emit(rows, BLAME_COLUMNS, form, "no partitions")
     reasons = sorted({str(row["in_flight_error"]) for row in rows if row["in_flight_error"]})
     if form == "table":
-        say(*(f"note: {reason}" for reason in reasons), err=True)
+        print_lines(*(f"note: {reason}" for reason in reasons), err=True)
 
 
 def _blame_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,10 +467,10 @@ def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None
         )
     if form == "table":
         of = counted(found.partitions, "partition")
-        say(f"{found.assignor}: {found.moved} of {of} move")
+        print_lines(f"{found.assignor}: {found.moved} of {of} move")
         told = note(described)
         if told is not None:
-            say(f"note: {told}", err=True)
+            print_lines(f"note: {told}", err=True)
     emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 
@@ -567,7 +567,7 @@ def _write_undo(
     from fencepost.cli import group_reset
 
     group_reset.write_undo(name, partitions, before)
-    say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
+    print_lines(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
 
 
 def _offset(position: OffsetAndMetadata | None) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.cli.output import shared_options
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
@@ -21,4 +21,4 @@ def command(session: ClusterSession) -> None:
     Exit status 0 if it answers, 3 if it does not.
     """
     cluster = session.client.metadata(refresh=True)
-    say(f"healthy: cluster {cluster.cluster_id}, {len(cluster.topics)} topics")
+    print_lines(f"healthy: cluster {cluster.cluster_id}, {len(cluster.topics)} topics")

@@ -17,7 +17,7 @@ import click
 
 from fencepost.cli.history_sink import DeliveryError, Exported, Sink
 from fencepost.cli.output import ended_by_sigterm, shared_options
-from fencepost.cli.printing import say, say_json
+from fencepost.cli.printing import print_json, print_lines
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def schema_command() -> None:
     """Print the JSON schema of the entries in the topic __fencepost_history."""
     from fencepost.cli.history_schema import schema
 
-    say_json(schema())
+    print_json(schema())
 
 
 @click.command("export")
@@ -154,7 +154,7 @@ def export(
     work = Export(session, group or name, sink, selection, where, retry_for, follow=follow)
     with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         work.run()
-    say(f"{work.group}: {work.delivered} entries delivered", err=True)
+    print_lines(f"{work.group}: {work.delivered} entries delivered", err=True)
 
 
 def _selection(scopes: Sequence[str], kinds: Sequence[str]) -> Selection:
@@ -214,7 +214,7 @@ class Export:
         from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
         if not self._wait_for_topic(HISTORY_TOPIC):
-            say(f"{self.group}: the cluster has no history yet", err=True)
+            print_lines(f"{self.group}: the cluster has no history yet", err=True)
             return
         member = GroupConsumer(self._session, self.group, HISTORY_TOPIC)
         try:
@@ -235,7 +235,7 @@ class Export:
         share = member.join()
         if not share:
             if not self._follow:
-                say(f"{self.group}: other members have all partitions", err=True)
+                print_lines(f"{self.group}: other members have all partitions", err=True)
                 return True
             while member.is_settled():
                 time.sleep(IDLE_S)
@@ -291,7 +291,7 @@ class Export:
                     raise click.ClickException(
                         f"{error}; gave up ({limit}), and the next run begins with this entry"
                     ) from error
-                say(f"{self.group}: {error}; trying again", err=True)
+                print_lines(f"{self.group}: {error}; trying again", err=True)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 while time.monotonic() < until_s:
                     time.sleep(min(IDLE_S, max(0.0, until_s - time.monotonic())))
@@ -341,7 +341,7 @@ class Delivery:
             try:
                 entry = None if record.value is None else decode_value(record.value)
             except ValueError as error:  # on Apache Kafka clients can write to the topic
-                say(f"skipped offset {record.offset} of {self._index}: {error}", err=True)
+                print_lines(f"skipped offset {record.offset} of {self._index}: {error}", err=True)
                 continue
             if entry is None or not self._work.selected(entry):
                 continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from fencepost.cli.output import emit, read_time, table_options, text_of, utc
-from fencepost.cli.printing import say, say_json, terminal_width
+from fencepost.cli.printing import print_json, print_lines, terminal_width
 from fencepost.cli.share_history import share_change
 from fencepost.coordinator.history.entries import (
     GROUP,
@@ -128,19 +128,19 @@ def show(
             emit(rows, columns, form, "no entries")
         else:
             for row in rows:
-                say(*narrow(row, columns, width))
+                print_lines(*narrow(row, columns, width))
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table" and width is None:
-            say(_line({name: name.upper() for name in columns}, columns))
+            print_lines(_line({name: name.upper() for name in columns}, columns))
         for entry in filter(keep, entries):
             row = row_of(entry)
             if form == "json":
-                say_json(row)
+                print_json(row)
             elif width is None:
-                say(_line(row, columns))
+                print_lines(_line(row, columns))
             else:
-                say(*narrow(row, columns, width))
+                print_lines(*narrow(row, columns, width))
 
 
 def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:

@@ -20,7 +20,7 @@ from fencepost.cli.output import (
     format_option,
     key_values,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -189,7 +189,7 @@ def _warn_of_producer_ids(moved: Sequence[CopiedPartition], target: Path) -> Non
         known = f"Kafka's next block of ids begins at {following}"
     else:
         return
-    say(
+    print_lines(
         f"warning: the records carry producer ids up to {highest}; {known}. A new idempotent"
         " producer that is given one of these may have its first batches taken for repetitions or"
         " gaps, until producer.id.expiration.ms has passed since the last record of that id.",
@@ -248,7 +248,7 @@ def show_problems(
     if problems:
         emit(problems, ("file", "problem", "position", "offset"), "table")
     if told:
-        say("the next start will say:")
+        print_lines("the next start will say:")
         emit(told, _TOLD, "table")
 
 
@@ -352,7 +352,7 @@ def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute
             rebuild_indexes(fs, str(path), _log_config(pairs), SystemClock())
     emit(stale, ("file", "problem", "position", "offset"), form)
     if form == "table":
-        say(f"{'rebuilt' if execute else 'would rebuild'} the indexes of {path}")
+        print_lines(f"{'rebuilt' if execute else 'would rebuild'} the indexes of {path}")
     if not execute:
         show_only()
 

@@ -20,7 +20,7 @@ from fencepost.cli.options import (
     connection_options,
     from_before,
 )
-from fencepost.cli.printing import HintedError, say, say_json, say_table
+from fencepost.cli.printing import HintedError, print_json, print_lines, print_table
 from fencepost.coordinator.config.durations import setting_value
 from fencepost.coordinator.config.key import nearest
 from fencepost.logcore.printable import printable
@@ -173,7 +173,7 @@ def _session(
     seconds = timeout or next((one.timeout_s for one in files if one.timeout_s), DEFAULT_TIMEOUT_S)
     security = next((one.security for one in files if one.security), PLAINTEXT)
     for warning in security.warnings():
-        say(f"warning: {warning}", err=True)
+        print_lines(f"warning: {warning}", err=True)
     try:
         return ClusterSession(servers or DEFAULT_BOOTSTRAP, seconds, security=security)
     except SecurityError as error:
@@ -219,7 +219,9 @@ def _read_option_files(
         raise click.UsageError(str(error)) from error
     for file, settings in zip(files, found, strict=True):
         if settings.is_open:
-            say(f"warning: others can read {file}, which holds a secret: chmod 600", err=True)
+            print_lines(
+                f"warning: others can read {file}, which holds a secret: chmod 600", err=True
+            )
     return found
 
 
@@ -231,7 +233,7 @@ def _note_overridden_profile(profile: str | None, servers: str | None) -> None:
         and sources("profile") is ParameterSource.COMMANDLINE
         and sources("bootstrap") is ParameterSource.ENVIRONMENT
     ):
-        say(
+        print_lines(
             f"note: $FENCEPOST_BOOTSTRAP is {servers}, which takes precedence over --profile",
             err=True,
         )
@@ -293,7 +295,7 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
     Without rows the table is only its header, and ``empty`` is written to standard error.
     """
     if form == "json":
-        say_json([dict(row) for row in rows])
+        print_json([dict(row) for row in rows])
         return
     from rich.table import Table
     from rich.text import Text
@@ -304,9 +306,9 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
         table.add_column(column.upper(), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(text_of(row.get(column))) for column in columns))
-    say_table(table)
+    print_table(table)
     if not rows:
-        say(empty, err=True)
+        print_lines(empty, err=True)
 
 
 def note_unknown_topic(session: ClusterSession, name: str) -> None:
@@ -331,7 +333,7 @@ def _note_unknown(look: Callable[[], object]) -> None:
     try:
         look()
     except UnknownNameError as error:
-        say(f"note: {error}", err=True)
+        print_lines(f"note: {error}", err=True)
     except ApiError:
         pass
 

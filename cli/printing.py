@@ -40,7 +40,7 @@ class HintedError(click.ClickException):
         self.hints = hints
 
 
-def say(*lines: str, err: bool = False) -> None:
+def print_lines(*lines: str, err: bool = False) -> None:
     """Print ``lines``, each on a line of its own; a line end within one is escaped."""
     click.echo("\n".join(map(printable, lines)), err=err)
 
@@ -61,12 +61,12 @@ def discard_unwritten() -> bool:
     return False
 
 
-def say_json(value: object) -> None:
+def print_json(value: object) -> None:
     """Print ``value`` as one line of JSON."""
     click.echo(json_text(value))
 
 
-def say_json_array(values: Iterable[object]) -> None:
+def print_json_array(values: Iterable[object]) -> None:
     """Print ``values`` as one JSON array on one line, each as soon as it is available.
 
     The array is closed even if ``values`` raises an error.
@@ -85,7 +85,7 @@ def json_text(value: object) -> str:
     return json_printable(json.dumps(value, default=str, ensure_ascii=False))
 
 
-def say_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Print ``table``, whose cells are escaped already."""
     from rich.console import Console
 
@@ -110,15 +110,15 @@ def terminal_width() -> int | None:
 def show_error(error: click.ClickException) -> None:
     """Print ``error`` as click does, with its message escaped."""
     if isinstance(error, _HELP_ERRORS):
-        say(*error.format_message().splitlines(), err=True)
+        print_lines(*error.format_message().splitlines(), err=True)
         return
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         help_option = f"{context.command_path} {context.help_option_names[0]}"
         usage = context.get_usage().splitlines()
-        say(*usage, f"Try '{help_option}' for help.", "", err=True)
+        print_lines(*usage, f"Try '{help_option}' for help.", "", err=True)
     text = f"Error: {error.format_message()}"
     # click lists the choices for a missing parameter on lines of their own.
     lines = text.expandtabs().splitlines() if isinstance(error, click.MissingParameter) else [text]
     hints = error.hints if isinstance(error, HintedError) else ()
-    say(*lines, *hints, err=True)
+    print_lines(*lines, *hints, err=True)

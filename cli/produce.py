@@ -14,7 +14,7 @@ from fencepost.cli.output import (
     ended_by_sigterm,
     shared_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.cli.record_input import JsonLines, TextLines
@@ -170,7 +170,7 @@ class ProduceRun:
             except WireError as error:
                 if self._is_whole or not self._writer.written:
                     raise
-                say(
+                print_lines(
                     f"Error: records from line {chunk[0][0]} on may not be written: {error}",
                     err=True,
                 )
@@ -204,16 +204,16 @@ class ProduceRun:
     def _tell(self, number: int, why: str) -> None:
         self._refused += 1
         if self._refused <= MOST_TOLD:
-            say(f"line {number} {why}", err=True)
+            print_lines(f"line {number} {why}", err=True)
 
     def say_written(self) -> None:
         """Print how many records were written."""
-        say(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
+        print_lines(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
 
     def report(self) -> None:
         """Print the result; the exit status says whether all lines were written."""
         if self._refused > MOST_TOLD:
-            say(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
+            print_lines(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
         self.say_written()
         if self._refused:
             raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

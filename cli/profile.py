@@ -9,7 +9,7 @@ import click
 
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.output import CommandGroup, emit, format_option, key_values, reported
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.cli.profiles import (
     ProfileError,
     all_profiles,
@@ -116,7 +116,7 @@ def create(
     if not settings:
         raise click.UsageError("a profile needs settings: --bootstrap, --config or --from")
     save_profile(name, settings)
-    say(f"the profile {name} is in {profiles_file()}")
+    print_lines(f"the profile {name} is in {profiles_file()}")
 
 
 def _secret(key: str) -> str:
@@ -133,7 +133,7 @@ def _secret(key: str) -> str:
 def use(name: str) -> None:
     """Make NAME the profile of commands that name no address and no profile."""
     use_profile(name)
-    say(f"commands without an address use the profile {name}")
+    print_lines(f"commands without an address use the profile {name}")
 
 
 @command.command("list")
@@ -183,4 +183,4 @@ def delete(name: str, *, execute: bool) -> None:
         show_only()
         return
     delete_profile(name)
-    say(f"the profile {name} is deleted")
+    print_lines(f"the profile {name} is deleted")

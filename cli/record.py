@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.cli.output import counted, ended_by_sigterm, read_time, shared_options
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
@@ -87,7 +87,7 @@ def command(
         started_ms = int(time.time() * 1000)
         begin_ms = started_ms if begin_ms is None else begin_ms
         with _recording(session):
-            say(f"recording {', '.join(subjects)}; Ctrl-C ends it", err=True)
+            print_lines(f"recording {', '.join(subjects)}; Ctrl-C ends it", err=True)
             _wait(seconds)
     time.sleep(WRITTEN_S)
     if HISTORY_TOPIC not in session.client.metadata(refresh=True).topics:
@@ -103,7 +103,7 @@ def command(
     if records:
         incident = with_records(session, incident)
     out.write_text(dump(incident), encoding="utf-8")
-    say(
+    print_lines(
         f"{out}: {counted(len(incident.steps), 'request')},"
         f" {counted(len(incident.causes), 'cause')},"
         f" {(incident.end_ms - incident.start_ms) / 1000:.1f} s"

@@ -9,7 +9,7 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.cli import group_reset
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.client.queries import moves
 from fencepost.client.queries.moves import Move, Replicas
 from fencepost.client.queries.placement import spread
@@ -236,7 +236,7 @@ def _verify(
         if held and execute:
             moves.unthrottle(session, held)
         elif held:
-            say("throttles are still set; --verify --execute removes them", err=True)
+            print_lines("throttles are still set; --verify --execute removes them", err=True)
     return rows
 
 

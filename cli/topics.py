@@ -17,7 +17,7 @@ from fencepost.cli.output import (
     shared_options,
     table_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.history.entries import PARTITION
 
@@ -99,7 +99,7 @@ def create(
         raise click.ClickException(f"topics have no setting {unknown!r}{close}") from error
     count = getattr(result, "num_partitions", partitions)
     done = "would create" if validate_only else "created"
-    say(f"{done} {topic} ({counted(count, 'partition')})")
+    print_lines(f"{done} {topic} ({counted(count, 'partition')})")
 
 
 @command.command("describe")
@@ -158,7 +158,7 @@ def _show_heads(session: ClusterSession, topics: Sequence[TopicMetadata]) -> Non
             f"id {topic.topic_id}",
             *own[topic.name],
         ]
-        say(f"{topic.name}: {', '.join(what)}")
+        print_lines(f"{topic.name}: {', '.join(what)}")
 
 
 @command.command("delete")
@@ -179,7 +179,7 @@ def delete(session: ClusterSession, topics: tuple[str, ...], *, execute: bool) -
                 end[topic.name, index] - first[topic.name, index] for index in topic.partitions
             )
             what = f"{counted(len(topic.partitions), 'partition')}, {counted(held, 'offset')}"
-            say(f"would delete {topic.name} ({what})")
+            print_lines(f"would delete {topic.name} ({what})")
         show_only()
         return
     answer = session.client.call(
@@ -194,7 +194,7 @@ def delete(session: ClusterSession, topics: tuple[str, ...], *, execute: bool) -
     )
     for result in answer.responses:
         check(result.error_code, "DeleteTopics", result.name, result.error_message)
-        say(f"deleted {result.name}")
+        print_lines(f"deleted {result.name}")
 
 
 @command.command("add-partitions")
@@ -225,7 +225,7 @@ def add_partitions(session: ClusterSession, topic: str, count: int, *, execute: 
     (result,) = answer.results
     check(result.error_code, "CreatePartitions", topic, result.error_message)
     change = f"{topic} from {len(info.partitions)} to {counted(count, 'partition')}"
-    say(f"grew {change}" if execute else f"would grow {change}")
+    print_lines(f"grew {change}" if execute else f"would grow {change}")
     if not execute:
         show_only()
 

@@ -18,7 +18,7 @@ from fencepost.cli.output import (
     read_time,
     table_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.txn.epochs import FENCE_EPOCH
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ def _explain(row: dict[str, object]) -> None:
         )
     for one in _rows(row["history"]):
         lines.append(f"history: {one['time']} {one['what']}: {one['why']} ({one['client']})")
-    say("", lines[0], *(f"  {line}" for line in lines[1:]))
+    print_lines("", lines[0], *(f"  {line}" for line in lines[1:]))
 
 
 def _texts(value: object) -> list[str]:

@@ -19,7 +19,7 @@ from fencepost.cli.output import (
     spelled,
     table_options,
 )
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.cli.txn_resolve import TWO_PHASE_ABORT, resolve_txn
 from fencepost.coordinator.history.entries import TRANSACTION
 
@@ -252,7 +252,7 @@ def find_hanging(
         columns = ["since", "transactional_id", "client", "claimed", "reason"]
         emit(rows, [*PRODUCER_COLUMNS, *columns], form)
     else:
-        say("no transaction hangs")
+        print_lines("no transaction hangs")
     _note_hidden(hidden)
     if rows:
         raise SystemExit(1)
@@ -261,7 +261,7 @@ def find_hanging(
 def _note_hidden(groups: Sequence[str]) -> None:
     """Say which groups could not be examined."""
     if groups:
-        say(f"note: groups that you may not describe: {', '.join(groups)}", err=True)
+        print_lines(f"note: groups that you may not describe: {', '.join(groups)}", err=True)
 
 
 def _owner(
@@ -330,10 +330,10 @@ def abort_txn(
             " aborts it in this partition only)"
         )
     if not execute:
-        say(f"would abort {what} ({reason or 'forced'}); --execute aborts it")
+        print_lines(f"would abort {what} ({reason or 'forced'}); --execute aborts it")
         return
     tools.abort(session, producer)
-    say(f"aborted {what} ({reason or 'forced'})")
+    print_lines(f"aborted {what} ({reason or 'forced'})")
 
 
 @command.command("terminate")
@@ -360,7 +360,7 @@ def terminate_txn(
 
     found = tools.transaction(session, transactional_id)
     if found.state not in tools.UNFINISHED:
-        say(f"{transactional_id} has no open transaction; its state is {found.state}")
+        print_lines(f"{transactional_id} has no open transaction; its state is {found.state}")
         return
     if found.state != tools.ONGOING:
         raise click.ClickException(_decided(found))
@@ -372,7 +372,7 @@ def terminate_txn(
     if tools.is_two_phase(found) and not force:
         raise click.ClickException(f"did not abort {what}: {TWO_PHASE_ABORT}")
     if not execute:
-        say(f"would abort {what}; --execute aborts it")
+        print_lines(f"would abort {what}; --execute aborts it")
         return
     try:
         fence = tools.terminate(session, found)
@@ -384,7 +384,7 @@ def terminate_txn(
         if left.state in tools.UNFINISHED - {tools.ONGOING}:
             raise click.ClickException(_decided(left)) from error
         raise
-    say(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
+    print_lines(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
 
 
 def _decided(transaction: Transaction) -> str:
@@ -481,4 +481,4 @@ def history(session: ClusterSession, transactional_id: str, **options: Any) -> N
     """
     show(session, TRANSACTION, transactional_id, **options)
     if options["form"] == "table":
-        say(f"note: {ORDINARY_ENDS}", err=True)
+        print_lines(f"note: {ORDINARY_ENDS}", err=True)

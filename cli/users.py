@@ -8,7 +8,7 @@ import click
 
 from fencepost.cli.changes import execute_option, show_only
 from fencepost.cli.output import CommandGroup, emit, shared_options, table_options
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def add(
     if both := sorted(existing & set(wanted)):
         raise click.ClickException(f"{user} has a password for {', '.join(both)}: use passwd")
     _set(session, user, wanted, iterations, _password(password_file))
-    say(f"added {user}: {', '.join(wanted)}")
+    print_lines(f"added {user}: {', '.join(wanted)}")
 
 
 @command.command("passwd")
@@ -113,7 +113,7 @@ def passwd(
     """Change the password of USER."""
     wanted = _of_user(session, user, mechanisms)
     _set(session, user, wanted, iterations, _password(password_file))
-    say(f"changed {user}: {', '.join(wanted)}")
+    print_lines(f"changed {user}: {', '.join(wanted)}")
 
 
 @command.command("remove")
@@ -127,12 +127,12 @@ def remove(
     """Show the mechanisms of USER; with --execute, remove them."""
     wanted = _of_user(session, user, mechanisms)
     if not execute:
-        say(f"would remove {user}: {', '.join(wanted)}")
+        print_lines(f"would remove {user}: {', '.join(wanted)}")
         show_only()
         return
     for name in wanted:
         _alter(session, user, name)
-    say(f"removed {user}: {', '.join(wanted)}")
+    print_lines(f"removed {user}: {', '.join(wanted)}")
 
 
 def credentials(

@@ -12,7 +12,7 @@ import click
 
 from fencepost.cli.options import duration
 from fencepost.cli.output import utc
-from fencepost.cli.printing import is_terminal, say
+from fencepost.cli.printing import is_terminal, print_lines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,17 +48,17 @@ def watch(draw: Callable[[], None], every_s: float | None) -> None:
         while True:
             started = time.monotonic()
             click.clear()  # no effect without a terminal
-            say(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
+            print_lines(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
             try:
                 draw()
             except WireError as error:
                 if not has_drawn:
                     raise
-                say(f"Error: {error}", err=True)
+                print_lines(f"Error: {error}", err=True)
             has_drawn = True
             if not is_terminal():
-                say()
+                print_lines()
             sys.stdout.flush()
             time.sleep(max(0.0, started + every_s - time.monotonic()))
     except KeyboardInterrupt:
-        say()
+        print_lines()

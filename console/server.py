@@ -17,7 +17,7 @@ from typing import Any, cast
 import click
 from aiohttp import web
 
-from fencepost.cli.printing import say
+from fencepost.cli.printing import print_lines
 from fencepost.client.channel import (
     AuthenticationError,
     BrokerUnreachable,
@@ -328,10 +328,10 @@ def run(settings: ConsoleSettings) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             on_signal(asyncio.get_running_loop(), number, stop.set)
         async with served(settings) as url:
-            say(f"console {url}")
-            say(f"of {settings.bootstrap}; Ctrl-C stops it", err=True)
+            print_lines(f"console {url}")
+            print_lines(f"of {settings.bootstrap}; Ctrl-C stops it", err=True)
             if settings.tls is None and not is_loopback(settings.listen.rpartition(":")[0]):
-                say(OPEN_TO_OTHERS, err=True)
+                print_lines(OPEN_TO_OTHERS, err=True)
             await stop.wait()
 
     asyncio.run(serve())

@@ -954,8 +954,8 @@ GOOD: dict[str, str] = {
     "protocol/good.py": ("from .api import ApiKey\nfrom fencepost.protocol import codec"),
     "testing/good.py": "import time\nend = monotonic_s() + loop.time()\ntime.sleep(1)",
     "cli/good.py": (
-        "import sys, time\nfrom fencepost.cli.printing import say"
-        "\nsay(sys.stdout.name)\nend = time.monotonic()"
+        "import sys, time\nfrom fencepost.cli.printing import print_lines"
+        "\nprint_lines(sys.stdout.name)\nend = time.monotonic()"
     ),
     "cluster/controller/good.py": (
         "from fencepost.cluster.records import NoOpRecord\nOutcome(None, (NoOpRecord(),))"

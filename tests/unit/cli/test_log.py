@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fencepost import Broker
 from fencepost.cli import main
 from fencepost.cli.decoding import decoder_of_directory
-from fencepost.cli.printing import say_json_array
+from fencepost.cli.printing import print_json_array
 from fencepost.groups import consumer_records as cr
 from fencepost.logcore.batch import LogRecord, iter_headers
 from fencepost.logcore.checkpoints import (
@@ -433,7 +433,7 @@ def test_json_array_is_closed_behind_an_error(capsys: pytest.CaptureFixture[str]
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="gone"):
-        say_json_array(rows())
+        print_json_array(rows())
     assert json.loads(capsys.readouterr().out) == [1, 2]
 
 

@@ -117,7 +117,9 @@ def test_backup_keeps_modes_and_all_files_but_the_lock(stopped: Path, backup: Pa
     assert backup.stat().st_mode & 0o077 == 0
 
 
-def test_nothing_is_overwritten(stopped: Path, backup: Path, tmp_path: Path) -> None:
+def test_backup_and_restore_never_overwrite_data(
+    stopped: Path, backup: Path, tmp_path: Path
+) -> None:
     assert "has a backup already" in run("create", backup, "--data-dir", stopped, status=1).output
     full = tmp_path / "full"
     full.mkdir()
@@ -131,7 +133,7 @@ def test_nothing_is_overwritten(stopped: Path, backup: Path, tmp_path: Path) -> 
     assert not inside.exists()
 
 
-def test_verify_names_what_has_changed(backup: Path, tmp_path: Path) -> None:
+def test_verify_names_each_changed_file(backup: Path, tmp_path: Path) -> None:
     (log,) = (backup / "data" / f"{SOURCE}-0").glob("*.log")
     raw = log.read_bytes()
     log.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])
@@ -151,7 +153,7 @@ def test_verify_names_what_has_changed(backup: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 5, -1])
-def test_manifest_without_its_end_is_refused(backup: Path, tmp_path: Path, lines: int) -> None:
+def test_truncated_manifest_is_refused(backup: Path, tmp_path: Path, lines: int) -> None:
     manifest = backup / "manifest.jsonl"
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:lines]))
     for words in (("verify", backup), ("restore", backup, "--data-dir", tmp_path / "data")):

@@ -64,7 +64,7 @@ def stopped() -> Recorder:
 
 
 @pytest.mark.slow
-def test_every_byte_of_a_directory(stopped: Recorder) -> None:
+def test_flipped_bit_in_any_byte_is_refused_truncated_or_harmless(stopped: Recorder) -> None:
     files = stopped.disk.names[f"{ROOT}/t-0"]
     assert {name.rpartition(".")[2] for name in files} >= {
         "log",
@@ -113,7 +113,7 @@ BLIND = {"log", "index", "timeindex", "txnindex"}
 
 
 @pytest.mark.slow
-def test_every_byte_after_a_clean_stop() -> None:
+def test_flipped_bit_after_a_clean_stop_is_noticed_except_in_known_files() -> None:
     """A clean start scans nothing; this test and the README state the effects of a flipped bit.
 
     In a log only the bytes outside the CRC can mislead: a reader detects damage to all others.
@@ -154,7 +154,7 @@ def test_every_byte_after_a_clean_stop() -> None:
     assert misled == BLIND
 
 
-def test_every_bit_of_the_leader_epochs_after_a_kill() -> None:
+def test_flipped_checkpoint_bit_after_a_kill_costs_no_valid_batch() -> None:
     """Recovery starts in the middle, and must not reject good batches because of wrong epochs."""
     run = _epochs_apart()
     _each_bit(run, f"{ROOT}/t-0", LEADER_EPOCH_CHECKPOINT, clean=False)
@@ -162,7 +162,7 @@ def test_every_bit_of_the_leader_epochs_after_a_kill() -> None:
     _each_bit(run, ROOT, LOG_START_CHECKPOINT, clean=False)
 
 
-def test_every_bit_of_the_leader_epochs_after_a_clean_stop() -> None:
+def test_flipped_epoch_checkpoint_bit_after_a_clean_stop_is_harmless() -> None:
     run = _epochs_apart()
     run.partition.close()
     run.checkpoint()
@@ -210,7 +210,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
 
 
 @pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
-def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
+def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> None:
     """One of the two files is intact: its values are the last written ones or the previous ones."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
@@ -229,7 +229,7 @@ def test_every_bit_of_a_checkpoint_and_of_its_copy(name: str) -> None:
                 assert bool(told) == (one == name), (one, position, bit)
 
 
-def test_every_bit_of_meta_properties() -> None:
+def test_flipped_bit_in_meta_properties_never_changes_the_identity() -> None:
     """The file is refused or reads the same: no directory gets another identity."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)

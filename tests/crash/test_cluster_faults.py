@@ -115,7 +115,7 @@ class Watch(threading.Thread):
             self.back.append((index, floor, found))
 
 
-def test_nothing_is_lost_doubled_or_reordered(
+def test_broker_faults_lose_duplicate_and_reorder_no_records(
     nodes: Nodes, layout: str, pytestconfig: pytest.Config
 ) -> None:
     with at_work(nodes) as work:

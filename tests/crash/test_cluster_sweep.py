@@ -47,7 +47,7 @@ def tried(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) ->
     return swept(sweep(home, JOBS), look, choose, lambda place: place.scenario.name)
 
 
-def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Path) -> None:
+def test_transaction_survives_a_kill_of_any_broker_at_any_step(tmp_path: Path) -> None:
     places = tried(
         tmp_path,
         lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
@@ -65,7 +65,7 @@ def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Pa
             assert {(node_id, one) for one in wanted} <= seen, (scenario.name, node_id)
 
 
-def test_a_comeback_is_killed_too(tmp_path: Path) -> None:
+def test_transaction_survives_a_kill_during_the_restart_of_a_broker(tmp_path: Path) -> None:
     places = tried(
         tmp_path,
         lambda bench: [one for place in COMEBACKS for one in bench.comeback(place)],
@@ -84,7 +84,7 @@ def test_a_comeback_is_killed_too(tmp_path: Path) -> None:
         ("offsets are not waited for", 3, "answer TxnOffsetCommit", "the group is at"),
     ],
 )
-def test_what_is_broken_on_purpose_is_found(
+def test_planted_bug_is_found_by_the_cluster_sweep(
     tmp_path: Path, bug: str, node_id: int, where: str, problem: str
 ) -> None:
     place = Place(COMMIT, node_id, KillPoint(KillMoment.AFTER, 1, where))

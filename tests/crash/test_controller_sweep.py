@@ -40,7 +40,9 @@ STEPS = {
 """Scenario → steps that its count must contain."""
 
 
-def test_a_controller_may_be_lost_at_any_step(tmp_path: Path, zookeeper: ZooKeeper) -> None:
+def test_controller_lost_at_any_step_leaves_no_open_work(
+    tmp_path: Path, zookeeper: ZooKeeper
+) -> None:
     places = swept(
         sweep(tmp_path, zookeeper, JOBS),
         lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],

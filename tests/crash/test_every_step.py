@@ -207,7 +207,7 @@ def is_off_line(daemon: CrashingDaemon, topic: str) -> bool:
         pytest.param(False, 2, False, id="abort-tv2"),
     ],
 )
-def test_a_client_that_repeats(
+def test_retrying_client_is_exactly_once_after_a_kill_at_any_step(
     daemon: CrashingDaemon, commit: bool, version: int, torn: bool
 ) -> None:
     ledger = Ledger("repeats")
@@ -240,7 +240,9 @@ def test_a_client_that_repeats(
         pytest.param(False, 2, id="abort-tv2"),
     ],
 )
-def test_a_client_that_starts_anew(daemon: CrashingDaemon, commit: bool, version: int) -> None:
+def test_restarted_client_is_exactly_once_after_a_kill_at_any_step(
+    daemon: CrashingDaemon, commit: bool, version: int
+) -> None:
     ledger = Ledger("anew")
     first_transaction(daemon, ledger, version)
     daemon.kill()
@@ -273,7 +275,7 @@ def test_a_client_that_starts_anew(daemon: CrashingDaemon, commit: bool, version
     pytest.fail("the transaction never ran to its end")
 
 
-def test_recovery_is_killed_too(daemon: CrashingDaemon) -> None:
+def test_transaction_survives_repeated_kills_during_recovery(daemon: CrashingDaemon) -> None:
     """The daemon is killed in a transaction, and then again and again during recovery."""
     ledger = Ledger("recovery")
     first_transaction(daemon, ledger, 2)

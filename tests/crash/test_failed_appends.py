@@ -45,7 +45,7 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
     ("version", "commit"),
     [pytest.param(1, True, id="commit-tv1"), pytest.param(2, False, id="abort-tv2")],
 )
-def test_each_append_of_the_coordinator_fails_once(
+def test_transaction_survives_each_failed_append_of_its_coordinator(
     daemon: CrashingDaemon, version: int, commit: bool
 ) -> None:
     ledger = Ledger("fails")
@@ -68,7 +68,9 @@ def test_each_append_of_the_coordinator_fails_once(
     pytest.fail("the appends never come to an end")
 
 
-def test_a_takeover_whose_fence_is_not_written_leaves_no_bump(daemon: CrashingDaemon) -> None:
+def test_takeover_with_a_failed_fence_write_leaves_the_epoch_unchanged(
+    daemon: CrashingDaemon,
+) -> None:
     ledger = Ledger("fence")
     first_transaction(daemon, ledger, 2)
     zombie = StubbornClient(daemon.bootstrap, ledger.group, version=2)

@@ -65,7 +65,7 @@ def commit(client: Cluster, topic: str, offset: int) -> str:
     return str(answer["topics"][0]["partitions"][0]["error_code"])
 
 
-def test_a_full_disk_loses_nothing_and_needs_no_restart(small_disk: Path) -> None:
+def test_full_disk_loses_no_record_and_needs_no_restart(small_disk: Path) -> None:
     daemon = Daemon(small_disk / "data", SETTINGS).start()
     acknowledged: list[bytes | None] = []
     with Cluster(daemon.bootstrap) as client:

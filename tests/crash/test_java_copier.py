@@ -91,7 +91,9 @@ class Copier:
     ],
 )
 @pytest.mark.usefixtures("java_tools")
-def test_100_000_records_through_six_kills(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_java_copier_copies_100_000_records_once_through_six_kills(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
     daemon = Daemon(tmp_path / "data").start()
     partitions = 2 if "--group-mode" in options else 1
     with Cluster(daemon.bootstrap) as cluster:

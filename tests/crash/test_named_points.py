@@ -27,7 +27,7 @@ def happen(counter: NamedCounter, *names: str) -> None:
 
 
 @pytest.mark.parametrize("where", [KillMoment.BEFORE, KillMoment.TORN, KillMoment.AFTER])
-def test_a_point_is_the_so_many_th_of_its_name(where: KillMoment) -> None:
+def test_kill_point_fires_at_the_nth_event_of_its_name(where: KillMoment) -> None:
     counter = NamedCounter(KillPoint(where, 2, "write a"), die)
     happen(counter, "write a", "write b", "write b", "mark a")
     with pytest.raises(Death, match="write a"):
@@ -36,7 +36,7 @@ def test_a_point_is_the_so_many_th_of_its_name(where: KillMoment) -> None:
     happen(counter, "write a")
 
 
-def test_a_fetch_has_the_names_of_what_was_written_since_the_last() -> None:
+def test_fetch_event_is_named_after_the_writes_since_the_last_fetch() -> None:
     counter = NamedCounter(None, die)
     happen(counter, "write a", "write a", "write a/file", "mark a")
     found = counter.message(ApiKey.FETCH, "ask Fetch of 1")
@@ -50,7 +50,7 @@ def test_a_fetch_has_the_names_of_what_was_written_since_the_last() -> None:
     assert counter.message(ApiKey.METADATA, "answer METADATA") == []
 
 
-def test_points_are_what_happens_every_time() -> None:
+def test_kill_points_are_the_events_common_to_all_runs() -> None:
     first = [
         CountedEvent("write a", tearable=True),
         CountedEvent("write a", tearable=True),
@@ -68,7 +68,7 @@ def test_points_are_what_happens_every_time() -> None:
     ]
 
 
-def test_frames_are_found_however_they_come() -> None:
+def test_frame_heads_are_found_for_any_fragmentation() -> None:
     frames = [bytes([n]) * size for n, size in ((1, 4), (2, 200), (3, 64), (4, 65))]
     data = b"".join(len(one).to_bytes(4, "big") + one for one in frames)
     for step in 1, 3, 70, len(data):

@@ -260,7 +260,7 @@ async def test_no_power_loss_breaks_a_transaction_or_an_offset() -> None:
 
 
 @pytest.mark.parametrize("topic", ["t-0", "t-1", "__consumer_offsets-0", "__transaction_state-0"])
-async def test_a_forgotten_sync_is_found(topic: str) -> None:
+async def test_missing_sync_of_a_coordinator_log_is_found(topic: str) -> None:
     def skip(kind: str, path: str) -> bool:
         return kind == "sync" and f"/{topic}/" in path and path.endswith(".log")
 

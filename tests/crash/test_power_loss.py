@@ -58,7 +58,7 @@ def first_broken(
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_no_power_loss_breaks_a_promise(name: str) -> None:
+def test_power_loss_at_any_step_breaks_no_durability_promise(name: str) -> None:
     count = -(-STATES // len(WORKLOADS))
     begin = time.monotonic()
     broken = first_broken(name, SEED, count)
@@ -115,12 +115,12 @@ def snapshots(kind: str, path: str) -> bool:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_forgotten_sync_is_found(fault: Skip, name: str) -> None:
+def test_missing_sync_is_found(fault: Skip, name: str) -> None:
     broken = first_broken(name, 1, 2_500, MemoryDisk(skip=fault))
     assert broken is not None
 
 
-def test_a_state_is_the_same_every_time() -> None:
+def test_power_loss_states_are_reproducible() -> None:
     def some() -> list[object]:
         run = recorded("deletion", 5)
         return [

@@ -267,11 +267,13 @@ def first_broken(config: LogConfig, count: int, **options: bool) -> str | None:
 
 @pytest.mark.parametrize("config", [FORCED, UNFORCED], ids=["forced", "rarely forced"])
 @pytest.mark.parametrize("preallocate", [False, True], ids=["", "preallocated"])
-def test_a_replica_comes_back_as_one_of_its_lives(config: LogConfig, preallocate: bool) -> None:
+def test_replica_recovers_as_a_prefix_of_one_of_its_histories(
+    config: LogConfig, preallocate: bool
+) -> None:
     why = first_broken(replace(config, preallocate=preallocate), STATES)
     assert why is None, why
 
 
-def test_checkpoints_that_come_after_the_cut_are_found_out() -> None:
+def test_checkpoints_written_after_the_truncation_are_found() -> None:
     """The sweep finds the bug of checkpoints that are written after the truncation."""
     assert first_broken(UNFORCED, 20_000, checkpoints_first=False) is not None

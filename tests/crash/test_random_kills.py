@@ -42,7 +42,9 @@ def check(daemon: Daemon, sent: int, acknowledged: list[int]) -> None:
     assert set(found) <= set(range(sent))
 
 
-def test_under_librdkafka(daemon: Daemon, request: pytest.FixtureRequest) -> None:
+def test_librdkafka_records_survive_random_kills_once_and_in_order(
+    daemon: Daemon, request: pytest.FixtureRequest
+) -> None:
     chance = random.Random(20_240_601)
     acknowledged: list[int] = []
     refused: list[object] = []
@@ -85,7 +87,7 @@ def test_under_librdkafka(daemon: Daemon, request: pytest.FixtureRequest) -> Non
 
 
 @pytest.mark.slow
-async def test_under_aiokafka(daemon: Daemon) -> None:
+async def test_aiokafka_records_survive_random_kills_once_and_in_order(daemon: Daemon) -> None:
     chance = random.Random(20_240_602)
     acknowledged: list[int] = []
     sent = 0
@@ -118,7 +120,7 @@ async def test_under_aiokafka(daemon: Daemon) -> None:
 
 
 @pytest.mark.slow
-def test_what_one_client_was_told_outlives_the_kill(daemon: Daemon) -> None:
+def test_acknowledged_append_survives_a_kill_right_after_its_response(daemon: Daemon) -> None:
     """Without retries, an acknowledged append survives a kill directly after its response."""
     acknowledged = 0
     for _ in range(8):

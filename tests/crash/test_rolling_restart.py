@@ -43,7 +43,7 @@ def refusals(nodes: Nodes, broker: int) -> list[dict[str, object]]:
     return problems
 
 
-def test_rolling_restart_by_the_recipe_loses_and_doubles_nothing(nodes: Nodes) -> None:
+def test_rolling_restart_by_the_recipe_loses_and_duplicates_nothing(nodes: Nodes) -> None:
     with at_work(nodes) as work:
         for broker in (1, 2, 3):
             cli(nodes.bootstrap, "cluster", "check-restart", str(broker), "--wait", "2m")

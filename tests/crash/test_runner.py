@@ -86,7 +86,7 @@ class Fleet:
         self.daemon.kill()
 
 
-def test_random_kills(tmp_path: Path) -> None:
+def test_pipeline_is_exactly_once_through_random_kills(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     records = RECORDS_PER_KILL * KILLS
     fleet = Fleet(tmp_path, records)
@@ -112,7 +112,7 @@ def test_random_kills(tmp_path: Path) -> None:
         fleet.close()
 
 
-def test_a_kill_at_every_step(tmp_path: Path) -> None:
+def test_pipeline_is_exactly_once_after_a_kill_at_every_step(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "fencepost", "crash-sweep", "--format", "json"),

@@ -40,7 +40,7 @@ def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, An
     return json.loads(done.stdout)
 
 
-def test_an_exactly_once_pipeline_survives_every_point(tmp_path):
+def test_exactly_once_pipeline_passes_at_every_kill_point(tmp_path):
     verdict = sweep(
         tmp_path,
         "copy",
@@ -61,7 +61,7 @@ def test_an_exactly_once_pipeline_survives_every_point(tmp_path):
     assert list((tmp_path / "sweep").iterdir()) == []
 
 
-def test_a_command_that_dies_with_the_broker_goes_on_from_its_offset(tmp_path):
+def test_command_killed_with_the_broker_resumes_at_its_offset(tmp_path):
     verdict = sweep(
         tmp_path,
         "copy",
@@ -71,7 +71,7 @@ def test_a_command_that_dies_with_the_broker_goes_on_from_its_offset(tmp_path):
     assert max(row["attempts"] for row in verdict["results"]) > 1
 
 
-def test_a_pipeline_without_transactions_is_found_out(tmp_path):
+def test_pipeline_without_transactions_fails_the_sweep(tmp_path):
     verdict = sweep(tmp_path, "sloppy", "--points", "24", "--jobs", "4", "--kill-command", status=1)
     assert 0 < verdict["failures"] < verdict["points"]
     text = json.dumps(verdict["results"])
@@ -79,14 +79,14 @@ def test_a_pipeline_without_transactions_is_found_out(tmp_path):
     assert list((tmp_path / "sweep").iterdir()) != []
 
 
-def test_a_transaction_left_open_is_found_before_anything_is_killed(tmp_path):
+def test_open_transaction_is_found_before_the_first_kill(tmp_path):
     verdict = sweep(tmp_path, "forget", "--points", "2", "--settle", "0.2", status=1)
     assert verdict["points"] == verdict["kills"] == 0
     (only,) = verdict["results"]
     assert "held by copier" in only["failures"][0]
 
 
-def test_a_time_limit_ends_the_sweep_and_says_so(tmp_path):
+def test_time_limit_ends_the_sweep_and_counts_skipped_points(tmp_path):
     verdict = sweep(tmp_path, "copy", "--points", "all", "--time-limit", "6", status=0)
     assert verdict["points"] == verdict["candidates"]
     assert verdict["skipped"] > 0

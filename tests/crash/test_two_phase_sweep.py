@@ -167,7 +167,7 @@ def sweep(bench: Bench, steps: Sequence[str], faults: Callable[[int], Sequence[F
         bench.check(f"after {faults(moment)}: {steps[(moment - 1) // 2]}")
 
 
-def test_worker_killed_at_each_step_tears_nothing(bench: Bench) -> None:
+def test_worker_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
     steps = bench.turn()
     assert {"InitProducerId", "ProduceRequest", "TxnOffsetCommit", "EndTxn"} <= set(steps)
     assert "tpc_commit" in steps
@@ -175,7 +175,7 @@ def test_worker_killed_at_each_step_tears_nothing(bench: Bench) -> None:
     sweep(bench, steps, lambda moment: [Fault("app", moment)])
 
 
-def test_recovery_killed_at_each_step_tears_nothing(bench: Bench) -> None:
+def test_recovery_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
     """The first worker is killed after the decision of its first transaction, before EndTxn."""
     steps = bench.turn()
     first = 2 * steps.index("EndTxn") + 1
@@ -186,12 +186,12 @@ def test_recovery_killed_at_each_step_tears_nothing(bench: Bench) -> None:
     sweep(bench, recovery, lambda moment: [Fault("app", first), Fault("app", moment)])
 
 
-def test_database_killed_at_each_step_tears_nothing(bench: Bench) -> None:
+def test_database_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
     """After a step, it is killed before the worker has the answer."""
     sweep(bench, bench.turn(), lambda moment: [Fault("database", moment)])
 
 
-def test_broker_killed_at_each_durable_step_tears_nothing(bench: Bench) -> None:
+def test_broker_killed_at_each_durable_step_tears_no_transaction(bench: Bench) -> None:
     bench.fill()
     bench.daemon.arm()
     bench.work()

@@ -25,7 +25,7 @@ real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files n
 7. One controller, elected through ZooKeeper
    * tests/oracle/test_zookeeper.py: test_first_broker_is_controller_and_every_broker_is_registered
    * tests/oracle/test_zookeeper.py: test_killed_controller_is_replaced_by_another_broker
-   * tests/crash/test_controller_sweep.py: test_a_controller_may_be_lost_at_any_step
+   * tests/crash/test_controller_sweep.py: test_controller_lost_at_any_step_leaves_no_open_work
 8. The first assigned replica that is alive and in sync leads
    * tests/oracle/test_zookeeper.py:
      test_next_live_in_sync_replica_of_the_assignment_becomes_leader

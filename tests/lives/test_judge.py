@@ -20,14 +20,14 @@ def shapes(life: Life, count: int) -> list[tuple[int, int, str, int]]:
     return [(s.number, s.client, s.request.api, s.request.version) for s in steps]
 
 
-def test_a_seed_is_a_life() -> None:
+def test_seed_determines_the_requests_of_a_life() -> None:
     assert shapes(Life(7), 3_000) == shapes(Life(7), 3_000)
     assert shapes(Life(7), 3_000) != shapes(Life(8), 3_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calm", [False, True])
-def test_every_api_is_asked_in_every_version(calm: bool) -> None:
+def test_every_api_is_requested_in_every_version(calm: bool) -> None:
     from tests.lives.draw import VERSIONS
 
     life = Life(1, calm=calm)
@@ -49,7 +49,7 @@ def part(topic: str, error: str) -> dict[str, object]:
     }
 
 
-def test_what_is_closed_may_not_be_changed_nor_seen() -> None:
+def test_change_or_read_of_a_closed_internal_topic_is_a_violation() -> None:
     for topic, api in itertools.product(("__consumer_offsets", "topic-a"), ("delete_records",)):
         assert broken(api, {}, part(topic, "unknown_topic_or_partition")) == []
     assert broken("delete_records", {}, part("topic-a", "none")) == []
@@ -61,7 +61,7 @@ def test_what_is_closed_may_not_be_changed_nor_seen() -> None:
     assert broken("write_txn_markers", {}, part("__fencepost_history", "none")) != []
 
 
-def test_a_shard_that_is_read_otherwise_is_told() -> None:
+def test_changed_state_of_a_reloaded_shard_is_found() -> None:
     def line(digest: str) -> str:
         return json.dumps(
             {"event": "shard loaded", "shard": "__consumer_offsets-1", "digest": digest}
@@ -103,7 +103,7 @@ def test_a_shard_that_is_read_otherwise_is_told() -> None:
     # Batches contain timestamps: workers of one run would give their cases different names.
     ids=itertools.count(),
 )
-def test_what_no_coordinator_writes_is_found(
+def test_foreign_record_in_a_coordinator_log_is_found(
     tmp_path: Path, topic: str, data: bytes, is_foreign: bool
 ) -> None:
     (tmp_path / f"{topic}-0").mkdir()

@@ -65,7 +65,7 @@ async def write(style: str, config: dict[str, Any], topic: str) -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("style", ["confluent", "aiokafka", "kafka-python"])
-async def test_real_clients_get_in_as_they_are_told(
+async def test_client_config_logs_in_clients_of_each_style(
     guarded: Kafka, style: str, mechanism: str
 ) -> None:
     topic = guarded.topic(f"orders-{uuid.uuid4()}")
@@ -75,7 +75,7 @@ async def test_real_clients_get_in_as_they_are_told(
 
 
 @pytest.mark.parametrize("style", ["confluent", "aiokafka", "kafka-python"])
-async def test_without_a_right_they_do_not(guarded: Kafka, style: str) -> None:
+async def test_client_without_the_right_is_refused(guarded: Kafka, style: str) -> None:
     topic = guarded.topic(f"bills-{uuid.uuid4()}")
     told = guarded.client_config(user="alice", style=style)
     with pytest.raises(
@@ -91,7 +91,7 @@ async def test_without_a_right_they_do_not(guarded: Kafka, style: str) -> None:
     assert len(guarded.records(topic, at_least=1)) == 1
 
 
-def test_java_is_told_in_properties(guarded: Kafka) -> None:
+def test_java_style_config_has_java_property_names(guarded: Kafka) -> None:
     told = guarded.client_config(user="alice", style="java")
     assert told["bootstrap.servers"] == guarded.bootstrap
     assert told["sasl.jaas.config"] == (
@@ -104,7 +104,7 @@ def test_java_is_told_in_properties(guarded: Kafka) -> None:
     )
 
 
-def test_users_and_rules_stay_over_a_crash(guarded: Kafka) -> None:
+def test_users_and_rules_survive_a_crash(guarded: Kafka) -> None:
     topic = guarded.topic(f"orders-{uuid.uuid4()}")
     guarded.crash()
     guarded.restart()
@@ -120,12 +120,14 @@ def test_users_and_rules_stay_over_a_crash(guarded: Kafka) -> None:
         ({"user": "bob", "mechanism": "GSSAPI"}, "mechanism is one of PLAIN"),
     ],
 )
-def test_what_nobody_has_is_told(guarded: Kafka, ask: dict[str, str], reason: str) -> None:
+def test_client_config_of_unknown_user_or_mechanism_is_refused(
+    guarded: Kafka, ask: dict[str, str], reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         guarded.client_config(**ask)
 
 
-def test_without_users_clients_are_told_the_address(kafka: Kafka) -> None:
+def test_client_config_without_users_is_plaintext(kafka: Kafka) -> None:
     for style in STYLES:
         told = kafka.client_config(style=style)
         assert set(told.values()) == {kafka.bootstrap, "PLAINTEXT"}
@@ -150,12 +152,12 @@ def test_without_users_clients_are_told_the_address(kafka: Kafka) -> None:
         ({"users": {"a": "b"}, "acls": ["a READ topic"]}, "the topic needs a name"),
     ],
 )
-def test_what_can_not_be_is_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_invalid_security_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises((TypeError, ValueError), match=reason):
         Kafka(**arguments)
 
 
-def test_rules_are_read() -> None:
+def test_acl_rule_text_is_parsed() -> None:
     rule = parse_rule("Deny User:bob read,Write transactional-id:app-*")
     assert (rule.permission, rule.principal) == (Permission.DENY, "User:bob")
     assert [one.name for one in rule.operations] == ["READ", "WRITE"]
@@ -165,7 +167,7 @@ def test_rules_are_read() -> None:
     assert parse_rule("a READ topic:*")[4:] == (PatternType.LITERAL, "*")
 
 
-def test_without_trustme_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_without_trustme_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     certificates.cache_clear()
     monkeypatch.setitem(sys.modules, "trustme", None)
     with pytest.raises(

@@ -95,7 +95,7 @@ def test_partitions_of_a_fetch_session_count(kafka: Kafka) -> None:
 
 
 @pytest.mark.kafka(topics={"orders": 2})
-def test_stable_member_that_does_not_fetch_is_told(kafka: Kafka) -> None:
+def test_wait_for_fetch_names_partitions_that_are_not_fetched(kafka: Kafka) -> None:
     kafka.faults.add(api="OffsetFetch", error="COORDINATOR_LOAD_IN_PROGRESS", times=None)
     with member(kafka):
         kafka.wait_for_group("shop", members=1)
@@ -106,13 +106,13 @@ def test_stable_member_that_does_not_fetch_is_told(kafka: Kafka) -> None:
         kafka.wait_for_fetch("shop", members=1)
 
 
-def test_missing_group_is_told(kafka: Kafka) -> None:
+def test_wait_for_fetch_names_a_missing_group(kafka: Kafka) -> None:
     with pytest.raises(TimeoutError, match="there is no group 'shop'"):
         kafka.wait_for_fetch("shop", timeout=0.05)
 
 
 @pytest.mark.kafka(topics={"orders": 3})
-def test_leaders_of_a_cluster_know_the_positions_together(kafka_cluster: Cluster) -> None:
+def test_wait_for_fetch_combines_positions_of_all_leaders(kafka_cluster: Cluster) -> None:
     with member(kafka_cluster, **LATEST):
         kafka_cluster.wait_for_fetch("shop", members=1)
         kafka_cluster.produce("orders", *"abc")

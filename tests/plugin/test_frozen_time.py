@@ -47,7 +47,7 @@ def frozen(kafka: Kafka, freeze: Freeze) -> Iterator[Kafka]:
         yield kafka
 
 
-def test_every_wait_ends(frozen: Kafka) -> None:
+def test_every_wait_times_out_under_frozen_time(frozen: Kafka) -> None:
     frozen.topic("orders")
     with pytest.raises(TimeoutError, match="2 records of orders"):
         frozen.records("orders", at_least=2, timeout=0.05)
@@ -60,7 +60,7 @@ def test_every_wait_ends(frozen: Kafka) -> None:
     frozen.clock.advance(seconds=10, speed=1_000)
 
 
-def test_clients_are_served(frozen: Kafka) -> None:
+def test_clients_are_served_under_frozen_time(frozen: Kafka) -> None:
     frozen.faults.add(api="Produce", delay_ms=20)
     settings = {"bootstrap.servers": frozen.bootstrap}
     producer = Producer({**settings, "transactional.id": "till", "transaction.timeout.ms": 5_000})
@@ -92,7 +92,7 @@ def test_clients_are_served(frozen: Kafka) -> None:
     assert len(frozen.records("orders", isolation="read_committed")) == 1
 
 
-def test_connections_live_through_a_freeze(kafka: Kafka, freeze: Freeze) -> None:
+def test_connections_survive_a_freeze(kafka: Kafka, freeze: Freeze) -> None:
     kafka.topic("orders")
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 0})
 
@@ -112,7 +112,7 @@ def test_connections_live_through_a_freeze(kafka: Kafka, freeze: Freeze) -> None
     assert opened.hits == 0
 
 
-def test_the_broker_keeps_the_time_of_the_machine(freeze: Freeze) -> None:
+def test_broker_keeps_the_machine_time_under_frozen_time(freeze: Freeze) -> None:
     before = time.time_ns() // 1_000_000
     with freeze(), Kafka() as kafka:
         (record,) = kafka.produce("orders", "tea")
@@ -121,7 +121,7 @@ def test_the_broker_keeps_the_time_of_the_machine(freeze: Freeze) -> None:
         assert kafka.produce("orders", "tea")[0].timestamp_ms >= record.timestamp_ms + 3_600_000
 
 
-def test_the_broker_begins_at_the_time_that_it_is_given() -> None:
+def test_broker_starts_at_the_given_time() -> None:
     now_ms = int(PAST.timestamp() * 1_000)
     with freeze_time(PAST), Kafka(now_ms=now_ms) as kafka:
         (record,) = kafka.produce("orders", "tea")
@@ -130,13 +130,13 @@ def test_the_broker_begins_at_the_time_that_it_is_given() -> None:
 
 
 @freeze_time("2020-01-01")
-def test_a_decorated_function(kafka: Kafka) -> None:
+def test_waits_end_in_a_decorated_function(kafka: Kafka) -> None:
     kafka.produce("orders", "tea")
     with pytest.raises(TimeoutError):
         kafka.records("orders", at_least=2, timeout=0.05)
 
 
-async def test_coroutines_on_a_loop_that_stands_still(kafka: Kafka, freeze: Freeze) -> None:
+async def test_coroutine_waits_end_on_a_frozen_loop(kafka: Kafka, freeze: Freeze) -> None:
     with freeze():
         await kafka.aio.produce("orders", "tea")
         with pytest.raises(TimeoutError):
@@ -163,7 +163,7 @@ def _write(kafka: Kafka) -> None:
         "import time_machine; time_machine.travel(0, tick=False).start()",
     ],
 )
-def test_time_that_is_frozen_before_the_first_import(begin: str) -> None:
+def test_waits_end_if_time_was_frozen_before_the_import(begin: str) -> None:
     script = (
         f"{begin}\n"
         "from fencepost.testing import Kafka\n"

@@ -102,7 +102,7 @@ def polled_until(member: Consumer, reached: Callable[[], bool]) -> None:
 
 @PROTOCOLS
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
-def test_rebalances_and_a_session_timeout(
+def test_replay_repeats_rebalances_and_a_session_timeout(
     kafka: Kafka,
     processes: list[subprocess.Popen[str]],
     tmp_path: Path,
@@ -133,7 +133,7 @@ def test_rebalances_and_a_session_timeout(
     assert any("Heartbeat" in one for one in result.failures) == is_classic
 
 
-def test_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_repeats_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_path: Path) -> None:
     """A member does not poll for max.poll.interval.ms, leaves, and rejoins."""
     conf = settings(kafka, group_id="slow", client_id="slow", session_timeout_ms=1000)
     member = Consumer(conf | {"max.poll.interval.ms": 1000, "heartbeat.interval.ms": 100})
@@ -148,7 +148,7 @@ def test_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_path: Path) -> Non
     member.close()
 
 
-def test_a_member_that_does_not_revoke_in_time(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_repeats_a_revocation_timeout(kafka: Kafka, tmp_path: Path) -> None:
     """A member of the consumer protocol keeps its partitions: the rebalance timeout removes it."""
     held: list[object] = []
 
@@ -173,7 +173,7 @@ def test_a_member_that_does_not_revoke_in_time(kafka: Kafka, tmp_path: Path) -> 
     joins.close()
 
 
-def test_static_members_fence_one_another(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_repeats_the_fencing_of_a_static_member(kafka: Kafka, tmp_path: Path) -> None:
     """A second consumer with the same instance id fences the first one."""
     conf = settings(kafka, group_id="static", group_instance_id="one") | CLASSIC
     first = Consumer(conf | {"client.id": "first"})
@@ -205,7 +205,9 @@ def producer(kafka: Kafka, **more: Any) -> Producer:
     return made
 
 
-def test_a_fenced_producer(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_repeats_a_fenced_producer_without_record_contents(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """A second producer with the same transactional id fences the first one."""
     zombie = producer(kafka, client_id="zombie")
     zombie.produce("orders", b"secret value", b"secret key", headers={"secret": b"header"})
@@ -224,7 +226,7 @@ def test_a_fenced_producer(kafka: Kafka, tmp_path: Path) -> None:
     assert failure.endswith("EndTxn of zombie returned INVALID_PRODUCER_EPOCH")
 
 
-def test_records_are_in_the_file_if_asked_for(kafka: Kafka, tmp_path: Path) -> None:
+def test_records_are_in_the_incident_file_on_request(kafka: Kafka, tmp_path: Path) -> None:
     writes = producer(kafka)
     writes.produce("orders", b"tea", b"alice", headers={"trace": b"7"}, partition=1)
     writes.commit_transaction(20)
@@ -238,7 +240,7 @@ def test_records_are_in_the_file_if_asked_for(kafka: Kafka, tmp_path: Path) -> N
     assert (found.key, found.value, found.headers) == (b"alice", b"tea", (("trace", b"7"),))
 
 
-def test_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_repeats_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> None:
     slow = producer(kafka, transaction_timeout_ms=5_000)
     slow.produce("orders", b"tea")
     slow.flush(20)
@@ -283,7 +285,7 @@ def share_incident(kafka: Kafka, path: Path) -> Path:
     return record(kafka, path, "workers", "--records")
 
 
-def test_expired_acquisition_locks(
+def test_replay_repeats_expired_acquisition_locks(
     kafka: Kafka, tmp_path: Path, kafka_replay: Callable[[Path], Replay]
 ) -> None:
     path = share_incident(kafka, tmp_path / "incident.json")
@@ -295,7 +297,7 @@ def test_expired_acquisition_locks(
     assert late == ["ShareAcknowledge of rdkafka returned INVALID_RECORD_STATE"]
 
 
-def test_a_different_expectation_names_the_step(kafka: Kafka, tmp_path: Path) -> None:
+def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> None:
     """The control: an edited incident is not the broker's behaviour."""
     zombie = producer(kafka, client_id="zombie")
     zombie.produce("orders", b"tea")

@@ -84,7 +84,7 @@ def start_and_stop(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_they_leave_nothing(count: int, tmp_path: Path) -> None:
+def test_many_brokers_leave_no_resources_in_the_process(count: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", __name__, str(count)],
         cwd=Path(__file__).parents[2],

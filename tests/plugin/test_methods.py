@@ -85,7 +85,7 @@ def test_every_form_of_a_message(kafka: Kafka) -> None:
         (("k", "v", None, 0, "now"), "a timestamp is an int, not 'now'"),
     ],
 )
-def test_what_is_no_message_is_refused_and_nothing_written(
+def test_invalid_message_is_refused_and_nothing_is_written(
     message: object, complaint: str, own: Kafka
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=complaint):
@@ -100,7 +100,7 @@ def own() -> Iterator[Kafka]:
         yield kafka
 
 
-def test_keys_go_where_other_clients_send_them(own: Kafka) -> None:
+def test_keys_get_the_partitions_of_other_clients(own: Kafka) -> None:
     from confluent_kafka import Producer
 
     topic = own.topic("placed", partitions=7)
@@ -115,7 +115,7 @@ def test_keys_go_where_other_clients_send_them(own: Kafka) -> None:
     assert len(set(theirs.values())) > 3
 
 
-def test_large_messages(own: Kafka) -> None:
+def test_large_messages_are_written_up_to_the_limit(own: Kafka) -> None:
     many = [os.urandom(BATCH_BYTES // 3) for _ in range(10)]
     assert values(own.produce(own.topic("large"), *many)) == many
     assert values(own.records("large")) == many
@@ -125,7 +125,7 @@ def test_large_messages(own: Kafka) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_records_of_others(codec: str, own: Kafka) -> None:
+def test_compressed_records_of_other_clients_are_read(codec: str, own: Kafka) -> None:
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": own.bootstrap, "compression.type": codec})
@@ -135,7 +135,7 @@ def test_compressed_records_of_others(codec: str, own: Kafka) -> None:
     assert values(own.records(f"in-{codec}")) == [b"x" * 1_000] * 10
 
 
-def test_records_waits_for_what_others_write(own: Kafka) -> None:
+def test_records_waits_for_records_of_other_threads(own: Kafka) -> None:
     topic = own.topic("awaited", partitions=2)
     own.produce(topic, "first")
 
@@ -164,7 +164,7 @@ def test_records_waits_for_a_topic_that_does_not_exist_yet(own: Kafka) -> None:
         assert values(own.records("in-a-moment", at_least=1)) == [b"tea"]
 
 
-def test_records_waits_for_a_broker_that_is_started_again(kafka: Kafka) -> None:
+def test_records_waits_for_a_restarted_broker(kafka: Kafka) -> None:
     def restart() -> None:
         kafka.crash()
         kafka.restart()
@@ -175,7 +175,7 @@ def test_records_waits_for_a_broker_that_is_started_again(kafka: Kafka) -> None:
         assert values(kafka.records("orders", at_least=2)) == [b"tea", b"coffee"]
 
 
-def test_records_begins_again_with_a_topic_that_is_made_again(kafka: Kafka) -> None:
+def test_records_restarts_with_a_recreated_topic(kafka: Kafka) -> None:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
@@ -190,7 +190,7 @@ def test_records_begins_again_with_a_topic_that_is_made_again(kafka: Kafka) -> N
         assert values(kafka.records("t", at_least=3)) == [b"new", b"newer", b"newest"]
 
 
-def test_a_wait_escapes_what_clients_are_called(kafka: Kafka) -> None:
+def test_wait_error_escapes_client_ids(kafka: Kafka) -> None:
     with member(kafka, **{"client.id": "\x1b[31mred"}):
         kafka.topic("orders")
         kafka.wait_for_group("shop", members=1)
@@ -200,7 +200,7 @@ def test_a_wait_escapes_what_clients_are_called(kafka: Kafka) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_what_is_not_there(own: Kafka) -> None:
+def test_missing_topic_partition_or_group_is_reported(own: Kafka) -> None:
     with pytest.raises(ApiError, match="there is no topic 'missing'"):
         own.records("missing")
     with pytest.raises(ValueError, match="orders has no partition 1, but 1"):
@@ -215,7 +215,7 @@ def test_what_is_not_there(own: Kafka) -> None:
     own.assert_committed("nobody", {"orders": {0: None}})
 
 
-def test_a_topic_is_not_made_by_itself_where_that_is_off() -> None:
+def test_produce_creates_no_topic_without_auto_creation() -> None:
     with (
         Kafka(config={"auto.create.topics.enable": False}) as kafka,
         pytest.raises(ApiError, match="there is no topic 'orders'"),
@@ -223,7 +223,7 @@ def test_a_topic_is_not_made_by_itself_where_that_is_off() -> None:
         kafka.produce("orders", "one")
 
 
-def test_the_methods_are_for_all_threads(own: Kafka) -> None:
+def test_methods_are_thread_safe(own: Kafka) -> None:
     topic = own.topic("threads", partitions=4)
 
     def work(number: int) -> int:
@@ -274,7 +274,7 @@ def member(kafka: KafkaUnderTest, **more: object) -> Iterator[object]:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.kafka(topics={"orders": 4})
-def test_waits_for_groups(protocol: str, kafka: Kafka) -> None:
+def test_wait_for_group_waits_for_members_state_and_lag(protocol: str, kafka: Kafka) -> None:
     kafka.produce("orders", *"abcd")
     settings = {} if protocol == "classic" else {"group.protocol": protocol}
     with member(kafka, **settings, **{"client.id": "one"}):
@@ -327,7 +327,7 @@ def test_group_lag_counts_owned_partitions_without_a_commit(protocol: str, kafka
         consumer.close()
 
 
-def test_a_difference_of_committed_offsets_is_told(own: Kafka) -> None:
+def test_assert_committed_lists_differing_offsets(own: Kafka) -> None:
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({"bootstrap.servers": own.bootstrap, "group.id": "reader"})
@@ -354,7 +354,7 @@ def test_short_session_timeouts_are_allowed(kafka: Kafka) -> None:
 # --- start and stop ---
 
 
-def test_the_settings_that_differ_are_told(own: Kafka) -> None:
+def test_documented_settings_equal_the_brokers(own: Kafka) -> None:
     """A client gets the same settings from the broker that docs/testing.md lists."""
     from confluent_kafka.admin import AdminClient, ConfigResource
 
@@ -370,7 +370,9 @@ def test_the_settings_that_differ_are_told(own: Kafka) -> None:
     assert "\n".join(["|---|---|---|", *rows, ""]) in page
 
 
-def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_leaves_no_files_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     threads = threading.active_count()
@@ -386,14 +388,16 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     kafka.stop()
 
 
-def test_a_directory_of_ones_own_stays(tmp_path: Path) -> None:
+def test_given_data_directory_is_kept(tmp_path: Path) -> None:
     with Kafka(tmp_path / "data") as kafka:
         kafka.produce("orders", "one")
     with Kafka(tmp_path / "data") as kafka:
         assert values(kafka.records("orders")) == [b"one"]
 
 
-def test_nothing_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_under_test_never_syncs_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forced = []
     monkeypatch.setattr(os, "fsync", forced.append)
     monkeypatch.setattr(system, "sync_data", forced.append)
@@ -408,7 +412,7 @@ def test_nothing_waits_for_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert forced
 
 
-def test_a_client_lives_through_a_restart(kafka: Kafka) -> None:
+def test_group_member_survives_a_restart(kafka: Kafka) -> None:
     with member(kafka):
         kafka.topic("orders")
         kafka.wait_for_group("shop", members=1)
@@ -416,7 +420,7 @@ def test_a_client_lives_through_a_restart(kafka: Kafka) -> None:
         kafka.wait_for_group("shop", members=1)
 
 
-def test_several_in_one_process() -> None:
+def test_several_brokers_in_one_process_are_independent() -> None:
     with Kafka() as one, Kafka() as other:
         one.produce("orders", "one")
         other.produce("orders", "other")
@@ -424,7 +428,7 @@ def test_several_in_one_process() -> None:
         assert one.bootstrap != other.bootstrap
 
 
-def test_a_program_without_pytest() -> None:
+def test_testing_package_works_without_pytest() -> None:
     """Importing the package is cheap, and pytest is not required."""
     script = (
         "import sys; sys.modules['pytest'] = None\n"

@@ -144,7 +144,7 @@ TOLD = (TypeError, ValueError, ApiError, TimeoutError, AssertionError, RuntimeEr
 
 
 @pytest.mark.parametrize(("call", "sentence"), OF_BOTH)
-def test_misuse_is_told_with_the_nearest_name(
+def test_misspelt_name_is_refused_with_a_suggestion(
     either: KafkaUnderTest, call: Call, sentence: str
 ) -> None:
     with pytest.raises(TOLD, match=sentence):
@@ -152,13 +152,15 @@ def test_misuse_is_told_with_the_nearest_name(
 
 
 @pytest.mark.parametrize(("call", "sentence"), OF_ONE)
-def test_misuse_of_users_is_told(own: Kafka, call: Call, sentence: str) -> None:
+def test_invalid_users_are_refused_with_a_sentence(own: Kafka, call: Call, sentence: str) -> None:
     with pytest.raises(TOLD, match=sentence):
         call(own)
 
 
 @pytest.mark.parametrize(("call", "sentence"), OF_SEVERAL)
-def test_misuse_of_a_cluster_is_told(cluster: Cluster, call: Call, sentence: str) -> None:
+def test_invalid_cluster_call_is_refused_with_a_sentence(
+    cluster: Cluster, call: Call, sentence: str
+) -> None:
     with pytest.raises(TOLD, match=sentence):
         call(cluster)
 
@@ -179,14 +181,14 @@ def test_misuse_of_a_cluster_is_told(cluster: Cluster, call: Call, sentence: str
     ],
 )
 @pytest.mark.parametrize("make", [Kafka, Cluster])
-def test_misuse_at_the_start_is_told(
+def test_invalid_start_arguments_are_refused_with_a_sentence(
     make: Callable[..., Any], settings: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(TOLD, match=sentence), make(**settings):
         pass
 
 
-def test_use_after_the_end_is_told() -> None:
+def test_call_on_a_paused_or_closed_broker_is_refused() -> None:
     with Kafka() as kafka:
         kafka.pause()
         with pytest.raises(RuntimeError, match=r"the broker is paused; kafka.resume\(\)"):
@@ -361,7 +363,7 @@ def _call(method: Any, arguments: dict[str, object], parameter: str) -> str:
     return ""
 
 
-def test_coroutines_have_the_methods_that_threads_have() -> None:
+def test_aio_has_every_blocking_method() -> None:
     own = {name for name in vars(KafkaUnderTest) if not name.startswith("_")}
     blocking = own - {"name", "client_config", "ca_file", "bootstrap", "is_running", "aio"}
     blocking -= {"data_dir", "look_s", "patience_s", "clock", "faults", "serve_again", "trouble"}

@@ -46,7 +46,7 @@ def run(
 
 
 @pytest.mark.slow
-def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
+def test_functions_coroutines_and_unittest_style_tests_pass(tmp_path: Path) -> None:
     counted, output = run(
         tmp_path,
         "plain coroutines unittest_style with_faults",
@@ -58,7 +58,7 @@ def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_anyio(tmp_path: Path) -> None:
+def test_anyio_tests_pass_on_each_backend(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
     )
@@ -74,7 +74,7 @@ def test_clients_are_made_and_closed_by_their_fixtures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shared_brokers_and_workers(tmp_path: Path) -> None:
+def test_each_xdist_worker_has_its_own_session_broker(tmp_path: Path) -> None:
     addresses = tmp_path / "addresses"
     environment = {"ADDRESSES": str(addresses)}
     counted, output = run(tmp_path, "shared", "-n", "2", environment=environment)
@@ -84,7 +84,7 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_tells_why(tmp_path: Path) -> None:
+def test_failure_report_has_history_and_data_directory(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
     assert counted == {"failed": 5, "passed": 4, "errors": 14}, output
     reports = re.split(r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$", output, flags=re.MULTILINE)
@@ -139,7 +139,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_brokers_that_ask_who_comes(tmp_path: Path) -> None:
+def test_markers_configure_brokers_with_users(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "guarded")
     assert counted == {"passed": 2, "errors": 4}, output
     for complaint in (
@@ -151,13 +151,13 @@ def test_brokers_that_ask_who_comes(tmp_path: Path) -> None:
         assert complaint in output
 
 
-def test_a_bad_setting_of_the_project_is_told(tmp_path: Path) -> None:
+def test_invalid_kafka_config_of_the_project_is_named(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "shared", "-x", ini="kafka_config = num.partitions\n")
     assert counted == {"error": 1}, output
     assert "kafka_config: 'num.partitions' is not KEY=VALUE" in output
 
 
-def test_nothing_is_imported_before_its_use(tmp_path: Path) -> None:
+def test_plugin_imports_nothing_before_its_use(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import sys\n\n"
         "def pytest_unconfigure(config):\n"
@@ -172,7 +172,7 @@ def test_nothing_is_imported_before_its_use(tmp_path: Path) -> None:
     assert line.split()[1:] == ["fencepost.testing", "fencepost.testing.plugin"], line
 
 
-def test_a_clone_runs_a_test_of_its_users_where_only_pytest_is_installed(tmp_path):
+def test_clone_runs_a_user_test_with_only_pytest_installed(tmp_path):
     # The clone's own configuration has options of plugins that only its developers have.
     clone = Path(__file__).parents[2]
     (tmp_path / "pyproject.toml").write_bytes((clone / "pyproject.toml").read_bytes())

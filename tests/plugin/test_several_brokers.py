@@ -50,7 +50,7 @@ def member(cluster: Cluster, group: str = "shop", **settings: object) -> Iterato
 
 
 @pytest.mark.kafka(topics={"orders": 2})
-def test_records_groups_transactions_and_their_history(kafka_cluster: Cluster) -> None:
+def test_cluster_has_records_groups_transactions_and_history(kafka_cluster: Cluster) -> None:
     written = kafka_cluster.produce("orders", "tea", ("alice", "coffee"))
     assert sorted(kafka_cluster.records("orders")) == sorted(written)
     with member(kafka_cluster):
@@ -72,7 +72,7 @@ def test_records_groups_transactions_and_their_history(kafka_cluster: Cluster) -
 
 
 @pytest.mark.kafka(topics=["orders"])
-def test_faults_of_any_broker_and_of_one(kafka_cluster: Cluster) -> None:
+def test_cluster_faults_apply_to_any_broker_or_to_one(kafka_cluster: Cluster) -> None:
     leader = kafka_cluster.leader("orders")
     lost = kafka_cluster.faults.add(api="Produce", close="after", match={"broker": leader})
     seen = kafka_cluster.brokers[leader].faults.observe(api="Produce")
@@ -92,7 +92,7 @@ def test_faults_of_any_broker_and_of_one(kafka_cluster: Cluster) -> None:
 
 
 @pytest.mark.kafka(topics=["orders"])
-def test_clear_lets_go_of_what_any_broker_holds(kafka_cluster: Cluster) -> None:
+def test_clear_releases_requests_held_by_any_broker(kafka_cluster: Cluster) -> None:
     held = kafka_cluster.faults.add(api="Produce", drop="request")
     settings = {"bootstrap.servers": kafka_cluster.bootstrap, "log_level": 0}
     producer = Producer({**settings, "request.timeout.ms": 60_000})
@@ -105,7 +105,7 @@ def test_clear_lets_go_of_what_any_broker_holds(kafka_cluster: Cluster) -> None:
 
 
 @pytest.mark.kafka(topics=["orders"], config={"replica.lag.time.max.ms": 60_000})
-def test_a_clock_that_is_moved_leaves_the_brokers_alive(kafka_cluster: Cluster) -> None:
+def test_advanced_cluster_clock_fences_no_broker(kafka_cluster: Cluster) -> None:
     settings = {"transactional.id": "till", "transaction.timeout.ms": 60_000}
     producer = Producer({"bootstrap.servers": kafka_cluster.bootstrap, **settings})
     producer.init_transactions(30)
@@ -144,7 +144,7 @@ async def _check_isr(broker: Broker) -> None:
     acls=["alice WRITE topic:orders"],
     brokers=2,
 )
-def test_users_certificates_and_rules(kafka_cluster: Cluster) -> None:
+def test_cluster_checks_users_certificates_and_rules(kafka_cluster: Cluster) -> None:
     told = []
     for user in ("alice", "bob"):
         producer = Producer(kafka_cluster.client_config(user))
@@ -163,7 +163,7 @@ def test_users_certificates_and_rules(kafka_cluster: Cluster) -> None:
 
 
 @pytest.mark.kafka(topics=["orders"])
-def test_waits_go_on_while_a_leader_or_a_coordinator_is_elected(kafka_cluster: Cluster) -> None:
+def test_waits_continue_during_leader_and_coordinator_elections(kafka_cluster: Cluster) -> None:
     kafka_cluster.produce("orders", "tea")
     with member(kafka_cluster):
         kafka_cluster.wait_for_group("shop", members=1, lag=0)
@@ -182,7 +182,7 @@ def test_produce_creates_a_topic_and_waits_for_its_leader(kafka_cluster: Cluster
     assert kafka_cluster.produce("made", "tea") == kafka_cluster.records("made")
 
 
-def test_a_wait_that_ends_tells_what_was_missing(kafka_cluster: Cluster) -> None:
+def test_failed_cluster_wait_describes_the_partition(kafka_cluster: Cluster) -> None:
     kafka_cluster.topic("orders")
     with pytest.raises(AssertionError, match=r"its leader is \d, its replicas .* down: none"):
         kafka_cluster.wait_for_isr("orders", size=2, timeout=0)
@@ -190,7 +190,7 @@ def test_a_wait_that_ends_tells_what_was_missing(kafka_cluster: Cluster) -> None
         kafka_cluster.leader("ordrs", timeout=0)
 
 
-async def test_coroutines(kafka_cluster: Cluster) -> None:
+async def test_cluster_aio_methods_work(kafka_cluster: Cluster) -> None:
     assert await kafka_cluster.aio.topic("orders") == "orders"
     await kafka_cluster.aio.produce("orders", "tea")
     await kafka_cluster.aio.kill(await kafka_cluster.aio.leader("orders"))
@@ -198,7 +198,7 @@ async def test_coroutines(kafka_cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_logs_nothing_of_what_its_test_does() -> None:
+def test_cluster_logs_nothing_about_expected_failures() -> None:
     script = (
         "from fencepost.testing import Cluster\n"
         "with Cluster() as cluster:\n"

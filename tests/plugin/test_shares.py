@@ -144,7 +144,7 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
     )
 
 
-def test_wait_on_an_accepted_record_is_over_at_once(kafka: Kafka) -> None:
+def test_wait_on_an_accepted_record_ends_at_once(kafka: Kafka) -> None:
     (tea,) = kafka.produce("orders", "tea")
     workers = group(kafka, "workers")
     with consumer(kafka, workers, "orders") as member:
@@ -156,7 +156,7 @@ def test_wait_on_an_accepted_record_is_over_at_once(kafka: Kafka) -> None:
             kafka.wait_for_shares(workers, tea, until="ARCHIVED", timeout=0.1)
 
 
-def test_records_below_the_start_offset_are_archived_if_the_history_says_so(kafka: Kafka) -> None:
+def test_records_below_the_start_offset_have_their_state_from_the_history(kafka: Kafka) -> None:
     records = kafka.produce("orders", *"abcdef")
     workers = group(kafka, "workers")
     with consumer(kafka, workers, "orders") as member:

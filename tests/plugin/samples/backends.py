@@ -12,7 +12,7 @@ def anyio_backend(request):
     return request.param
 
 
-async def test_on(kafka, anyio_backend_name):
+async def test_aio_methods_work_on_either_backend(kafka, anyio_backend_name):
     orders = await kafka.aio.topic("orders", partitions=2)
     await kafka.aio.produce(orders, anyio_backend_name, "second")
     seen = await kafka.aio.records(orders, at_least=2)

@@ -10,7 +10,7 @@ def group(kafka):
     return kafka.name("shop")
 
 
-def test_confluent(kafka, confluent_producer, confluent_consumer, group):
+def test_confluent_fixtures_make_clients(kafka, confluent_producer, confluent_consumer, group):
     producer = confluent_producer({"transactional.id": "till"})
     producer.init_transactions()
     producer.begin_transaction()
@@ -23,14 +23,14 @@ def test_confluent(kafka, confluent_producer, confluent_consumer, group):
     assert member.client_id == "shop-1"
 
 
-def test_kafka_python(kafka, kafka_python_producer, kafka_python_consumer):
+def test_kafka_python_fixtures_make_clients(kafka, kafka_python_producer, kafka_python_consumer):
     kafka_python_producer().send("orders", b"tea").get(30)
     consumer = kafka_python_consumer("orders")
     assert next(consumer).value == b"tea"
     assert kafka.wait_for_group("consumers", members=1).members[0].client_id == "consumers-1"
 
 
-def test_aiokafka(kafka, aiokafka_producer, aiokafka_consumer):
+def test_aiokafka_fixtures_make_clients(kafka, aiokafka_producer, aiokafka_consumer):
     async def main():
         async with aiokafka_producer() as producer:
             await producer.send_and_wait("orders", b"tea")
@@ -45,7 +45,7 @@ CLOSED = []
 
 
 @pytest.mark.parametrize("end", ["running", "down"])
-def test_shared_broker_loses_its_clients_after_the_test(kafka_session, confluent_consumer, end):
+def test_shared_broker_has_no_clients_of_earlier_tests(kafka_session, confluent_consumer, end):
     for earlier in CLOSED:
         assert kafka_session.wait_for_group(earlier, members=0).members == ()
     topic = kafka_session.topic("orders")
@@ -58,7 +58,7 @@ def test_shared_broker_loses_its_clients_after_the_test(kafka_session, confluent
         kafka_session.crash()
 
 
-def test_clients_of_the_test_before_have_left(kafka_session):
+def test_clients_of_the_previous_test_have_left(kafka_session):
     assert len(CLOSED) == 2
     for group in CLOSED:
         kafka_session.wait_for_group(group, members=0)
@@ -71,7 +71,7 @@ def test_users_log_in(kafka, confluent_consumer, kafka_python_producer):
     assert confluent_consumer("orders", user="alice").consume(1, 30)[0].value() == b"tea"
 
 
-def test_own_classes_and_clients_of_a_broker_that_is_down(kafka):
+def test_client_accepts_subclasses_and_outlives_a_crash(kafka):
     from confluent_kafka import Consumer
     from confluent_kafka.admin import AdminClient
 

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 pytestmark = pytest.mark.MARK
 
 
-async def test_a_consumer_on_the_same_loop(kafka):
+async def test_consumer_on_the_same_loop_commits_its_offset(kafka):
     orders = await kafka.aio.topic("orders", partitions=2)
     consumer = AIOKafkaConsumer(
         orders,
@@ -29,7 +29,7 @@ async def test_a_consumer_on_the_same_loop(kafka):
     assert len(kafka.wait_for_group("shop", members=0).members) == 0
 
 
-async def test_transactions(kafka):
+async def test_aborted_transaction_is_hidden_from_committed_reads(kafka):
     producer = AIOKafkaProducer(
         bootstrap_servers=kafka.bootstrap, transactional_id="payments", client_id="cashier"
     )
@@ -54,7 +54,7 @@ async def test_transactions(kafka):
     assert "transaction-aborted" in [entry.what for entry in kafka.history("payments")]
 
 
-async def test_a_wait_that_can_not_end_says_why(kafka):
+async def test_wait_that_cannot_end_describes_the_group(kafka):
     with pytest.raises(
         TimeoutError, match=r"group shop Stable: there is no group.*await kafka.aio"
     ):

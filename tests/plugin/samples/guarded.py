@@ -17,12 +17,12 @@ def told(config, topic):
 
 
 @pytest.mark.kafka(topics=["orders"], users={"alice": "a"}, acls=["alice WRITE topic:orders"])
-def test_the_marker_says_who_may_do_what(kafka):
+def test_marker_sets_the_rights_of_users(kafka):
     assert told(kafka.client_config("alice"), "orders") == [""]
     assert "authorization failed" in told(kafka.client_config("carol"), "orders")[0]
 
 
-def test_a_broker_of_the_module(kafka_module):
+def test_broker_of_the_module_has_users(kafka_module):
     topic = kafka_module.topic("orders")
     assert told(kafka_module.client_config(), topic) == [""]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 
-def test_nothing_is_shared(kafka, tmp_path):
+def test_broker_of_a_test_is_empty_at_first(kafka, tmp_path):
     assert kafka.history() == []
     kafka.produce(kafka.topic("orders"), b"one")
     assert list(tmp_path.iterdir()) == [], "the test's own directory is the test's"
 
 
-def test_nothing_is_left(kafka):
+def test_broker_has_no_topics_of_earlier_tests(kafka):
     kafka.topic("orders")  # fails if the topic of the previous test still exists
     assert kafka.records("orders") == []
 
@@ -21,7 +21,7 @@ def test_nothing_is_left(kafka):
     topics={"orders": 3, "kept": {"partitions": 1, "config": {"retention.ms": -1}}},
     config={"num.partitions": 2, "auto.create.topics.enable": True},
 )
-def test_the_marker(kafka):
+def test_marker_sets_the_number_of_partitions(kafka):
     written = kafka.produce("orders", *"abc")
     assert [record.partition for record in written] == [0, 1, 2]
     assert {record.partition for record in kafka.produce("another", *"abcd")} == {0, 1}
@@ -30,13 +30,13 @@ def test_the_marker(kafka):
 @pytest.mark.kafka(topics=["orders"], config={"message.max.bytes": 10_000})
 class TestClass:
     @pytest.mark.kafka(topics={"orders": 4, "payments": 2})
-    def test_the_nearest_mark_wins(self, kafka):
+    def test_nearest_marker_overrides_outer_ones(self, kafka):
         assert kafka.produce("orders", b"", partition=3)[0].partition == 3
         assert kafka.produce("payments", b"", partition=1)[0].partition == 1
         assert kafka.config["message.max.bytes"] == "10000"
 
 
-def test_confluent(kafka):
+def test_confluent_clients_produce_consume_and_commit(kafka):
     from confluent_kafka import Consumer, Producer
 
     topic = kafka.topic("orders", partitions=2)
@@ -65,7 +65,7 @@ def test_confluent(kafka):
     assert "member-left" in [entry.what for entry in kafka.history("shop")]
 
 
-def test_kafka_python(kafka):
+def test_kafka_python_clients_produce_consume_and_commit(kafka):
     from kafka import KafkaConsumer, KafkaProducer
 
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
@@ -91,7 +91,7 @@ def test_aiokafka_without_a_plugin_for_coroutines(kafka):
     asyncio.run(main())
 
 
-def test_restart(kafka):
+def test_records_and_address_survive_a_restart(kafka):
     kafka.produce("orders", b"one")
     before = kafka.bootstrap
     kafka.restart()

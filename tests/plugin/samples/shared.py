@@ -21,7 +21,9 @@ def application(kafka_session):
 
 
 @pytest.mark.parametrize("value", [str(number) for number in range(6)])
-def test_names_are_the_tests_own(value, application, kafka_session, kafka_module, address):
+def test_topic_names_are_unique_to_the_test(
+    value, application, kafka_session, kafka_module, address
+):
     assert kafka_session.bootstrap == address != kafka_module.bootstrap
     kafka_session.produce(application, value)
     assert [one.value for one in kafka_session.records(application)] == [value.encode()]

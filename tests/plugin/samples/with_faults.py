@@ -16,7 +16,7 @@ def producer(kafka, **more):
     )
 
 
-def test_a_crash_loses_nothing_acknowledged(kafka):
+def test_crash_loses_no_acknowledged_record(kafka):
     kafka.produce("orders", "one")
     kafka.crash()
     with pytest.raises(RuntimeError, match=r"kafka\.restart"):
@@ -25,7 +25,7 @@ def test_a_crash_loses_nothing_acknowledged(kafka):
     assert [one.value for one in kafka.records("orders")] == [b"one"]
 
 
-def test_a_commit_whose_answer_is_lost(kafka):
+def test_commit_with_a_lost_response_is_applied_once(kafka):
     sender = producer(kafka)
     sender.init_transactions()
     sender.begin_transaction()
@@ -38,7 +38,7 @@ def test_a_commit_whose_answer_is_lost(kafka):
 
 
 @pytest.mark.kafka(topics={"orders": 1})
-def test_an_error_that_a_producer_repeats(kafka):
+def test_producer_retries_an_injected_error(kafka):
     fault = kafka.faults.add(api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=2)
     kafka.produce("orders", "ours is spared")
     sender = producer(kafka)
@@ -50,7 +50,7 @@ def test_an_error_that_a_producer_repeats(kafka):
     assert len(kafka.records("orders", isolation="read_committed", at_least=2)) == 2
 
 
-def test_time_that_stands_still(kafka, kafka_clock):
+def test_stopped_clock_expires_the_transaction_only_when_advanced(kafka, kafka_clock):
     assert kafka_clock is kafka.clock
     before = kafka_clock.now_ms()
     sender = producer(kafka, **{"transaction.timeout.ms": 60_000})
@@ -69,7 +69,7 @@ def test_time_that_stands_still(kafka, kafka_clock):
     assert kafka.records("orders", isolation="read_committed") == []
 
 
-def test_retention(kafka):
+def test_advanced_clock_applies_retention(kafka):
     topic = kafka.topic("orders", config={"retention.ms": 3_600_000, "segment.ms": 600_000})
     kafka.produce(topic, "old")
     kafka.clock.advance(seconds=1_800)
@@ -84,7 +84,7 @@ def test_faults_of_a_shared_broker(kafka_session):
     kafka_session.crash()
 
 
-def test_end_with_their_test(kafka_session):
+def test_faults_of_a_shared_broker_end_with_their_test(kafka_session):
     assert kafka_session.faults.all == []
     assert kafka_session.clock.auto
     kafka_session.topic("orders")

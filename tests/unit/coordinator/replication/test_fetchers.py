@@ -283,7 +283,7 @@ async def test_batches_of_a_later_leader_epoch_are_not_appended(pair):
     await pair.equal()
 
 
-async def test_fetcher_goes_on_after_unexpected_exception(pair):
+async def test_fetcher_continues_after_unexpected_exception(pair):
     """A failed round is reported, and the next one fetches all partitions again."""
     image, failures = pair.image, iter([True])
 

@@ -79,7 +79,7 @@ def test_combined_node_and_broker_are_unfenced_over_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "password", "protocol"])
-def test_untrusted_broker_fails_with_cause_and_controller_goes_on(
+def test_untrusted_broker_fails_with_its_cause_and_controller_keeps_running(
     tmp_path: Path, wrong: str
 ) -> None:
     authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other", "other")

@@ -101,7 +101,9 @@ async def test_error_of_remote_share_coordinator_is_raised_as_the_same_class(
         await sender.send(THERE, InitializeState(unknown, 0, 0))
 
 
-async def test_commands_of_one_turn_are_combined(other: Other, sender: ShareStateSender) -> None:
+async def test_commands_of_one_turn_are_sent_in_one_request(
+    other: Other, sender: ShareStateSender
+) -> None:
     group = unique("g")
     keys = [other.key(group, partition) for partition in range(10)]
     states = [InitializeState(key, 1, partition) for partition, key in enumerate(keys)]

@@ -48,7 +48,7 @@ def test_negative_hash_maps_by_its_absolute_value() -> None:
     assert partition_for(negative, 50) == (2**32 - value) % 50
 
 
-def test_partitions_stay_in_range() -> None:
+def test_keys_map_to_partitions_in_range() -> None:
     assert {partition_for(f"group-{n}", 50) for n in range(5_000)} == set(range(50))
     assert partition_for("anything", 1) == 0
 

@@ -480,7 +480,7 @@ def large(count: int) -> Iterable[Acl]:
 
 
 @pytest.mark.slow
-def test_changes_of_ten_thousand_rules_among_twenty_thousand_keep_the_loop_free(kept):
+def test_event_loop_stays_responsive_while_many_of_twenty_thousand_acls_change(kept):
     """A turn runs steps until its slice is over, so its length is bounded by the longest step."""
     rules = list(large(20_000))
     half = rules[:10_000]

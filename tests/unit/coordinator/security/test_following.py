@@ -68,7 +68,7 @@ def test_quota_table_follows_metadata_image() -> None:
     assert heard == [(alice, "producer_byte_rate", 20.0), (alice, "producer_byte_rate", None)]
 
 
-def test_failing_listener_costs_neither_other_listeners_nor_later_quotas() -> None:
+def test_failing_listener_does_not_stop_other_listeners_or_quotas() -> None:
     cluster = Cluster()
     table = QuotaTable(cluster.metadata)
     heard: list[float | None] = []

@@ -655,7 +655,7 @@ async def test_request_of_exactly_max_objects_is_served_more_closes_connection()
         assert await peer.closed()
 
 
-async def test_request_in_progress_survives_disconnect_of_its_client() -> None:
+async def test_disconnect_during_a_request_does_not_affect_other_clients() -> None:
     async with serving() as service:
         peer = await Peer.of(service)
         peer.send(heartbeat(1, "slow"))
@@ -718,7 +718,7 @@ def _highest_descriptor() -> int:
     return max(int(one.name) for one in Path("/proc/self/fd").iterdir())
 
 
-async def test_connections_leave_file_descriptors_to_the_logs() -> None:
+async def test_connections_are_refused_before_logs_run_out_of_file_descriptors() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 400 + _highest_descriptor()
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))

@@ -234,7 +234,7 @@ async def test_recreated_topic_keeps_no_tombstoned_record_after_a_kill(tmp_path)
 
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
-async def test_topic_is_not_recreated_until_cleaner_checkpoint_is_written(tmp_path):
+async def test_recreated_topic_is_not_writable_until_cleaner_checkpoint_is_written(tmp_path):
     services = await compacted(tmp_path)
     delete_topic(services.metadata, "t")
     disk = FaultyDisk()

@@ -572,7 +572,7 @@ def test_partition_reassigned_to_other_brokers_is_not_served(led):
     until(lambda: not any(led.directory.glob(f"{led.topic}-0")), "the directory is renamed")
 
 
-def test_fetch_with_id_of_recreated_topic_is_unknown_topic_id(led):
+def test_fetch_with_old_id_of_recreated_topic_is_unknown_topic_id(led):
     """KAFKA-14190: records of the old topic id are not served under the new one."""
     led.image()
     led.append(b"a")

@@ -186,7 +186,7 @@ def test_contradicting_bounds_of_share_and_streams_groups_are_refused(contradict
 
 
 @pytest.mark.parametrize("bytes_", ["1048576", "2147483647"])
-def test_values_at_their_bounds_are_accepted(bytes_):
+def test_config_value_at_its_bound_is_accepted(bytes_):
     assert BrokerConfig({"log.segment.bytes": bytes_}).int("log.segment.bytes") == int(bytes_)
 
 
@@ -282,7 +282,7 @@ def test_synonyms_of_a_listener_key_end_with_the_key_of_all_listeners():
     assert [one.name for one in config.synonyms(base)] == [base]
 
 
-def test_repeated_item_of_a_list_counts_once():
+def test_repeated_item_of_a_list_config_counts_once():
     key = BROKER_KEYS["log.cleanup.policy"]
     assert key.parse("compact, compact") == ("compact",)
     assert key.parse("delete,compact,delete") == ("delete", "compact")

@@ -67,7 +67,9 @@ def test_other_readers_of_the_history_do_not_see_requests(kafka: Kafka, client: 
     assert [one for one in kafka.history() if one.scope in REQUEST_SCOPES] == []
 
 
-def test_order_error_and_connection_are_recorded(kafka: Kafka, client: Cluster) -> None:
+def test_recorded_requests_have_their_order_error_and_connection(
+    kafka: Kafka, client: Cluster
+) -> None:
     heartbeat(client)
     with Cluster(kafka.bootstrap) as other:
         heartbeat(other, "n")

@@ -35,7 +35,7 @@ def test_delete_records_in_every_version_advances_the_log_start_offset(client, t
     assert delete(0, compacted)[0] == "policy_violation"
 
 
-def test_deleted_records_after_a_kill_stay_deleted(tmp_path):
+def test_log_start_offset_set_by_delete_records_survives_a_kill(tmp_path):
     broker = Broker.in_thread(tmp_path / "data").start()
     with Cluster(broker.bootstrap) as client:
         client.create_topic("a")

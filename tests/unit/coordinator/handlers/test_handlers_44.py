@@ -133,7 +133,9 @@ def producer(client: Cluster, topic: str) -> Producer:
     return Producer(client, topic, client.topic_id(topic), unique("txn"), unique("group"))
 
 
-def test_offsets_are_committed_by_topic_id(client: Cluster, producer: Producer) -> None:
+def test_txn_offset_commit_by_topic_id_commits_the_offset(
+    client: Cluster, producer: Producer
+) -> None:
     topic_id = str(producer.topic_id)
     assert producer.commit(6) == [(topic_id, 0, "none")]
     assert client.committed(producer.group, producer.topic) == -1
@@ -141,7 +143,9 @@ def test_offsets_are_committed_by_topic_id(client: Cluster, producer: Producer) 
     assert client.committed(producer.group, producer.topic, stable=True) == 7
 
 
-def test_unknown_topic_ids_and_partitions_are_refused(producer: Producer) -> None:
+def test_txn_offset_commit_of_an_unknown_topic_id_or_partition_is_refused(
+    producer: Producer,
+) -> None:
     for unknown in (uuid.UUID(int=0), uuid.UUID(int=77)):
         rows = producer.commit(6, unknown)
         assert [one[1:] for one in rows] == [(0, "unknown_topic_id")]
@@ -152,7 +156,7 @@ def test_unknown_topic_ids_and_partitions_are_refused(producer: Producer) -> Non
 @pytest.mark.parametrize(
     ("version", "error"), [(5, "illegal_generation"), (6, "group_id_not_found")]
 )
-def test_error_for_a_missing_group_depends_on_the_version(
+def test_txn_offset_commit_error_for_a_missing_group_depends_on_the_version(
     producer: Producer, version: int, error: str
 ) -> None:
     field = "generation_id" if version < 6 else "generation_id_or_member_epoch"
@@ -163,7 +167,7 @@ def test_error_for_a_missing_group_depends_on_the_version(
 @pytest.mark.parametrize(
     ("version", "error"), [(5, "illegal_generation"), (6, "stale_member_epoch")]
 )
-def test_error_for_a_stale_member_epoch_depends_on_the_version(
+def test_txn_offset_commit_error_for_a_stale_epoch_depends_on_the_version(
     client: Cluster, producer: Producer, version: int, error: str
 ) -> None:
     joined = client.call(

@@ -129,7 +129,7 @@ def test_describe_cluster_in_every_version_returns_the_broker(client, version):
         assert answer["error_code"] == "unsupported_endpoint_type"
 
 
-def test_topics_are_described_in_pages(client):
+def test_describe_topic_partitions_returns_pages_with_a_cursor(client):
     stem = unique("page")
     names = [client.create_topic(f"{stem}-{letter}", 3) for letter in "abc"]
     asked = [{"name": name} for name in (*names, f"{stem}-aa", "bad name")]

@@ -110,7 +110,7 @@ def image(*brokers: BrokerRegistration, **more: Any) -> MetadataImage:
         (image(), image(topics={"t": TOPIC}, topics_by_id={UUID(int=7): TOPIC}), []),
     ],
 )
-def test_change_between_two_images_is_an_event(
+def test_change_between_metadata_images_is_reported_as_an_event(
     old: MetadataImage, new: MetadataImage, kinds: list[str]
 ) -> None:
     assert [one.kind for one in cluster_changes(old, new)] == kinds

@@ -80,7 +80,9 @@ async def test_observation_is_recorded_once_until_renewal(observing: Observing) 
     assert len(observing.recorded) == 5
 
 
-async def test_nothing_is_recorded_before_the_first_transaction(services: Services) -> None:
+async def test_observations_are_recorded_only_after_the_first_transaction(
+    services: Services,
+) -> None:
     observing = Observing(services)
     observing.produce("a")
     create_topic(services.metadata, "other")
@@ -119,7 +121,7 @@ async def test_known_requests_are_forgotten_above_the_limit(
     observing.made.stop()
 
 
-async def test_known_topics_are_kept_once_however_requests_combine_them(
+async def test_topic_in_several_combinations_is_observed_once(
     observing: Observing,
 ) -> None:
     for topics in (("a", "b"), ("b", "c"), ("a", "c"), ("c", "b", "a")):
@@ -226,6 +228,8 @@ async def test_commit_rhythm_is_detected_up_to_the_last_evaluated_commit(
 
 
 @pytest.mark.parametrize(("late_ms", "interval_ms"), [(1_240, 1_040), (1_600, None)])
-def test_interval_may_deviate_within_the_tolerance(late_ms: int, interval_ms: int | None) -> None:
+def test_commit_interval_may_deviate_within_the_tolerance(
+    late_ms: int, interval_ms: int | None
+) -> None:
     times_ms = [0, 1_000, 2_000, 3_000, 3_000 + late_ms]
     assert rhythm_of(times_ms) == (None if interval_ms is None else round(times_ms[-1] / 4))

@@ -82,7 +82,7 @@ def test_internal_topic_config_is_accepted_only_within_its_safe_bounds(
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete", "delete, compact", ""])
-def test_policy_other_than_compact_is_refused(policy: str) -> None:
+def test_coordinator_topic_with_a_policy_other_than_compact_is_refused(policy: str) -> None:
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         with pytest.raises(ConfigError, match="must be compact"):
             check_state_topic(topic, {"cleanup.policy": policy})

@@ -24,8 +24,8 @@ WHOLE_RUN_S = 1800
 
 ASKS_LINUX = {
     "test_system.py": "compares with Linux's calls",
-    "test_no_further_map_is_refused_as_no_further_file_is": "limits the address space",
-    "test_a_first_entry_brings_in_no_more_than_its_page": "asks what is in the page cache",
+    "test_append_and_fetch_are_refused_if_no_file_can_be_mapped": "limits the address space",
+    "test_first_index_entry_caches_only_its_page": "asks what is in the page cache",
 }
 """Tests of calls that the emulation takes away."""
 

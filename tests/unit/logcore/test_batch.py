@@ -51,7 +51,7 @@ KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # kafka-python needs more packag
 
 
 @pytest.mark.parametrize("name", V2_NAMES)
-def test_reads_what_kafka_wrote(name: str) -> None:
+def test_batch_written_by_kafka_is_decoded(name: str) -> None:
     batch = BYTES[name]
     header = parse_header(batch)
     verify_crc(batch, 0, header)
@@ -71,7 +71,7 @@ def test_reads_what_kafka_wrote(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["m2-none", "m2-none-lat", "m2-snappy", "m2-lz4"])
-def test_writes_the_bytes_that_kafka_writes(name: str) -> None:
+def test_encoded_batch_equals_kafkas_bytes(name: str) -> None:
     append_time = name.endswith("-lat")
     written = encode_batch(
         RECORDS,
@@ -87,7 +87,7 @@ def test_writes_the_bytes_that_kafka_writes(name: str) -> None:
     assert written == BYTES[name]
 
 
-def test_a_delete_horizon_takes_the_base_timestamps_place() -> None:
+def test_delete_horizon_is_stored_in_place_of_the_base_timestamp() -> None:
     header = parse_header(BYTES["horizon"])
     assert header.delete_horizon_ms == header.base_timestamp == APPEND_TIME
     records = decode_records(BYTES["horizon"])
@@ -102,7 +102,7 @@ def test_a_delete_horizon_takes_the_base_timestamps_place() -> None:
     assert written == BYTES["horizon"]
 
 
-def test_a_batch_that_compaction_emptied() -> None:
+def test_batch_emptied_by_compaction_keeps_its_offsets_and_sequences() -> None:
     written = encode_batch(
         [],
         base_offset=200,
@@ -121,7 +121,7 @@ def test_a_batch_that_compaction_emptied() -> None:
 
 
 @pytest.mark.parametrize("kind", [ControlType.COMMIT, ControlType.ABORT])
-def test_end_markers(kind: ControlType) -> None:
+def test_end_marker_equals_kafkas_bytes_and_decodes(kind: ControlType) -> None:
     marker = end_marker(
         commit=kind is ControlType.COMMIT,
         producer_id=4000,
@@ -142,7 +142,7 @@ def test_end_markers(kind: ControlType) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_reads_what_aiokafka_writes(codec: Codec) -> None:
+def test_batch_written_by_aiokafka_is_decoded(codec: Codec) -> None:
     builder = AiokafkaBuilder(2, codec, 1, 77, 3, 11, 1 << 20)
     for index, record in enumerate(RECORDS):
         headers = list(record.headers)
@@ -158,7 +158,7 @@ def test_reads_what_aiokafka_writes(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_aiokafka_reads_what_we_write(codec: Codec) -> None:
+def test_aiokafka_decodes_an_encoded_batch(codec: Codec) -> None:
     one = encode_batch(RECORDS, codec=codec, producer_id=77, producer_epoch=3, base_sequence=11)
     two = encode_batch([LogRecord(107, T0, None, b"last")], codec=codec)
     buffer = AiokafkaRecords(one + two)
@@ -179,7 +179,7 @@ def test_aiokafka_reads_what_we_write(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", KAFKA_PYTHON_CODECS)
-def test_reads_what_kafka_python_writes(codec: Codec) -> None:
+def test_batch_written_by_kafka_python_is_decoded(codec: Codec) -> None:
     builder = KafkaPythonBuilder(2, codec, True, 77, 3, 11, 1 << 20)
     for index, record in enumerate(RECORDS):
         headers = list(record.headers)
@@ -191,7 +191,7 @@ def test_reads_what_kafka_python_writes(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", KAFKA_PYTHON_CODECS)
-def test_kafka_python_reads_what_we_write(codec: Codec) -> None:
+def test_kafka_python_decodes_an_encoded_batch(codec: Codec) -> None:
     written = encode_batch(RECORDS, codec=codec, leader_epoch=5, producer_id=77, base_sequence=1)
     batch = KafkaPythonRecords(written).next_batch()
     assert batch.validate_crc()
@@ -209,7 +209,9 @@ def test_kafka_python_reads_what_we_write(codec: Codec) -> None:
 
 @given(records=record_lists(), codec=st.sampled_from(list(Codec)), horizon=st.none() | TIMESTAMPS)
 @settings(max_examples=80, deadline=None)
-def test_round_trip(records: list[LogRecord], codec: Codec, horizon: int | None) -> None:
+def test_encoded_records_decode_to_the_same_records(
+    records: list[LogRecord], codec: Codec, horizon: int | None
+) -> None:
     batch = encode_batch(records, codec=codec, delete_horizon_ms=horizon)
     header = parse_header(batch)
     verify_crc(batch, 0, header)
@@ -219,7 +221,7 @@ def test_round_trip(records: list[LogRecord], codec: Codec, horizon: int | None)
     assert header.delete_horizon_ms == horizon
 
 
-def test_header_keys_that_are_not_utf8_survive() -> None:
+def test_record_header_keys_that_are_not_utf8_round_trip() -> None:
     plain = encode_batch([LogRecord(0, 0, None, None, (("~~", b"v"),))])
     batch = with_payload(plain, plain[HEADER_SIZE:].replace(b"~~", b"\xff\xc3"))
     records = decode_records(batch)
@@ -228,7 +230,9 @@ def test_header_keys_that_are_not_utf8_survive() -> None:
 
 @pytest.mark.parametrize("source", list(Codec))
 @pytest.mark.parametrize("target", list(Codec))
-def test_recompress(source: Codec, target: Codec) -> None:
+def test_recompressed_batch_keeps_its_records_and_header_fields(
+    source: Codec, target: Codec
+) -> None:
     batch = encode_batch(RECORDS, codec=source, producer_id=5, producer_epoch=1, base_sequence=0)
     given = parse_header(batch)
     changed = recompress(given, compress(target, record_bytes(batch, 0, given)), target)
@@ -240,7 +244,7 @@ def test_recompress(source: Codec, target: Codec) -> None:
     assert decode_records(changed) == RECORDS
 
 
-def test_stamp_log_append_time_is_what_kafka_does() -> None:
+def test_stamped_log_append_time_equals_kafkas_bytes() -> None:
     buffer = memoryview(bytearray(BYTES["m2-lz4"] + b"tail"))
     stamp_log_append_time(buffer, 0, APPEND_TIME)
     assert bytes(buffer) == BYTES["m2-lz4-lat"] + b"tail"
@@ -249,7 +253,7 @@ def test_stamp_log_append_time_is_what_kafka_does() -> None:
 # --- headers ----------------------------------------------------------------------------------
 
 
-def test_iter_headers() -> None:
+def test_iter_headers_yields_position_and_header_of_each_batch() -> None:
     one, two = BYTES["m2-none"], BYTES["marker-COMMIT"]
     assert [(pos, header.base_offset) for pos, header in iter_headers(one + two)] == [
         (0, 100),
@@ -259,12 +263,12 @@ def test_iter_headers() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 11, 12, 60, 61, 70])
-def test_iter_headers_refuses_a_torn_end(cut: int) -> None:
+def test_iter_headers_refuses_a_truncated_batch(cut: int) -> None:
     with pytest.raises(CorruptRecordError):
         list(iter_headers(BYTES["m2-none"] + BYTES["m2-gzip"][:cut]))
 
 
-def test_a_header_needs_no_records_behind_it() -> None:
+def test_header_is_parsed_but_not_verified_without_its_records() -> None:
     header = parse_header(BYTES["m2-none"][:HEADER_SIZE])
     assert isinstance(header, BatchHeader)
     with pytest.raises(CorruptRecordError):
@@ -274,7 +278,7 @@ def test_a_header_needs_no_records_behind_it() -> None:
 
 
 @pytest.mark.parametrize("length", [-(2**31), -12, 0, 48])
-def test_impossible_lengths(length: int) -> None:
+def test_header_with_an_impossible_length_is_corrupt(length: int) -> None:
     batch = bytearray(BYTES["m2-none"])
     struct.pack_into(">i", batch, 8, length)
     with pytest.raises(CorruptRecordError):
@@ -282,7 +286,7 @@ def test_impossible_lengths(length: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [-1, 0, 1, 3])
-def test_other_magics(magic: int) -> None:
+def test_header_with_another_magic_is_corrupt(magic: int) -> None:
     batch = bytearray(BYTES["m2-none"])
     struct.pack_into(">b", batch, 16, magic)
     with pytest.raises(CorruptRecordError):
@@ -293,13 +297,13 @@ def test_other_magics(magic: int) -> None:
     ("base", "delta", "last"),
     [(0, 0, 0), (2**31 - 1, 0, 2**31 - 1), (2**31 - 1, 1, 0), (-1, 4, -1), (2**31 - 3, 5, 2)],
 )
-def test_last_sequence(base: int, delta: int, last: int) -> None:
+def test_last_sequence_wraps_after_the_maximum(base: int, delta: int, last: int) -> None:
     header = parse_header(BYTES["empty"])
     assert header._replace(base_sequence=base, last_offset_delta=delta).last_sequence == last
 
 
 @pytest.mark.parametrize("number", [5, 6, 7])
-def test_unknown_codecs(number: int) -> None:
+def test_batch_with_an_unknown_codec_is_invalid(number: int) -> None:
     batch = with_payload(BYTES["m2-none"], b"x", attributes=number)
     with pytest.raises(InvalidRecordError):
         decode_records(batch)
@@ -312,7 +316,7 @@ def control(key: bytes | None, value: bytes | None) -> ControlRecord:
     return parse_control(LogRecord(0, 0, key, value))
 
 
-def test_control_records_of_later_versions_and_types() -> None:
+def test_control_records_of_later_versions_and_unknown_types_are_parsed() -> None:
     assert control(b"\0\5\0\1", b"\0\3\0\0\0\7more") == ControlRecord(ControlType.COMMIT, 7)
     assert control(b"\0\0\0\2", b"raft") == ControlRecord(ControlType.LEADER_CHANGE, -1)
     assert control(b"\0\0\x70\0", None) == ControlRecord(ControlType.UNKNOWN, -1)
@@ -330,7 +334,7 @@ def test_control_records_of_later_versions_and_types() -> None:
         (b"\0\0\0\0", b"\xff\xff\0\0\0\0"),
     ],
 )
-def test_broken_control_records(key: bytes | None, value: bytes | None) -> None:
+def test_malformed_control_record_is_invalid(key: bytes | None, value: bytes | None) -> None:
     with pytest.raises(InvalidRecordError):
         control(key, value)
 
@@ -338,7 +342,7 @@ def test_broken_control_records(key: bytes | None, value: bytes | None) -> None:
 # --- refusals of the encoder ----------------------------------------------------------------------
 
 
-def test_offsets_must_rise_and_fit() -> None:
+def test_encoding_offsets_that_do_not_increase_or_fit_is_refused() -> None:
     first, second = LogRecord(5, 0, None, None), LogRecord(5 + 2**31, 0, None, None)
     with pytest.raises(ValueError, match="offset"):
         encode_batch([first, first])
@@ -351,7 +355,7 @@ def test_offsets_must_rise_and_fit() -> None:
     assert encode_batch([first, second._replace(offset=4 + 2**31)])
 
 
-def test_an_empty_batch_needs_its_offsets() -> None:
+def test_encoding_an_empty_batch_without_offsets_is_refused() -> None:
     with pytest.raises(ValueError, match="offset"):
         encode_batch([])
     with pytest.raises(ValueError, match="offset"):
@@ -365,7 +369,7 @@ def test_an_empty_batch_needs_its_offsets() -> None:
 
 @pytest.mark.parametrize("payload", MALFORMED)
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_malformed_records(payload: bytes, codec: Codec) -> None:
+def test_malformed_record_is_invalid(payload: bytes, codec: Codec) -> None:
     one = encode_batch([LogRecord(0, 0, None, None)])
     assert decode_records(with_payload(one, body(0, 0, -1, -1, 0))) == [LogRecord(0, 0, None, None)]
     batch = with_payload(one, compress(codec, payload), attributes=codec)
@@ -375,13 +379,13 @@ def test_malformed_records(payload: bytes, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("count", [-(2**31), -1, 0, 3, 5, 2**31 - 1])
-def test_a_wrong_record_count(count: int) -> None:
+def test_wrong_record_count_is_invalid(count: int) -> None:
     batch = with_payload(BYTES["m2-none"], BYTES["m2-none"][HEADER_SIZE:], record_count=count)
     with pytest.raises(InvalidRecordError):
         decode_records(batch)
 
 
-def test_offsets_inside_must_rise() -> None:
+def test_offsets_that_do_not_increase_inside_a_batch_are_invalid() -> None:
     two = encode_batch([LogRecord(0, 0, None, None), LogRecord(1, 0, None, None)])
     with pytest.raises(InvalidRecordError):
         decode_records(with_payload(two, body(0, 1, -1, -1, 0) + body(0, 0, -1, -1, 0)))
@@ -389,7 +393,7 @@ def test_offsets_inside_must_rise() -> None:
         decode_records(with_payload(two, body(0, 1, -1, -1, 0) + body(0, 1, -1, -1, 0)))
 
 
-def test_the_limit_of_inflated_bytes_is_exact() -> None:
+def test_batch_inflating_to_exactly_the_limit_decodes_one_byte_more_is_refused() -> None:
     batch = encode_batch(RECORDS, codec=Codec.ZSTD)
     size = len(encode_batch(RECORDS)) - HEADER_SIZE
     assert decode_records(batch, max_output_bytes=size) == RECORDS

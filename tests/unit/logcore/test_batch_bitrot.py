@@ -28,12 +28,12 @@ def undetected_v2(batch: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize("name", ["m2-none", "m2-gzip", "m2-snappy", "m2-lz4", "m2-zstd", "empty"])
-def test_flipped_bits_of_a_batch(name: str) -> None:
+def test_every_flipped_bit_that_the_crc_covers_is_detected(name: str) -> None:
     assert undetected_v2(BYTES[name]) == PLACED_BY_THE_LEADER
 
 
 @pytest.mark.parametrize("name", ["m2-none", "marker-ABORT"])
-def test_flipped_bits_with_more_batches_behind(name: str) -> None:
+def test_every_flipped_bit_is_detected_if_more_batches_follow(name: str) -> None:
     # With a longer length the CRC covers following bytes, and detects the damage.
     neighbour = BYTES["m2-gzip"]
     here = undetected_v2(BYTES[name] + neighbour) & set(range(len(BYTES[name])))
@@ -41,7 +41,7 @@ def test_flipped_bits_with_more_batches_behind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["m0-gzip", "m0-lz4", "m1-gzip", "m1-snappy", "m1-lz4-lat"])
-def test_flipped_bits_of_an_old_message(name: str) -> None:
+def test_every_flipped_bit_of_an_old_message_except_its_offset_is_detected(name: str) -> None:
     message = BYTES[name]
     assert len(list(iter_messages(message))) == 1
     found = set()

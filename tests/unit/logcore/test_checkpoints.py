@@ -36,7 +36,7 @@ NAME = RECOVERY_POINT_CHECKPOINT
 TOPIC_ID = uuid.UUID("3f1c2e5a-8d7b-4a90-b6f2-0123456789ab")
 
 
-def test_offset_checkpoint_text(tmp_path: Path) -> None:
+def test_offset_checkpoint_has_kafkas_text_format(tmp_path: Path) -> None:
     offsets = {("orders", 0): 17, ("a.b_c-d", 12): 0}
     write_offsets(FS, str(tmp_path), NAME, offsets)
     assert (tmp_path / NAME).read_text() == "0\n2\norders 0 17\na.b_c-d 12 0\n"
@@ -61,25 +61,25 @@ def test_missing_checkpoint_is_empty(tmp_path: Path) -> None:
         "0\nx\n",
     ],
 )
-def test_corrupt_checkpoint(tmp_path: Path, text: str) -> None:
+def test_corrupt_offset_checkpoint_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(CheckpointError):
         read_offsets(FS, str(tmp_path), NAME)
 
 
-def test_checkpoint_of_other_bytes(tmp_path: Path) -> None:
+def test_offset_checkpoint_with_binary_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CheckpointError):
         read_offsets(FS, str(tmp_path), NAME)
 
 
-def test_epoch_checkpoint_text(tmp_path: Path) -> None:
+def test_epoch_checkpoint_has_kafkas_text_format(tmp_path: Path) -> None:
     write_epochs(FS, str(tmp_path), [(0, 0), (3, 40)])
     assert (tmp_path / "leader-epoch-checkpoint").read_text() == "0\n2\n0 0\n3 40\n"
     assert read_epochs(FS, str(tmp_path)) == [(0, 0), (3, 40)]
 
 
-def test_partition_metadata_text(tmp_path: Path) -> None:
+def test_partition_metadata_has_kafkas_text_format(tmp_path: Path) -> None:
     assert read_partition_metadata(FS, str(tmp_path)) is None
     write_partition_metadata(FS, str(tmp_path), TOPIC_ID)
     text = (tmp_path / PARTITION_METADATA).read_text()
@@ -99,27 +99,27 @@ def test_partition_metadata_text(tmp_path: Path) -> None:
         "version: 0\ntopic_id: Pxwu$o17SpC28gEjRWeJqw",
     ],
 )
-def test_corrupt_partition_metadata(tmp_path: Path, text: str) -> None:
+def test_corrupt_partition_metadata_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / PARTITION_METADATA).write_text(text)
     with pytest.raises(CheckpointError):
         read_partition_metadata(FS, str(tmp_path))
 
 
-def test_ids_travel_as_text() -> None:
+def test_uuid_round_trips_as_text_of_22_characters() -> None:
     for value in (TOPIC_ID, uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)):
         text = uuid_to_text(value)
         assert len(text) == 22
         assert uuid_from_text(text) == value
 
 
-def test_meta_properties(tmp_path: Path) -> None:
+def test_written_meta_properties_are_read_back(tmp_path: Path) -> None:
     assert read_meta_properties(FS, str(tmp_path)) is None
     meta = MetaProperties("bXk6Y2x1c3Rlcl9fX19fXw", 1, TOPIC_ID)
     write_meta_properties(FS, str(tmp_path), meta)
     assert read_meta_properties(FS, str(tmp_path)) == meta
 
 
-def test_meta_properties_as_kafka_writes_them(tmp_path: Path) -> None:
+def test_meta_properties_written_by_kafka_are_read(tmp_path: Path) -> None:
     (tmp_path / META_PROPERTIES).write_text(
         "#\n#Sat Nov 21 09:00:00 UTC 2026\n"
         "cluster.id=abc\ndirectory.id=PxwuWo17SpC28gEjRWeJqw\nnode.id=4\nversion=1\n"
@@ -136,7 +136,7 @@ def test_meta_properties_as_kafka_writes_them(tmp_path: Path) -> None:
         "version=1\ncluster.id=a\nnode.id=x",
     ],
 )
-def test_corrupt_meta_properties(tmp_path: Path, text: str) -> None:
+def test_corrupt_meta_properties_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / META_PROPERTIES).write_text(text)
     with pytest.raises(CheckpointError):
         read_meta_properties(FS, str(tmp_path))
@@ -175,7 +175,7 @@ Exit status 3 means that another process holds the lock.
 """
 
 
-def test_a_second_attempt_in_this_process_gives_nothing_up(tmp_path: Path) -> None:
+def test_second_lock_attempt_in_the_same_process_does_not_release_the_lock(tmp_path: Path) -> None:
     """A record lock ends when its process closes any descriptor of the file."""
     path = str(tmp_path / LOCK)
     handle = FS.lock(path)

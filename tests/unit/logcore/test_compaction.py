@@ -49,7 +49,7 @@ def updates(partition: Partition, count: int = 12, key: bytes = b"k") -> None:
         put(partition, [(key, b"%03d" % turn + b"." * 100)])
 
 
-def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
+def test_compaction_keeps_the_last_value_of_each_key(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     put(partition, [(b"once", b"1")])
     updates(partition)
@@ -75,7 +75,7 @@ def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
     assert last_values(committed(again)).keys() == {b"once", b"k", b"filler"}
 
 
-def test_a_segment_without_change_is_passed_over(tmp_path: Path) -> None:
+def test_compaction_skips_segments_without_superseded_records(tmp_path: Path) -> None:
     partition = opened(tmp_path, segment_bytes=500)
     for turn in itertools.count():
         put(partition, [(b"%d" % turn, b"." * 150)])
@@ -86,7 +86,7 @@ def test_a_segment_without_change_is_passed_over(tmp_path: Path) -> None:
     assert partition.log.segments == before
 
 
-def test_small_segments_are_put_together_and_their_snapshots_go(tmp_path: Path) -> None:
+def test_small_segments_are_merged_and_their_snapshots_removed(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     for turn in range(30):
         put(partition, [(b"k%d" % (turn % 4), b"v" * 100)], producer_id=5)
@@ -101,7 +101,7 @@ def test_small_segments_are_put_together_and_their_snapshots_go(tmp_path: Path) 
     assert files == offsets & kept
 
 
-def test_an_open_transaction_stops_it(tmp_path: Path) -> None:
+def test_open_transaction_bounds_the_dirty_range(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition, 8)
     first = partition.log_end_offset
@@ -114,7 +114,7 @@ def test_an_open_transaction_stops_it(tmp_path: Path) -> None:
     assert partition.cleanup.dirty_range(None, T0).end_offset == bases(partition)[-1]
 
 
-def test_young_segments_are_left_alone(tmp_path: Path) -> None:
+def test_segments_within_the_min_compaction_lag_are_not_cleaned(tmp_path: Path) -> None:
     partition = opened(tmp_path, min_compaction_lag_ms=1_000)
     updates(partition, 8)
     young = partition.log_end_offset
@@ -125,7 +125,7 @@ def test_young_segments_are_left_alone(tmp_path: Path) -> None:
     assert partition.cleanup.dirty_range(None, T0 + 2_000).end_offset == bases(partition)[-1]
 
 
-def test_a_checkpoint_outside_of_the_log_is_not_used(tmp_path: Path) -> None:
+def test_cleaner_checkpoint_outside_of_the_log_is_ignored(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition)
     for checkpoint in (None, -5, 10_000):
@@ -135,7 +135,7 @@ def test_a_checkpoint_outside_of_the_log_is_not_used(tmp_path: Path) -> None:
     assert partition.cleanup.dirty_range(5, T0).first_dirty_offset == 5
 
 
-def test_a_map_too_small_takes_more_rounds(tmp_path: Path) -> None:
+def test_offset_map_that_is_too_small_needs_several_rounds(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     for turn in range(40):
         put(partition, [(b"k%d" % (turn % 10), b"%d" % turn * 20)])
@@ -151,7 +151,7 @@ def test_a_map_too_small_takes_more_rounds(tmp_path: Path) -> None:
     assert checkpoint == bases(partition)[-1]
 
 
-def test_a_tombstone_goes_a_retention_after_its_first_round(tmp_path: Path) -> None:
+def test_tombstone_is_removed_one_retention_time_after_its_first_round(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     put(partition, [(b"k", b"v"), (b"k", None)])
     fill_active(partition)
@@ -165,7 +165,7 @@ def test_a_tombstone_goes_a_retention_after_its_first_round(tmp_path: Path) -> N
     assert 1 not in committed(partition)
 
 
-def test_aborted_data_goes_and_its_index_entries_follow(tmp_path: Path) -> None:
+def test_aborted_records_are_removed_and_the_transaction_index_is_kept(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     put(partition, [(b"k", b"good")])
     commit_offsets(partition, 1, [(b"k", b"bad")])
@@ -181,7 +181,7 @@ def test_aborted_data_goes_and_its_index_entries_follow(tmp_path: Path) -> None:
     assert b"bad" not in everything.records
 
 
-def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
+def test_reader_of_replaced_segments_still_sees_their_records(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition, 30)
     fill_active(partition)
@@ -205,7 +205,7 @@ def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
     )
 
 
-def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
+def test_replaced_files_are_deleted_after_the_delay(tmp_path: Path) -> None:
     partition = opened(tmp_path, file_delete_delay_ms=500)
     updates(partition)
     fill_active(partition)
@@ -218,7 +218,9 @@ def test_old_files_wait_for_their_delay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["cut", "restarted", "closed"])
-def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) -> None:
+def test_truncated_restarted_or_closed_log_cancels_the_compaction(
+    tmp_path: Path, what: str
+) -> None:
     partition = opened(tmp_path)
     updates(partition, 20)
     fill_active(partition)
@@ -248,7 +250,7 @@ def test_a_log_that_changes_meanwhile_ends_the_round(tmp_path: Path, what: str) 
 
 @pytest.mark.parametrize("when", range(5))
 @pytest.mark.parametrize("gone", ["one", "a group", "all"])
-def test_retention_meanwhile_takes_segments_out_of_the_round(
+def test_retention_during_a_round_removes_its_segments_from_the_round(
     tmp_path: Path, when: int, gone: str
 ) -> None:
     """Retention runs before the key map is built, before cleaning, or around an install."""
@@ -297,7 +299,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     again.close()
 
 
-def test_a_segment_that_somebody_else_removed_is_damage(tmp_path: Path) -> None:
+def test_segment_removed_by_another_process_fails_the_compaction(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition, 20)
     fill_active(partition)
@@ -310,7 +312,7 @@ def test_a_segment_that_somebody_else_removed_is_damage(tmp_path: Path) -> None:
         compaction.map_keys()
 
 
-def test_damage_is_reported_and_not_rewritten(tmp_path: Path) -> None:
+def test_corrupt_log_is_reported_as_uncleanable_and_not_rewritten(tmp_path: Path) -> None:
     partition = opened(tmp_path)
     updates(partition)
     fill_active(partition)
@@ -361,7 +363,7 @@ def chosen(choice: CleanerChoice, *partitions: Partition, now_ms: int = T0) -> P
     return None if found is None else found[0]
 
 
-def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
+def test_damaged_log_does_not_prevent_the_choice_of_another(tmp_path: Path) -> None:
     damaged, whole = (
         open_partition(tmp_path, name=name, config=small(), fs=MortalDisk())
         for name in ("damaged", "whole")
@@ -379,7 +381,7 @@ def test_one_damaged_log_does_not_stop_the_choice(tmp_path: Path) -> None:
     assert damaged.offline is None
 
 
-def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
+def test_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
     partitions = [
         open_partition(tmp_path, name=name, config=small(**changes), fs=MortalDisk())
         for name, changes in (
@@ -414,13 +416,13 @@ def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> Non
     assert chosen(choice, clean, now_ms=T0 + 1_001) is clean
 
 
-def test_a_compacted_log_rolls_within_the_lag() -> None:
+def test_compacted_log_rolls_within_the_max_compaction_lag() -> None:
     settings = small(max_compaction_lag_ms=5_000)
     assert settings.roll_after_ms("orders-0", 0) == 5_000
     assert small().roll_after_ms("orders-0", 0) == small().segment_ms
 
 
-def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
+def test_cleaner_throttle_sleeps_for_past_io_and_accumulates_no_credit() -> None:
     clock, slept = ManualClock(), []
 
     def wait(seconds: float) -> bool:
@@ -440,7 +442,7 @@ def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
         throttle(100)
 
 
-def test_throttle_that_waits_goes_by_a_rate_that_is_raised_meanwhile() -> None:
+def test_waiting_cleaner_throttle_follows_a_raised_rate() -> None:
     clock, slept, rates = ManualClock(), [], [1.0]
 
     def wait(seconds: float) -> bool:

@@ -110,7 +110,9 @@ def root_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("kind", LOGS)
-def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn: bool) -> None:
+def test_kill_at_any_operation_of_a_compaction_loses_no_record(
+    root_path: Path, kind: str, torn: bool
+) -> None:
     source, settings = prepare(root_path / "source", kind)
     whole = reopen(copy(source, root_path / "whole"), settings)
     expected = essence(whole)
@@ -142,7 +144,7 @@ def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn:
 
 
 @pytest.mark.parametrize("kind", LOGS)
-def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str) -> None:
+def test_second_kill_during_recovery_loses_no_record(root_path: Path, kind: str) -> None:
     source, settings = prepare(root_path / "source", kind)
     fs = MortalDisk()
     root = copy(source, root_path / "copy")
@@ -177,7 +179,7 @@ def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str)
             second += 3
 
 
-def test_nothing_goes_before_what_replaces_it_is_durable(root_path: Path) -> None:
+def test_replaced_segments_are_removed_only_after_the_new_ones_are_durable(root_path: Path) -> None:
     _, settings = prepare(root_path / "source", "offsets")
     fs = MortalDisk()
     partition = open_partition(root_path / "source", config=settings, fs=fs, clean=False)

@@ -48,14 +48,14 @@ def zstd_stream(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("size", [0, 1, 100, 32_768, 32_769, 65_536, 65_537, 150_000])
-def test_round_trip(codec: Codec, size: int) -> None:
+def test_compressed_bytes_decompress_to_the_same_bytes(codec: Codec, size: int) -> None:
     for data in (TEXT[:size], os.urandom(size), bytes(size)):
         packed = compress(codec, memoryview(data))
         assert decompress(codec, bytearray(packed), size) == data
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_aiokafka_reads_ours_and_we_read_its(codec: Codec) -> None:
+def test_aiokafka_and_fencepost_decompress_each_others_bytes(codec: Codec) -> None:
     encode, decode = AIOKAFKA[codec]
     assert decode(compress(codec, TEXT)) == TEXT
     assert decompress(codec, encode(TEXT), len(TEXT)) == TEXT
@@ -65,7 +65,7 @@ def test_aiokafka_reads_ours_and_we_read_its(codec: Codec) -> None:
     ("codec", "levels"),
     [(Codec.GZIP, (1, 6, 9, -1)), (Codec.LZ4, (1, 9, 17)), (Codec.ZSTD, (-5, 1, 3, 19))],
 )
-def test_levels(codec: Codec, levels: tuple[int, ...]) -> None:
+def test_bytes_compressed_at_every_level_decompress(codec: Codec, levels: tuple[int, ...]) -> None:
     for level in levels:
         packed = compress(codec, TEXT, level)
         assert decompress(codec, packed, len(TEXT)) == TEXT
@@ -110,7 +110,7 @@ def test_snappy_is_framed_as_snappy_java_does() -> None:
     assert bytes(cramjam.snappy.decompress_raw(packed[20 : 20 + first])) == TEXT[: 32 * 1024]
 
 
-def test_snappy_variants() -> None:
+def test_raw_concatenated_and_other_endian_snappy_is_decompressed() -> None:
     raw = bytes(cramjam.snappy.compress_raw(TEXT))
     assert decompress(Codec.SNAPPY, raw, len(TEXT)) == TEXT
     framed = compress(Codec.SNAPPY, TEXT)
@@ -119,7 +119,7 @@ def test_snappy_variants() -> None:
     assert decompress(Codec.SNAPPY, other_endian, len(TEXT)) == TEXT
 
 
-def test_several_members_and_frames() -> None:
+def test_concatenated_gzip_members_and_frames_are_decompressed() -> None:
     members = gzip.compress(b"one") + gzip.compress(b"") + gzip.compress(TEXT)
     assert decompress(Codec.GZIP, members, MIB) == b"one" + TEXT
     for encode in (lambda data: compress(Codec.ZSTD, data), zstd_stream):
@@ -132,7 +132,9 @@ def test_several_members_and_frames() -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("data", [TEXT, bytes(MIB), b"x"])
-def test_the_limit_is_exact(codec: Codec, data: bytes) -> None:
+def test_output_of_exactly_the_limit_is_accepted_one_byte_more_is_refused(
+    codec: Codec, data: bytes
+) -> None:
     packed = compress(codec, data)
     assert decompress(codec, packed, len(data)) == data
     with pytest.raises(CorruptRecordError):
@@ -160,7 +162,7 @@ def bombs() -> dict[str, tuple[Codec, bytes]]:
 
 
 @pytest.mark.parametrize("name", list(bombs()))
-def test_bombs_stay_within_the_limit(name: str) -> None:
+def test_decompression_bomb_is_refused_within_the_memory_limit(name: str) -> None:
     codec, data = bombs()[name]
     limit = 2 * MIB
     tracemalloc.start()
@@ -174,7 +176,7 @@ def test_bombs_stay_within_the_limit(name: str) -> None:
     assert peak < 3 * limit + 2 * len(data)
 
 
-def test_zstd_without_a_library_that_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_works_without_a_streaming_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compression.zstd", "backports.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     _zstd_library.cache_clear()
@@ -199,7 +201,7 @@ def test_many_tiny_gzip_members_take_linear_time() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("keep", [0, 1, 3, 5, 12, 17, 19, 0.5, -1])
-def test_cut_short(codec: Codec, keep: float) -> None:
+def test_truncated_input_is_corrupt(codec: Codec, keep: float) -> None:
     packed = compress(codec, TEXT)
     cut = packed[: int(len(packed) * keep) if isinstance(keep, float) else keep]
     with pytest.raises(CorruptRecordError):
@@ -207,7 +209,7 @@ def test_cut_short(codec: Codec, keep: float) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_garbage_behind_the_end(codec: Codec) -> None:
+def test_trailing_garbage_is_corrupt(codec: Codec) -> None:
     with pytest.raises(CorruptRecordError):
         decompress(codec, compress(codec, TEXT) + b"garbage!", MIB)
 
@@ -220,7 +222,7 @@ def test_random_bytes_inflate_or_are_refused(codec: Codec, data: bytes, start: i
         assert len(decompress(codec, packed, 4096)) <= 4096
 
 
-def test_codec_ids() -> None:
+def test_codec_ids_map_to_codecs_and_an_unknown_id_is_invalid() -> None:
     assert [codec_for_id(number) for number in range(5)] == list(Codec)
     with pytest.raises(InvalidRecordError):
         codec_for_id(5)

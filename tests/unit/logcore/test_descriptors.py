@@ -31,7 +31,7 @@ from tests.unit.logcore.partition_driver import (
 ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
 
-def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) -> None:
+def test_partition_opens_at_the_descriptor_limit_and_is_refused_past_it(tmp_path: Path) -> None:
     with free_descriptors(2):
         # A partition keeps one descriptor for its log, and uses another briefly for small files.
         first = open_partition(tmp_path, name="first")
@@ -51,7 +51,7 @@ def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) 
     first.close()
 
 
-def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path) -> None:
+def test_logs_at_their_descriptor_limit_leave_the_reserve_for_connections(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.dup(0)
     os.close(probe)
@@ -86,7 +86,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
             one.close()
 
 
-def test_a_map_is_counted_until_it_is_closed_or_dropped(tmp_path: Path) -> None:
+def test_map_counts_as_a_descriptor_until_it_is_closed_or_collected(tmp_path: Path) -> None:
     fs, held = OsFileSystem(), held_handles()
     handle = fs.open_long_lived(str(tmp_path / "file"), create=True)
     fs.truncate(handle, 4096)
@@ -101,7 +101,7 @@ def test_a_map_is_counted_until_it_is_closed_or_dropped(tmp_path: Path) -> None:
     assert held_handles() == held
 
 
-def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_path: Path) -> None:
+def test_append_without_descriptors_is_refused_and_the_next_is_accepted(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(index_interval_bytes=1))
     entries = ALLOCATION_BYTES // 12 * 2
     appended = 0
@@ -131,7 +131,7 @@ def test_an_append_without_descriptors_is_refused_and_the_next_one_taken(tmp_pat
     assert open_partition(tmp_path, clean=False).log_end_offset == end
 
 
-def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None:
+def test_append_and_fetch_are_refused_if_no_file_can_be_mapped(tmp_path: Path) -> None:
     large = config(index_interval_bytes=1, segment_index_bytes=1 << 30)
     partition = open_partition(tmp_path, config=large)
     append(partition)
@@ -209,7 +209,7 @@ def files_of(root: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in (root / "orders-0").iterdir()}
 
 
-def test_no_further_file_at_any_moment_costs_nothing_but_a_second_try(tmp_path: Path) -> None:
+def test_descriptor_shortage_at_any_operation_loses_nothing(tmp_path: Path) -> None:
     undisturbed = crowded_life(tmp_path / "whole", CrampedDisk(0))
     state = state_of(undisturbed)
     undisturbed.close()

@@ -59,7 +59,7 @@ def directory(tmp_path: Path) -> Path:
     return Path(partition.log.directory)
 
 
-def test_whole_files_have_no_problems(directory: Path) -> None:
+def test_dump_of_intact_files_reports_no_problem(directory: Path) -> None:
     kinds = set()
     for path in sorted(directory.iterdir()):
         found = rows(path, verify=True, records=True)
@@ -77,7 +77,7 @@ def test_whole_files_have_no_problems(directory: Path) -> None:
     }
 
 
-def test_a_compacted_log_has_no_problems(tmp_path: Path) -> None:
+def test_dump_of_a_compacted_log_reports_no_problem(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=small(), fs=MortalDisk())
     for turn in range(12):
         commit_offsets(partition, 1, [(b"k", b"%d" % turn)])
@@ -90,7 +90,7 @@ def test_a_compacted_log_has_no_problems(tmp_path: Path) -> None:
         assert not problems(path), path.name
 
 
-def test_records_controls_and_what_they_mean(directory: Path) -> None:
+def test_dump_shows_records_control_types_and_decoded_content(directory: Path) -> None:
     def decoder(record: LogRecord) -> dict[str, object] | None:
         return {"initial": record.key[:1]} if record.key == b"z" else None
 
@@ -109,7 +109,7 @@ def test_records_controls_and_what_they_mean(directory: Path) -> None:
     assert {row["codec"] for row in found if row["kind"] == "batch"} == {0, int(Codec.ZSTD)}
 
 
-def test_a_decoder_that_refuses_is_a_problem(directory: Path) -> None:
+def test_dump_reports_a_decoder_error_as_a_problem(directory: Path) -> None:
     def decoder(record: LogRecord) -> None:
         raise InvalidRecordError("no such thing")
 
@@ -117,7 +117,7 @@ def test_a_decoder_that_refuses_is_a_problem(directory: Path) -> None:
     assert "no such thing" in {row.get("problem") for row in found}
 
 
-def test_damage_in_a_log(directory: Path) -> None:
+def test_dump_reports_torn_and_corrupt_batches(directory: Path) -> None:
     path = min(directory.glob("*.log"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -131,7 +131,7 @@ def test_damage_in_a_log(directory: Path) -> None:
     assert "30 bytes are left" in str(problems(path)[-1])
 
 
-def test_damage_in_indexes(directory: Path) -> None:
+def test_dump_reports_damaged_index_entries(directory: Path) -> None:
     offsets = min(directory.glob("*.index"))
     whole = offsets.read_bytes()
     assert len(whole) >= 16
@@ -164,7 +164,9 @@ def test_damage_in_indexes(directory: Path) -> None:
     assert "inside an entry" in str(problems(aborts)[0])
 
 
-def test_damage_in_small_files(tmp_path: Path, directory: Path) -> None:
+def test_dump_reports_damaged_snapshots_checkpoints_and_metadata(
+    tmp_path: Path, directory: Path
+) -> None:
     snapshot = max(directory.glob("*.snapshot"))
     raw = snapshot.read_bytes()
     snapshot.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
@@ -200,7 +202,7 @@ def open_id(directory: Path):
     return uuid.uuid5(uuid.NAMESPACE_URL, directory.name)
 
 
-def test_old_formats(tmp_path: Path) -> None:
+def test_dump_shows_batches_and_records_of_old_formats(tmp_path: Path) -> None:
     path = tmp_path / f"{0:020d}.log"
     records = [LogRecord(at, T0, b"k", b"v") for at in range(3)]
     old = encode_message_set(records[:2], 0) + encode_message_set(records[2:], 1, codec=Codec.GZIP)
@@ -211,7 +213,7 @@ def test_old_formats(tmp_path: Path) -> None:
     assert not [row for row in found if is_problem(row)]
 
 
-def test_files_on_their_way_are_read_too(directory: Path) -> None:
+def test_dump_reads_swap_files(directory: Path) -> None:
     path = min(directory.glob("*.log"))
     path = path.rename(path.with_name(path.name + ".swap"))
     assert rows(path, verify=True)

@@ -29,7 +29,7 @@ def flush(cache: LeaderEpochs) -> bool:
     return entries is not None
 
 
-def test_same_epoch_again_is_no_news(tmp_path: Path) -> None:
+def test_assigning_the_same_epoch_again_changes_nothing(tmp_path: Path) -> None:
     cache = epochs(tmp_path, (1, 0))
     assert flush(cache)
     cache.assign(1, 10)
@@ -47,7 +47,7 @@ def test_same_epoch_again_is_no_news(tmp_path: Path) -> None:
         ((2, 0), [(2, 0)]),
     ],
 )
-def test_assigning_removes_what_contradicts(
+def test_assigned_epoch_removes_conflicting_entries(
     tmp_path: Path, entry: tuple[int, int], expected: list[tuple[int, int]]
 ) -> None:
     cache = epochs(tmp_path, (1, 0), (3, 20), (4, 50))
@@ -70,18 +70,20 @@ def test_assigning_removes_what_contradicts(
         (6, (-1, -1)),
     ],
 )
-def test_end_offset_for(tmp_path: Path, epoch: int, expected: tuple[int, int]) -> None:
+def test_end_offset_for_an_epoch_is_the_start_of_the_next_epoch(
+    tmp_path: Path, epoch: int, expected: tuple[int, int]
+) -> None:
     assert epochs(tmp_path, (2, 10), (5, 30)).end_offset_for(epoch, 99) == expected
 
 
-def test_nothing_known(tmp_path: Path) -> None:
+def test_empty_epoch_cache_has_no_end_offset_and_no_epoch(tmp_path: Path) -> None:
     cache = epochs(tmp_path)
     assert not cache.load()
     assert cache.end_offset_for(0, 5) == (-1, -1)
     assert cache.epoch_at(5) == -1
 
 
-def test_truncation(tmp_path: Path) -> None:
+def test_truncation_removes_epochs_at_either_end(tmp_path: Path) -> None:
     cache = epochs(tmp_path, (1, 0), (3, 20), (4, 50))
     cache.truncate_from_end(50)
     assert cache.entries == [(1, 0), (3, 20)]
@@ -94,7 +96,7 @@ def test_truncation(tmp_path: Path) -> None:
     assert (cache.entries, cache.latest) == ([], -1)
 
 
-def test_damaged_file_is_reported(tmp_path: Path) -> None:
+def test_damaged_epoch_checkpoint_is_not_loaded(tmp_path: Path) -> None:
     epochs(tmp_path, (1, 0))
     (tmp_path / LEADER_EPOCH_CHECKPOINT).write_text("0\n2\n1 0\n")
     assert not LeaderEpochs(FS, str(tmp_path)).load()
@@ -111,7 +113,7 @@ def test_damaged_file_is_reported(tmp_path: Path) -> None:
         max_size=25,
     )
 )
-def test_entries_always_grow_strictly_and_the_file_agrees(
+def test_epoch_entries_increase_strictly_and_equal_the_file(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("epochs")

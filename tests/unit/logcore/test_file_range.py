@@ -43,7 +43,7 @@ def large(tmp_path: Path) -> Partition:
     return partition
 
 
-def test_a_range_is_what_a_read_would_be(large: Partition) -> None:
+def test_file_range_yields_the_bytes_of_a_read(large: Partition) -> None:
     expected = b"".join(data for _, data in read_log(large))
     records = ranged(large)
     append(large, 10)
@@ -55,7 +55,9 @@ def test_a_range_is_what_a_read_would_be(large: Partition) -> None:
 @pytest.mark.parametrize(
     ("size", "kind"), [(MIN_RANGE_BYTES - 1, bytes), (MIN_RANGE_BYTES, FileRange)]
 )
-def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) -> None:
+def test_records_below_the_range_minimum_are_read_as_bytes(
+    size: int, kind: type, tmp_path: Path
+) -> None:
     overhead = len(client_batch(1, size=size)) - size
     partition = open_partition(tmp_path)
     append(partition, 1, size=size - overhead)
@@ -65,7 +67,9 @@ def test_what_is_short_is_read_at_once(size: int, kind: type, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("end", [Partition.close, delete])
-def test_the_file_stays_for_a_range_that_is_under_way(large: Partition, end) -> None:
+def test_file_of_an_unfinished_range_stays_open_after_close_or_deletion(
+    large: Partition, end
+) -> None:
     disk = large._fs
     expected = b"".join(data for _, data in read_log(large))
     records = ranged(large)
@@ -78,7 +82,7 @@ def test_the_file_stays_for_a_range_that_is_under_way(large: Partition, end) -> 
     assert not disk.open_paths
 
 
-def test_a_range_that_nobody_takes_lets_go_of_the_file(large: Partition) -> None:
+def test_dropped_range_closes_its_file(large: Partition) -> None:
     disk = large._fs
     records = ranged(large)
     large.close()
@@ -87,7 +91,7 @@ def test_a_range_that_nobody_takes_lets_go_of_the_file(large: Partition) -> None
     assert not disk.open_paths
 
 
-def test_a_file_that_was_cut_is_an_error(large: Partition) -> None:
+def test_range_of_a_truncated_file_fails(large: Partition) -> None:
     records = ranged(large)
     large.truncate_to(50)
     with pytest.raises(OSError, match="shorter"):

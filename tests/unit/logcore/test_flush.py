@@ -50,7 +50,7 @@ def active_base(partition: Partition) -> int:
     return partition.log.active.base_offset
 
 
-def test_a_roll_moves_the_recovery_point_to_the_new_segment(tmp_path: Path) -> None:
+def test_roll_advances_the_recovery_point_to_the_new_segment(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=SMALL)
     assert partition.recovery_point == 0
     for segments in (2, 3, 4):
@@ -59,7 +59,7 @@ def test_a_roll_moves_the_recovery_point_to_the_new_segment(tmp_path: Path) -> N
         assert partition.recovery_point < partition.log_end_offset
 
 
-def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
+def test_flush_syncs_all_files_of_sealed_segments_but_not_the_active_one(
     tmp_path: Path,
 ) -> None:
     partition, flusher, disk = late(tmp_path, segments=3)
@@ -95,7 +95,7 @@ def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
     }
 
 
-def test_damage_in_a_sealed_segment_costs_nothing_behind_it(tmp_path: Path) -> None:
+def test_damaged_batch_in_a_sealed_segment_loses_no_later_batch(tmp_path: Path) -> None:
     """Twenty segments, a kill, and one flipped bit in the second one."""
     partition = rolled(open_partition(tmp_path / "whole", config=SMALL), 20)
     before = read_log(partition)
@@ -113,7 +113,7 @@ def test_damage_in_a_sealed_segment_costs_nothing_behind_it(tmp_path: Path) -> N
     assert sum(one != other for one, other in zip(found, before, strict=True)) == 1
 
 
-def test_many_segments_go_in_several_flushes_and_the_recovery_point_with_them(
+def test_recovery_point_advances_with_each_of_several_flushes(
     tmp_path: Path,
 ) -> None:
     count = 2 * SEALED_AT_ONCE + 1
@@ -128,7 +128,7 @@ def test_many_segments_go_in_several_flushes_and_the_recovery_point_with_them(
     assert points == [bases[SEALED_AT_ONCE], bases[2 * SEALED_AT_ONCE], bases[-1]]
 
 
-def test_a_log_that_was_recovered_gets_to_disk_as_well(tmp_path: Path) -> None:
+def test_recovered_log_is_due_for_a_flush(tmp_path: Path) -> None:
     root = crash_image(late(tmp_path / "whole")[0], tmp_path / "crash")
     flusher = LateFlusher()
     again = open_partition(root, config=SMALL, clean=False, flusher=flusher)
@@ -160,7 +160,7 @@ def retention_takes_all(partition: Partition) -> None:
     ids=["truncated", "truncated inside a batch", "emptied", "deleted", "rolled", "flushed"],
 )
 @pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])
-def test_what_changes_under_a_flush(
+def test_log_that_changes_during_a_flush_keeps_a_valid_recovery_point(
     tmp_path: Path, when: str, meanwhile: Callable[[Partition], object], expected: int | None
 ) -> None:
     """``expected`` is the highest recovery point that the log may have after a truncation.
@@ -188,7 +188,7 @@ def test_what_changes_under_a_flush(
 
 
 @pytest.mark.parametrize("meanwhile_appended", [0, 1])
-def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
+def test_appends_awaiting_a_flush_are_committed_after_a_truncation(
     tmp_path: Path, meanwhile_appended: int
 ) -> None:
     """The flush commits the records below the truncation; later appends get another flush."""
@@ -212,7 +212,7 @@ def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
 
 @pytest.mark.parametrize("when", ["before it is planned", "before it runs", "before it ends"])
 @pytest.mark.parametrize("how", [Partition.close, delete])
-def test_a_partition_ends_under_its_flush(
+def test_partition_closed_or_deleted_during_a_flush_leaves_no_open_file(
     tmp_path: Path, when: str, how: Callable[[Partition], None]
 ) -> None:
     partition, flusher, disk = late(tmp_path)
@@ -222,7 +222,7 @@ def test_a_partition_ends_under_its_flush(
     assert (tmp_path / "orders-0").exists() == (how is Partition.close)
 
 
-def test_a_failed_sync_of_a_sealed_segment_takes_the_partition_off_line(tmp_path: Path) -> None:
+def test_failed_sync_of_a_sealed_segment_takes_the_partition_offline(tmp_path: Path) -> None:
     partition, flusher, disk = late(tmp_path)
     disk.sync_fails = lambda path: path.endswith(f"{0:020d}.log")
     flusher.run()
@@ -236,7 +236,7 @@ def test_a_failed_sync_of_a_sealed_segment_takes_the_partition_off_line(tmp_path
     "refused", [".snapshot", ".txnindex", ".index", "leader-epoch", "metadata"]
 )
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
-def test_a_flush_that_finds_no_descriptor_or_no_room_is_due_again(
+def test_flush_without_descriptors_or_disk_space_is_due_again(
     tmp_path: Path, refused: str, number: int
 ) -> None:
     partition, flusher, disk = late(tmp_path)
@@ -260,7 +260,7 @@ def test_a_flush_that_finds_no_descriptor_or_no_room_is_due_again(
     assert any(refused in one.path for one in disk.steps if one.kind == "sync")
 
 
-def test_no_room_that_a_sync_finds_is_a_failure(tmp_path: Path) -> None:
+def test_sync_that_fails_for_lack_of_space_takes_the_partition_offline(tmp_path: Path) -> None:
     """The kernel reports the pages as clean although it could not write them."""
     partition, flusher, disk = late(tmp_path)
 

@@ -507,7 +507,7 @@ class History:
     database=None,
 )
 @given(steps=STEPS)
-def test_any_history_is_as_the_dumb_log_has_it(
+def test_random_history_of_a_log_equals_the_simple_model(
     policy: str, segment_bytes: int, steps: list[int]
 ) -> None:
     history = History(policy, segment_bytes)

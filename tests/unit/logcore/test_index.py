@@ -32,7 +32,7 @@ def time_index(path: Path, *, base: int = 0, max_bytes: int = 65536) -> TimeInde
     return TimeIndex(FS, str(path / "0.timeindex"), base, max_bytes)
 
 
-def test_offset_index_file_is_kafkas(tmp_path: Path) -> None:
+def test_offset_index_file_has_kafkas_format(tmp_path: Path) -> None:
     index = offset_index(tmp_path, base=100)
     index.append(105, 4200)
     index.append(130, 9000)
@@ -40,7 +40,7 @@ def test_offset_index_file_is_kafkas(tmp_path: Path) -> None:
     assert (tmp_path / "0.index").read_bytes() == struct.pack(">iiii", 5, 4200, 30, 9000)
 
 
-def test_time_index_file_is_kafkas(tmp_path: Path) -> None:
+def test_time_index_file_has_kafkas_format(tmp_path: Path) -> None:
     index = time_index(tmp_path, base=100)
     index.maybe_append(1_000, 105)
     index.maybe_append(1_000, 120)  # not larger: skipped
@@ -74,7 +74,7 @@ def resident_bytes(path: Path, size: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in the page cache")
-def test_a_first_entry_brings_in_no_more_than_its_page(tmp_path: Path) -> None:
+def test_first_index_entry_caches_only_its_page(tmp_path: Path) -> None:
     """Read-ahead would cache up to 10 MiB of zeros for each partition in use."""
     size = 10 << 20
     index = OffsetIndex(FS, str(tmp_path / "0.index"), 0, size)
@@ -86,7 +86,7 @@ def test_a_first_entry_brings_in_no_more_than_its_page(tmp_path: Path) -> None:
     index.close()
 
 
-def test_time_index_with_zero_tail(tmp_path: Path) -> None:
+def test_zero_tail_of_a_time_index_is_not_read(tmp_path: Path) -> None:
     index = time_index(tmp_path)
     index.maybe_append(7, 3)
     again = time_index(tmp_path)
@@ -98,7 +98,7 @@ def test_empty_index_has_no_file_before_it_is_used(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_reopened_index_takes_more_entries(tmp_path: Path) -> None:
+def test_reopened_index_accepts_more_entries(tmp_path: Path) -> None:
     index = offset_index(tmp_path)
     index.append(10, 5000)
     index.close()
@@ -169,7 +169,7 @@ def test_offset_out_of_order_or_range_is_refused(tmp_path: Path, offset: int) ->
         index.append(offset, 9000)
 
 
-def test_full(tmp_path: Path) -> None:
+def test_index_is_full_at_its_size_limit(tmp_path: Path) -> None:
     index, times = offset_index(tmp_path, max_bytes=30), time_index(tmp_path, max_bytes=30)
     for at in range(1, 3):
         assert not index.is_full
@@ -190,7 +190,7 @@ def test_full(tmp_path: Path) -> None:
 ABORTED = [AbortedTxn(7, 0, 10, 11), AbortedTxn(8, 5, 20, 12), AbortedTxn(9, 12, 30, 31)]
 
 
-def test_transaction_index_file_is_kafkas(tmp_path: Path) -> None:
+def test_transaction_index_file_has_kafkas_format(tmp_path: Path) -> None:
     index = TransactionIndex(FS, str(tmp_path / "0.txnindex"), exists=False)
     assert not (tmp_path / "0.txnindex").exists()
     for entry in ABORTED:
@@ -202,7 +202,7 @@ def test_transaction_index_file_is_kafkas(tmp_path: Path) -> None:
     assert again.entries == ABORTED
 
 
-def test_transaction_index_refuses_disorder_and_damage(tmp_path: Path) -> None:
+def test_transaction_index_refuses_unordered_and_damaged_entries(tmp_path: Path) -> None:
     path = tmp_path / "0.txnindex"
     index = TransactionIndex(FS, str(path), exists=False)
     index.append(ABORTED[1])
@@ -220,7 +220,7 @@ def test_transaction_index_refuses_disorder_and_damage(tmp_path: Path) -> None:
         TransactionIndex(FS, str(path), exists=True).check(21)
 
 
-def test_transaction_index_truncation(tmp_path: Path) -> None:
+def test_truncated_transaction_index_keeps_entries_below_the_offset(tmp_path: Path) -> None:
     path = tmp_path / "0.txnindex"
     index = TransactionIndex(FS, str(path), exists=False)
     for entry in ABORTED:
@@ -232,7 +232,7 @@ def test_transaction_index_truncation(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path) -> None:
+def test_collect_stops_once_no_transaction_begins_below_the_bound(tmp_path: Path) -> None:
     index = TransactionIndex(FS, str(tmp_path / "0.txnindex"), exists=False)
     for entry in ABORTED:
         index.append(entry)
@@ -248,7 +248,7 @@ def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path
     assert found == [(9, 12)]
 
 
-def test_indexes_that_are_looked_into_stay_within_their_number(tmp_path: Path) -> None:
+def test_mapped_indexes_stay_within_their_limit(tmp_path: Path) -> None:
     mapped_indexes = MappedIndexes(3)
     indexes = []
     for number in range(5):

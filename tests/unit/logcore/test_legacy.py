@@ -80,14 +80,14 @@ PLAIN_BODY = struct.pack(">ii", -1, -1)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reads_what_kafka_wrote(name: str) -> None:
+def test_message_set_written_by_kafka_is_decoded(name: str) -> None:
     assert decode_all(BYTES[name]) == records(name)
 
 
 @pytest.mark.parametrize(
     "name", ["m0-none", "m0-lz4", "m1-none", "m1-none-lat", "m1-lz4", "m1-snappy"]
 )
-def test_writes_the_bytes_that_kafka_writes(name: str) -> None:
+def test_encoded_message_set_equals_kafkas_bytes(name: str) -> None:
     append_time = APPEND_TIME if name.endswith("-lat") else None
     codec = Codec[name.split("-")[1].upper()]
     written = encode_message_set(
@@ -100,7 +100,7 @@ def test_writes_the_bytes_that_kafka_writes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_conversion_keeps_offsets_times_codec_and_type(name: str) -> None:
+def test_conversion_keeps_offsets_timestamps_and_codec(name: str) -> None:
     converted = to_v2(BYTES[name])
     assert decode_v2(converted) == records(name)
     (_, header), *others = iter_headers(converted)
@@ -112,7 +112,7 @@ def test_conversion_keeps_offsets_times_codec_and_type(name: str) -> None:
 
 
 @pytest.mark.parametrize(("magic", "codec"), AIOKAFKA_CASES)
-def test_aiokafka_writes_and_we_read(magic: int, codec: Codec) -> None:
+def test_message_set_written_by_aiokafka_is_decoded(magic: int, codec: Codec) -> None:
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for index, item in enumerate(ITEMS):
         assert builder.append(index, item.timestamp_ms, item.key, item.value)
@@ -128,7 +128,7 @@ def test_aiokafka_writes_and_we_read(magic: int, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(("magic", "codec"), AIOKAFKA_CASES)
-def test_aiokafka_reads_what_we_write(magic: int, codec: Codec) -> None:
+def test_aiokafka_decodes_an_encoded_message_set(magic: int, codec: Codec) -> None:
     reader = MemoryRecords(encode_message_set(ITEMS, magic, codec=codec))
     found = []
     while reader.has_next():
@@ -143,7 +143,7 @@ def test_aiokafka_reads_what_we_write(magic: int, codec: Codec) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_kafka_python_reads_what_we_write(magic: int, codec: Codec) -> None:
+def test_kafka_python_decodes_an_encoded_message_set(magic: int, codec: Codec) -> None:
     found = []
     for batch in KafkaPythonRecords(encode_message_set(ITEMS, magic, codec=codec)):
         assert batch.validate_crc()
@@ -165,7 +165,9 @@ def item_lists(draw: st.DrawFn) -> list[LogRecord]:
 
 @given(items=item_lists(), magic=st.integers(0, 1), codec=st.sampled_from(CODECS))
 @settings(max_examples=80, deadline=None)
-def test_round_trip(items: list[LogRecord], magic: int, codec: Codec) -> None:
+def test_encoded_messages_decode_to_the_same_records(
+    items: list[LogRecord], magic: int, codec: Codec
+) -> None:
     data = encode_message_set(items, magic, codec=codec)
     expected = items if magic else [item._replace(timestamp_ms=-1) for item in items]
     assert decode_all(data) == expected
@@ -176,7 +178,7 @@ def test_round_trip(items: list[LogRecord], magic: int, codec: Codec) -> None:
             to_v2(data)
 
 
-def test_an_upgraded_log_of_all_formats() -> None:
+def test_conversion_of_mixed_formats_yields_v2_batches() -> None:
     parts = [
         encode_message_set([LogRecord(0, -1, b"a", b"v0")], 0),
         encode_message_set([LogRecord(1, T0, b"b", b"v1")], 1),
@@ -204,7 +206,7 @@ def test_an_upgraded_log_of_all_formats() -> None:
     assert to_v2(b"") == b""
 
 
-def test_runs_end_at_their_size() -> None:
+def test_conversion_limits_the_size_of_each_batch() -> None:
     items = [LogRecord(index, T0, None, bytes(1000)) for index in range(200)]
     converted = to_v2(encode_message_set(items, 1))
     assert decode_v2(converted) == items
@@ -213,7 +215,7 @@ def test_runs_end_at_their_size() -> None:
     assert max(sizes) <= RUN_BYTES + 61
 
 
-def test_a_wrapper_may_end_behind_its_last_inner_message() -> None:
+def test_conversion_keeps_the_last_offset_of_a_compacted_wrapper() -> None:
     # Compaction of v0 may have removed the last inner message.
     inner = encode_message_set(ITEMS[:2], 0)
     header = parse_header(to_v2(wrapper(inner, offset=20, magic=0)))
@@ -221,7 +223,7 @@ def test_a_wrapper_may_end_behind_its_last_inner_message() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8, 16, 17, 21, 29, 30, 33])
-def test_cut_short(size: int) -> None:
+def test_truncated_message_is_corrupt(size: int) -> None:
     data = message(1, PLAIN_BODY)
     assert len(data) == 42 - 8
     with pytest.raises(CorruptRecordError):
@@ -232,14 +234,14 @@ def test_cut_short(size: int) -> None:
 
 
 @pytest.mark.parametrize(("magic", "length"), [(0, 13), (1, 21), (0, -1), (1, -(2**31))])
-def test_impossible_lengths(magic: int, length: int) -> None:
+def test_message_with_an_impossible_length_is_corrupt(magic: int, length: int) -> None:
     data = bytearray(message(1, PLAIN_BODY, magic))
     struct.pack_into(">i", data, 8, length)
     with pytest.raises(CorruptRecordError):
         parse_message(data)
 
 
-def test_magics() -> None:
+def test_message_of_another_magic_is_corrupt() -> None:
     assert [magic_at(BYTES[name], 0) for name in ("m0-none", "m1-none", "m2-none")] == [0, 1, 2]
     with pytest.raises(CorruptRecordError):
         parse_message(BYTES["m2-none"])
@@ -270,7 +272,7 @@ def test_magics() -> None:
         wrapper(message(0, PLAIN_BODY) + message(6, PLAIN_BODY), offset=5),
     ],
 )
-def test_invalid_messages(data: bytes) -> None:
+def test_invalid_message_is_refused_despite_a_correct_crc(data: bytes) -> None:
     verify_message_crc(data, 0, parse_message(data))
     with pytest.raises(InvalidRecordError):
         decode_message(data)
@@ -281,12 +283,12 @@ def test_invalid_messages(data: bytes) -> None:
 @pytest.mark.parametrize(
     "inner", [message(0, PLAIN_BODY)[:-1], message(0, PLAIN_BODY) + b"x", b"garbage" * 5]
 )
-def test_corrupt_inner_messages(inner: bytes) -> None:
+def test_corrupt_inner_message_is_refused(inner: bytes) -> None:
     with pytest.raises(CorruptRecordError):
         decode_message(wrapper(inner))
 
 
-def test_the_limit_of_inflated_bytes_holds() -> None:
+def test_message_inflating_beyond_the_limit_is_refused() -> None:
     data = encode_message_set([LogRecord(0, T0, None, bytes(100_000))], 1, codec=Codec.GZIP)
     assert decode_message(data, max_output_bytes=100_034)
     with pytest.raises(CorruptRecordError):
@@ -295,14 +297,14 @@ def test_the_limit_of_inflated_bytes_holds() -> None:
         to_v2(data, max_output_bytes=100_033)
 
 
-def test_what_cannot_be_written() -> None:
+def test_encoding_an_unsupported_magic_or_codec_is_refused() -> None:
     for magic, codec in ((2, Codec.NONE), (-1, Codec.NONE), (1, Codec.ZSTD)):
         with pytest.raises(ValueError, match="can't be written"):
             encode_message_set(ITEMS, magic, codec=codec)
 
 
 @pytest.mark.parametrize("size", range(8))
-def test_short_lz4_values_of_v0(size: int) -> None:
+def test_truncated_lz4_value_of_v0_is_corrupt(size: int) -> None:
     value = b"\x04\x22\x4d\x18\x69\x40\x82"[:size]
     data = message(0, struct.pack(">ii", -1, size) + value, magic=0, attributes=Codec.LZ4)
     with pytest.raises(CorruptRecordError):

@@ -40,7 +40,9 @@ def test_roll_by_size_counts_the_incoming_batch(tmp_path: Path) -> None:
     assert bases(partition) == [0, 3]
 
 
-def test_a_batch_of_exactly_the_segment_size_fits_one_byte_more_does_not(tmp_path: Path) -> None:
+def test_batch_of_exactly_the_segment_size_is_accepted_one_byte_more_is_refused(
+    tmp_path: Path,
+) -> None:
     partition = open_partition(tmp_path, config=config(segment_bytes=SIZE))
     append(partition)
     append(partition)
@@ -49,7 +51,7 @@ def test_a_batch_of_exactly_the_segment_size_fits_one_byte_more_does_not(tmp_pat
         append(partition, size=11)
 
 
-def test_roll_by_time_goes_by_the_timestamps_of_first_and_incoming_batch(tmp_path: Path) -> None:
+def test_roll_by_time_compares_timestamps_of_first_and_incoming_batch(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(segment_ms=1000))
     append(partition, timestamp_ms=T0)
     append(partition, timestamp_ms=T0 + 1000, now_ms=T0 + 50_000)
@@ -61,7 +63,7 @@ def test_roll_by_time_goes_by_the_timestamps_of_first_and_incoming_batch(tmp_pat
     assert bases(partition) == [0, 2]
 
 
-def test_roll_by_time_without_timestamps_goes_by_the_clock(tmp_path: Path) -> None:
+def test_roll_by_time_without_timestamps_uses_the_clock(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     partition = open_partition(tmp_path, config=config(segment_ms=1000), clock=clock)
     append(partition, timestamp_ms=-1)
@@ -71,13 +73,13 @@ def test_roll_by_time_without_timestamps_goes_by_the_clock(tmp_path: Path) -> No
     assert bases(partition) == [0, 2]
 
 
-def test_an_empty_segment_is_not_rolled_by_time(tmp_path: Path) -> None:
+def test_empty_segment_is_not_rolled_by_time(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(segment_ms=1000))
     append(partition, timestamp_ms=-1, now_ms=T0 + 5000)
     assert bases(partition) == [0]
 
 
-def test_roll_when_an_index_is_full(tmp_path: Path) -> None:
+def test_full_time_index_rolls_the_segment(tmp_path: Path) -> None:
     # Room for 3 offset entries and 2 time entries, one of which is reserved for the roll.
     partition = open_partition(
         tmp_path, config=config(segment_index_bytes=24, index_interval_bytes=0)
@@ -89,7 +91,7 @@ def test_roll_when_an_index_is_full(tmp_path: Path) -> None:
     assert bases(partition) == [0, 2]
 
 
-def test_offset_index_full_with_equal_timestamps(tmp_path: Path) -> None:
+def test_full_offset_index_rolls_the_segment(tmp_path: Path) -> None:
     partition = open_partition(
         tmp_path, config=config(segment_index_bytes=24, index_interval_bytes=0)
     )
@@ -100,14 +102,14 @@ def test_offset_index_full_with_equal_timestamps(tmp_path: Path) -> None:
     assert bases(partition) == [0, 4]
 
 
-def test_roll_when_the_relative_offset_does_not_fit(tmp_path: Path) -> None:
+def test_offset_that_does_not_fit_the_index_rolls_the_segment(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     assert not partition.log.must_roll(100, 0x7FFFFFFF, T0, T0)
     assert partition.log.must_roll(100, 0x7FFFFFFF + 1, T0, T0)
 
 
-def test_jitter_is_the_segments_own_and_bounded() -> None:
+def test_roll_jitter_is_bounded_and_fixed_for_each_segment() -> None:
     jittered = LogConfig(segment_ms=1000, segment_jitter_ms=400)
     values = {jittered.roll_after_ms("orders-0", base) for base in range(200)}
     assert len(values) > 100
@@ -117,7 +119,7 @@ def test_jitter_is_the_segments_own_and_bounded() -> None:
     assert LogConfig(segment_ms=1000).roll_after_ms("orders-0", 7) == 1000
 
 
-def test_a_roll_leaves_what_kafka_leaves(tmp_path: Path) -> None:
+def test_roll_leaves_the_same_files_as_kafka(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 4, producer_id=5)
     partition.flushes.roll(T0)
@@ -145,7 +147,7 @@ def three_segments(tmp_path: Path) -> Partition:
     return partition
 
 
-def test_a_fetch_ends_with_its_segment(three_segments: Partition) -> None:
+def test_fetch_ends_with_its_segment(three_segments: Partition) -> None:
     for offset, expected in [(0, [0, 1]), (1, [1]), (2, [2, 3]), (5, [5]), (6, [])]:
         fetched = fetch_bytes(
             three_segments, offset, 1 << 20, Isolation.READ_UNCOMMITTED, at_least_one=False
@@ -154,13 +156,13 @@ def test_a_fetch_ends_with_its_segment(three_segments: Partition) -> None:
     assert fetch_all(three_segments) == b"".join(data for _, data in read_log(three_segments))
 
 
-def test_available_bytes_counts_over_segments(three_segments: Partition) -> None:
+def test_available_bytes_counts_all_segments(three_segments: Partition) -> None:
     for offset in range(8):
         expected = max(6 - offset, 0) * SIZE
         assert three_segments.reader.available_bytes(offset, Isolation.READ_UNCOMMITTED) == expected
 
 
-def test_truncation_over_segments(three_segments: Partition) -> None:
+def test_truncation_across_segments_keeps_only_earlier_batches(three_segments: Partition) -> None:
     expected = read_log(three_segments)
     three_segments.truncate_to(6)
     assert three_segments.log_end_offset == 6
@@ -173,7 +175,7 @@ def test_truncation_over_segments(three_segments: Partition) -> None:
     assert append(three_segments).base_offset == 2
 
 
-def test_truncation_below_the_first_segment_starts_anew(tmp_path: Path) -> None:
+def test_truncation_below_the_first_segment_restarts_the_log_there(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, log_start_offset=50)
     assert append(partition).base_offset == 50
     partition.truncate_to(20)
@@ -185,7 +187,7 @@ def test_truncation_below_the_first_segment_starts_anew(tmp_path: Path) -> None:
     assert append(partition).base_offset == 20
 
 
-def test_truncation_takes_back_producers_epochs_and_aborts(tmp_path: Path) -> None:
+def test_truncation_restores_producers_epochs_and_aborted_transactions(tmp_path: Path) -> None:
     from tests.unit.logcore.partition_driver import marker, state_of
 
     partition = open_partition(tmp_path)

@@ -62,7 +62,7 @@ def decoded(data: bytes) -> list[LogRecord]:
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("clean", [True, False])
-def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> None:
+def test_log_of_old_formats_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> None:
     records = old_log(tmp_path, mixture)
     partition = open_partition(tmp_path, clean=clean, config=config(index_interval_bytes=60))
     assert partition.log_end_offset == 24
@@ -81,7 +81,7 @@ def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> No
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_a_read_converts_no_more_than_a_turn_has_time_for(tmp_path: Path, codec: Codec) -> None:
+def test_read_converts_a_bounded_number_of_old_messages(tmp_path: Path, codec: Codec) -> None:
     records = [LogRecord(at, T0, b"", b"v%d" % at) for at in range(20_000)]
     sets = [records[at : at + 100] for at in range(0, len(records), 100)]
     raw = b"".join(encode_message_set(one, 1, codec=codec) for one in sets)
@@ -100,7 +100,7 @@ def test_a_read_converts_no_more_than_a_turn_has_time_for(tmp_path: Path, codec:
     assert found == records
 
 
-def test_a_wrapper_larger_than_a_turn_is_read_where_it_fits(tmp_path: Path) -> None:
+def test_wrapper_larger_than_a_turn_is_read_if_it_fits_the_fetch(tmp_path: Path) -> None:
     records = [LogRecord(at, T0, b"", bytes(1000)) for at in range(100)]
     raw = encode_message_set(records, 1, codec=Codec.GZIP, level=0)
     assert len(raw) > RUN_BYTES
@@ -113,7 +113,7 @@ def test_a_wrapper_larger_than_a_turn_is_read_where_it_fits(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_new_batches_follow_the_old(tmp_path: Path, mixture: str) -> None:
+def test_batches_are_appended_after_messages_of_old_formats(tmp_path: Path, mixture: str) -> None:
     records = old_log(tmp_path, mixture)
     partition = open_partition(tmp_path, clean=False, leader_epoch=4)
     put(partition, [(b"new", b"1")], producer_id=9)
@@ -128,7 +128,7 @@ def test_new_batches_follow_the_old(tmp_path: Path, mixture: str) -> None:
         again.close()
 
 
-def test_a_torn_message_is_cut_off(tmp_path: Path) -> None:
+def test_torn_old_message_is_truncated_by_recovery(tmp_path: Path) -> None:
     records = old_log(tmp_path, "v0 then v1")
     path = tmp_path / "orders-0" / f"{0:020d}.log"
     whole = path.read_bytes()
@@ -144,7 +144,7 @@ def test_a_torn_message_is_cut_off(tmp_path: Path) -> None:
     assert open_partition(tmp_path, clean=False).log_end_offset == 21
 
 
-def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
+def test_timestamp_lookup_finds_v1_messages(tmp_path: Path) -> None:
     old_log(tmp_path, "v1")
     partition = open_partition(tmp_path, config=config(index_interval_bytes=60))
     found = finish(partition.reader.offset_for_timestamp(T0 + 5, Isolation.READ_COMMITTED))
@@ -160,7 +160,7 @@ def test_timestamps_of_v1_are_found(tmp_path: Path) -> None:
     assert finish(plain.reader.max_timestamp_offset(Isolation.READ_UNCOMMITTED)) is None
 
 
-def test_truncation_in_the_old_part(tmp_path: Path) -> None:
+def test_truncation_inside_old_messages_keeps_earlier_records(tmp_path: Path) -> None:
     records = old_log(tmp_path, "v1")
     partition = open_partition(tmp_path)
     partition.truncate_to(10)
@@ -169,7 +169,7 @@ def test_truncation_in_the_old_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
+def test_compaction_converts_old_messages_to_v2(tmp_path: Path, mixture: str) -> None:
     old_log(tmp_path, mixture)
     partition = open_partition(
         tmp_path, config=small(segment_bytes=2_000), fs=MortalDisk(), clean=False
@@ -200,7 +200,7 @@ def test_compaction_leaves_only_v2(tmp_path: Path, mixture: str) -> None:
     assert essence(again) == before
 
 
-def test_the_smallest_message(tmp_path: Path) -> None:
+def test_smallest_v0_message_is_recovered_and_served(tmp_path: Path) -> None:
     raw = encode_message_set([LogRecord(0, -1, None, None)], 0)
     assert len(raw) == MIN_MESSAGE_SIZE
     assert leading_messages(raw * 3 + raw[:-1]) == 3 * len(raw)

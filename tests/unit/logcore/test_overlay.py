@@ -98,7 +98,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_answers_as_the_operating_system_does(tmp_path: Path, seed: int) -> None:
+def test_overlay_behaves_like_the_operating_system(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     below = build(tmp_path / "below", draw)
     shutil.copytree(below, tmp_path / "real")
@@ -119,7 +119,7 @@ def test_it_answers_as_the_operating_system_does(tmp_path: Path, seed: int) -> N
     assert tree(system, str(below)) == before
 
 
-def test_a_map_outlives_its_handle_and_locks_are_the_real_ones(tmp_path: Path) -> None:
+def test_overlay_map_outlives_its_handle_and_locks_are_real(tmp_path: Path) -> None:
     system = OsFileSystem()
     (tmp_path / "index").write_bytes(bytes(range(200)))
     (tmp_path / "lock").touch()

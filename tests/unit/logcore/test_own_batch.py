@@ -19,7 +19,7 @@ BYTES = st.binary(max_size=300)
     producer=st.none() | st.builds(ProducerStamp, st.integers(0, 1 << 62), st.integers(0, 32_767)),
     stamped=st.booleans(),
 )
-def test_it_is_what_a_writer_of_any_batch_makes(
+def test_coordinator_batch_equals_the_general_encoding(
     rows: list[tuple[bytes, bytes | None]],
     timestamp_ms: int,
     producer: ProducerStamp | None,
@@ -38,6 +38,6 @@ def test_it_is_what_a_writer_of_any_batch_makes(
     assert header == parse_header(data)
 
 
-def test_there_is_no_batch_of_nothing() -> None:
+def test_coordinator_batch_without_records_is_refused() -> None:
     with pytest.raises(ValueError, match="without records"):
         own_batch([], 0, None, log_append_time=False)

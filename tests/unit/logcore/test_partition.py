@@ -55,7 +55,7 @@ UNCOMMITTED, COMMITTED = Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED
 # --- opening ---
 
 
-def test_a_new_partition(tmp_path: Path) -> None:
+def test_new_partition_is_empty_and_has_only_a_log_file(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     assert partition.log_start_offset == partition.log_end_offset == partition.high_watermark == 0
     assert partition.last_stable_offset == 0
@@ -73,7 +73,7 @@ def test_topic_id_is_on_disk_before_the_first_batch(tmp_path: Path) -> None:
     assert text == "version: 0\ntopic_id: AQIDBAUGBwgJCgsMDQ4PEA"
 
 
-def test_the_directory_of_another_topic_id_is_refused(tmp_path: Path) -> None:
+def test_directory_of_another_topic_id_is_refused(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     partition.close()
@@ -90,7 +90,7 @@ def test_the_directory_of_another_topic_id_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_damaged_partition_metadata_is_written_anew(tmp_path: Path) -> None:
+def test_damaged_partition_metadata_is_rewritten(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     partition.close()
@@ -101,7 +101,7 @@ def test_damaged_partition_metadata_is_written_anew(tmp_path: Path) -> None:
     assert path.read_bytes() == good
 
 
-def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_offsets_continue_after_a_restart(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3)
     partition.close()
@@ -165,7 +165,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(tmp_path: Path, case: str) -> None:
+def test_invalid_batch_is_refused_and_changes_nothing(tmp_path: Path, case: str) -> None:
     data, error = REFUSED[case]
     partition = open_partition(tmp_path)
     with pytest.raises(error):
@@ -174,13 +174,15 @@ def test_refused(tmp_path: Path, case: str) -> None:
     assert not list(partition.producers.view())
 
 
-def test_future_by_exactly_the_limit_is_fine(tmp_path: Path) -> None:
+def test_timestamp_at_exactly_the_future_limit_is_accepted(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, timestamp_ms=T0 + 3_600_000)
     assert [batch.max_timestamp for batch, _ in partition.reader.read_all()] == [T0 + 3_600_000]
 
 
-def test_largest_batch(tmp_path: Path) -> None:
+def test_batch_of_exactly_max_message_bytes_is_accepted_larger_one_is_refused(
+    tmp_path: Path,
+) -> None:
     data = client_batch()
     partition = open_partition(tmp_path, config=config(max_message_bytes=len(data)))
     append_batch(partition, data, now_ms=T0)
@@ -190,14 +192,14 @@ def test_largest_batch(tmp_path: Path) -> None:
     assert (partition.log_end_offset, partition.log.size_bytes) == (1, len(data))
 
 
-def test_zstd_needs_a_recent_request() -> None:
+def test_zstd_batch_of_an_old_produce_version_is_refused() -> None:
     data = client_batch(codec=Codec.ZSTD)
     with pytest.raises(UnsupportedCompressionError):
         validate(data, config(), now_ms=T0, min_zstd_ok=False)
     assert validate(data, config(), now_ms=T0, min_zstd_ok=True).data == data
 
 
-def test_old_timestamps(tmp_path: Path) -> None:
+def test_timestamp_before_the_past_limit_is_refused(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(message_timestamp_before_max_ms=1000))
     with pytest.raises(InvalidTimestampError):
         append(partition, 2, timestamp_ms=T0 - 1001)
@@ -205,7 +207,7 @@ def test_old_timestamps(tmp_path: Path) -> None:
     assert partition.log_end_offset == 2
 
 
-def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
+def test_record_without_key_is_refused_by_a_compacted_topic(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(cleanup_policy=frozenset({"compact"})))
     for codec in Codec:
         with pytest.raises(InvalidRecordError, match="key") as refused:
@@ -218,7 +220,7 @@ def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_only_the_place_of_a_batch_is_changed(
+def test_append_changes_only_base_offset_and_leader_epoch(
     tmp_path: Path, kind: type[bytes | bytearray | memoryview]
 ) -> None:
     partition = open_partition(tmp_path, leader_epoch=6)
@@ -234,7 +236,7 @@ def test_only_the_place_of_a_batch_is_changed(
     verify_crc(stored, 0, header)
 
 
-def test_log_append_time(tmp_path: Path) -> None:
+def test_log_append_time_replaces_the_timestamps_of_every_batch(tmp_path: Path) -> None:
     partition = open_partition(
         tmp_path, config=config(message_timestamp_type="LogAppendTime"), clock=ManualClock(T0)
     )
@@ -261,7 +263,9 @@ def test_log_append_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("target", ["uncompressed", "gzip", "snappy", "lz4", "zstd", "producer"])
-def test_compression_type(tmp_path: Path, codec: Codec, target: str) -> None:
+def test_batch_is_stored_with_the_compression_type_of_the_topic(
+    tmp_path: Path, codec: Codec, target: str
+) -> None:
     partition = open_partition(tmp_path, config=config(compression_type=target))
     data = client_batch(5, codec=codec, producer_id=1)
     append_batch(partition, data, now_ms=T0)
@@ -273,7 +277,7 @@ def test_compression_type(tmp_path: Path, codec: Codec, target: str) -> None:
     assert append_batch(partition, data, now_ms=T0).duplicate
 
 
-def test_a_batch_that_grows_beyond_the_limit_when_inflated(tmp_path: Path) -> None:
+def test_batch_above_max_message_bytes_after_decompression_is_refused(tmp_path: Path) -> None:
     data = client_batch(1, size=5000, codec=Codec.ZSTD)
     partition = open_partition(
         tmp_path, config=config(compression_type="uncompressed", max_message_bytes=1000)
@@ -282,7 +286,7 @@ def test_a_batch_that_grows_beyond_the_limit_when_inflated(tmp_path: Path) -> No
         append_batch(partition, data, now_ms=T0)
 
 
-def test_coordinator_records(tmp_path: Path) -> None:
+def test_coordinator_records_are_appended_with_or_without_a_producer(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     records = [Record(b"a", b"1"), Record(b"b", None)]
     assert partition.append_records(records, now_ms=T0) == (0, 1, -1, 0, False)
@@ -307,7 +311,7 @@ def test_coordinator_records(tmp_path: Path) -> None:
 # --- marks, epochs, listeners ---
 
 
-def test_leader_epoch_checks(tmp_path: Path) -> None:
+def test_stale_leader_epoch_is_fenced_and_a_later_one_is_unknown(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, leader_epoch=5)
     check_leader_epoch(-1, partition.marks.leader_epoch)
     check_leader_epoch(5, partition.marks.leader_epoch)
@@ -330,7 +334,7 @@ def test_leader_epoch_checks(tmp_path: Path) -> None:
     assert [partition.reader.epoch_of(offset) for offset in range(4)] == [5, 5, 5, 7]
 
 
-def test_listeners(tmp_path: Path) -> None:
+def test_listeners_are_notified_of_moved_marks_until_removed(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     calls: list[tuple[str, int]] = []
 
@@ -357,7 +361,7 @@ def test_listeners(tmp_path: Path) -> None:
     assert len(calls) == 2
 
 
-def test_reading_goes_on_while_batches_are_appended(tmp_path: Path) -> None:
+def test_reader_sees_batches_appended_during_the_read(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     seen = []
@@ -372,7 +376,7 @@ def test_reading_goes_on_while_batches_are_appended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fail", ["write", "sync"])
-def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str) -> None:
+def test_failed_append_takes_the_partition_offline(tmp_path: Path, fail: str) -> None:
     fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs, config=config(flush_messages=1))
     append(partition, producer_id=1)
@@ -409,7 +413,9 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
 
 @pytest.mark.parametrize("fail", ["no room", "short write"])
 @pytest.mark.parametrize("what", ["data", "marker", "roll"])
-def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> None:
+def test_append_on_a_full_disk_is_refused_and_changes_nothing(
+    tmp_path: Path, fail: str, what: str
+) -> None:
     fs = FaultyDisk()
     small = config(segment_bytes=300, index_interval_bytes=1, flush_messages=1)
     partition = open_partition(tmp_path, fs=fs, config=small)
@@ -441,7 +447,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, fail: str, what: str) -> No
     assert state_of(open_partition(tmp_path, clean=True)) == state_of(expected)
 
 
-def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
+def test_append_without_disk_space_for_an_index_is_refused(tmp_path: Path) -> None:
     left = 0
 
     def allocates(kind: str, _path: str) -> None:
@@ -468,7 +474,7 @@ def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
     assert partition.log.active.offset_index.entries == 10
 
 
-def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_path: Path) -> None:
+def test_torn_write_that_cannot_be_truncated_takes_the_partition_offline(tmp_path: Path) -> None:
     fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
@@ -481,7 +487,7 @@ def test_a_torn_write_that_can_not_be_cut_off_takes_the_partition_off_line(tmp_p
     assert state_of(again) == before
 
 
-def test_a_failed_read_takes_the_partition_off_line(tmp_path: Path) -> None:
+def test_failed_read_takes_the_partition_offline(tmp_path: Path) -> None:
     fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
@@ -491,7 +497,7 @@ def test_a_failed_read_takes_the_partition_off_line(tmp_path: Path) -> None:
     assert partition.offline is not None
 
 
-def test_a_failed_close_is_no_clean_shutdown(tmp_path: Path) -> None:
+def test_failed_close_takes_the_partition_offline(tmp_path: Path) -> None:
     fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs)
     append(partition)
@@ -504,7 +510,7 @@ def test_a_failed_close_is_no_clean_shutdown(tmp_path: Path) -> None:
 # --- flushing ---
 
 
-def test_flush_messages(tmp_path: Path) -> None:
+def test_flush_messages_syncs_after_that_many_records(tmp_path: Path) -> None:
     fs = FaultyDisk()
     partition = open_partition(tmp_path, fs=fs, config=config(flush_messages=3))
 
@@ -525,7 +531,7 @@ def test_flush_messages(tmp_path: Path) -> None:
     assert count() == syncs + 1
 
 
-def test_flush_ms(tmp_path: Path) -> None:
+def test_flush_ms_syncs_after_that_time(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     partition = open_partition(tmp_path, clock=clock, config=config(flush_ms=100))
     append(partition, now_ms=T0 + 99)
@@ -542,7 +548,7 @@ def test_flush_ms(tmp_path: Path) -> None:
 # --- removal ---
 
 
-def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
+def test_deleted_partition_leaves_no_files(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     other = open_partition(tmp_path, name="t" * 249)
@@ -560,7 +566,7 @@ def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
 # --- the largest timestamp after records below it in a batch are gone ---
 
 
-def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: Path) -> None:
+def test_max_timestamp_offset_ignores_records_below_the_log_start(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     data = encode_batch([LogRecord(at, T0 + 9 - at, b"k", b"v") for at in range(3)])
     append_batch(partition, data, now_ms=T0)

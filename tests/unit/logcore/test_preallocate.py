@@ -32,7 +32,7 @@ def name(offset: int) -> str:
     return f"{offset:020d}.log"
 
 
-def test_the_active_segment_alone_is_at_its_full_size(tmp_path: Path) -> None:
+def test_only_the_active_segment_has_its_full_size(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=CONFIG)
     assert logs(tmp_path) == {name(0): SIZE}
     put(partition, SIZE // 2)
@@ -49,7 +49,7 @@ def test_the_active_segment_alone_is_at_its_full_size(tmp_path: Path) -> None:
     assert logs(tmp_path) == {name(0): first, name(1): first}
 
 
-def test_without_it_files_grow(tmp_path: Path) -> None:
+def test_segment_file_grows_without_preallocation(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=replace(CONFIG, preallocate=False))
     assert logs(tmp_path) == {name(0): 0}
     put(partition)
@@ -60,7 +60,7 @@ def test_without_it_files_grow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1, 40])
-def test_a_kill_leaves_zeros_that_are_no_damage(tmp_path: Path, batches: int) -> None:
+def test_recovery_trims_preallocated_zeros_without_a_report(tmp_path: Path, batches: int) -> None:
     killed = open_partition(tmp_path, config=CONFIG)
     for _ in range(batches):
         put(killed)
@@ -74,7 +74,7 @@ def test_a_kill_leaves_zeros_that_are_no_damage(tmp_path: Path, batches: int) ->
     assert [header.base_offset for header, _ in again.reader.read_all()] == list(range(batches + 1))
 
 
-def test_a_torn_batch_before_the_zeros_is_cut_and_told(tmp_path: Path) -> None:
+def test_torn_batch_before_preallocated_zeros_is_truncated_and_reported(tmp_path: Path) -> None:
     killed = open_partition(tmp_path, config=CONFIG)
     put(killed)
     end = killed.log.size_bytes
@@ -89,7 +89,7 @@ def test_a_torn_batch_before_the_zeros_is_cut_and_told(tmp_path: Path) -> None:
     assert logs(tmp_path) == {name(0): end}
 
 
-def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
+def test_zeros_without_preallocation_are_truncated_and_reported(tmp_path: Path) -> None:
     killed = open_partition(tmp_path, config=CONFIG)
     put(killed)
     size = killed.log.size_bytes
@@ -100,7 +100,7 @@ def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
     assert again.recovery.truncated_bytes == SIZE - size
 
 
-def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None:
+def test_zeros_after_a_clean_shutdown_are_trimmed_at_the_next_start(tmp_path: Path) -> None:
     """The start after a clean stop checks only the end of the log, and trims the file there too."""
     partition = open_partition(tmp_path, config=CONFIG)
     put(partition)
@@ -112,7 +112,7 @@ def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None
     assert (again.log_end_offset, again.log.size_bytes) == (1, size)
 
 
-def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Path) -> None:
+def test_append_is_refused_if_the_next_segment_cannot_be_allocated(tmp_path: Path) -> None:
     class Small(OsFileSystem):
         limit = 1 << 60
 
@@ -134,7 +134,7 @@ def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Pa
     assert [header.base_offset for header, _ in partition.reader.read_all()] == [0, 1]
 
 
-def test_blank_means_zeros_to_the_end(tmp_path: Path) -> None:
+def test_is_blank_requires_zeros_up_to_the_end_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" + bytes(200_000))
     handle = FS.open(str(path))

@@ -42,7 +42,7 @@ def test_printable_text_stays_as_it_is() -> None:
 
 
 @some_and_all
-def test_json_keeps_its_meaning(codes: Sequence[int]) -> None:
+def test_printable_json_decodes_to_the_same_value(codes: Sequence[int]) -> None:
     text = "".join(map(chr, codes))
     shown = json_printable(json.dumps({text: [text]}, ensure_ascii=False))
     assert shown.isprintable()

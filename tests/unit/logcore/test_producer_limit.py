@@ -31,7 +31,7 @@ def known(partition: Partition) -> set[int]:
     return {one.producer_id for one in partition.producers.view()}
 
 
-def test_at_the_limit_all_are_known_and_one_past_it_the_longest_idle_is_not(tmp_path: Path) -> None:
+def test_producer_beyond_the_limit_evicts_the_longest_idle_one(tmp_path: Path) -> None:
     limit = ProducerLimit(LIMIT)
     partition = opened(tmp_path, limit)
     for producer in (1, 2, 3):
@@ -48,7 +48,7 @@ def test_at_the_limit_all_are_known_and_one_past_it_the_longest_idle_is_not(tmp_
         append(partition, producer_id=3, sequence=2)
 
 
-def test_the_forgotten_is_as_one_never_seen(tmp_path: Path) -> None:
+def test_evicted_producer_counts_as_unknown(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(1))
     append(partition, producer_id=1)
     append(partition, producer_id=2)
@@ -59,7 +59,7 @@ def test_the_forgotten_is_as_one_never_seen(tmp_path: Path) -> None:
     assert known(partition) == {1}
 
 
-def test_a_forgotten_one_begins_a_transaction_of_version_2_with_0(tmp_path: Path) -> None:
+def test_evicted_producer_begins_a_version_2_transaction_with_sequence_0(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(1))
     append(partition, producer_id=1, transactional=True)
     marker(partition, 1, epoch=1, commit=True, version=2)
@@ -74,7 +74,7 @@ def test_a_forgotten_one_begins_a_transaction_of_version_2_with_0(tmp_path: Path
     begin(0)
 
 
-def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
+def test_producer_with_an_open_transaction_is_not_evicted(tmp_path: Path) -> None:
     limit = ProducerLimit(2)
     partition = opened(tmp_path, limit)
     append(partition, producer_id=1, transactional=True)
@@ -91,7 +91,7 @@ def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
     assert known(partition) == {20, 21}
 
 
-def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_path: Path) -> None:
+def test_new_producer_is_refused_while_all_others_have_open_transactions(tmp_path: Path) -> None:
     limit = ProducerLimit(2)
     partition = opened(tmp_path, limit)
     for producer in (1, 2):
@@ -109,7 +109,7 @@ def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_pa
     assert known(partition) == {2, 3}
 
 
-def test_coordinators_are_never_refused(tmp_path: Path) -> None:
+def test_coordinator_records_are_accepted_beyond_the_producer_limit(tmp_path: Path) -> None:
     """Coordinators' records belong to transactions, which have a limit of their own."""
     limit = ProducerLimit(1)
     partition = opened(tmp_path, limit)
@@ -120,7 +120,7 @@ def test_coordinators_are_never_refused(tmp_path: Path) -> None:
     assert (known(partition), limit.count) == ({1, 2}, 2)
 
 
-def test_a_marker_is_never_refused(tmp_path: Path) -> None:
+def test_marker_is_accepted_beyond_the_producer_limit(tmp_path: Path) -> None:
     limit = ProducerLimit(1)
     partition = opened(tmp_path, limit)
     append(partition, producer_id=1, transactional=True)
@@ -132,7 +132,7 @@ def test_a_marker_is_never_refused(tmp_path: Path) -> None:
     assert limit.count == 1
 
 
-def test_partitions_share_the_limit(tmp_path: Path) -> None:
+def test_partitions_share_the_producer_limit(tmp_path: Path) -> None:
     limit = ProducerLimit(LIMIT)
     one, two = opened(tmp_path, limit, "one"), opened(tmp_path, limit, "two")
     append(one, producer_id=1)
@@ -152,7 +152,7 @@ def test_partitions_share_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_keeps_the_limit(tmp_path: Path, clean: bool) -> None:
+def test_restart_loads_at_most_the_producer_limit(tmp_path: Path, clean: bool) -> None:
     """A snapshot keeps the most recent producers; so does the log, plus all open transactions."""
     partition = opened(tmp_path, ProducerLimit(100))
     append(partition, producer_id=0, transactional=True, timestamp_ms=T0)
@@ -167,7 +167,7 @@ def test_a_restart_keeps_the_limit(tmp_path: Path, clean: bool) -> None:
     assert again.last_stable_offset == 0
 
 
-def test_open_transactions_that_a_lower_limit_finds_are_kept(tmp_path: Path) -> None:
+def test_open_transactions_beyond_a_lowered_limit_are_kept(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(100))
     for producer in range(5):
         append(partition, producer_id=producer, transactional=True)
@@ -183,7 +183,7 @@ def test_open_transactions_that_a_lower_limit_finds_are_kept(tmp_path: Path) -> 
     assert known(again) == {3, 4, 9}
 
 
-def test_truncation_counts_anew(tmp_path: Path) -> None:
+def test_truncation_recounts_the_producers(tmp_path: Path) -> None:
     limit = ProducerLimit(LIMIT)
     partition = opened(tmp_path, limit)
     for producer in (1, 2, 3):

@@ -49,7 +49,7 @@ MAX_SEQUENCE = 0x7FFFFFFF
         (2, 0, InvalidProducerEpochError),
     ],
 )
-def test_second_batch(
+def test_second_batch_needs_the_next_sequence_and_no_older_epoch(
     tmp_path: Path, epoch: int, sequence: int, error: type[Exception] | None
 ) -> None:
     partition = open_partition(tmp_path)
@@ -65,14 +65,14 @@ def test_second_batch(
 
 
 @pytest.mark.parametrize("sequence", [0, 5, MAX_SEQUENCE])
-def test_an_unknown_producer_may_begin_anywhere(tmp_path: Path, sequence: int) -> None:
+def test_unknown_producer_may_begin_with_any_sequence(tmp_path: Path, sequence: int) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, epoch=9, sequence=sequence)
     (known,) = partition.producers.view()
     assert (known.producer_id, known.producer_epoch, known.last_sequence) == (PID, 9, sequence)
 
 
-def test_sequences_wrap(tmp_path: Path) -> None:
+def test_sequence_wraps_to_0_after_the_maximum(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, sequence=MAX_SEQUENCE - 1)
     assert next(partition.producers.view()).last_sequence == 0
@@ -84,7 +84,7 @@ def test_sequences_wrap(tmp_path: Path) -> None:
     append(other, producer_id=PID, sequence=0)
 
 
-def test_a_verified_transaction_of_version_2_begins_with_sequence_0(tmp_path: Path) -> None:
+def test_verified_transaction_of_version_2_begins_with_sequence_0(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     late = client_batch(producer_id=PID, sequence=3, transactional=True)
     with pytest.raises(OutOfOrderSequenceError):
@@ -95,7 +95,7 @@ def test_a_verified_transaction_of_version_2_begins_with_sequence_0(tmp_path: Pa
     append_batch(other, first, now_ms=T0, transaction_verified=True, transaction_version=2)
 
 
-def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
+def test_retry_of_any_of_the_last_five_batches_is_a_duplicate(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     sent = []
     for at in range(7):
@@ -111,7 +111,7 @@ def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
     assert partition.log_end_offset == 14
 
 
-def test_a_new_epoch_begins_a_new_window(tmp_path: Path) -> None:
+def test_new_producer_epoch_begins_a_new_window(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, epoch=0, sequence=0)
     append(partition, producer_id=PID, epoch=1, sequence=0)
@@ -120,7 +120,7 @@ def test_a_new_epoch_begins_a_new_window(tmp_path: Path) -> None:
     assert append(partition, producer_id=PID, epoch=1, sequence=0).duplicate
 
 
-def test_other_bounds_are_no_duplicate(tmp_path: Path) -> None:
+def test_batch_with_other_sequence_bounds_is_no_duplicate(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, sequence=0)
     with pytest.raises(OutOfOrderSequenceError):
@@ -132,7 +132,7 @@ def test_other_bounds_are_no_duplicate(tmp_path: Path) -> None:
 # --- transactions ---
 
 
-def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
+def test_transaction_that_begins_without_verification_is_refused(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(4)]
     with pytest.raises(InvalidTxnStateError):
@@ -161,7 +161,7 @@ def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(tmp_path: Path
         append_batch(partition, data[1], now_ms=T0)
 
 
-def test_an_open_transaction_refuses_other_batches_of_its_producer(tmp_path: Path) -> None:
+def test_open_transaction_refuses_plain_batches_of_its_producer(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, transactional=True)
     with pytest.raises(InvalidTxnStateError):
@@ -169,7 +169,7 @@ def test_an_open_transaction_refuses_other_batches_of_its_producer(tmp_path: Pat
     append(partition, producer_id=8)
 
 
-def test_a_newer_epoch_leaves_the_transaction_open_until_its_marker(tmp_path: Path) -> None:
+def test_newer_epoch_keeps_the_transaction_open_until_its_marker(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID, transactional=True)
     append(partition, producer_id=PID, epoch=1, transactional=True)
@@ -210,7 +210,7 @@ def test_coordinator_records_skip_the_sequence_but_not_the_epoch(tmp_path: Path)
         (32767, 32767, 2, True, None),
     ],
 )
-def test_marker_epochs(
+def test_marker_with_a_stale_epoch_for_its_transaction_version_is_refused(
     tmp_path: Path,
     current: int,
     epoch: int,
@@ -233,7 +233,7 @@ def test_marker_epochs(
         assert partition.log_end_offset == end
 
 
-def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
+def test_marker_of_an_older_coordinator_epoch_is_fenced(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     stamp = ProducerStamp(PID, 0)
     partition.append_marker(EndMarker(stamp, True, 4), T0)
@@ -243,7 +243,7 @@ def test_marker_of_a_replaced_coordinator(tmp_path: Path) -> None:
     assert next(partition.producers.view()).coordinator_epoch == 4
 
 
-def test_marker_for_an_unknown_producer_makes_its_state(tmp_path: Path) -> None:
+def test_marker_for_an_unknown_producer_creates_its_state(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     marker(partition, PID, 3, commit=False)
     state = next(partition.producers.view())
@@ -282,7 +282,7 @@ def producers(path: Path) -> ProducerStateManager:
     return ProducerStateManager(OsFileSystem(), str(path))
 
 
-def test_snapshot_file_is_kafkas(tmp_path: Path) -> None:
+def test_snapshot_file_has_kafkas_format(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, 3, producer_id=PID, epoch=2, sequence=10, timestamp_ms=5000)
     append(partition, 2, producer_id=8, transactional=True, timestamp_ms=6000)
@@ -296,7 +296,7 @@ def test_snapshot_file_is_kafkas(tmp_path: Path) -> None:
     assert raw == struct.pack(">hI", 1, crc32c(body)) + body
 
 
-def test_every_flipped_bit_of_a_snapshot_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_snapshot_is_detected(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=PID)
     partition.close()
@@ -313,7 +313,7 @@ def test_every_flipped_bit_of_a_snapshot_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [1, 2])
-def test_a_corrupt_snapshot_falls_back_to_the_next_older(tmp_path: Path, damage: int) -> None:
+def test_corrupt_snapshot_falls_back_to_the_next_older_one(tmp_path: Path, damage: int) -> None:
     partition = open_partition(tmp_path)
     for at in range(3):
         append(partition, producer_id=PID, sequence=at, transactional=True)
@@ -334,7 +334,7 @@ def test_a_corrupt_snapshot_falls_back_to_the_next_older(tmp_path: Path, damage:
     ).duplicate
 
 
-def test_replay_brings_the_window_back(tmp_path: Path) -> None:
+def test_replay_restores_the_window_of_the_last_five_batches(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     sent = [client_batch(producer_id=PID, sequence=at) for at in range(7)]
     for data in sent:
@@ -365,7 +365,7 @@ def test_stray_snapshots_are_removed_but_for_the_newest(tmp_path: Path) -> None:
 # --- expiry ---
 
 
-def test_silent_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> None:
+def test_idle_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=1, timestamp_ms=T0)
     append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
@@ -387,7 +387,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path: Path) -> None:
+def test_roll_and_expiration_of_100_000_producers_run_in_short_turns(tmp_path: Path) -> None:
     """Each turn is short: a roll, the plan of a compaction, and the expiration of all producers."""
     partition = open_partition(tmp_path)
     for producer_id in range(100_000):

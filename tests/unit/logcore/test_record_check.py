@@ -72,14 +72,14 @@ def many(count: int, codec: Codec = Codec.NONE, **fields: object) -> bytes:
 
 @given(records=record_lists().map(as_client), codec=st.sampled_from(list(Codec)))
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_well_formed_is_let_in(records: list[LogRecord], codec: Codec) -> None:
+def test_well_formed_batch_is_admitted_unchanged(records: list[LogRecord], codec: Codec) -> None:
     data = encode_batch(records, codec=codec)
     assert admitted(data) == (parse_header(data), data, NOW_MS)
 
 
 @CODECS
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193])
-def test_numbers_of_every_width(codec: Codec, count: int) -> None:
+def test_offset_deltas_of_every_varint_width_are_admitted(codec: Codec, count: int) -> None:
     """Offset deltas of one, two and three bytes; lengths grow with them."""
     records = [
         LogRecord(index, NOW_MS + index, None, bytes(index if count < 100 else index % 130))
@@ -90,7 +90,7 @@ def test_numbers_of_every_width(codec: Codec, count: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 63, 64, 8191, 8192, 200_000])
 @pytest.mark.parametrize("field", ["key", "value", "headers"])
-def test_fields_of_every_width(size: int, field: str) -> None:
+def test_fields_of_every_length_are_admitted(size: int, field: str) -> None:
     blob = bytes(size)
     admitted(
         many(2, **{field: ((blob.decode(), blob), ("", None)) if field == "headers" else blob})
@@ -98,14 +98,14 @@ def test_fields_of_every_width(size: int, field: str) -> None:
 
 
 @pytest.mark.parametrize("version", [b"\0\0\0\1", b"\1\0\0\0"])
-def test_snappy_of_either_byte_order(version: bytes) -> None:
+def test_snappy_version_of_either_byte_order_is_admitted(version: bytes) -> None:
     """Old clients in Go write the version in the other byte order."""
     data = many(50, Codec.SNAPPY)
     stored = data[HEADER_SIZE : HEADER_SIZE + 8] + version * 2 + data[HEADER_SIZE + 16 :]
     admitted(with_payload(data, stored))
 
 
-def test_lz4_frames_with_everything_a_frame_may_have() -> None:
+def test_lz4_frame_with_optional_checksums_is_admitted() -> None:
     """Checksums of blocks and content, and a size: optional parts that Java does not write."""
     plain = many(3, value=bytes(range(256)) * 800)
     compressor = cramjam.lz4.Compressor(1, content_checksum=True, block_linked=False)
@@ -118,7 +118,7 @@ def test_lz4_frames_with_everything_a_frame_may_have() -> None:
 
 @pytest.mark.parametrize("payload", MALFORMED)
 @CODECS
-def test_records_that_nobody_could_read(payload: bytes, codec: Codec) -> None:
+def test_malformed_records_are_refused(payload: bytes, codec: Codec) -> None:
     one = many(1)
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(one, compress(codec, payload), attributes=codec))
@@ -126,7 +126,9 @@ def test_records_that_nobody_could_read(payload: bytes, codec: Codec) -> None:
 
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 2), (1, 2), (0, -1), (0, 64), (0, 8192)])
 @CODECS
-def test_offset_deltas_count_from_zero(deltas: tuple[int, int], codec: Codec) -> None:
+def test_offset_deltas_that_do_not_count_from_zero_are_refused(
+    deltas: tuple[int, int], codec: Codec
+) -> None:
     payload = b"".join(body(0, delta, -1, -1, 0) for delta in deltas)
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(many(2), compress(codec, payload), attributes=codec))
@@ -134,7 +136,7 @@ def test_offset_deltas_count_from_zero(deltas: tuple[int, int], codec: Codec) ->
 
 @CODECS
 @pytest.mark.parametrize("said", [1, 7, 9, 1000, 15_000_000])
-def test_more_or_fewer_records_than_the_header_says(codec: Codec, said: int) -> None:
+def test_record_count_that_differs_from_the_header_is_refused(codec: Codec, said: int) -> None:
     eight = many(8, codec)
     with pytest.raises(InvalidRecordError):
         admitted(
@@ -143,7 +145,7 @@ def test_more_or_fewer_records_than_the_header_says(codec: Codec, said: int) -> 
 
 
 @pytest.mark.parametrize("number", [b"\x80\x80\x80\x80\x80\0", b"\x80\x80\x80\x80\x10"])
-def test_numbers_that_clients_read_differently(number: bytes) -> None:
+def test_varints_that_clients_decode_differently_are_refused(number: bytes) -> None:
     """Zero in six bytes, and a bit above the 32nd, which Java drops and librdkafka does not."""
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(many(1), body(0, number, -1, -1, 0)))
@@ -153,7 +155,7 @@ def test_numbers_that_clients_read_differently(number: bytes) -> None:
 
 @COMPRESSED
 @pytest.mark.parametrize("harm", ["nothing", "cut", "noise", "tail"])
-def test_what_does_not_inflate(codec: Codec, harm: str) -> None:
+def test_payload_that_does_not_decompress_is_refused(codec: Codec, harm: str) -> None:
     data = many(100, codec)
     stored = data[HEADER_SIZE:]
     broken = {
@@ -169,7 +171,7 @@ def test_what_does_not_inflate(codec: Codec, harm: str) -> None:
         admitted(with_payload(data, broken))
 
 
-def test_lz4_blocks_that_java_does_not_read() -> None:
+def test_lz4_with_dependent_blocks_is_refused() -> None:
     plain = many(10)
     stored = bytes(cramjam.lz4.compress(plain[HEADER_SIZE:]))
     assert decompress(Codec.LZ4, stored, 1 << 20) == plain[HEADER_SIZE:]
@@ -178,7 +180,7 @@ def test_lz4_blocks_that_java_does_not_read() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
-def test_streams_that_some_clients_read_only_the_first_of(codec: Codec) -> None:
+def test_concatenated_gzip_snappy_or_lz4_streams_are_refused(codec: Codec) -> None:
     plain = many(50)
     records = plain[HEADER_SIZE:]
     stored = compress(codec, records[:100]) + compress(codec, records[100:])
@@ -187,14 +189,14 @@ def test_streams_that_some_clients_read_only_the_first_of(codec: Codec) -> None:
         admitted(with_payload(plain, stored, attributes=codec))
 
 
-def test_frames_of_zstd_may_follow_one_another() -> None:
+def test_concatenated_zstd_frames_are_admitted() -> None:
     plain = many(50)
     records = plain[HEADER_SIZE:]
     stored = compress(Codec.ZSTD, records[:100]) + compress(Codec.ZSTD, records[100:])
     admitted(with_payload(plain, stored, attributes=Codec.ZSTD))
 
 
-def test_a_snappy_version_that_java_refuses() -> None:
+def test_snappy_version_that_java_refuses_is_refused() -> None:
     data = many(50, Codec.SNAPPY)
     for version in (b"\0\0\0\0", b"\x80\0\0\1"):
         stored = data[HEADER_SIZE : HEADER_SIZE + 8] + version * 2 + data[HEADER_SIZE + 16 :]
@@ -203,7 +205,7 @@ def test_a_snappy_version_that_java_refuses() -> None:
 
 
 @CODECS
-def test_keys_of_a_compacted_topic(codec: Codec) -> None:
+def test_records_without_key_are_refused_and_listed_on_a_compacted_topic(codec: Codec) -> None:
     records = [LogRecord(index, NOW_MS, b"" if index % 3 else None, b"v") for index in range(9)]
     data = encode_batch(records, codec=codec)
     with pytest.raises(InvalidRecordError, match="key") as refused:
@@ -213,7 +215,7 @@ def test_keys_of_a_compacted_topic(codec: Codec) -> None:
 
 
 @CODECS
-def test_times_out_of_bounds(codec: Codec) -> None:
+def test_timestamps_out_of_bounds_are_refused_and_listed(codec: Codec) -> None:
     config = LogConfig(message_timestamp_before_max_ms=10, message_timestamp_after_max_ms=20)
     times = [-11, -10, 20, 21, -NOW_MS - 1, 0]
     records = [LogRecord(index, NOW_MS + ms, b"", b"") for index, ms in enumerate(times)]
@@ -233,7 +235,7 @@ def test_times_out_of_bounds(codec: Codec) -> None:
     inside=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_let_in_is_read_to_the_end(
+def test_admitted_batch_decodes_completely(
     records: list[LogRecord], codec: Codec, edits: list[tuple[int, int, int]], inside: bool
 ) -> None:
     batch = encode_batch(records, codec=codec)
@@ -254,7 +256,7 @@ def test_whatever_is_let_in_is_read_to_the_end(
 # --- limits -----------------------------------------------------------------------------------
 
 
-def test_records_of_a_batch() -> None:
+def test_batch_with_more_records_than_the_limit_is_refused() -> None:
     two = many(2, Codec.ZSTD)
     for count, reason in ((MAX_BATCH_RECORDS, "end inside"), (MAX_BATCH_RECORDS + 1, "at most")):
         said = {"record_count": count, "last_offset_delta": count - 1}
@@ -264,7 +266,9 @@ def test_records_of_a_batch() -> None:
 
 @pytest.mark.slow
 @COMPRESSED
-def test_inflated_bytes_of_a_batch(codec: Codec) -> None:
+def test_batch_inflating_to_exactly_the_limit_is_admitted_larger_one_is_refused(
+    codec: Codec,
+) -> None:
     config = LogConfig(max_message_bytes=1 << 24)
     size = DEFAULT_MAX_OUTPUT_BYTES - 100
     overhead = len(many(1, value=bytes(size))) - HEADER_SIZE - size
@@ -279,7 +283,7 @@ def test_inflated_bytes_of_a_batch(codec: Codec) -> None:
 
 
 @COMPRESSED
-def test_decompressed_bytes_of_a_record(codec: Codec) -> None:
+def test_compressed_record_above_the_decompressed_bound_is_refused(codec: Codec) -> None:
     value = bytes(1000)
     body = len(many(1, value=value)) - HEADER_SIZE - 2  # the length field has two bytes
     config = LogConfig(max_decompressed_message_bytes=body)
@@ -292,7 +296,7 @@ def test_decompressed_bytes_of_a_record(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("excess", [-1, 0])
-def test_bound_of_a_record_counts_where_it_is_tighter_than_a_batchs(excess: int) -> None:
+def test_record_bound_applies_only_if_tighter_than_the_batch_bound(excess: int) -> None:
     bound = DEFAULT_MAX_OUTPUT_BYTES + excess
     expected = bound if excess < 0 else None
     assert LogConfig(max_decompressed_message_bytes=bound).max_record_bytes == expected
@@ -300,7 +304,7 @@ def test_bound_of_a_record_counts_where_it_is_tighter_than_a_batchs(excess: int)
 
 
 @CODECS
-def test_record_errors(codec: Codec) -> None:
+def test_record_errors_are_listed_up_to_their_limit(codec: Codec) -> None:
     for count in (MAX_RECORD_ERRORS, MAX_RECORD_ERRORS + 1):
         with pytest.raises(InvalidRecordError) as keyless:
             admitted(many(count, codec, key=None), COMPACTED)
@@ -312,7 +316,7 @@ def test_record_errors(codec: Codec) -> None:
 
 
 @CODECS
-def test_records_of_a_turn(codec: Codec) -> None:
+def test_more_records_than_the_turn_budget_raise_budget_exceeded(codec: Codec) -> None:
     config = LogConfig()
     admitted(many(TURN_RECORDS, codec), config, CheckBudget())
     with pytest.raises(CheckBudgetExceededError):
@@ -326,7 +330,7 @@ def test_records_of_a_turn(codec: Codec) -> None:
 
 
 @CODECS
-def test_headers_of_a_record(codec: Codec) -> None:
+def test_record_with_too_many_headers_is_refused(codec: Codec) -> None:
     config = LogConfig(message_timestamp_after_max_ms=MAX_INT64, max_message_bytes=1 << 20)
     headers = (("", None),) * MAX_RECORD_HEADERS
     admitted(many(1, codec, headers=headers), config)
@@ -334,7 +338,7 @@ def test_headers_of_a_record(codec: Codec) -> None:
         admitted(many(1, codec, headers=(*headers, ("", None))), config)
 
 
-def test_headers_count_as_records_of_a_turn() -> None:
+def test_headers_count_toward_the_record_budget_of_a_turn() -> None:
     headers = (("", b""),) * (TURN_RECORDS - 1)
     admitted(many(1, headers=headers), budget=CheckBudget())
     with pytest.raises(CheckBudgetExceededError):
@@ -343,7 +347,7 @@ def test_headers_count_as_records_of_a_turn() -> None:
 
 
 @COMPRESSED
-def test_bytes_of_a_turn(codec: Codec) -> None:
+def test_more_bytes_than_the_turn_budget_raise_budget_exceeded(codec: Codec) -> None:
     data = many(1, codec, value=bytes(1000))
     header = parse_header(data)
     cost = (header.size - HEADER_SIZE) * COMPRESSED_BYTE_COST
@@ -355,7 +359,7 @@ def test_bytes_of_a_turn(codec: Codec) -> None:
     assert cost + inflated < TURN_BYTES
 
 
-def test_another_codec_takes_more_than_a_turn() -> None:
+def test_recompression_exceeds_the_turn_budget() -> None:
     data = many(1)
     assert admitted(data, LogConfig(compression_type="uncompressed"), CheckBudget()).data == data
     config = LogConfig(compression_type="zstd")
@@ -364,7 +368,7 @@ def test_another_codec_takes_more_than_a_turn() -> None:
     assert admitted(data, config).header.codec is Codec.ZSTD
 
 
-def test_varints_of_the_walk_are_those_of_the_encoder() -> None:
+def test_varint_of_three_bytes_is_admitted() -> None:
     """A length of three bytes takes the slow path, which must give the same result."""
     assert len(encode(8192)) == 3
     admitted(many(3, value=bytes(8192)))

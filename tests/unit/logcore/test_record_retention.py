@@ -167,7 +167,7 @@ def play(steps):
 @pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(STEPS)
-def test_a_reader_of_committed_data_sees_the_same_last_values(steps):
+def test_compaction_keeps_the_last_committed_value_of_each_key(steps):
     history = play(steps)
     kept, aborted = clean(history)
     assert last_values(read(kept, aborted)) == last_values(history.committed)
@@ -176,7 +176,7 @@ def test_a_reader_of_committed_data_sees_the_same_last_values(steps):
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(1, 3))
-def test_rounds_repeat_until_tombstones_and_markers_are_gone(steps, rounds):
+def test_repeated_rounds_remove_tombstones_and_keep_live_values(steps, rounds):
     history = play(steps)
     kept, aborted, now_ms = history.log, history.aborted, history.now_ms
     for _ in range(rounds):
@@ -189,7 +189,7 @@ def test_rounds_repeat_until_tombstones_and_markers_are_gone(steps, rounds):
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(1, 3))
-def test_a_full_offset_map_cleans_a_part_and_loses_nothing(steps, keys):
+def test_full_offset_map_cleans_a_part_and_loses_no_value(steps, keys):
     history = play(steps)
     kept, aborted = clean(history, budget=keys * BYTES_PER_KEY)
     assert last_values(read(kept, aborted)) == last_values(history.committed)
@@ -198,7 +198,7 @@ def test_a_full_offset_map_cleans_a_part_and_loses_nothing(steps, keys):
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_the_end_offset_and_every_last_sequence_stay(steps):
+def test_end_offset_and_last_sequence_of_each_producer_survive_compaction(steps):
     history = play(steps)
     kept, aborted = clean(history)
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_the_end_offset_and_every_last_sequence_stay(steps):
         )
 
 
-def test_tombstone_gets_a_horizon_first_and_goes_when_it_has_passed():
+def test_tombstone_is_removed_once_its_delete_horizon_has_passed():
     history = History()
     history.data([(b"k", b"v")])
     history.data([(b"k", None)])
@@ -230,7 +230,7 @@ def test_tombstone_gets_a_horizon_first_and_goes_when_it_has_passed():
     assert [header.base_offset for header, _ in batches(late)] == [2]
 
 
-def test_aborted_data_goes_at_once_and_its_marker_after_the_horizon():
+def test_aborted_records_are_removed_at_once_and_their_marker_later():
     history = History()
     history.data([(b"k", b"hidden")], producer_id=1)
     history.end(1, commit=False)

@@ -38,7 +38,7 @@ def spans_of(header: BatchHeader, raw: bytes) -> list[Span]:
 
 @settings(max_examples=100, deadline=None)
 @given(record_lists(), st.sampled_from(list(Codec)), st.none() | st.integers(0, 2**42), st.data())
-def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, data):
+def test_batch_of_kept_spans_equals_the_encoding_of_the_kept_records(records, codec, horizon, data):
     batch = encode_batch(records, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3)
     header = parse_header(batch)
     raw = record_bytes(batch, 0, header)
@@ -73,7 +73,7 @@ def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, 
 
 
 @pytest.mark.parametrize("payload", MALFORMED)
-def test_what_can_not_be_decoded_is_refused(payload):
+def test_malformed_records_are_refused(payload):
     batch = with_payload(encode_batch([LogRecord(0, 0, b"k", b"v")]), payload)
     header = parse_header(batch)
     with pytest.raises(InvalidRecordError):
@@ -82,7 +82,7 @@ def test_what_can_not_be_decoded_is_refused(payload):
 
 @settings(max_examples=100, deadline=None)
 @given(record_lists(), EDITS)
-def test_damage_is_refused_where_decoding_refuses_it(records, edits):
+def test_spans_of_damaged_records_are_accepted_only_if_they_decode(records, edits):
     batch = encode_batch(records)
     header = parse_header(batch)
     raw = edited(record_bytes(batch, 0, header), edits)

@@ -83,7 +83,7 @@ def cut(raw: bytes, places: Sequence[int]) -> Iterator[bytes]:
     edits=st.just([]) | EDITS,
     places=st.lists(st.integers(0, 300), max_size=20),
 )
-def test_records_read_in_pieces_are_those_read_at_once(
+def test_records_read_in_pieces_equal_those_read_at_once(
     read: Read, records: list[LogRecord], edits: list[tuple[int, int, int]], places: list[int]
 ) -> None:
     batch = encode_batch(records)
@@ -104,7 +104,7 @@ def test_pieces_and_chunks_are_bounded(codec: Codec) -> None:
 
 
 @CODECS
-def test_one_record_of_many_pieces_is_read_whole(codec: Codec) -> None:
+def test_record_spanning_many_pieces_is_read_whole(codec: Codec) -> None:
     records = [LogRecord(at, 5, b"k", bytes(size)) for at, size in enumerate((10, 20 * MIB, 10))]
     batch = encode_batch(records, codec=codec)
     chunks = list(record_chunks(batch))
@@ -143,7 +143,7 @@ def test_bytes_behind_the_last_record_are_refused_at_the_end(codec: Codec) -> No
 
 
 @CODECS
-def test_last_record_that_is_cut_short_is_named_by_every_reader(codec: Codec) -> None:
+def test_truncated_last_record_is_reported_by_every_reader(codec: Codec) -> None:
     batch = encode_batch([LogRecord(at, 5, b"k", bytes(90)) for at in range(10)])
     header = parse_header(batch)
     cut = compress(codec, batch[HEADER_SIZE:-9])
@@ -154,7 +154,7 @@ def test_last_record_that_is_cut_short_is_named_by_every_reader(codec: Codec) ->
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_damage_is_found_where_it_is(codec: Codec) -> None:
+def test_damage_is_reported_only_when_its_record_is_reached(codec: Codec) -> None:
     batch = encode_batch([LogRecord(at, 5, b"", bytes(999)) for at in range(5000)], codec=codec)
     broken = with_payload(batch, batch[HEADER_SIZE:-9])
     records = iter_records(broken)

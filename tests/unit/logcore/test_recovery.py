@@ -63,7 +63,7 @@ def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> d
 
 
 @pytest.mark.slow
-def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
+def test_log_cut_at_any_byte_recovers_all_batches_before_it(tmp_path: Path) -> None:
     states = states_after_each_batch(last_batches, tmp_path)
     raw = (tmp_path / "whole" / LOG).read_bytes()
     root = tmp_path / "cut"
@@ -85,7 +85,7 @@ def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
         partition.log.close()
 
 
-def test_every_flipped_byte_of_the_last_batch_is_noticed(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_the_last_batch_truncates_it(tmp_path: Path) -> None:
     whole = open_partition(tmp_path / "whole")
     last_batches(whole)
     whole.close()
@@ -104,7 +104,7 @@ def test_every_flipped_byte_of_the_last_batch_is_noticed(tmp_path: Path) -> None
             partition.log.close()
 
 
-def test_a_flipped_byte_further_back_cuts_there_and_says_so(tmp_path: Path) -> None:
+def test_flipped_byte_in_an_earlier_batch_truncates_there_and_is_reported(tmp_path: Path) -> None:
     whole = open_partition(tmp_path / "whole")
     last_batches(whole)
     whole.log.close()
@@ -145,7 +145,7 @@ def damage(path: Path, position: int) -> None:
     path.write_bytes(raw)
 
 
-def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
+def test_corrupt_batch_removes_the_later_segments(tmp_path: Path) -> None:
     root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
     damage(root / "orders-0" / f"{9:020d}.log", 500)
     partition = open_partition(root, clean=False)
@@ -164,7 +164,7 @@ def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
     assert append(partition, producer_id=1, sequence=9).base_offset == 12
 
 
-def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
+def test_segments_below_the_recovery_point_are_not_scanned(tmp_path: Path) -> None:
     whole = segments(tmp_path / "whole")
     before = state_of(whole)
     root = crash_image(whole, tmp_path / "crash")
@@ -181,7 +181,7 @@ def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
     assert sorted(last.producers.view()) == sorted(before[5 - 1])
 
 
-def test_clean_open_scans_nothing_and_unclean_finds_the_same(tmp_path: Path) -> None:
+def test_clean_open_scans_nothing_and_unclean_open_recovers_the_same_state(tmp_path: Path) -> None:
     whole = segments(tmp_path / "whole")
     before = state_of(whole)
     crashed = crash_image(whole, tmp_path / "crash")
@@ -192,7 +192,7 @@ def test_clean_open_scans_nothing_and_unclean_finds_the_same(tmp_path: Path) -> 
     assert state_of(clean) == state_of(unclean) == before
 
 
-def test_indexes_are_built_as_they_were_written(tmp_path: Path) -> None:
+def test_rebuilt_indexes_equal_those_that_were_written(tmp_path: Path) -> None:
     whole = segments(tmp_path / "whole")
     whole.close()
     root = tmp_path / "copy"
@@ -212,7 +212,7 @@ def test_indexes_are_built_as_they_were_written(tmp_path: Path) -> None:
     assert {name: (directory / name).read_bytes() for name in expected} == expected
 
 
-def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> None:
+def test_snapshots_beyond_the_log_end_are_discarded(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition, producer_id=1, sequence=0)
     append(partition, producer_id=1, sequence=1)
@@ -231,7 +231,7 @@ def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> No
 # --- odd files ---
 
 
-def test_an_index_without_a_log_is_removed(tmp_path: Path) -> None:
+def test_index_without_a_log_is_removed(tmp_path: Path) -> None:
     segments(tmp_path).close()
     directory = tmp_path / "orders-0"
     for suffix in (".index", ".timeindex", ".txnindex"):
@@ -240,7 +240,7 @@ def test_an_index_without_a_log_is_removed(tmp_path: Path) -> None:
     assert not list(directory.glob(f"{99:020d}.*"))
 
 
-def test_a_missing_index_or_a_bad_transaction_index_is_recovered_even_if_clean(
+def test_missing_index_or_corrupt_transaction_index_is_rebuilt_even_if_clean(
     tmp_path: Path,
 ) -> None:
     whole = segments(tmp_path)
@@ -261,7 +261,7 @@ def test_a_missing_index_or_a_bad_transaction_index_is_recovered_even_if_clean(
     assert state_of(again) == before
 
 
-def test_a_torn_tail_is_cut_even_if_the_mark_says_clean(tmp_path: Path) -> None:
+def test_torn_tail_is_truncated_even_after_a_clean_shutdown(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     append(partition)
     append(partition)
@@ -273,7 +273,7 @@ def test_a_torn_tail_is_cut_even_if_the_mark_says_clean(tmp_path: Path) -> None:
     assert fetch_all(again) == raw[: len(raw) // 2]
 
 
-def test_leftovers_are_removed(tmp_path: Path) -> None:
+def test_leftover_deleted_cleaned_and_swap_files_are_removed(tmp_path: Path) -> None:
     segments(tmp_path).close()
     directory = tmp_path / "orders-0"
     names = [
@@ -290,7 +290,7 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
     assert before[1] == 36
 
 
-def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
+def test_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     whole = segments(tmp_path)
     whole.close()
     directory = tmp_path / "orders-0"
@@ -311,7 +311,7 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     assert fetched.records == kept[1][1]
 
 
-def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
+def test_log_start_beyond_the_log_end_restarts_the_log_there(tmp_path: Path) -> None:
     whole = segments(tmp_path)
     count = sum(header.record_count for header, _ in whole.reader.read_all())
     whole.close()
@@ -327,7 +327,7 @@ def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
     assert open_partition(tmp_path, clean=False, log_start_offset=50).log_end_offset == 51
 
 
-def test_a_hole_in_the_last_segment_is_no_compaction(tmp_path: Path) -> None:
+def test_offset_gap_in_the_active_segment_truncates_the_log(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     for _ in range(3):
         append(partition)
@@ -406,9 +406,7 @@ def run_until_killed(root: Path, steps: int, *, half_write: bool) -> list[tuple[
 
 
 @pytest.mark.parametrize("half_write", [False, True])
-def test_killed_before_any_step_nothing_acknowledged_is_lost(
-    tmp_path: Path, half_write: bool
-) -> None:
+def test_kill_before_any_step_loses_no_acknowledged_batch(tmp_path: Path, half_write: bool) -> None:
     steps = 0
     while True:
         root = tmp_path / str(steps)
@@ -430,7 +428,7 @@ def test_killed_before_any_step_nothing_acknowledged_is_lost(
     assert steps > 60
 
 
-def test_killed_again_inside_recovery(tmp_path: Path) -> None:
+def test_kill_during_recovery_does_not_change_its_result(tmp_path: Path) -> None:
     whole = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
     damage(whole / "orders-0" / f"{9:020d}.log", 500)
     shutil.copytree(whole, tmp_path / "straight")
@@ -448,7 +446,7 @@ def test_killed_again_inside_recovery(tmp_path: Path) -> None:
     assert steps > 10
 
 
-def test_batches_of_other_writers_are_read_as_they_are(tmp_path: Path) -> None:
+def test_empty_and_unknown_control_batches_are_recovered(tmp_path: Path) -> None:
     """Batches that only compaction or KRaft writes: without records, or of unknown kind."""
     open_partition(tmp_path).close()
     empty = encode_batch(

@@ -55,7 +55,9 @@ MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x8
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
-def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
+def test_damaged_byte_below_the_recovery_point_loses_no_other_batch(
+    tmp_path: Path, mask: int
+) -> None:
     """Damage each byte in turn: of the flushed batches, and of an unflushed one after them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
     last_batches(whole)
@@ -97,7 +99,9 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
 
 
 @pytest.mark.parametrize("mask", [0x80, pytest.param(0x02, marks=pytest.mark.slow)])
-def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, mask: int) -> None:
+def test_damaged_header_in_a_sealed_segment_affects_no_other_segment(
+    tmp_path: Path, mask: int
+) -> None:
     """Recovery does not scan the segment; damaged offsets and epochs must not mislead readers."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
@@ -126,7 +130,9 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("mask", [0x40, 0x80])
-def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, mask: int) -> None:
+def test_impossible_batch_offset_does_not_take_the_partition_offline(
+    tmp_path: Path, mask: int
+) -> None:
     """The damaged offset does not match the index, which is rebuilt from the batches around it."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
     for at in range(4):
@@ -146,7 +152,7 @@ def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, m
     assert fetch_bytes(again, 8, 1, Isolation.READ_UNCOMMITTED).records
 
 
-def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:
+def test_index_of_a_damaged_segment_is_rebuilt_without_truncation(tmp_path: Path) -> None:
     """The segment has damage too. It is below the recovery point, or the stop was clean."""
     whole = segments(tmp_path / "whole")
     end = whole.log_end_offset
@@ -166,7 +172,7 @@ def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> No
         assert fetch_bytes(again, 27, 1, Isolation.READ_UNCOMMITTED).records
 
 
-def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
+def test_producer_state_is_rebuilt_across_a_damaged_batch(tmp_path: Path) -> None:
     """Without the snapshot at a segment's beginning, recovery reads the segments before it."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
@@ -186,7 +192,7 @@ def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
         fetch_all(again)
 
 
-def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
+def test_retention_and_rolls_continue_after_a_damaged_batch(tmp_path: Path) -> None:
     """The damaged length of the first batch hides all other headers of the only segment."""
     small = config(segment_bytes=1000, retention_ms=10, file_delete_delay_ms=0)
     whole = open_partition(tmp_path, config=small)
@@ -204,7 +210,7 @@ def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
     assert again.log_start_offset == again.log_end_offset
 
 
-def test_nothing_good_behind_it_and_the_log_ends_there(tmp_path: Path) -> None:
+def test_damage_without_valid_batches_after_it_truncates_the_log(tmp_path: Path) -> None:
     """A file was cut short, although the checkpoint is above its end."""
     whole = open_partition(tmp_path / "whole")
     for _ in range(4):
@@ -238,7 +244,7 @@ def with_holes(root: Path) -> Path:
     return root
 
 
-def test_a_compacted_segment_never_becomes_the_active_one(tmp_path: Path) -> None:
+def test_compacted_segment_does_not_become_active_after_a_truncation(tmp_path: Path) -> None:
     """Recovery removes a damaged last batch and the next segment; appends begin a new segment."""
     root = with_holes(tmp_path / "a")
     damage(root / LOG, -1)
@@ -254,7 +260,7 @@ def test_a_compacted_segment_never_becomes_the_active_one(tmp_path: Path) -> Non
     assert not again.recovery.reason
 
 
-def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
+def test_compacted_segment_does_not_become_active_if_later_ones_overlap(tmp_path: Path) -> None:
     root = with_holes(tmp_path / "a")
     name = f"orders-0/{12:020d}"
     for suffix in (".log", ".index", ".timeindex", ".snapshot"):
@@ -279,7 +285,7 @@ def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
         ({}, 2),
     ],
 )
-def test_a_hole_in_the_active_segment_below_what_is_known(
+def test_offset_gap_in_the_active_segment_is_kept_below_a_known_offset(
     tmp_path: Path, known: dict[str, object], end: int
 ) -> None:
     """An older version left compacted segments active; Kafka's replicas fetch such batches."""
@@ -292,7 +298,7 @@ def test_a_hole_in_the_active_segment_below_what_is_known(
     assert partition.log_end_offset == end
 
 
-def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) -> None:
+def test_damaged_batch_before_a_gap_at_the_recovery_point_is_kept(tmp_path: Path) -> None:
     """The damaged batch's length leads to a batch above the recovery point, which is kept."""
     root = with_holes(tmp_path)
     damage(root / LOG, 22)
@@ -307,7 +313,7 @@ def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) 
 # --- copies of truncated data ---------------------------------------------------------------------
 
 
-def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
+def test_truncated_batches_are_kept_as_stray_files(tmp_path: Path) -> None:
     root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
     files = {base: (root / "orders-0" / f"{base:020d}.log") for base in (9, 18, 27)}
     damage(files[9], 500)
@@ -347,7 +353,7 @@ def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
     assert not list(again_root.iterdir())
 
 
-def test_a_torn_tail_is_kept_as_well_and_zeros_are_not(tmp_path: Path) -> None:
+def test_torn_tail_is_kept_as_a_stray_file_but_zeros_are_not(tmp_path: Path) -> None:
     whole = open_partition(tmp_path / "whole")
     append(whole)
     append(whole)
@@ -366,7 +372,7 @@ def test_a_torn_tail_is_kept_as_well_and_zeros_are_not(tmp_path: Path) -> None:
             (root / "orders-0" / name).unlink()
 
 
-def test_without_room_to_keep_it_nothing_good_is_given_up(tmp_path: Path) -> None:
+def test_recovery_without_space_for_stray_files_truncates_no_valid_batch(tmp_path: Path) -> None:
     disk = FaultyDisk()
     root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
     torn = crash_image(segments(tmp_path / "whole-2"), tmp_path / "torn")
@@ -393,7 +399,7 @@ def test_without_room_to_keep_it_nothing_good_is_given_up(tmp_path: Path) -> Non
     assert not disk.open_paths
 
 
-def test_nothing_is_kept_of_a_copy(tmp_path: Path) -> None:
+def test_recovery_without_keeps_removed_writes_no_stray_files(tmp_path: Path) -> None:
     root = crash_image(segments(tmp_path / "whole"), tmp_path / "crash")
     damage(root / "orders-0" / f"{9:020d}.log", 500)
     partition = open_partition(root, clean=False, keeps_removed=False)
@@ -414,7 +420,7 @@ def broken_in_the_middle(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("build", [broken_after_compaction, broken_in_the_middle])
-def test_a_kill_at_every_step_of_a_recovery_loses_nothing(
+def test_kill_at_any_step_of_recovery_loses_nothing(
     tmp_path: Path, build: Callable[[Path], Path]
 ) -> None:
     """Neither the log nor a copy loses data, and a compacted segment never becomes active."""

@@ -43,7 +43,7 @@ def sequences(partition: Partition) -> list[int]:
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_what_follows_a_batch_that_found_no_room_does_not_overtake_it(
+def test_batch_after_one_refused_for_lack_of_space_is_out_of_order(
     tmp_path: Path, transactional: bool
 ) -> None:
     disk = FaultyDisk()
@@ -59,7 +59,7 @@ def test_what_follows_a_batch_that_found_no_room_does_not_overtake_it(
     assert sequences(partition) == [0, 1]
 
 
-def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
+def test_batch_after_an_unverified_one_is_out_of_order(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     first = client_batch(producer_id=PID, sequence=3, transactional=True)
     partition.producers.refused_unread(first)
@@ -72,7 +72,7 @@ def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
     append(partition, producer_id=PID, sequence=3, transactional=True)
 
 
-def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
+def test_batch_after_one_refused_by_the_producer_limit_is_out_of_order(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, producer_limit=ProducerLimit(1))
     append(partition, producer_id=1, transactional=True)
     with pytest.raises(TooManyProducersError):
@@ -84,7 +84,7 @@ def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("committed", [0, 1, 2])
-def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
+def test_batch_after_a_truncated_uncommitted_one_is_out_of_order(
     tmp_path: Path, committed: int
 ) -> None:
     """A leader appends, truncates as a follower, and leads again; then an old batch comes late."""
@@ -104,7 +104,7 @@ def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
     assert sequences(partition) == [0, 1]
 
 
-def test_a_batch_with_a_wrong_crc_says_nothing(tmp_path: Path) -> None:
+def test_refused_batch_with_a_wrong_crc_is_not_remembered(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     torn = bytearray(client_batch(producer_id=PID, sequence=0, transactional=True))
     torn[-1] ^= 1
@@ -113,7 +113,7 @@ def test_a_batch_with_a_wrong_crc_says_nothing(tmp_path: Path) -> None:
     append(partition, producer_id=PID, sequence=5, transactional=True)
 
 
-def test_a_new_epoch_and_a_marker_begin_anew(tmp_path: Path) -> None:
+def test_new_epoch_or_marker_forgets_refused_sequences(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     partition.producers.refused_unread(client_batch(producer_id=1, sequence=2, transactional=True))
     append(partition, producer_id=1, epoch=1, sequence=9, transactional=True)
@@ -122,7 +122,7 @@ def test_a_new_epoch_and_a_marker_begin_anew(tmp_path: Path) -> None:
     append(partition, producer_id=2, sequence=0, transactional=True)
 
 
-def test_the_lowest_of_the_latest_epoch_is_remembered() -> None:
+def test_lowest_refused_sequence_of_the_latest_epoch_is_remembered() -> None:
     refused = RefusedSequences()
     for epoch, sequence in ((1, 5), (1, 3), (1, 4), (0, 0)):
         refused.note(PID, epoch, sequence)
@@ -133,7 +133,7 @@ def test_the_lowest_of_the_latest_epoch_is_remembered() -> None:
     assert refused.lowest(PID, 2) is None
 
 
-def test_as_many_as_the_limit_are_remembered() -> None:
+def test_refused_producers_are_remembered_up_to_the_limit() -> None:
     refused = RefusedSequences()
     for producer_id in range(MAX_REFUSED_PRODUCERS):
         refused.note(producer_id, 0, 0)
@@ -148,7 +148,7 @@ FAULTS = st.lists(st.sampled_from(["", "full", "not verified", "refused"]), max_
 
 
 @given(faults=FAULTS, transactional=st.booleans())
-def test_a_client_that_repeats_gets_all_of_it_written_in_order(
+def test_retries_of_refused_batches_are_written_in_order(
     faults: list[str], transactional: bool
 ) -> None:
     """Five batches in flight; a refused one is sent again with all batches after it."""

@@ -51,7 +51,7 @@ TEXTS = [
         *(r"\x61", "(|a)b", "((a))", "a*?b", r"\Aa", "[^]a]", "(a*)*b", "(^a|b)$", "[é]"),
     ],
 )
-def test_as_re(pattern):
+def test_regex_matches_like_python_re(pattern):
     mine, judge = Regex(pattern), re.compile(pattern, re.ASCII)
     for text in TEXTS:
         assert mine.matches(text) == (judge.fullmatch(text) is not None), text
@@ -68,7 +68,7 @@ def test_as_re(pattern):
         (r"a\z", "a", "ab"),
     ],
 )
-def test_re2_syntax(pattern, yes, no):
+def test_re2_syntax_is_supported(pattern, yes, no):
     if pattern.endswith("+") and pattern.startswith(r"\Q"):
         pattern = pattern[:-1]
     regex = Regex(pattern)
@@ -98,12 +98,12 @@ def test_re2_syntax(pattern, yes, no):
         *(r"\x{110000}", "(?P<a-b>x)", r"a\Eb", r"\x{", "(?<", "(?x)a", "a{999999}"),
     ],
 )
-def test_what_is_refused(pattern):
+def test_unsupported_or_malformed_regex_is_refused(pattern):
     with pytest.raises(InvalidRegularExpressionError):
         finish(parse(pattern))
 
 
-def test_size_is_bounded_by_repetitions_alone():
+def test_regex_size_limit_counts_expanded_repetitions():
     finish(parse("(?:a{99}){655}"))
     with pytest.raises(InvalidRegularExpressionError, match=str(MAX_PIECES)):
         finish(parse("(?:a{99}){656}"))
@@ -133,7 +133,7 @@ def check_turns(regex: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("pattern", WORST)
-def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern):
+def test_longest_regex_is_processed_in_short_turns(pattern):
     """Measure a turn's processor time for an expression of 32,767 bytes and long names."""
     regex = (pattern * LONGEST)[: LONGEST // len(pattern) * len(pattern)]
     if pattern == "(":
@@ -142,7 +142,7 @@ def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern
 
 
 @pytest.mark.parametrize("pattern", [*WORST, "a?", "[", r"\Qa\E", "(?i)"])
-def test_an_expression_of_the_greatest_length_is_read_in_steps(pattern):
+def test_longest_regex_is_parsed_in_bounded_steps(pattern):
     regex = pattern * (LONGEST // len(pattern))
     if pattern in "([":
         regex = pattern + "a" * (LONGEST - 2) + {"(": ")", "[": "]"}[pattern]
@@ -152,7 +152,7 @@ def test_an_expression_of_the_greatest_length_is_read_in_steps(pattern):
 
 
 @pytest.mark.parametrize("pattern", NON_ASCII)
-def test_sets_beyond_ascii_are_asked_once_a_character(pattern):
+def test_non_ascii_sets_are_evaluated_once_per_character(pattern):
     """The cost depends neither on the number of pieces that share a set nor on its ranges."""
     number = LONGEST // (len(pattern.encode()) + 1)
     ranges = "(?i)(?:[" + pattern.strip("[]") * (number // 2) + "]|.)*"
@@ -160,7 +160,7 @@ def test_sets_beyond_ascii_are_asked_once_a_character(pattern):
         check_turns(regex, ["цé" * 20, "яü" * 20 + "\n"])
 
 
-def test_the_classic_killer_is_harmless():
+def test_catastrophic_backtracking_pattern_is_matched_quickly():
     started = time.process_time()
     assert not Regex("(a*)*(a|a)*" + "a?" * 30 + "b").matches("a" * 249)
     assert time.process_time() - started < 2
@@ -185,7 +185,7 @@ pieces = st.sampled_from(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(pieces, max_size=6), st.booleans(), st.text("abc\n", max_size=6))
-def test_any_composition_as_re(parts, either, text):
+def test_random_regex_matches_like_python_re(parts, either, text):
     pattern = ("|" if either else "").join(parts)
     assert Regex(pattern).matches(text) == (re.fullmatch(pattern, text) is not None)
 

@@ -120,7 +120,7 @@ class Leading:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_log_is_taken_over_byte_by_byte(tmp_path: Path, seed: int) -> None:
+def test_follower_log_equals_the_leaders_byte_for_byte(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     leader = leader_of(tmp_path, config=SMALL)
     follower = follower_of(tmp_path, config=SMALL)
@@ -149,7 +149,7 @@ def test_any_log_is_taken_over_byte_by_byte(tmp_path: Path, seed: int) -> None:
     assert files(follower, suffixes) == files(leader, suffixes)
 
 
-def test_holes_of_a_compacted_leader_stay(tmp_path: Path) -> None:
+def test_offset_gaps_of_a_compacted_leader_are_kept(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     data = at(3, 2) + at(10) + at(100_000, 5, last_offset_delta=70)
     arrived = follower.append_as_follower(data, 0)
@@ -161,7 +161,7 @@ def test_holes_of_a_compacted_leader_stay(tmp_path: Path) -> None:
     assert again.log_end_offset == 200_001
 
 
-def test_a_hole_too_wide_for_a_segment(tmp_path: Path) -> None:
+def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
     """The distance between two batches exceeds the 32 bits of an index entry's relative offset."""
     follower = follower_of(tmp_path)
     far = 5_000_000_000
@@ -177,7 +177,7 @@ def test_a_hole_too_wide_for_a_segment(tmp_path: Path) -> None:
     assert [one.base_offset for one in empty.log.segments] == [far]
 
 
-def test_a_cut_in_a_hole_or_a_batch_leaves_no_gap(tmp_path: Path) -> None:
+def test_truncation_in_a_gap_or_batch_ends_the_log_after_a_batch(tmp_path: Path) -> None:
     """The log ends after a batch, and the next fetched batch begins a hole within the segment."""
     for offset in (5, 6, 8):
         follower = follower_of(tmp_path, name=f"cut{offset}")
@@ -193,7 +193,9 @@ def test_a_cut_in_a_hole_or_a_batch_leaves_no_gap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.LZ4])
-def test_messages_of_old_formats_stay_as_they_are(tmp_path: Path, magic: int, codec: Codec) -> None:
+def test_follower_keeps_messages_of_old_formats_unchanged(
+    tmp_path: Path, magic: int, codec: Codec
+) -> None:
     """A leader that was upgraded sends them as they are in its files."""
     follower = follower_of(tmp_path)
     old = [LogRecord(one, T0 + one, b"k%d" % one, b"v") for one in range(6)]
@@ -218,7 +220,7 @@ def test_messages_of_old_formats_stay_as_they_are(tmp_path: Path, magic: int, co
     ]
 
 
-def test_an_older_format_behind_a_newer_one_forgets_the_epochs(tmp_path: Path) -> None:
+def test_older_format_after_a_newer_one_clears_the_leader_epochs(tmp_path: Path) -> None:
     """As in Kafka, truncation stops using epochs. The old format also needs its own segment."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=2), 2)
@@ -240,7 +242,7 @@ def crash_root(partition: Partition, root: Path) -> Path:
     return image
 
 
-def test_what_does_not_rise_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_offsets_that_do_not_increase_are_refused_and_change_nothing(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, 3), 0)
     for data in (at(2), at(0, 3), at(5) + at(5), at(5) + at(4)):
@@ -251,7 +253,9 @@ def test_what_does_not_rise_is_refused_and_changes_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("position", [8 + 13, 61, -1])
-def test_a_wrong_crc_is_refused_and_changes_nothing(tmp_path: Path, position: int) -> None:
+def test_batch_with_a_wrong_crc_is_refused_and_changes_nothing(
+    tmp_path: Path, position: int
+) -> None:
     follower = follower_of(tmp_path)
     bad = bytearray(at(1))
     bad[position] ^= 1
@@ -260,7 +264,7 @@ def test_a_wrong_crc_is_refused_and_changes_nothing(tmp_path: Path, position: in
     assert follower.log_end_offset == 0
 
 
-def test_an_incomplete_batch_at_the_end_is_left(tmp_path: Path) -> None:
+def test_incomplete_batch_at_the_end_of_a_fetch_is_ignored(tmp_path: Path) -> None:
     whole = at(0) + at(1)
     for cut in range(len(at(0)), len(whole), 9):
         follower = follower_of(tmp_path, name=f"cut{cut}")
@@ -282,7 +286,7 @@ def test_batches_of_a_later_epoch_are_skipped(tmp_path: Path) -> None:
     assert follower.log_end_offset == 1
 
 
-def test_epochs_come_with_the_batches(tmp_path: Path) -> None:
+def test_follower_takes_leader_epochs_from_the_batches(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=1) + at(5, leader_epoch=1), 9)
     follower.append_as_follower(at(7, leader_epoch=4) + at(9, leader_epoch=8), 9)
@@ -290,7 +294,7 @@ def test_epochs_come_with_the_batches(tmp_path: Path) -> None:
     assert follower.reader.offset_for_leader_epoch(4) == (4, 9)
 
 
-def test_little_at_a_time(tmp_path: Path) -> None:
+def test_append_as_follower_takes_at_most_the_given_number_of_batches(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     data = b"".join(at(one) for one in range(7))
     taken, calls = 0, 0
@@ -300,7 +304,7 @@ def test_little_at_a_time(tmp_path: Path) -> None:
     assert (calls, follower.log_end_offset) == (3, 7)
 
 
-def test_an_empty_log_begins_anew_with_a_batch_that_holds_its_end(tmp_path: Path) -> None:
+def test_empty_follower_restarts_at_the_batch_that_contains_its_log_end(tmp_path: Path) -> None:
     """The leader's records were deleted up to the middle of a batch."""
     follower = follower_of(tmp_path)
     follower.replica.restart_at(5)
@@ -325,7 +329,7 @@ def commit_at(offset: int, coordinator_epoch: int) -> bytes:
     return bytes(data)
 
 
-def test_producers_of_a_leader_are_not_checked(tmp_path: Path) -> None:
+def test_follower_appends_batches_of_stale_epochs_with_a_warning(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     one = {"producer_id": 1, "base_sequence": 70, "producer_epoch": 3, "transactional": True}
     assert not follower.append_as_follower(at(0, **one), 0).warnings
@@ -341,7 +345,7 @@ def test_producers_of_a_leader_are_not_checked(tmp_path: Path) -> None:
 # --- marks ---
 
 
-def test_the_high_watermark_comes_from_outside(tmp_path: Path) -> None:
+def test_follower_high_watermark_is_set_up_to_the_log_end(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     told: list[int] = []
     follower.marks.listen(lambda: told.append(follower.high_watermark))
@@ -357,7 +361,7 @@ def test_the_high_watermark_comes_from_outside(tmp_path: Path) -> None:
     assert told == [0, 3, 5, 2], "nothing to tell"
 
 
-def test_no_flush_moves_the_high_watermark(tmp_path: Path) -> None:
+def test_flush_does_not_advance_the_follower_high_watermark(tmp_path: Path) -> None:
     flusher = LateFlusher()
     follower = follower_of(tmp_path, flusher=flusher, config=config(flush_messages=1))
     follower.append_as_follower(at(0, 5), 0)
@@ -367,7 +371,7 @@ def test_no_flush_moves_the_high_watermark(tmp_path: Path) -> None:
     assert (follower.recovery_point, follower.high_watermark) == (5, 0)
 
 
-def test_a_start_begins_at_the_high_watermark_that_was_saved(tmp_path: Path) -> None:
+def test_follower_restarts_at_the_checkpointed_high_watermark(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, 5) + at(5, 5), 0)
     follower.close()
@@ -377,7 +381,7 @@ def test_a_start_begins_at_the_high_watermark_that_was_saved(tmp_path: Path) -> 
         again.close()
 
 
-def test_the_last_stable_offset_waits_for_the_marker_to_be_replicated(tmp_path: Path) -> None:
+def test_last_stable_offset_waits_for_the_marker_to_be_replicated(tmp_path: Path) -> None:
     leader = leader_of(tmp_path)
     append(leader, 2)
     append(leader, 3, producer_id=1, transactional=True)
@@ -392,7 +396,7 @@ def test_the_last_stable_offset_waits_for_the_marker_to_be_replicated(tmp_path: 
     assert stable == [0, 1, 2, 2, 2, 2, 6, 7]
 
 
-def test_a_restart_and_a_cut_know_what_is_not_replicated(tmp_path: Path) -> None:
+def test_last_stable_offset_after_a_restart_waits_for_the_marker(tmp_path: Path) -> None:
     """Snapshots contain open transactions only; this one has ended, above the high watermark."""
     leader = leader_of(tmp_path, config=SMALL)
     append(leader, 2)
@@ -415,7 +419,7 @@ def test_a_restart_and_a_cut_know_what_is_not_replicated(tmp_path: Path) -> None
 # --- truncation ---
 
 
-def test_a_cut_below_the_high_watermark(tmp_path: Path) -> None:
+def test_truncation_below_the_high_watermark_lowers_it(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=1) + at(1, leader_epoch=2), 9)
     follower.append_as_follower(at(2, leader_epoch=3), 9)
@@ -428,7 +432,7 @@ def test_a_cut_below_the_high_watermark(tmp_path: Path) -> None:
     assert follower._epochs.entries == [(1, 0), (5, 1)]
 
 
-def test_a_leader_that_wrote_nothing_forgets_its_epoch(tmp_path: Path) -> None:
+def test_epoch_of_a_leader_without_records_is_removed_by_truncation(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, 3, leader_epoch=1), 1)
     follower.replica.lead(4)
@@ -441,7 +445,7 @@ def test_a_leader_that_wrote_nothing_forgets_its_epoch(tmp_path: Path) -> None:
     assert follower._epochs.entries == [(1, 0)]
 
 
-def test_an_epoch_begins_before_its_first_record_also_right_after_a_start(tmp_path: Path) -> None:
+def test_leader_epoch_begins_before_its_first_record_after_a_restart(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, 3, leader_epoch=1), 1)
     follower.close()
@@ -453,7 +457,7 @@ def test_an_epoch_begins_before_its_first_record_also_right_after_a_start(tmp_pa
     assert again._epochs.entries == [(1, 0), (10, 3)]
 
 
-def test_a_log_begins_elsewhere(tmp_path: Path) -> None:
+def test_restart_at_an_offset_moves_all_marks_and_clears_the_state(tmp_path: Path) -> None:
     """KAFKA-9491: log start, high watermark and log end become the leader's log start."""
     follower = follower_of(tmp_path)
     one = {"producer_id": 1, "base_sequence": 0, "producer_epoch": 3, "transactional": True}
@@ -472,7 +476,7 @@ def test_a_log_begins_elsewhere(tmp_path: Path) -> None:
     assert (again.log_start_offset, again.log_end_offset) == (500, 501)
 
 
-def test_the_leader_moves_the_log_start(tmp_path: Path) -> None:
+def test_follower_log_start_is_moved_by_the_leader(tmp_path: Path) -> None:
     follower = follower_of(tmp_path, config=SMALL)
     for offset in range(0, 90, 3):
         follower.append_as_follower(at(offset, 3), 0)
@@ -482,7 +486,7 @@ def test_the_leader_moves_the_log_start(tmp_path: Path) -> None:
     assert next(one for one, _ in read_log(follower)) in range(48, 51)
 
 
-def test_nothing_above_the_high_watermark_is_cleaned_away(tmp_path: Path) -> None:
+def test_retention_keeps_records_above_the_high_watermark(tmp_path: Path) -> None:
     from tests.support.partitions import retain
 
     small = config(segment_bytes=200, retention_bytes=0, cleanup_policy=frozenset({"delete"}))
@@ -495,7 +499,7 @@ def test_nothing_above_the_high_watermark_is_cleaned_away(tmp_path: Path) -> Non
     assert 0 < follower.log_start_offset <= 13
 
 
-def test_nothing_above_the_high_watermark_is_compacted(tmp_path: Path) -> None:
+def test_compaction_keeps_records_above_the_high_watermark(tmp_path: Path) -> None:
     small = config(segment_bytes=200, cleanup_policy=frozenset({"compact"}))
     follower = follower_of(tmp_path, config=small)
     for offset in range(0, 30, 3):
@@ -508,7 +512,7 @@ def test_nothing_above_the_high_watermark_is_compacted(tmp_path: Path) -> None:
     assert 0 < ends[1] <= 13 < ends[2] < 30, ends
 
 
-def test_a_planned_cut_holds_the_recovery_point(tmp_path: Path) -> None:
+def test_planned_truncation_bounds_the_recovery_point(tmp_path: Path) -> None:
     """A flush that ends between plan and truncation must not raise the recovery point above it."""
     flusher = LateFlusher()
     follower = follower_of(tmp_path, flusher=flusher)
@@ -528,7 +532,7 @@ def test_a_planned_cut_holds_the_recovery_point(tmp_path: Path) -> None:
     assert follower.recovery_point == 8
 
 
-def test_what_was_cut_is_not_taken_for_damage(tmp_path: Path) -> None:
+def test_torn_batch_after_a_truncation_is_not_reported_as_damage(tmp_path: Path) -> None:
     """A kill tears a batch appended after the truncation: recovery truncates, without a report."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(b"".join(at(one) for one in range(10)), 0)
@@ -546,7 +550,7 @@ def test_what_was_cut_is_not_taken_for_damage(tmp_path: Path) -> None:
     assert not again.recovery.damaged
 
 
-def test_a_batch_goes_to_the_segment_it_would_go_to_with_the_leader(tmp_path: Path) -> None:
+def test_follower_rolls_segments_at_the_leaders_offsets(tmp_path: Path) -> None:
     leader = leader_of(tmp_path, config=SMALL)
     for _ in range(40):
         append(leader, 3, size=60)

@@ -33,7 +33,7 @@ def bases(partition: Partition) -> list[int]:
     return [segment.base_offset for segment in partition.log.segments]
 
 
-def test_by_time_oldest_first(tmp_path: Path) -> None:
+def test_segments_older_than_retention_ms_are_deleted(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS)
     assert retain(partition, T0 + 3 * DAY_MS) == 1
     assert (bases(partition), partition.log_start_offset) == ([1, 2, 3], 1)
@@ -41,7 +41,7 @@ def test_by_time_oldest_first(tmp_path: Path) -> None:
         fetch_bytes(partition, 0, 100, Isolation.READ_UNCOMMITTED)
 
 
-def test_one_young_record_holds_back_all_behind_it(tmp_path: Path) -> None:
+def test_segment_with_a_recent_record_keeps_all_later_segments(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=config(segment_bytes=SIZE, retention_ms=DAY_MS))
     append(partition, timestamp_ms=T0)
     append(partition, timestamp_ms=T0 + 9 * DAY_MS, now_ms=T0 + 9 * DAY_MS)
@@ -50,7 +50,7 @@ def test_one_young_record_holds_back_all_behind_it(tmp_path: Path) -> None:
     assert bases(partition) == [1, 2]
 
 
-def test_everything_expired_leaves_an_empty_segment(tmp_path: Path) -> None:
+def test_expired_log_keeps_one_empty_segment(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=DAY_MS)
     assert retain(partition, T0 + 90 * DAY_MS) == 4
     assert (bases(partition), partition.log.size_bytes) == ([4], 0)
@@ -59,27 +59,27 @@ def test_everything_expired_leaves_an_empty_segment(tmp_path: Path) -> None:
     assert append(partition).base_offset == 4
 
 
-def test_by_size(tmp_path: Path) -> None:
+def test_segments_beyond_retention_bytes_are_deleted(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_bytes=2 * SIZE, retention_ms=-1)
     assert retain(partition, T0 + 90 * DAY_MS) == 2
     assert bases(partition) == [2, 3]
     assert retain(partition, T0) == 0
 
 
-def test_size_keeps_at_least_the_limit(tmp_path: Path) -> None:
+def test_retention_bytes_keeps_at_least_the_limit(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_bytes=2 * SIZE - 1, retention_ms=-1)
     assert retain(partition, T0) == 2
     other = segments(tmp_path / "other", retention_bytes=2 * SIZE + 1, retention_ms=-1)
     assert retain(other, T0) == 1
 
 
-def test_no_limits(tmp_path: Path) -> None:
+def test_log_without_retention_limits_keeps_all_segments(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=-1)
     assert retain(partition, T0 + 9000 * DAY_MS) == 0
 
 
 @pytest.mark.parametrize("policy", [frozenset(), frozenset({"compact"})])
-def test_without_the_delete_policy_only_the_log_start_counts(
+def test_log_without_delete_policy_loses_only_segments_below_its_start(
     tmp_path: Path, policy: frozenset[str]
 ) -> None:
     partition = segments(tmp_path, retention_ms=1, retention_bytes=1, cleanup_policy=policy)
@@ -107,7 +107,7 @@ def test_delete_records_moves_the_start_and_retention_takes_whole_segments(tmp_p
         partition.cleanup.delete_records_before(-2)
 
 
-def test_log_start_survives_by_its_checkpoint(tmp_path: Path) -> None:
+def test_log_start_survives_a_restart_by_its_checkpoint(tmp_path: Path) -> None:
     partition = segments(tmp_path)
     partition.cleanup.delete_records_before(2)
     partition.close()
@@ -118,7 +118,7 @@ def test_log_start_survives_by_its_checkpoint(tmp_path: Path) -> None:
     assert open_partition(tmp_path).log_start_offset == 0
 
 
-def test_files_are_renamed_first_and_removed_after_the_delay(tmp_path: Path) -> None:
+def test_deleted_files_are_renamed_first_and_removed_after_the_delay(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS, file_delete_delay_ms=60_000)
     now_ms = T0 + 2 * DAY_MS + 1
     retain(partition, now_ms)
@@ -131,7 +131,7 @@ def test_files_are_renamed_first_and_removed_after_the_delay(tmp_path: Path) -> 
     assert not list(directory.glob("*.deleted"))
 
 
-def test_renamed_files_go_with_a_restart(tmp_path: Path) -> None:
+def test_renamed_files_are_removed_at_the_next_start(tmp_path: Path) -> None:
     partition = segments(tmp_path, retention_ms=2 * DAY_MS)
     retain(partition, T0 + 3 * DAY_MS)
     partition.log.close()
@@ -156,7 +156,7 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     assert [one.producer_id for one in again.producers.view()] == [1]
 
 
-def test_what_is_appended_while_the_disk_is_waited_for_is_left_to_the_next_call(
+def test_batches_appended_during_retention_are_left_to_the_next_call(
     tmp_path: Path,
 ) -> None:
     partition = segments(tmp_path, retention_bytes=SIZE, retention_ms=-1)

@@ -44,7 +44,7 @@ def fill(segment: Segment, sizes: list[int], *, times: list[int] | None = None) 
     return result
 
 
-def test_entry_for_each_batch_behind_more_than_the_interval(tmp_path: Path) -> None:
+def test_index_entry_is_added_after_more_than_the_interval(tmp_path: Path) -> None:
     segment = make(tmp_path, base=10)
     batches = fill(segment, [3000, 3000, 100, 5000, 1], times=[1000, 3000, 2000, 2500, 4000])
     segment.seal()
@@ -65,14 +65,14 @@ def test_small_segment_has_a_final_time_entry_only(tmp_path: Path) -> None:
     assert Path(segment.time_index.path).read_bytes() == struct.pack(">qi", 1234, 1)
 
 
-def test_nothing_but_the_log_file_before_the_first_append(tmp_path: Path) -> None:
+def test_segment_has_only_its_log_file_before_the_first_append(tmp_path: Path) -> None:
     segment = make(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == [f"{0:020d}.log"]
     fill(segment, [10])
     assert {one.suffix for one in tmp_path.iterdir()} == {".log", ".index", ".timeindex"}
 
 
-def test_locate_every_offset(tmp_path: Path) -> None:
+def test_locate_finds_the_batch_of_every_offset(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=500)
     batches = fill(segment, [100] * 60)
     again = make(tmp_path, fresh=False, interval=500)
@@ -86,7 +86,7 @@ def test_locate_every_offset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "zeros", "beyond", "one off", "stale"])
-def test_an_index_that_does_not_fit_is_built_anew(tmp_path: Path, damage: str) -> None:
+def test_index_that_does_not_match_the_log_is_rebuilt(tmp_path: Path, damage: str) -> None:
     segment = make(tmp_path, interval=500)
     fill(segment, [100] * 30)
     segment.seal()
@@ -121,7 +121,7 @@ def test_boundary_takes_whole_batches(tmp_path: Path) -> None:
     assert segment.batch_size(sizes[0]) == sizes[1]
 
 
-def test_batches_larger_than_the_read_ahead(tmp_path: Path) -> None:
+def test_batches_larger_than_the_read_ahead_are_read(tmp_path: Path) -> None:
     segment = make(tmp_path)
     written = fill(segment, [10, 3 << 20, 10, 1 << 20, 9000, 9000])
     read = list(segment.batches())
@@ -131,7 +131,7 @@ def test_batches_larger_than_the_read_ahead(tmp_path: Path) -> None:
     assert segment.locate(9) == sum(map(len, written[:4]))
 
 
-def test_find_timestamp(tmp_path: Path) -> None:
+def test_timestamp_lookup_finds_the_first_record_at_or_after_it(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=200)
     times = [1000, 5000, 2000, 2000, 6000]
     fill(segment, [100] * 5, times=times)
@@ -151,7 +151,7 @@ def test_find_timestamp(tmp_path: Path) -> None:
     assert segment.max_timestamp == 6000
 
 
-def test_max_timestamp_is_found_again(tmp_path: Path) -> None:
+def test_max_timestamp_is_restored_when_a_segment_is_reopened(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=200)
     fill(segment, [100] * 5, times=[1000, 5000, 2000, 2000, 3000])
     unsealed = make(tmp_path, fresh=False, interval=200)
@@ -160,7 +160,7 @@ def test_max_timestamp_is_found_again(tmp_path: Path) -> None:
     assert make(tmp_path, fresh=False, interval=200).max_timestamp == 5000
 
 
-def test_truncation_forgets_times_and_entries(tmp_path: Path) -> None:
+def test_truncation_removes_timestamps_and_index_entries(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=200)
     batches = fill(segment, [100] * 6, times=[1000, 2000, 3000, 9000, 4000, 5000])
     segment.truncate_to(7)
@@ -174,7 +174,7 @@ def test_truncation_forgets_times_and_entries(tmp_path: Path) -> None:
     assert (segment.size, segment.max_timestamp, segment.first_batch_timestamp) == (0, -1, None)
 
 
-def test_age_goes_by_the_first_batch(tmp_path: Path) -> None:
+def test_segment_age_is_measured_from_the_first_batch(tmp_path: Path) -> None:
     segment = make(tmp_path)
     assert segment.age_ms(5000, now_ms=70) == 70
     fill(segment, [10, 10], times=[1000, 900])
@@ -182,7 +182,7 @@ def test_age_goes_by_the_first_batch(tmp_path: Path) -> None:
     assert make(tmp_path, fresh=False).age_ms(5000, now_ms=70) == 4000
 
 
-def test_no_timestamps(tmp_path: Path) -> None:
+def test_segment_without_timestamps_uses_its_modification_time(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=100)
     fill(segment, [100] * 4, times=[-1] * 4)
     assert segment.max_timestamp == -1
@@ -193,7 +193,7 @@ def test_no_timestamps(tmp_path: Path) -> None:
     assert Path(segment.time_index.path).read_bytes() == b""
 
 
-def test_torn_file_is_reported(tmp_path: Path) -> None:
+def test_torn_log_file_is_corrupt(tmp_path: Path) -> None:
     segment = make(tmp_path)
     fill(segment, [100, 100])
     path = Path(segment.stem + ".log")
@@ -205,7 +205,7 @@ def test_torn_file_is_reported(tmp_path: Path) -> None:
         again.next_offset()
 
 
-def test_truncation_forgets_where_readers_were(tmp_path: Path) -> None:
+def test_truncation_invalidates_cached_read_positions(tmp_path: Path) -> None:
     segment = make(tmp_path)
     fill(segment, [100, 100, 100])
     assert segment.locate(4) is not None

@@ -73,7 +73,7 @@ def test_threads_without_pread_do_not_read_at_the_position_of_each_other(handle:
     assert wrong == []
 
 
-def test_an_index_without_maps_has_the_bytes_of_one_with_maps(
+def test_index_without_mmap_has_the_same_bytes_as_with_mmap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for is_mapped in (True, False):
@@ -92,7 +92,7 @@ def test_an_index_without_maps_has_the_bytes_of_one_with_maps(
     assert len(contents.pop()) == 30 * 8
 
 
-def test_bytes_of_a_file_outlive_the_handle_that_they_were_made_from(tmp_path: Path) -> None:
+def test_file_bytes_outlive_their_handle(tmp_path: Path) -> None:
     opened = FS.open(str(tmp_path / "file"), create=True)
     FS.write(opened, (b"0123456789",), 0)
     content = system.FileBytes(opened)
@@ -104,7 +104,7 @@ def test_bytes_of_a_file_outlive_the_handle_that_they_were_made_from(tmp_path: P
     content.close()
 
 
-def test_nothing_is_sent_for_no_bytes(handle: int) -> None:
+def test_send_file_of_0_bytes_sends_nothing(handle: int) -> None:
     """``sendfile`` of macOS takes a count of 0 for the whole rest of the file."""
     FS.write(handle, (b"records",), 0)
     ours, theirs = socket.socketpair()
@@ -131,7 +131,7 @@ def test_full_sync_falls_back_to_fsync_where_the_disk_refuses_it(
     assert asked == [51, handle]
 
 
-def test_a_descriptor_limit_without_a_maximum_is_raised_to_the_one_of_macos(
+def test_unlimited_descriptor_limit_is_raised_to_the_macos_maximum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     resource = system.resource
@@ -148,13 +148,13 @@ def test_a_descriptor_limit_without_a_maximum_is_raised_to_the_one_of_macos(
     assert system.descriptor_limit() == system.MACOS_OPEN_MAX
 
 
-def test_the_time_of_day_without_a_coarse_clock_is_that_of_linux() -> None:
+def test_time_of_day_without_a_coarse_clock_is_close_to_that_of_linux() -> None:
     before = system.time_of_day_ns()
     told = system._real_time_of_day_ns()
     assert before - 10**9 < told < system.time_of_day_ns() + 10**9
 
 
-def test_linux_gets_its_own_calls() -> None:
+def test_linux_uses_the_operating_system_calls_directly() -> None:
     """The hot path has no function of Fencepost between the log and the call."""
     assert (system.read_at, system.write_at) == (os.pread, os.pwritev)
     assert (system.send_file, system.sync_data) == (os.sendfile, os.fdatasync)

@@ -38,7 +38,7 @@ class _MadeAtOnce:
     count: int = 7
 
 
-def test_values_are_as_those_of_any_dataclass() -> None:
+def test_value_behaves_like_an_ordinary_dataclass() -> None:
     value, same = _Value("a"), _Value("a", {"b": 1}, count=7)
     assert (value.name, value.parts, value.count) == ("a", {}, 7)
     assert value == same
@@ -70,7 +70,7 @@ class _Plain(_Longer):
     __slots__ = ()
 
 
-def test_values_that_are_made_often_are_as_the_others() -> None:
+def test_made_often_value_behaves_like_an_ordinary_dataclass() -> None:
     value = _Longer("a")
     assert (value.name, value.count, value.more) == ("a", 7, None)
     assert value == _Longer(count=7, name="a") == copy.copy(value)
@@ -86,7 +86,7 @@ def test_values_that_are_made_often_are_as_the_others() -> None:
         _Often()  # type: ignore[call-arg]
 
 
-def test_a_class_that_does_more_than_store_is_not_made_often() -> None:
+def test_made_often_refuses_a_class_with_a_default_factory() -> None:
     @made_often
     @dataclass(frozen=True, slots=True)
     class More:
@@ -96,7 +96,7 @@ def test_a_class_that_does_more_than_store_is_not_made_often() -> None:
         More()
 
 
-def test_the_first_value_of_a_class_is_checked_and_frozen_as_the_others() -> None:
+def test_first_value_of_a_class_is_checked_and_frozen() -> None:
     @dataclass(frozen=True, slots=True)
     class Late:
         name: str
@@ -115,7 +115,7 @@ def test_the_first_value_of_a_class_is_checked_and_frozen_as_the_others() -> Non
     assert first == Late("a", 0)
 
 
-def test_values_that_change_have_what_no_argument_says() -> None:
+def test_mutable_value_has_defaults_and_compares_by_identity() -> None:
     @dataclass(slots=True, eq=False)
     class State:
         limit: ClassVar[int] = 3
@@ -151,7 +151,7 @@ class _Place(_Point):
         return f"{self.label} at {self.x}, {self.y}"
 
 
-def test_a_value_may_be_of_a_class_that_another_goes_on_from() -> None:
+def test_value_of_a_derived_class_has_the_fields_of_its_base() -> None:
     place = _Place(1, y=2)
     assert _Place.__match_args__ == ("x", "label", "y")
     assert (place, place.x, repr(place)) == (_Place(1, "here", 2), 1, "here at 1, 2")
@@ -160,7 +160,7 @@ def test_a_value_may_be_of_a_class_that_another_goes_on_from() -> None:
     assert pickle.loads(pickle.dumps(place)) == place
 
 
-def test_a_value_can_be_read_where_none_was_made_yet() -> None:
+def test_value_unpickles_in_a_process_that_has_created_none() -> None:
     """The class need not have been used before: the reader may be another process."""
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     data = pickle.dumps(BrokerEndpoint("a", "b", 1, 2))
@@ -168,7 +168,7 @@ def test_a_value_can_be_read_where_none_was_made_yet() -> None:
     assert read.stdout.decode().strip() == repr(BrokerEndpoint("a", "b", 1, 2))
 
 
-def test_threads_that_make_the_first_values_at_once_have_whole_ones() -> None:
+def test_first_values_created_by_concurrent_threads_are_complete() -> None:
     for _ in range(20):
 
         @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ def files(directory: Path, suffix: str) -> list[Path]:
     return sorted(one for one in directory.iterdir() if one.name.endswith(suffix))
 
 
-def test_a_directory_as_it_was_left_is_right(directory: Path, tmp_path: Path) -> None:
+def test_verification_of_a_closed_or_killed_directory_finds_no_problem(
+    directory: Path, tmp_path: Path
+) -> None:
     assert len(files(directory, ".log")) > 3
     assert problems(directory) == []
     reopened = open_partition(tmp_path, config=SMALL)
@@ -78,7 +80,7 @@ def test_a_directory_as_it_was_left_is_right(directory: Path, tmp_path: Path) ->
     assert {one.name: one.stat().st_mtime_ns for one in directory.iterdir()} == before
 
 
-def test_a_compacted_directory_is_right(tmp_path: Path) -> None:
+def test_verification_of_a_compacted_directory_finds_no_problem(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, config=COMPACTED)
     for turn in range(30):
         put(partition, [(b"k%d" % (turn % 3), b"v" * 90)], producer_id=4)
@@ -91,7 +93,7 @@ def test_a_compacted_directory_is_right(tmp_path: Path) -> None:
     assert problems(tmp_path / "orders-0") == []
 
 
-def test_each_kind_of_damage_is_named(directory: Path) -> None:
+def test_verification_names_each_damaged_file(directory: Path) -> None:
     def damaged(name: str, position: int) -> list[tuple[str, str]]:
         path = directory / name
         raw = path.read_bytes()
@@ -111,7 +113,7 @@ def test_each_kind_of_damage_is_named(directory: Path) -> None:
     assert problems(directory) == []
 
 
-def test_what_is_missing_is_named(directory: Path) -> None:
+def test_verification_names_missing_and_unknown_files(directory: Path) -> None:
     index, aborted = files(directory, ".index")[0], files(directory, ".txnindex")[0]
     index.unlink()
     aborted.unlink()
@@ -132,7 +134,7 @@ def test_files_that_the_next_start_removes_are_not_checked(directory: Path) -> N
     assert problems(directory) == []
 
 
-def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:
+def test_epochs_below_the_log_start_are_not_reported_as_missing(tmp_path: Path) -> None:
     """The log starts in the first segment, which still has batches of earlier epochs."""
     for epoch in (0, 1, 2):
         partition = open_partition(tmp_path, leader_epoch=epoch)
@@ -155,7 +157,7 @@ def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_snapshot_of_other_producers_is_named(directory: Path) -> None:
+def test_snapshot_with_other_producers_is_reported(directory: Path) -> None:
     first, *_, last = files(directory, ".snapshot")
     last.write_bytes(first.read_bytes())
     texts = [text for name, text in problems(directory) if name == last.name]
@@ -166,14 +168,14 @@ def test_a_snapshot_of_other_producers_is_named(directory: Path) -> None:
     assert any(name == beyond.name and "ends" in text for name, text in problems(directory))
 
 
-def test_segments_have_to_follow_on(directory: Path) -> None:
+def test_overlapping_segments_are_reported(directory: Path) -> None:
     first, second, *_ = files(directory, ".log")
     with first.open("ab") as log:
         log.write(second.read_bytes())
     assert any("segment before" in text for _, text in problems(directory))
 
 
-def test_checkpoints_have_to_lie_within_the_logs(directory: Path) -> None:
+def test_checkpoint_beyond_the_log_end_is_reported(directory: Path) -> None:
     root = str(directory.parent)
     write_offsets(FS, root, RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66, ("gone", 3): 9})
     assert list(verify_data_directory(FS, root)) == []
@@ -184,7 +186,7 @@ def test_checkpoints_have_to_lie_within_the_logs(directory: Path) -> None:
     assert [row["kind"] for row in verify_data_directory(FS, root)] == ["problem"]
 
 
-def test_indexes_are_built_anew(directory: Path) -> None:
+def test_stale_indexes_are_rebuilt_unless_the_log_is_corrupt(directory: Path) -> None:
     was = {one.name: one.read_bytes() for one in directory.iterdir()}
     for one in files(directory, ".index")[:2] + files(directory, ".txnindex")[:1]:
         one.unlink()
@@ -203,7 +205,7 @@ def test_indexes_are_built_anew(directory: Path) -> None:
     assert log.read_bytes() == raw
 
 
-def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> None:
+def test_truncated_log_is_restored_from_its_copies(directory: Path, tmp_path: Path) -> None:
     was = {one.name: one.read_bytes() for one in directory.iterdir()}
     write_offsets(FS, str(tmp_path), RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66})
     planned = plan_truncation(FS, str(directory), 30)
@@ -232,12 +234,12 @@ def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("offset", [66, 1000])
-def test_a_cut_behind_the_end_is_refused(directory: Path, offset: int) -> None:
+def test_truncation_beyond_the_log_end_is_refused(directory: Path, offset: int) -> None:
     with pytest.raises(OffsetOutOfRangeError, match="from 0 to 65"):
         plan_truncation(FS, str(directory), offset)
 
 
-def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
+def test_truncation_above_a_damaged_batch_is_refused(directory: Path) -> None:
     log = files(directory, ".log")[0]
     raw = bytearray(log.read_bytes())
     raw[100] ^= 1
@@ -247,7 +249,7 @@ def test_a_cut_behind_damage_is_refused(directory: Path) -> None:
     assert plan_truncation(FS, str(directory), 0).first_offset == 0
 
 
-def test_a_checkpoint_and_its_copy_are_compared(tmp_path: Path) -> None:
+def test_checkpoint_that_differs_from_its_copy_is_reported(tmp_path: Path) -> None:
     offsets = {("orders", 0): 5}
     write_offsets(FS, str(tmp_path), LOG_START_CHECKPOINT, offsets, copied=True)
     assert not list(verify_data_directory(FS, str(tmp_path)))

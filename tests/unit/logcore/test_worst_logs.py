@@ -73,7 +73,7 @@ def check_lock(work: Callable[[], Callable[[], object]]) -> None:
 
 @pytest.mark.slow
 @CODECS
-def test_compaction_of_many_records_lets_go_of_the_lock(codec: Codec) -> None:
+def test_compaction_of_many_records_releases_the_interpreter_lock(codec: Codec) -> None:
     batch = batch_of(keyed_records(KEYED), KEYED, codec)
     figures = []
 
@@ -100,7 +100,7 @@ def test_compaction_of_many_records_lets_go_of_the_lock(codec: Codec) -> None:
 
 @pytest.mark.slow
 @CODECS
-def test_compaction_of_large_records_lets_go_of_the_lock(codec: Codec) -> None:
+def test_compaction_of_large_records_releases_the_interpreter_lock(codec: Codec) -> None:
     batch, ends = most_bytes(codec), []
 
     def prepared() -> Callable[[], None]:

@@ -22,7 +22,7 @@ CHANGES = 500
 
 
 @pytest.mark.parametrize("name", ["inline", "files"])
-def test_both_writers_have_a_transaction_with_its_identity(name: str) -> None:
+def test_checkpoint_has_transaction_and_producer_id_of_each_writer(name: str) -> None:
     found = read_flink_checkpoint(FOLDER / name)
     assert read_flink_checkpoint(FOLDER / name / METADATA) == found
     assert sorted(one.transactional_id[: len(IDS[0])] for one in found) == IDS
@@ -47,7 +47,7 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_known_checkpoint_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"Flink", b"\0" * 64):
         assert "is not a checkpoint" in refused(changed(tmp_path, data))
     data = (FOLDER / "inline" / METADATA).read_bytes()
@@ -117,7 +117,7 @@ def test_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
         refused(folder)
 
 
-def test_changed_bytes_never_raise_another_error(tmp_path: Path) -> None:
+def test_changed_bytes_raise_only_checkpoint_errors(tmp_path: Path) -> None:
     data, draw = (FOLDER / "inline" / METADATA).read_bytes(), random.Random(7)
     begin = data.index(STATE) - 8
     folder = changed(tmp_path, data)

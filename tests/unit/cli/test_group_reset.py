@@ -31,22 +31,22 @@ NOW = dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC)
         ("P0D", dt.timedelta(0)),
     ],
 )
-def test_durations(text, ago):
+def test_duration_is_subtracted_from_now(text, ago):
     assert moment_ms(ResetTarget(by_duration=text), NOW) == (NOW - ago).timestamp() * 1000
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "1D", "P1Y", "P-1D", "PT1H2D", "P9999999999D"])
-def test_bad_durations(text):
+def test_invalid_duration_is_refused(text):
     with pytest.raises(click.BadParameter):
         moment_ms(ResetTarget(by_duration=text), NOW)
 
 
-def test_a_time_without_a_zone_is_utc():
+def test_time_without_a_zone_is_utc():
     for text in ("2013-01-31T12:00:00.000", "2013-01-31T14:00:00+02:00", "12:00"):
         assert moment_ms(ResetTarget(to_datetime=text), NOW) == NOW.timestamp() * 1000
 
 
-def test_an_undo_file_is_written_once_and_read_back(tmp_path):
+def test_undo_file_is_read_back_and_never_overwritten(tmp_path):
     name = str(tmp_path / "undo.csv")
     before = {
         ("a", 1): OffsetAndMetadata(7),
@@ -61,7 +61,7 @@ def test_an_undo_file_is_written_once_and_read_back(tmp_path):
         write_undo(name, [], {})
 
 
-def test_an_undo_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+def test_undo_file_above_the_size_limit_is_not_written(tmp_path, monkeypatch):
     file = tmp_path / "undo.csv"
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 5)
     with pytest.raises(click.ClickException, match="fewer topics"):
@@ -84,14 +84,14 @@ def test_an_undo_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
         "",
     ],
 )
-def test_bad_lines_are_refused_by_number(tmp_path, line):
+def test_invalid_line_is_refused_with_its_number(tmp_path, line):
     file = tmp_path / "f.csv"
     file.write_text(f"good,0,1\n{line}\n")
     with pytest.raises(click.ClickException, match=r"f\.csv:2"):
         read_file(str(file))
 
 
-def test_files_are_bounded(tmp_path, monkeypatch):
+def test_offsets_file_above_size_limit_or_with_duplicates_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "f.csv"
     file.write_text("t,0,1\n")
     monkeypatch.setattr(group_reset, "MAX_FILE_BYTES", 6)
@@ -105,6 +105,6 @@ def test_files_are_bounded(tmp_path, monkeypatch):
         read_file(str(file))
 
 
-def test_the_undo_files_name_is_a_file_name():
+def test_undo_file_name_has_only_safe_characters_and_is_short():
     assert undo_name("a/../b c", NOW) == "undo-a_.._b_c-20130131T120000Z.csv"
     assert len(undo_name("x" * 5_000, NOW)) < 140

@@ -14,7 +14,7 @@ from tests.wire.command_line import cli
 
 
 @pytest.mark.slow
-def test_a_partition_that_is_off_line_is_a_row(tmp_path):
+def test_offline_partition_is_listed_with_unknown_lag(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path / "data", disk) as one:
         client, name = one.client, one.client.create_topic("t", 2)

@@ -24,7 +24,7 @@ def entry(what: str, trigger: str | None = None, **detail: object) -> Entry:
     return Entry(0, GROUP, "g", what, "shard", "rdkafka", "/127.0.0.1", detail, trigger)
 
 
-def test_join_fits_a_terminal_with_short_ids_and_no_repetition() -> None:
+def test_join_row_fits_the_terminal_with_short_ids_and_no_repetition() -> None:
     joined = entry(
         "rebalance-started",
         "request JoinGroup",
@@ -43,14 +43,14 @@ def test_join_fits_a_terminal_with_short_ids_and_no_repetition() -> None:
     assert lines[1].startswith(" " * 26)
 
 
-def test_id_of_the_consumer_protocol_is_short_too() -> None:
+def test_member_id_of_the_consumer_protocol_is_shortened() -> None:
     one = entry("member-joined", member="b2dWQFkZQ1KEjr7nZw9mCg", epoch=1, old_epoch=0)
     text = " ".join(narrow(row_of(one), COLUMNS, 200))
     assert "b2dWQFkZ…" in text
     assert "b2dWQFkZQ" not in text
 
 
-def test_subject_is_named_where_there_are_several() -> None:
+def test_subject_is_shown_if_there_are_several() -> None:
     assert " g member-left" in narrow(row_of(entry("member-left")), SEVERAL, 80)[0]
 
 
@@ -80,13 +80,13 @@ def departure(at_ms: int, what: str = "member-expired", reason: str | None = "ex
 
 
 @pytest.mark.parametrize("what", ["member-expired", "member-left", "member-fenced"])
-def test_departure_shows_the_pause_that_the_client_reports_later(what: str) -> None:
+def test_departure_shows_the_poll_pause_reported_after_it(what: str) -> None:
     gone, reported = with_poll_pauses([departure(1_000, what), pause(20_000, 19_500)])
     assert row_of(gone)["why"] == "expired; its client had not called poll for 19.5 s"
     assert row_of(reported)["why"] == "reported"
 
 
-def test_departure_without_a_reason_shows_the_pause_alone() -> None:
+def test_departure_without_a_reason_shows_only_the_poll_pause() -> None:
     gone, _ = with_poll_pauses([departure(1_000, reason=None), pause(20_000, 19_500)])
     assert row_of(gone)["why"] == "its client had not called poll for 19.5 s"
 
@@ -95,7 +95,7 @@ def test_departure_without_a_reason_shows_the_pause_alone() -> None:
     ("member", "client", "is_shown"),
     [("m-1", "other", True), ("m-2", "shop", True), ("m-2", "other", False)],
 )
-def test_pause_belongs_to_the_same_member_or_client(
+def test_poll_pause_is_shown_for_the_same_member_or_client(
     member: str, client: str, is_shown: bool
 ) -> None:
     gone, _ = with_poll_pauses([departure(1_000), pause(20_000, 19_500, member, client)])
@@ -107,13 +107,11 @@ def test_pause_belongs_to_the_same_member_or_client(
     [(99_999, False), (100_000, True), (119_000 + PAUSE_WINDOW_MS, True),
      (119_001 + PAUSE_WINDOW_MS, False)],
 )  # fmt: skip
-def test_pause_is_reported_after_the_departure_and_while_java_reports_it(
-    at_ms: int, is_shown: bool
-) -> None:
+def test_poll_pause_is_shown_if_reported_within_its_window(at_ms: int, is_shown: bool) -> None:
     gone, *_ = with_poll_pauses([departure(100_000), pause(at_ms, 19_000)])
     assert ("poll_pause_ms" in gone.detail) is is_shown
 
 
-def test_other_events_show_no_pause() -> None:
+def test_events_other_than_departures_show_no_poll_pause() -> None:
     joined = departure(1_000, "member-joined")
     assert with_poll_pauses([joined, pause(20_000, 19_500)])[0] is joined

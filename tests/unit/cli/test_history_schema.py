@@ -41,11 +41,11 @@ def entry_of(scope: str, kind: str, **detail: object) -> Entry:
     return Entry(1, scope, "s", kind, "shard", detail=detail)
 
 
-def test_schema_is_a_schema() -> None:
+def test_history_schema_is_a_valid_json_schema() -> None:
     Draft202012Validator.check_schema(schema())
 
 
-def test_each_kind_of_a_coordinator_is_described() -> None:
+def test_schema_describes_every_coordinator_event() -> None:
     of_groups = {*map(str, GroupEvent), *map(str, ShareEvent), POLL_PAUSE_REPORTED}
     assert KINDS[GROUP].keys() == of_groups
     assert KINDS[TRANSACTION].keys() == set(map(str, TransactionEvent))
@@ -82,7 +82,7 @@ def kinds_in(source: Path) -> Iterator[str]:
                         yield one.value
 
 
-def test_each_kind_of_the_cluster_is_described() -> None:
+def test_schema_describes_every_cluster_event() -> None:
     found = {
         kind
         for folder in ("cluster", "coordinator/zookeeper", "coordinator/controller")
@@ -95,13 +95,13 @@ def test_each_kind_of_the_cluster_is_described() -> None:
 @pytest.mark.parametrize(
     ("scope", "kind"), [(scope, kind) for scope, kinds in KINDS.items() for kind in kinds]
 )
-def test_entry_of_each_kind_is_valid(scope: str, kind: str) -> None:
+def test_entry_is_valid_only_in_the_scope_of_its_kind(scope: str, kind: str) -> None:
     assert errors(entry_of(scope, kind)) == []
     other = CLUSTER if scope != CLUSTER else GROUP
     assert errors(entry_of(other, kind)) != []
 
 
-def test_each_cause_is_valid() -> None:
+def test_entry_with_each_known_cause_is_valid() -> None:
     told = [
         *(entry_of(TRANSACTION, "transaction-aborted", cause=one) for one in TRANSACTION_CAUSES),
         *(entry_of(GROUP, "share-records-returned", cause=one) for one in SHARE_CAUSES),
@@ -113,10 +113,10 @@ def test_each_cause_is_valid() -> None:
     assert (joined.cause, errors(joined)) == ("member-joined", [])
 
 
-def test_unknown_kind_is_not_valid() -> None:
+def test_entry_of_unknown_kind_is_invalid() -> None:
     assert errors(entry_of(GROUP, "group-painted")) != []
 
 
-def test_published_file_is_this_schema() -> None:
+def test_published_schema_file_is_up_to_date() -> None:
     published = ROOT / "docs" / "history-entry.schema.json"
     assert json.loads(published.read_text(encoding="utf-8")) == schema()

@@ -86,7 +86,7 @@ def directories(data: Path, *topics: str) -> list[Path]:
 EVERYTHING = ("orders", "other", "__consumer_offsets", "__transaction_state")
 
 
-def test_directories_become_topics(data: Path, tmp_path: Path) -> None:
+def test_imported_directories_become_topics(data: Path, tmp_path: Path) -> None:
     target = tmp_path / "data"
     shutil.rmtree(data / "other-0")
     moved = rows("log", "import", *directories(data, *EVERYTHING), "--data-dir", target)
@@ -122,7 +122,7 @@ def test_directories_become_topics(data: Path, tmp_path: Path) -> None:
         (("orders-0", "orders-0"), "together, from 0 on"),
     ],
 )
-def test_an_import_that_makes_no_sense_is_refused(
+def test_import_of_incomplete_duplicate_or_metadata_directories_is_refused(
     data: Path, tmp_path: Path, names: tuple[str, ...], reason: str
 ) -> None:
     result = run("log", "import", *(data / name for name in names), "--data-dir", tmp_path / "new")
@@ -130,7 +130,9 @@ def test_an_import_that_makes_no_sense_is_refused(
     assert reason in result.output
 
 
-def test_a_partition_that_was_left_out_is_missed(data: Path, tmp_path: Path) -> None:
+def test_import_without_all_partitions_needs_the_partition_count(
+    data: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "data"
     alone = run("log", "import", data / "orders-0", "--data-dir", target)
     assert alone.exit_code == 1
@@ -142,7 +144,9 @@ def test_a_partition_that_was_left_out_is_missed(data: Path, tmp_path: Path) -> 
         assert cluster.leaders("orders") == 2
 
 
-def test_a_star_of_the_shell_takes_no_other_topic(data: Path, tmp_path: Path) -> None:
+def test_import_of_topics_with_a_common_prefix_needs_the_topic_option(
+    data: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "data"
     shutil.copytree(data / "other-0", data / "orders-eu-0")
     star = sorted(data.glob("orders-*"))
@@ -163,7 +167,7 @@ def test_a_star_of_the_shell_takes_no_other_topic(data: Path, tmp_path: Path) ->
     assert {one["topic"] for one in moved} == {"orders", "orders-eu"}
 
 
-def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
+def test_import_with_partition_count_adds_empty_partitions(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
     # A former topic of that name was compacted up to offset 5.
     with Broker.in_thread(target):
@@ -193,7 +197,7 @@ def holed(directory: Path) -> int:
     return batches[-1][2].next_offset
 
 
-def test_a_replica_with_holes_in_its_active_segment_comes_in_whole(
+def test_import_keeps_replica_with_offset_gaps_in_its_active_segment(
     data: Path, tmp_path: Path
 ) -> None:
     end = holed(data / "orders-0")
@@ -203,7 +207,7 @@ def test_a_replica_with_holes_in_its_active_segment_comes_in_whole(
     assert (moved["log_end_offset"], moved["cut_bytes"]) == (end, 0)
 
 
-def test_indexes_built_anew_cost_no_record(data: Path) -> None:
+def test_rebuild_index_keeps_every_record(data: Path) -> None:
     end = holed(data / "orders-0")
     (path,) = (data / "orders-0").glob("*.log")
     before = path.read_bytes()
@@ -213,7 +217,7 @@ def test_indexes_built_anew_cost_no_record(data: Path) -> None:
         assert cluster.offset("orders") == end
 
 
-def test_an_import_over_a_topic_is_refused(data: Path, tmp_path: Path) -> None:
+def test_import_over_existing_topic_is_refused(data: Path, tmp_path: Path) -> None:
     target = tmp_path / "data"
     orders = directories(data, "orders")
     assert run("log", "import", *orders, "--data-dir", target).exit_code == 0
@@ -222,7 +226,7 @@ def test_an_import_over_a_topic_is_refused(data: Path, tmp_path: Path) -> None:
     assert "there is a topic orders already" in result.output
 
 
-def test_damage_is_not_taken_in_unasked(data: Path, tmp_path: Path) -> None:
+def test_import_of_damaged_log_needs_accept_damage(data: Path, tmp_path: Path) -> None:
     log = data / "orders-0" / f"{0:020d}.log"
     raw = bytearray(log.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -238,7 +242,9 @@ def test_damage_is_not_taken_in_unasked(data: Path, tmp_path: Path) -> None:
     assert log.read_bytes() == raw
 
 
-def test_a_segment_that_kafkas_cleaner_emptied_is_no_loss(data: Path, tmp_path: Path) -> None:
+def test_import_accepts_segment_emptied_below_the_cleaner_checkpoint(
+    data: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(data / "orders-1")
     log = data / "orders-0" / f"{0:020d}.log"
     raw = log.read_bytes()
@@ -262,7 +268,9 @@ def test_a_segment_that_kafkas_cleaner_emptied_is_no_loss(data: Path, tmp_path: 
         assert cluster.values("orders") == [b"%d" % number for number in range(4, 8)]
 
 
-def test_the_directory_of_a_running_broker_is_left_alone(data: Path, tmp_path: Path) -> None:
+def test_log_commands_on_directory_of_running_broker_are_refused(
+    data: Path, tmp_path: Path
+) -> None:
     orders = directories(data, "orders")
     with Broker.in_thread(data):
         for command in (
@@ -289,7 +297,7 @@ def kafka_directory(root: Path, name: str, partitions: int) -> Path:
     return root
 
 
-def test_a_topic_takes_the_place_of_an_empty_one(data: Path, tmp_path: Path) -> None:
+def test_export_replaces_the_directories_of_an_empty_topic(data: Path, tmp_path: Path) -> None:
     kafka = kafka_directory(tmp_path / "kafka", "orders", 2)
     write_clean_shutdown(FS, str(kafka))
     topic_id = read_partition_metadata(FS, str(kafka / "orders-0"))
@@ -326,7 +334,7 @@ def test_a_topic_takes_the_place_of_an_empty_one(data: Path, tmp_path: Path) -> 
     ("topic", "reason"),
     [("nothing", "no topic"), ("orders", "create orders there"), ("__consumer_offsets", "offsets")],
 )
-def test_an_export_that_makes_no_sense_is_refused(
+def test_export_of_missing_or_internal_topic_is_refused(
     data: Path, tmp_path: Path, topic: str, reason: str
 ) -> None:
     kafka = tmp_path / "kafka"
@@ -336,7 +344,7 @@ def test_an_export_that_makes_no_sense_is_refused(
     assert reason in result.output
 
 
-def test_verify_says_what_it_looked_at(data: Path) -> None:
+def test_verify_reports_damaged_index_until_it_is_rebuilt(data: Path) -> None:
     result = run("log", "verify", data)
     assert result.exit_code == 0, result.output
     assert "orders-0" in result.output
@@ -355,7 +363,7 @@ def test_verify_says_what_it_looked_at(data: Path) -> None:
     assert run("log", "verify", data / "orders-0").exit_code == 0
 
 
-def test_truncate_keeps_what_it_cuts(data: Path) -> None:
+def test_truncate_keeps_the_removed_batches_in_an_undo_directory(data: Path) -> None:
     path = data / "orders-0"
     (dry,) = rows("log", "truncate", path, "--to-offset", 5, "--dry-run")
     assert (dry["new_log_end_offset"], dry["batches"], dry["undo"]) == (5, 3, None)
@@ -381,7 +389,7 @@ def test_truncate_keeps_what_it_cuts(data: Path) -> None:
         (16, ("t.*",), {"type": "RegularExpression", "group_id": "g", "regex": "t.*"}),
     ],
 )
-def test_dump_log_names_what_a_key_holds(
+def test_dump_log_decodes_tombstone_keys_of_consumer_offsets(
     kind: int, name: tuple[str, ...], told: dict[str, object]
 ) -> None:
     decode = decoder_of_directory("__consumer_offsets-7")
@@ -390,7 +398,7 @@ def test_dump_log_names_what_a_key_holds(
     assert decode(LogRecord(0, 0, gone.key, None)) == {**told, "tombstone": True}
 
 
-def test_dump_log_shows_every_kind_of_file(data: Path) -> None:
+def test_dump_log_reads_every_kind_of_file_without_changing_it(data: Path) -> None:
     files = [one for one in sorted(data.glob("*/*")) + sorted(data.glob("*")) if one.is_file()]
     known = [one for one in files if one.name not in {".lock", CLEAN_SHUTDOWN}]
     before = {one: (one.read_bytes(), one.stat().st_mtime_ns) for one in known}
@@ -419,7 +427,7 @@ def test_dump_log_shows_every_kind_of_file(data: Path) -> None:
         "meta.properties",
     ],
 )
-def test_dump_log_ends_with_1_for_a_damaged_file(data: Path, name: str) -> None:
+def test_dump_log_of_damaged_file_exits_with_status_1(data: Path, name: str) -> None:
     path = data / name
     path.write_bytes(path.read_bytes()[:-3])
     result = run("dump-log", "--verify", path, "--format", "json")
@@ -427,7 +435,7 @@ def test_dump_log_ends_with_1_for_a_damaged_file(data: Path, name: str) -> None:
     assert [row for row in json.loads(result.stdout) if row["kind"] == "problem"]
 
 
-def test_json_array_is_closed_behind_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_array_is_closed_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     def rows() -> Iterator[int]:
         yield from (1, 2)
         raise OSError("the disk is gone")
@@ -437,7 +445,7 @@ def test_json_array_is_closed_behind_an_error(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == [1, 2]
 
 
-def test_dump_log_knows_what_is_no_file_of_its(data: Path) -> None:
+def test_dump_log_of_unknown_or_missing_file_is_refused(data: Path) -> None:
     (data / "notes.txt").write_text("mine")
     assert run("dump-log", data / "notes.txt").exit_code == 1
     assert run("dump-log", data / "missing.log").exit_code == 2

@@ -153,7 +153,7 @@ def told_by_the_start(data: Path) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_what_is_said_beforehand_is_what_the_start_logs(
+def test_verify_reports_what_the_next_start_logs(
     data: Path, harm: Callable[[Path], object], told: list[tuple[str, str, dict[str, object]]]
 ) -> None:
     harm(data)
@@ -173,7 +173,7 @@ def test_what_is_said_beforehand_is_what_the_start_logs(
     assert told_before(data)[0] == []
 
 
-def test_settings_that_a_recovery_heeds_are_those_of_the_start(data: Path) -> None:
+def test_verify_with_preallocate_does_not_report_zeros_at_the_end(data: Path) -> None:
     """With ``log.preallocate`` the file ends in zeros, and their removal is not reported."""
     log = log_of(data)
     log.write_bytes(log.read_bytes() + bytes(100_000))
@@ -183,7 +183,7 @@ def test_settings_that_a_recovery_heeds_are_those_of_the_start(data: Path) -> No
     assert [row for row in json.loads(result.stdout) if row["kind"] == "start"] == []
 
 
-def test_a_start_that_would_be_refused_is_told(data: Path) -> None:
+def test_verify_reports_a_start_that_would_be_refused(data: Path) -> None:
     rows, status = told_before(data)
     assert (rows, status) == ([], 0)
     before = state(data)

@@ -52,7 +52,9 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_all_three_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_toml_and_profile_give_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = read_settings(write(tmp_path / "client.properties", PROPERTIES))
     toml = read_settings(write(tmp_path / "client.toml", TOML))
     named = f'[safe]\nbootstrap = "127.0.0.1:1"\ntimeout = 0.2\n{TOML}'
@@ -77,7 +79,9 @@ def test_all_three_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("a.toml", 'security.protocol = ["SSL", 1]', "security.protocol: expected text"),
     ],
 )
-def test_what_can_not_be_used(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+def test_invalid_settings_file_is_refused_without_showing_secrets(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
     path = write(tmp_path / name, text)
     with pytest.raises(ProfileError, match=complaint) as refused:
         read_settings(path)
@@ -85,7 +89,7 @@ def test_what_can_not_be_used(tmp_path: Path, name: str, text: str, complaint: s
     assert SECRET not in str(refused.value)
 
 
-def test_files_that_are_too_large_or_not_there(tmp_path: Path) -> None:
+def test_missing_or_too_large_settings_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot be read: No such file"):
         read_settings(tmp_path / "none")
     with pytest.raises(ProfileError, match="more than 1048576 bytes"):
@@ -102,7 +106,7 @@ def test_files_that_are_too_large_or_not_there(tmp_path: Path) -> None:
         (0o644, "security.protocol=SSL", False),
     ],
 )
-def test_a_secret_that_others_can_read_is_told(
+def test_settings_file_with_secret_that_others_can_read_gives_warning(
     tmp_path: Path, mode: int, text: str, *, is_told: bool
 ) -> None:
     path = write(tmp_path / "client.properties", text, mode)
@@ -138,7 +142,7 @@ def create(name: str, *words: str) -> None:
     run("create", name, *options, "--secret", "sasl.password", *words, stdin=f"{SECRET}\n")
 
 
-def test_created_profile_is_read_and_keeps_its_secret(profiles: Path) -> None:
+def test_created_profile_is_read_back_and_hides_its_secret(profiles: Path) -> None:
     create("staging", "-b", "k:9092", "--timeout", "2.5")
     found = read_profile("staging")
     assert (found.bootstrap, found.timeout_s, found.is_open) == ("k:9092", 2.5, False)
@@ -151,14 +155,16 @@ def test_created_profile_is_read_and_keeps_its_secret(profiles: Path) -> None:
     assert "alice" not in run("list")
 
 
-def test_profile_from_a_file_of_kafka(profiles: Path, tmp_path: Path) -> None:
+def test_profile_from_kafkas_properties_file_has_its_settings(
+    profiles: Path, tmp_path: Path
+) -> None:
     file = write(tmp_path / "client.properties", PROPERTIES)
     run("create", "kafka", "--from", str(file))
     assert read_profile("kafka").security == read_settings(file).security
     assert read_profile("kafka").bootstrap == "127.0.0.1:1"
 
 
-def test_used_profile_names_the_broker_unless_the_command_does(profiles: Path) -> None:
+def test_current_profile_applies_unless_the_command_overrides_it(profiles: Path) -> None:
     run("create", "dead", "-b", "127.0.0.1:1", "--timeout", "0.2")
     run("create", "other", "-b", "127.0.0.1:2", "--timeout", "0.2")
     assert "no profile is in use" in run("show", status=1)
@@ -174,7 +180,7 @@ def test_used_profile_names_the_broker_unless_the_command_does(profiles: Path) -
     assert "no profile is in use" in run("show", status=1)
 
 
-def test_changes_keep_the_rest_of_the_file(profiles: Path) -> None:
+def test_profile_changes_keep_the_rest_of_the_file(profiles: Path) -> None:
     profiles.parent.mkdir()
     write(
         profiles,
@@ -207,7 +213,7 @@ def test_changes_keep_the_rest_of_the_file(profiles: Path) -> None:
         (("delete", "nope", "--execute"), 1, "has no profile 'nope'"),
     ],
 )
-def test_unusable_profile_is_refused_and_nothing_written(
+def test_invalid_profile_is_refused_and_nothing_is_written(
     profiles: Path, words: tuple[str, ...], status: int, reason: str
 ) -> None:
     run("create", "a", "-b", "a:1")
@@ -217,7 +223,7 @@ def test_unusable_profile_is_refused_and_nothing_written(
     assert [one.name for one in profiles.parent.iterdir()] == [profiles.name]
 
 
-def test_file_that_cannot_be_changed_safely_is_left_alone(profiles: Path) -> None:
+def test_profiles_file_with_inline_table_is_not_changed(profiles: Path) -> None:
     profiles.parent.mkdir()
     text = "a = {bootstrap = 'a:1'}\n"
     write(profiles, text)

@@ -27,7 +27,7 @@ from fencepost.client.partitioner import placed
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=30))
-def test_every_line_comes_once_with_its_number(lines):
+def test_every_line_is_read_once_with_its_number(lines):
     file = io.BytesIO(b"\n".join(lines))
     wanted = file.getvalue().split(b"\n")
     if wanted[-1] == b"":
@@ -36,7 +36,7 @@ def test_every_line_comes_once_with_its_number(lines):
     assert found == [(number, line.rstrip(b"\r")) for number, line in enumerate(wanted, 1)]
 
 
-def test_what_goes_together_is_bounded_in_lines_and_bytes():
+def test_chunk_of_lines_is_bounded_in_lines_and_bytes():
     sizes = [len(chunk) for chunk in chunks(io.BytesIO(b"x\n" * (2 * BATCH_LINES + 1)))]
     assert sizes == [BATCH_LINES, BATCH_LINES, 1]
     fitting = BATCH_BYTES // 4 - RECORD_BYTES - 9
@@ -46,7 +46,7 @@ def test_what_goes_together_is_bounded_in_lines_and_bytes():
     assert [len(chunk) for chunk in chunks(file, overhead=9)] == [3, 3, 3]
 
 
-def test_of_a_line_without_end_no_more_is_kept_than_shows_it():
+def test_line_above_the_size_limit_is_refused_and_not_buffered_whole():
     text = TextLines(None, None, None, ())
     data = b"a\n" + b"x" * (MAX_LINE_BYTES + 1) + b"\n" + b"y" * (5 * MAX_LINE_BYTES) + b"\nb\n"
     found = {number: line for chunk in chunks(io.BytesIO(data)) for number, line in chunk}
@@ -59,7 +59,7 @@ def test_of_a_line_without_end_no_more_is_kept_than_shows_it():
     assert text.record(1, b"x" * MAX_LINE_BYTES).value == b"x" * MAX_LINE_BYTES
 
 
-def test_what_has_come_is_passed_on_when_nothing_more_comes():
+def test_complete_lines_are_passed_on_while_the_input_pauses():
     reading, writing = os.pipe()
     seen: list[list[tuple[int, bytes]]] = []
     arrived = threading.Semaphore(0)
@@ -99,7 +99,7 @@ def text(**how) -> TextLines:
         ({"null": b"NULL"}, b"NULL", None, None),
     ],
 )
-def test_text(how, line, key, value):
+def test_text_line_is_split_into_key_and_value(how, line, key, value):
     assert text(**how).record(7, line) == Line(7, key, value)
 
 
@@ -129,7 +129,7 @@ def test_text(how, line, key, value):
         ({"value": "", "topic": "t", "offset": 3, "decoded": {}}, Line(7, None, b"")),
     ],
 )
-def test_json(row, wanted):
+def test_json_line_is_read_as_a_record(row, wanted):
     assert JsonLines(()).record(7, json.dumps(row).encode()) == wanted
 
 
@@ -155,20 +155,20 @@ def test_json(row, wanted):
         ("1" * 5_000, "is not valid JSON"),
     ],
 )
-def test_what_is_no_record_is_told(line, why):
+def test_invalid_json_line_is_refused_with_a_reason(line, why):
     with pytest.raises(BadLineError) as caught:
         JsonLines(()).record(7, line.encode())
     assert why in str(caught.value)
 
 
 @given(st.binary(max_size=60))
-def test_whatever_stands_in_a_line_is_a_record_or_refused(line):
+def test_random_line_is_a_record_or_is_refused(line):
     for means in (JsonLines(()), text(separator=b":")):
         with contextlib.suppress(BadLineError):
             assert means.record(1, line).number == 1
 
 
-def test_lines_without_a_key_stay_together_and_go_anywhere():
+def test_lines_without_key_share_one_random_partition():
     lines = [Line(number, None, b"v") for number in range(10)]
     seen = set()
     for _ in range(200):

@@ -24,7 +24,7 @@ def shown(event: Event) -> tuple[str, str | None, str | None]:
     return row["what"], row["change"], row["why"]
 
 
-def test_a_replica_leaves_the_isr_and_comes_back():
+def test_isr_shrink_and_expansion_rows_show_the_isr_and_the_reason():
     led = Led(registration([1, 2]), end=5)
     led.fetch(2, 5)
     led.append(5)
@@ -40,7 +40,7 @@ def test_a_replica_leaves_the_isr_and_comes_back():
     assert shown(event)[:2] == ("isr-expanded", "ISR 1,2 (+2)")
 
 
-def test_a_change_that_the_controller_refuses():
+def test_refused_isr_change_row_shows_the_error():
     led = Led(registration(isr=[1]), end=5, high=5)
     change = led.fetch(2, 5).send
     assert change is not None
@@ -57,7 +57,9 @@ def test_a_change_that_the_controller_refuses():
         ({"leader": -1}, {}, "leader none → 1", "it had no leader"),
     ],
 )
-def test_a_broker_comes_to_lead(former: Mapping[str, Any], known: Mapping[str, Any], change, why):
+def test_became_leader_row_shows_the_former_leader_and_the_reason(
+    former: Mapping[str, Any], known: Mapping[str, Any], change, why
+):
     led = Led()
     led.leader.resign(replace(registration(leader_epoch=6, partition_epoch=11), **former))
     led.knows(broker(2, **known))
@@ -66,7 +68,7 @@ def test_a_broker_comes_to_lead(former: Mapping[str, Any], known: Mapping[str, A
     assert event.detail["leader_epoch"] == 7
 
 
-def test_a_log_is_cut():
+def test_log_truncation_row_shows_both_log_ends():
     one = Following(*[4] * 20)
     (event,) = one.machine.answered(one.ask(), PartitionResponse(diverging=(4, 12)), 0).events
     assert shown(event)[:2] == ("log-truncated", "end 20 → 12")
@@ -82,5 +84,5 @@ def test_a_log_is_cut():
         ({"joined": [], "left": [2], "isr": []}, "ISR none (−2)"),
     ],
 )
-def test_what_the_controller_tells(detail, change):
+def test_controller_event_row_shows_change_and_cause(detail, change):
     assert shown(Event("x", "t-0", {**detail, "cause": "why"}))[1:] == (change, "why")

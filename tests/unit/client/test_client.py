@@ -162,7 +162,7 @@ def test_negotiation_takes_the_highest_common_version(cluster: Cluster) -> None:
             client.call("NoSuchApi")
 
 
-def test_calls_go_where_they_belong(cluster: Cluster) -> None:
+def test_call_is_routed_to_leader_coordinator_or_node(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         answer = client.call("ListOffsets", to_leader=("t", 0), replica_id=-1)
         assert answer.topics[0].partitions[0].offset == 42
@@ -179,7 +179,7 @@ def test_calls_go_where_they_belong(cluster: Cluster) -> None:
     assert cluster.calls[4] == (2, "EndTxn")
 
 
-def test_what_has_moved_is_looked_up_again(cluster: Cluster) -> None:
+def test_call_after_leader_or_coordinator_moved_looks_it_up_again(cluster: Cluster) -> None:
     cluster.wrong_node = True
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [16]
@@ -192,7 +192,7 @@ def test_what_has_moved_is_looked_up_again(cluster: Cluster) -> None:
     assert ends == [(1, "EndTxn"), (2, "EndTxn"), (1, "ListOffsets"), (2, "ListOffsets")]
 
 
-def test_retriable_errors_are_repeated_until_the_deadline(cluster: Cluster) -> None:
+def test_call_with_retriable_error_is_retried_until_the_deadline(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [14, 51, 14]
         assert client.call("EndTxn", to_transaction="x").error_code == 0
@@ -202,7 +202,7 @@ def test_retriable_errors_are_repeated_until_the_deadline(cluster: Cluster) -> N
         assert caught.value.code is ErrorCode.coordinator_load_in_progress
 
 
-def test_other_errors_are_raised_or_returned(cluster: Cluster) -> None:
+def test_other_error_is_raised_or_returned_without_retry(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [90]
         with pytest.raises(ApiError, match=r"PRODUCER_FENCED \(90\)"):
@@ -215,14 +215,14 @@ def test_other_errors_are_raised_or_returned(cluster: Cluster) -> None:
         assert answer.topics[0].partitions[0].error_code == 29
 
 
-def test_half_a_success_is_not_repeated(cluster: Cluster) -> None:
+def test_call_with_partial_success_is_not_retried(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [6, 0, 0]
         answer = client.call("ListOffsets", to_leader=("t", 0))
         assert [part.error_code for part in answer.topics[0].partitions] == [6, 0]
 
 
-def test_an_unknown_topic_is_waited_for_only_briefly(cluster: Cluster) -> None:
+def test_call_for_unknown_topic_is_retried_only_briefly(cluster: Cluster) -> None:
     with (
         WireClient(cluster.bootstrap) as client,
         pytest.raises(ApiError, match=r"UNKNOWN_TOPIC_OR_PARTITION.*nope-0"),
@@ -230,7 +230,7 @@ def test_an_unknown_topic_is_waited_for_only_briefly(cluster: Cluster) -> None:
         client.call("ListOffsets", to_leader=("nope", 0))
 
 
-def test_a_lost_connection_under_a_change_is_not_repeated(cluster: Cluster) -> None:
+def test_changing_call_is_not_retried_after_a_lost_connection(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [-2]
         with pytest.raises(BrokerUnreachable, match="EndTxn, outcome unknown"):
@@ -238,14 +238,14 @@ def test_a_lost_connection_under_a_change_is_not_repeated(cluster: Cluster) -> N
         assert client.call("EndTxn", to_transaction="x").error_code == 0
 
 
-def test_request_judges_nothing(cluster: Cluster) -> None:
+def test_request_returns_a_response_with_errors(cluster: Cluster) -> None:
     with WireClient(cluster.bootstrap) as client:
         cluster.answers = [14]
         body = request_factory(ApiKey.END_TXN, 1).message(transactional_id="x")
         assert client.request(ApiKey.END_TXN, 1, body, to_node=2).error_code == 14
 
 
-def test_no_broker_names_every_address_tried() -> None:
+def test_unreachable_broker_error_names_the_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -253,7 +253,7 @@ def test_no_broker_names_every_address_tried() -> None:
             WireClient(address).call("Metadata", timeout_ms=100)
 
 
-def test_the_second_bootstrap_server_will_do(cluster: Cluster) -> None:
+def test_second_bootstrap_server_is_used_if_the_first_is_unreachable(cluster: Cluster) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -262,7 +262,7 @@ def test_the_second_bootstrap_server_will_do(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("told", "found"), [(2, 2), (-1, 1)])
-def test_a_command_finds_a_broker_to_ask_while_there_is_no_controller(
+def test_session_without_controller_uses_some_broker(
     cluster: Cluster, told: int, found: int
 ) -> None:
     cluster.controller = told
@@ -270,7 +270,7 @@ def test_a_command_finds_a_broker_to_ask_while_there_is_no_controller(
         assert (session.controller, session.some_broker) == (told, found)
 
 
-def test_an_old_broker_that_answers_v0_to_api_versions() -> None:
+def test_api_versions_request_falls_back_to_the_version_of_an_old_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         asked: list[int] = []
 
@@ -295,14 +295,14 @@ def test_an_old_broker_that_answers_v0_to_api_versions() -> None:
         assert asked == [4, 2]
 
 
-def test_a_silent_broker_runs_into_the_deadline() -> None:
+def test_call_to_silent_broker_fails_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = WireClient(f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(BrokerUnreachable):
             client.call("Metadata", timeout_ms=200)
 
 
-async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
+async def test_async_client_routes_and_retries_like_the_blocking_client(cluster: Cluster) -> None:
     async with AsyncWireClient(cluster.bootstrap) as client:
         answers = await asyncio.gather(
             *(client.call("ListOffsets", to_leader=("t", 0)) for _ in range(50))
@@ -317,7 +317,7 @@ async def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
             await client.call("EndTxn", to_transaction="x")
 
 
-async def test_a_cancelled_call_leaves_the_connection_usable(cluster: Cluster) -> None:
+async def test_cancelled_call_leaves_the_connection_usable(cluster: Cluster) -> None:
     async with AsyncWireClient(cluster.bootstrap) as client:
         await client.metadata()
         call = asyncio.create_task(client.call("EndTxn", to_node=2))
@@ -338,17 +338,19 @@ async def test_a_cancelled_call_leaves_the_connection_usable(cluster: Cluster) -
         ("[::1]", [("::1", 9092)]),
     ],
 )
-def test_bootstrap(text: str, found: list[tuple[str, int]]) -> None:
+def test_bootstrap_servers_are_parsed_with_default_port(
+    text: str, found: list[tuple[str, int]]
+) -> None:
     assert parse_bootstrap(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "a:b", ":1", [], "a:1,,b:2"])
-def test_bad_bootstrap(text: Any) -> None:
+def test_invalid_bootstrap_servers_are_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"server|host:port"):
         parse_bootstrap(text)
 
 
-def test_verdict_of_a_response_without_items() -> None:
+def test_response_without_items_is_classified_by_its_error_code() -> None:
     from fencepost.protocol.messages import response_factory
 
     make = response_factory(ApiKey.HEARTBEAT, 4)
@@ -357,7 +359,7 @@ def test_verdict_of_a_response_without_items() -> None:
     assert not classify_errors(make.message(error_code=90)).retriable
 
 
-def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path: Path) -> None:
+def test_metadata_request_is_retried_after_its_connection_died(tmp_path: Path) -> None:
     with hold_port() as port:
         address = f"127.0.0.1:{port.getsockname()[1]}"
         with WireClient(address) as client:
@@ -368,7 +370,7 @@ def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path:
                 client.metadata(refresh=True)
 
 
-async def test_a_connect_that_is_cancelled_ends_so_even_as_it_fails():
+async def test_cancelled_connect_is_cancelled_even_if_it_fails():
     """The caller relies on the cancellation, even if the connect fails at the same time."""
     held = hold_port()
     host, port = held.getsockname()
@@ -382,7 +384,7 @@ async def test_a_connect_that_is_cancelled_ends_so_even_as_it_fails():
             assert connecting.cancelled() or not was_under_way, turns
 
 
-async def test_a_call_that_is_cancelled_before_versions_are_known_leaves_no_connection() -> None:
+async def test_call_cancelled_before_api_versions_closes_its_connection() -> None:
     """No other object owns a connection that is not ready yet."""
     asked, ended = asyncio.Event(), asyncio.Event()
 

@@ -35,7 +35,7 @@ def partition(
         (partition((1, 2, 3), (2, 3)), 2, (), None),
     ],
 )
-def test_partition_without_broker_1(
+def test_restart_is_refused_if_it_takes_a_partition_below_min_isr(
     state: PartitionDescription, min_isr: int, down: tuple[int, ...], problem: str | None
 ) -> None:
     assert restart_problem(state, 1, min_isr, down) == problem
@@ -51,7 +51,9 @@ def test_partition_without_broker_1(
         ({1: 10, 2: 10}, "1 controllers would be left, and 2 are a majority"),
     ],
 )
-def test_controllers_without_broker_1(log_ends: dict[int, int], problem: str | None) -> None:
+def test_restart_is_refused_if_controllers_would_lose_their_majority(
+    log_ends: dict[int, int], problem: str | None
+) -> None:
     voters = frozenset(log_ends) - ({1} if 4 in log_ends else set())
     leader = max(voters)
     assert quorum_without(QuorumDescription(leader, 1, 10, voters, log_ends), 1) == problem

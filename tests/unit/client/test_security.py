@@ -70,11 +70,11 @@ def scram(**more: str) -> dict[str, str]:
 
 
 class TestSettings:
-    def test_nothing_is_plaintext(self) -> None:
+    def test_settings_without_security_protocol_are_plaintext(self) -> None:
         assert Security.of({"bootstrap.servers": "a:1"}) == PLAINTEXT
         assert ssl_context(PLAINTEXT) is None
 
-    def test_a_login_by_jaas_or_by_name_and_password_is_the_same(self) -> None:
+    def test_jaas_config_equals_username_and_password(self) -> None:
         quoted = SECRET.replace("\\", "\\\\").replace('"', '\\"')
         by_jaas = Security.of(
             {
@@ -88,7 +88,7 @@ class TestSettings:
         assert by_jaas.has_login
         assert not by_jaas.has_tls
 
-    def test_it_travels_to_other_processes_and_shows_no_secret(self) -> None:
+    def test_security_can_be_pickled_and_its_repr_has_no_secret(self) -> None:
         security = Security.of(
             scram(
                 **{
@@ -104,7 +104,7 @@ class TestSettings:
         assert "hunter2" not in repr(security)
         assert "alice" in repr(security)
 
-    def test_a_token_keeps_what_it_is_got_with(self) -> None:
+    def test_oauthbearer_login_has_its_claims_and_token_endpoint(self) -> None:
         security = Security.of(
             {
                 "security.protocol": "SASL_PLAINTEXT",
@@ -179,14 +179,14 @@ class TestSettings:
             ),
         ],
     )
-    def test_what_is_wrong_is_refused_by_its_key(
+    def test_invalid_setting_is_refused_with_its_key(
         self, settings: dict[str, str], reason: str
     ) -> None:
         with pytest.raises(SecurityError, match=reason) as refused:
             Security.of(settings)
         assert "hunter2" not in str(refused.value)
 
-    def test_librdkafkas_names_mean_the_same(self) -> None:
+    def test_librdkafkas_keys_equal_kafkas_keys(self) -> None:
         ours = {"ssl.truststore.location": "ca.pem", "ssl.keystore.location": "chain.pem"}
         theirs = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "chain.pem"}
         assert Security.of(
@@ -208,12 +208,12 @@ class TestSettings:
             ),
         ],
     )
-    def test_what_is_left_open_is_told(self, settings: dict[str, str], words: str) -> None:
+    def test_insecure_setting_gives_a_warning(self, settings: dict[str, str], words: str) -> None:
         found = Security.of(settings).warnings()
         assert len(found) == bool(words)
         assert words in "".join(found)
 
-    def test_secrets_are_those_of_kafkas_type_password(self) -> None:
+    def test_secret_keys_are_those_of_kafkas_password_type(self) -> None:
         assert {"sasl.jaas.config", "ssl.key.password", "ssl.keystore.key"} <= SECRETS
         assert "sasl.mechanism" not in SECRETS
 
@@ -251,7 +251,7 @@ def server_side(keystore: Path, truststore: Path | None = None) -> ssl.SSLContex
 
 
 class TestTokens:
-    def test_where_they_come_from(self, tmp_path: Path) -> None:
+    def test_token_is_read_from_value_file_url_or_command(self, tmp_path: Path) -> None:
         path = tmp_path / "token"
         path.write_text("from.a.file\n")
         for login, token in (
@@ -283,7 +283,9 @@ class TestTokens:
             },
         ],
     )
-    def test_of_development(self, login: dict[str, str]) -> None:
+    def test_unsecured_token_has_the_configured_claims_and_extensions(
+        self, login: dict[str, str]
+    ) -> None:
         source = token_source(login)
         header, claims, signature = source.fetch().split(".")
         assert json.loads(base64.urlsafe_b64decode(header + "==")) == {"alg": "none"}
@@ -306,13 +308,15 @@ class TestTokens:
             ({f"{TOKEN_KEY}.file": "/dev/zero"}, "/dev/zero contains no token"),
         ],
     )
-    def test_there_is_none(self, login: dict[str, str], reason: str) -> None:
+    def test_login_without_usable_token_is_refused(
+        self, login: dict[str, str], reason: str
+    ) -> None:
         with pytest.raises(TokenError, match=reason):
             token_source(login).fetch()
 
 
 class TestTls:
-    async def test_a_server_is_believed_by_its_authority_alone(self, tmp_path: Path) -> None:
+    async def test_server_certificate_of_another_authority_is_refused(self, tmp_path: Path) -> None:
         ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
         server = server_side(ours.issue("broker"))
         good = over_tls(**{"ssl.truststore.location": str(ours.truststore)})
@@ -323,7 +327,9 @@ class TestTls:
             with pytest.raises(ssl.SSLCertVerificationError):
                 await greeted(ssl_context(wrong), server)
 
-    async def test_the_name_is_checked_unless_told_otherwise(self, tmp_path: Path) -> None:
+    async def test_server_name_is_verified_unless_the_algorithm_is_empty(
+        self, tmp_path: Path
+    ) -> None:
         ca = Authority(tmp_path)
         server = server_side(ca.issue("elsewhere", is_client=True))
         settings = {"ssl.truststore.location": str(ca.truststore)}
@@ -332,9 +338,7 @@ class TestTls:
         settings["ssl.endpoint.identification.algorithm"] = ""
         assert await greeted(ssl_context(over_tls(**settings)), server) == "nobody"
 
-    async def test_a_client_shows_its_certificate_from_a_file_or_a_text(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_client_certificate_is_sent_from_file_or_text(self, tmp_path: Path) -> None:
         ca = Authority(tmp_path)
         server = server_side(ca.issue("broker"), ca.truststore)
         shared = {"ssl.truststore.location": str(ca.truststore)}
@@ -350,9 +354,7 @@ class TestTls:
         )
         assert await greeted(ssl_context(by_text), server) == "alice"
 
-    def test_an_encrypted_key_wants_its_password_and_never_the_terminal(
-        self, tmp_path: Path
-    ) -> None:
+    def test_encrypted_key_without_the_right_password_is_refused(self, tmp_path: Path) -> None:
         issued = trustme.CA().issue_cert("a.example")
         key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
         hidden = key.private_bytes(
@@ -371,7 +373,7 @@ class TestTls:
         assert "hunter2" not in str(wrong.value)
 
     @pytest.mark.parametrize("key", ["ssl.truststore.location", "ssl.keystore.location"])
-    def test_files_that_are_not_there_or_not_pem(self, tmp_path: Path, key: str) -> None:
+    def test_missing_or_non_pem_store_is_refused(self, tmp_path: Path, key: str) -> None:
         path = tmp_path / "store"
         with pytest.raises(SecurityError, match=f"{key}: {path}: No such file"):
             ssl_context(over_tls(**{key: str(path)}))
@@ -385,7 +387,7 @@ class TestTls:
         with pytest.raises(SecurityError, match=rf"{key}: it contains no PEM .* \({path}\)"):
             ssl_context(over_tls(**{key: str(path)}))
 
-    def test_key_and_certificate_of_two_people(self, tmp_path: Path) -> None:
+    def test_key_of_another_certificate_is_refused(self, tmp_path: Path) -> None:
         ca = trustme.CA()
         one, other = ca.issue_cert("a.example"), ca.issue_cert("b.example")
         path = tmp_path / "mixed.pem"
@@ -393,9 +395,7 @@ class TestTls:
         with pytest.raises(SecurityError, match=r"no private key with .*mismatch"):
             ssl_context(over_tls(**{"ssl.keystore.location": str(path)}))
 
-    async def test_files_that_were_renewed_count_from_the_next_connection_on(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_renewed_truststore_applies_to_the_next_connection(self, tmp_path: Path) -> None:
         old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
         context = ssl_context(over_tls(**{"ssl.truststore.location": str(old.truststore)}))
         renewed = server_side(new.issue("broker"))
@@ -407,7 +407,7 @@ class TestTls:
         replace(old.truststore, before + new.truststore.read_bytes())
         assert await greeted(context, renewed) == "nobody"
 
-    async def test_versions_are_chosen(self, tmp_path: Path) -> None:
+    async def test_ssl_protocol_restricts_the_tls_version(self, tmp_path: Path) -> None:
         ca = Authority(tmp_path)
         server = server_side(ca.issue("broker"))
         settings = {"ssl.truststore.location": str(ca.truststore), "ssl.protocol": "TLSv1.2"}
@@ -470,7 +470,9 @@ class TestWhatIsTold:
             ({"hosts": ["kafka.example"]}, "AuthenticationError: .* is not for 127.0.0.1"),
         ],
     )
-    def test_of_a_certificate(self, tmp_path: Path, made: dict[str, Any], words: str) -> None:
+    def test_invalid_broker_certificate_is_reported_with_its_problem(
+        self, tmp_path: Path, made: dict[str, Any], words: str
+    ) -> None:
         authority = Authority(tmp_path)
         truststore = {"ssl.truststore.location": str(authority.truststore)}
         context = server_side(authority.server("broker", **made).file)
@@ -478,12 +480,12 @@ class TestWhatIsTold:
             for told in told_by_both(address, over_tls(**truststore)):
                 assert re.search(words, told), told
 
-    def test_of_one_that_nobody_trusts(self, tmp_path: Path) -> None:
+    def test_untrusted_broker_certificate_is_reported(self, tmp_path: Path) -> None:
         with answering(server_side(Authority(tmp_path).server("broker").file)) as address:
             for told in told_by_both(address, over_tls()):
                 assert re.search("AuthenticationError: .*not signed by an authority", told), told
 
-    def test_of_a_listener_that_speaks_http_or_tls(self) -> None:
+    def test_listener_of_another_protocol_is_reported(self) -> None:
         alert = b"\x15\x03\x03\x00\x02\x02\x50"
         with answering(None, alert) as address:
             for told in told_by_both(address, PLAINTEXT):
@@ -522,7 +524,7 @@ class TestScram:
         spoken = _dialogue(security)
         return spoken, ClientFirst.parse(next(spoken))
 
-    def test_the_broker_shows_that_it_knows_the_password(self) -> None:
+    def test_broker_with_the_right_password_is_accepted(self) -> None:
         spoken, first = self.dialogue()
         answer, end = scram_broker(first)
         last = spoken.send(answer.encode())
@@ -538,7 +540,9 @@ class TestScram:
             ({"iterations": MAX_ITERATIONS + 1}, "1000001 iterations"),
         ],
     )
-    def test_a_first_answer_that_is_refused(self, wrong: dict[str, Any], reason: str) -> None:
+    def test_invalid_server_first_message_is_refused(
+        self, wrong: dict[str, Any], reason: str
+    ) -> None:
         spoken, first = self.dialogue()
         if wrong.get("nonce") == "OURS":
             wrong = {"nonce": first.nonce}
@@ -547,7 +551,7 @@ class TestScram:
         with pytest.raises(ScramError, match=reason):
             spoken.send(answer.encode())
 
-    def test_a_broker_that_does_not_know_the_password(self) -> None:
+    def test_broker_without_the_password_is_refused(self) -> None:
         spoken, first = self.dialogue()
         answer, end = scram_broker(first, knows="something else")
         last = spoken.send(answer.encode())
@@ -555,7 +559,7 @@ class TestScram:
             spoken.send(end(last))
 
 
-def test_a_topic_that_its_user_may_not_see_is_told_from_one_that_is_not_there(
+def test_unauthorized_topic_and_missing_topic_give_different_errors(
     tmp_path: Path,
 ) -> None:
     with Guarded(tmp_path, {}) as broker:

@@ -40,7 +40,7 @@ def rules(*entries: Entry) -> set[str]:
     return {one.rule.name for one in findings(Observations(entries), lambda _: ())}
 
 
-def test_page_has_a_section_for_each_rule_with_its_title() -> None:
+def test_doctor_page_has_a_section_for_each_rule() -> None:
     sections = re.findall(r"^## ([a-z0-9-]+)\n\n\*(.+)\*$", PAGE.read_text(), re.MULTILINE)
     said = [(name, title.replace("`", "")) for name, title in sections]
     assert said == [(rule.name, rule.title) for rule in RULES]
@@ -56,27 +56,27 @@ def test_page_has_a_section_for_each_rule_with_its_title() -> None:
         ("deadbeef", "deadbeef"),
     ],
 )
-def test_stem_leaves_out_what_a_process_draws(name: str, stem: str) -> None:
+def test_stem_of_id_omits_parts_that_change_with_the_process(name: str, stem: str) -> None:
     assert stem_of(name) == stem
 
 
-def test_ids_with_process_ids_are_new_at_each_start() -> None:
+def test_transactional_ids_that_change_with_the_process_id_are_found() -> None:
     starts = [init(f"orders-{pid}", pid) for pid in (4117, 4380, 5120)]
     assert rules(*starts) == {"new-transactional-id"}
 
 
-def test_counter_in_ids_as_flink_has_it_is_no_finding() -> None:
+def test_flinks_counter_in_transactional_ids_is_no_finding() -> None:
     names = [f"sink-{task}-{number}" for number in range(1_000, 1_040) for task in range(2)]
     starts = [init(name, at, f"producer-{name}") for at, name in enumerate(names)]
     assert rules(*starts) == set()
 
 
-def test_ids_of_one_pattern_of_several_programs_are_no_finding() -> None:
+def test_random_transactional_ids_of_several_clients_are_no_finding() -> None:
     assert rules(init(f"a-{uuid.uuid4()}", 1), init(f"b-{uuid.uuid4()}", 2)) == set()
     assert rules(init(str(uuid.uuid4()), 1, "a"), init(str(uuid.uuid4()), 2, "b")) == set()
 
 
-def test_reader_of_the_output_with_the_producers_client_id_is_no_finding() -> None:
+def test_consumer_of_output_topic_with_producers_client_id_is_no_finding() -> None:
     produced = observed(Observed.PRODUCED, topic="out", transactional_id="id", acks=-1)
     committed = {"group": "g", "member": "m", "generation": 1, "beside_transactions": False}
     reader = observed(Observed.OFFSETS_COMMITTED, topic="out", **committed)
@@ -87,7 +87,7 @@ def test_reader_of_the_output_with_the_producers_client_id_is_no_finding() -> No
     assert rules(produced, reader) == set()
 
 
-def test_topic_read_in_both_ways_by_one_client_id_is_no_finding() -> None:
+def test_topic_read_with_both_isolation_levels_is_no_finding() -> None:
     added = observed(
         Observed.OFFSETS_ADDED_TO_TRANSACTION,
         topic="in",

@@ -63,7 +63,7 @@ def written(
     return file
 
 
-def test_an_incident_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_written_incident_is_read_back_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "incident.json"
     file.write_text(dump(INCIDENT))
     assert load(file) == INCIDENT
@@ -115,7 +115,7 @@ def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], object]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_bad_file_is_refused(
+def test_incident_with_invalid_field_is_refused_with_a_reason(
     change: Callable[[dict[str, Any]], object], complaint: str, tmp_path: Path
 ) -> None:
     file = written(tmp_path, change)
@@ -126,14 +126,14 @@ def test_a_bad_file_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff", "null"])
-def test_what_is_no_incident_is_refused(text: str, tmp_path: Path) -> None:
+def test_file_that_is_not_an_incident_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "incident.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(IncidentError, match=r"not JSON|not an incident"):
         load(file)
 
 
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+def test_incident_file_above_the_size_limit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "incident.json"
     with file.open("wb") as sparse:
         sparse.truncate(MAX_FILE_BYTES + 1)

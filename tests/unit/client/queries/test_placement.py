@@ -25,12 +25,12 @@ def _racks(*nodes: int) -> dict[int, str | None]:
     return dict.fromkeys(nodes)
 
 
-def test_what_lies_well_stays():
+def test_balanced_assignment_is_unchanged():
     current = _on((1, 2), (2, 3), (3, 1))
     assert spread(current, _racks(1, 2, 3)) == current
 
 
-def test_a_new_broker_gets_its_share_and_nothing_else_moves():
+def test_new_broker_gets_its_share_and_other_replicas_stay():
     current = _on((1, 2), (2, 3), (3, 1), (1, 3), (2, 1), (3, 2))
     found = spread(current, _racks(1, 2, 3, 4))
     held = Counter(node for row in found.values() for node in row)
@@ -38,14 +38,14 @@ def test_a_new_broker_gets_its_share_and_nothing_else_moves():
     assert sum(len(set(found[tp]) - set(current[tp])) for tp in current) == 3
 
 
-def test_a_broker_that_goes_leaves_its_replicas_to_the_others():
+def test_replicas_of_removed_broker_move_to_the_others():
     current = _on((1, 2), (2, 3), (3, 1))
     found = spread(current, _racks(1, 2))
     assert all(sorted(row) == [1, 2] for row in found.values())
     assert sorted(Counter(row[0] for row in found.values()).values()) == [1, 2]
 
 
-def test_more_and_fewer_replicas():
+def test_plan_with_another_replication_factor_is_balanced():
     current = _on((1,), (2,), (3,))
     found = spread(current, _racks(1, 2, 3), 2)
     assert all(row[0] == current[tp][0] for tp, row in found.items())
@@ -54,26 +54,26 @@ def test_more_and_fewer_replicas():
     assert {len(row) for row in spread(found, _racks(1, 2, 3), 1).values()} == {1}
 
 
-def test_leaders_are_spread():
+def test_preferred_leaders_are_spread_over_the_brokers():
     found = spread(_on((1, 2, 3), (1, 2, 3), (1, 2, 3)), _racks(1, 2, 3))
     assert sorted(row[0] for row in found.values()) == [1, 2, 3]
     assert all(sorted(row) == [1, 2, 3] for row in found.values())
 
 
-def test_replicas_lie_on_different_racks():
+def test_replicas_are_placed_on_different_racks():
     racks = {1: "a", 2: "a", 3: "b", 4: "b"}
     for row in spread(_on((1, 2), (3, 4), (1, 2), (3, 4)), racks).values():
         assert len({racks[node] for node in row}) == 2
 
 
-def test_too_few_brokers():
+def test_plan_with_too_few_brokers_is_refused():
     with pytest.raises(TooFewBrokers):
         spread(_on((1, 2, 3)), _racks(1, 2))
     with pytest.raises(TooFewBrokers):
         spread(_on((1,)), {})
 
 
-def test_random_plans_are_even_and_settled():
+def test_random_plans_are_balanced_and_stable():
     for seed in range(200):
         draw = random.Random(seed)
         nodes = list(range(1, draw.randint(2, 9)))
@@ -89,7 +89,7 @@ def test_random_plans_are_even_and_settled():
         }
 
 
-def test_a_plan_is_written_as_it_is_read():
+def test_written_plan_is_read_back_unchanged():
     plan = _on((1, 2), (2, 3))
     assert read_plan(plan_text(plan)) == plan
     theirs = '{"version":1,"partitions":[{"topic":"t","partition":0,"replicas":[1,2],"log_dirs":'
@@ -110,7 +110,7 @@ def test_a_plan_is_written_as_it_is_read():
         TWICE,
     ],
 )
-def test_what_is_no_plan(text):
+def test_invalid_plan_is_refused(text):
     with pytest.raises(PlanError):
         read_plan(text)
 
@@ -128,6 +128,6 @@ def _state(leader: int, isr: tuple[int, ...]) -> PartitionDescription:
         (_state(-1, (1,)), ["offline", "under min ISR", "under replicated"]),
     ],
 )
-def test_problems_of_a_partition(state, found):
+def test_partition_problems_depend_on_its_leader_and_isr(state, found):
     assert problems(state, 2) == found
     assert problems(_state(1, (1, 2)), 2, adding=[3]) == []

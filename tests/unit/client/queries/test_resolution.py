@@ -110,7 +110,7 @@ def told(found: Resolution) -> tuple[Verdict, bool]:
     return found.verdict, found.is_proof
 
 
-def test_each_end_of_version_2_belongs_to_the_epoch_before_it() -> None:
+def test_tv2_end_belongs_to_the_epoch_before_it() -> None:
     log = Log().begin().end(commit=True).begin().end(commit=False).begin()
     assert told(judge(log, 0)) == (Verdict.COMMITTED, True)
     assert told(judge(log, 1)) == (Verdict.ABORTED, True)
@@ -118,14 +118,14 @@ def test_each_end_of_version_2_belongs_to_the_epoch_before_it() -> None:
     assert judge(log, 2).ends_as == (P, 2)
 
 
-def test_complete_record_of_version_2_alone_proves_the_outcome() -> None:
+def test_tv2_complete_record_alone_proves_the_outcome() -> None:
     for commit, verdict in ((True, Verdict.COMMITTED), (False, Verdict.ABORTED)):
         log = Log().begin().end(commit=commit).compacted()
         assert told(judge(log, 0)) == (verdict, True)
         assert told(judge(log, 1)) == (Verdict.NOT_BEGUN, True)
 
 
-def test_last_epoch_ends_with_a_new_producer_id() -> None:
+def test_end_at_last_epoch_is_found_under_the_former_producer_id() -> None:
     log = Log(LAST_CLIENT_EPOCH).begin().end(commit=True, next_id=P + 1)
     assert (log.txn.producer_id, log.txn.producer_epoch) == (P + 1, 0)
     for kept in (4, 1):
@@ -137,7 +137,7 @@ def test_last_epoch_ends_with_a_new_producer_id() -> None:
     assert told(judge(log.compacted(), LAST_CLIENT_EPOCH)) == (Verdict.NO_EVIDENCE, False)
 
 
-def test_commit_of_version_1_is_proof_only_with_the_whole_life_of_the_identity() -> None:
+def test_tv1_commit_is_proof_only_with_all_records_of_the_epoch() -> None:
     log = Log().begin(0).end(commit=True, version=0)
     assert told(judge(log, 0)) == (Verdict.COMMITTED, True)
     assert told(judge(log.compacted(), 0)) == (Verdict.COMMITTED, False)
@@ -147,7 +147,7 @@ def test_commit_of_version_1_is_proof_only_with_the_whole_life_of_the_identity()
     assert told(late) == (Verdict.COMMITTED, False)
 
 
-def test_fence_of_version_1_aborts_the_epoch_before_the_one_in_its_record() -> None:
+def test_tv1_fence_aborts_the_epoch_before_the_one_in_its_record() -> None:
     log = Log().begin(0).fence(0)
     assert log.txn.producer_epoch == 1
     assert told(judge(log, 0)) == (Verdict.ABORTED, True)
@@ -158,7 +158,7 @@ def test_fence_of_version_1_aborts_the_epoch_before_the_one_in_its_record() -> N
     assert told(judge(log, 0, [marker(1, commit=False)])) == (Verdict.ABORTED, True)
 
 
-def test_identity_of_version_1_with_both_outcomes_is_mixed() -> None:
+def test_tv1_epoch_with_commit_and_abort_is_mixed() -> None:
     log = Log().begin(0).end(commit=True, version=0).begin(0).end(commit=False, version=0)
     assert told(judge(log, 0)) == (Verdict.MIXED, False)
     log.begin(0)
@@ -167,7 +167,7 @@ def test_identity_of_version_1_with_both_outcomes_is_mixed() -> None:
     assert "earlier transactions" in again.because[-1]
 
 
-def test_open_transaction_of_version_1_may_be_a_later_one_than_the_named_one() -> None:
+def test_tv1_open_transaction_in_compacted_log_is_no_proof() -> None:
     log = Log().begin(0)
     assert told(judge(log, 0)) == (Verdict.OPEN, True)
     assert told(judge(log.compacted(), 0)) == (Verdict.OPEN, False)
@@ -175,7 +175,7 @@ def test_open_transaction_of_version_1_may_be_a_later_one_than_the_named_one() -
     assert told(judge(Log().begin(2).compacted(), 0)) == (Verdict.OPEN, True)
 
 
-def test_kept_transaction_is_ended_by_its_successor_only() -> None:
+def test_kept_transaction_can_only_be_ended_by_its_latest_client() -> None:
     log = Log(100).begin().keep(101).keep(102)
     old, successor = judge(log, 100), judge(log, 102)
     assert told(old) == told(successor) == (Verdict.OPEN, True)
@@ -191,7 +191,7 @@ def test_kept_transaction_is_ended_by_its_successor_only() -> None:
     assert told(judge(log, 100, [marker(101, commit=True)])) == (Verdict.COMMITTED, True)
 
 
-def test_marker_without_its_batch_proves_nothing() -> None:
+def test_marker_without_its_batches_is_no_proof() -> None:
     log = Log().begin().end(commit=True).init().init().compacted()
     for epoch in (0, 1):
         found = judge(log, 0, [marker(epoch, commit=True, first=None)])
@@ -199,14 +199,14 @@ def test_marker_without_its_batch_proves_nothing() -> None:
         assert "batches are gone" in found.because[-1]
 
 
-def test_replaced_identity_that_began_nothing_is_proven() -> None:
+def test_replaced_epoch_without_a_transaction_is_proven() -> None:
     log = Log().init()
     assert told(judge(log, 0)) == (Verdict.REPLACED, True)
     assert told(judge(log.compacted(), 0)) == (Verdict.REPLACED, False)
     assert told(judge(log, 1)) == (Verdict.NOT_BEGUN, True)
 
 
-def test_transaction_whose_end_the_log_does_not_show_yet_is_not_taken_for_none() -> None:
+def test_transaction_with_state_newer_than_the_log_is_not_proven() -> None:
     """The coordinator was asked later than its log was read."""
     log = Log().begin()
     before = tuple(log.records)
@@ -219,7 +219,7 @@ def test_transaction_whose_end_the_log_does_not_show_yet_is_not_taken_for_none()
     assert agree(None, StateLog(0))
 
 
-def test_identity_that_the_cluster_never_gave_out_has_no_evidence() -> None:
+def test_producer_epoch_never_assigned_has_no_evidence() -> None:
     log = Log().begin()
     later = judge(log, 5)
     assert told(later) == (Verdict.NO_EVIDENCE, False)
@@ -227,7 +227,7 @@ def test_identity_that_the_cluster_never_gave_out_has_no_evidence() -> None:
     assert told(judge(log, 0, producer_id=P + 9)) == (Verdict.NO_EVIDENCE, False)
 
 
-def test_expired_id_keeps_its_outcome_while_records_or_markers_are_left() -> None:
+def test_expired_id_has_an_outcome_while_records_or_markers_remain() -> None:
     log = Log().begin().end(commit=True).expired()
     assert told(judge(log, 0)) == (Verdict.COMMITTED, True)
     assert told(judge(log, None)) == (Verdict.COMMITTED, True)
@@ -237,7 +237,7 @@ def test_expired_id_keeps_its_outcome_while_records_or_markers_are_left() -> Non
     assert told(judge(log, 0, [marker(1, commit=True)])) == (Verdict.COMMITTED, True)
 
 
-def test_without_the_log_a_complete_state_is_not_taken_for_the_outcome() -> None:
+def test_complete_state_without_the_log_is_no_evidence_for_an_epoch() -> None:
     """The same answer of the coordinator means different transactions under versions 1 and 2."""
     for version in (0, 2):
         log = Log().begin(version).end(commit=True, version=version)
@@ -252,19 +252,19 @@ def test_without_the_log_a_complete_state_is_not_taken_for_the_outcome() -> None
     assert told(open_one) == (Verdict.OPEN, False)
 
 
-def test_prepare_decides_before_the_markers_are_written() -> None:
+def test_prepare_record_proves_the_outcome_before_markers_are_written() -> None:
     log = Log().begin().end(commit=False)
     log.records.pop()
     assert told(judge(log, 0)) == (Verdict.ABORTED, True)
     assert told(judge(log, None)) == (Verdict.ABORTED, True)
 
 
-def test_transaction_that_only_a_leader_has_open_hangs() -> None:
+def test_transaction_open_only_at_a_partition_leader_is_hanging() -> None:
     here = Producer(*PLACE, P, 0, 0, 0, -1, 5)
     assert told(judge(Log(), 0, open_here=[here])) == (Verdict.HANGING, True)
     assert told(judge(Log(), 0, open_here=[replace(here, epoch=1)])) == (Verdict.NOT_BEGUN, True)
 
 
-def test_abort_marker_of_one_partition_contradicts_a_commit() -> None:
+def test_abort_marker_in_a_committed_transaction_is_mixed() -> None:
     log = Log().begin().end(commit=True)
     assert told(judge(log, 0, [marker(0, commit=False)])) == (Verdict.MIXED, False)

@@ -51,7 +51,7 @@ def at(*parts: int) -> int:
         (f"@{MAX_MS}", MAX_MS),
     ],
 )
-def test_each_form_means_what_it_says(text, meant):
+def test_time_in_each_form_is_converted_to_milliseconds(text, meant):
     assert milliseconds(text, NOW) == meant
 
 
@@ -75,12 +75,12 @@ def test_each_form_means_what_it_says(text, meant):
         *("2026-02-30", "2026-01-31T25:00", "99999-01-01", "²:13"),
     ],
 )
-def test_what_is_no_time_is_told_what_one_is(text):
+def test_invalid_time_is_refused_with_examples(text):
     with pytest.raises(TimeError, match=r"is not a time; a time is 02:13, -10m"):
         milliseconds(text, NOW)
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[-@0-9:TZ .a-z+]{1,20}", fullmatch=True))
-def test_whatever_is_written_is_a_time_or_refused(text):
+def test_random_text_is_a_time_or_is_refused(text):
     with contextlib.suppress(TimeError):
         assert 0 <= milliseconds(text, NOW) <= MAX_MS

@@ -13,7 +13,7 @@ def batcher(**limits: int) -> Batcher[bytes]:
     return Batcher(Limits(**limits), len)
 
 
-def test_count_at_the_limit_and_one_below() -> None:
+def test_batch_is_full_at_the_record_limit() -> None:
     waiting = batcher(max_records=3, max_ms=1_000)
     waiting.add([b"a", b"b"], 0)
     assert not waiting.is_full(0)
@@ -24,7 +24,7 @@ def test_count_at_the_limit_and_one_below() -> None:
     assert not waiting.is_full(10_000)
 
 
-def test_bytes_at_the_limit_and_one_below() -> None:
+def test_batch_is_full_at_the_byte_limit() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 9], 0)
     assert not waiting.is_full(0)
@@ -33,7 +33,7 @@ def test_bytes_at_the_limit_and_one_below() -> None:
     assert waiting.take(0) == [b"x" * 9, b"y"]
 
 
-def test_one_byte_past_the_limit_waits_for_the_next() -> None:
+def test_record_beyond_the_byte_limit_waits_for_the_next_batch() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 9, b"yy"], 5)
     assert waiting.take(7) == [b"x" * 9]
@@ -41,7 +41,7 @@ def test_one_byte_past_the_limit_waits_for_the_next() -> None:
     assert waiting.take(7) == [b"yy"]
 
 
-def test_a_record_larger_than_the_limit_goes_alone() -> None:
+def test_record_larger_than_the_byte_limit_is_a_batch_of_its_own() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 11, b"y"], 0)
     assert waiting.is_full(0)
@@ -49,7 +49,7 @@ def test_a_record_larger_than_the_limit_goes_alone() -> None:
     assert waiting.take(0) == [b"y"]
 
 
-def test_time_at_the_limit_and_just_before() -> None:
+def test_batch_is_full_at_the_time_limit_of_its_first_record() -> None:
     waiting = batcher(max_ms=50)
     waiting.add([b"a"], 100)
     waiting.add([b"b"], 140)  # later ones do not extend it
@@ -57,7 +57,7 @@ def test_time_at_the_limit_and_just_before() -> None:
     assert waiting.is_full(150)
 
 
-def test_forgetting_forgets_the_bytes_too() -> None:
+def test_clear_resets_the_byte_count() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 10], 0)
     waiting.clear()
@@ -66,7 +66,7 @@ def test_forgetting_forgets_the_bytes_too() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"max_records": 0}, {"max_bytes": 0}, {"max_ms": -1}])
-def test_limits_without_room_are_refused(wrong: dict[str, int]) -> None:
+def test_limits_that_allow_no_record_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must allow one record"):
         Limits(**wrong)
 
@@ -76,7 +76,7 @@ def test_limits_without_room_are_refused(wrong: dict[str, int]) -> None:
     st.integers(1, 10),
     st.integers(1, 60),
 )
-def test_every_item_comes_out_once_and_in_order(items: list[bytes], most: int, size: int) -> None:
+def test_every_item_is_taken_once_and_in_order(items: list[bytes], most: int, size: int) -> None:
     waiting = batcher(max_records=most, max_bytes=size, max_ms=0)
     waiting.add(items, 0)
     found: list[bytes] = []

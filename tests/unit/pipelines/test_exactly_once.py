@@ -30,7 +30,7 @@ def pipeline(bootstrap: str, **retry: int) -> ExactlyOnce:
     )
 
 
-async def test_a_start_gives_up_when_its_time_is_over() -> None:
+async def test_start_without_a_broker_fails_after_start_ms() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(GaveUpError, match="no progress for 300 ms") as caught:
@@ -39,7 +39,7 @@ async def test_a_start_gives_up_when_its_time_is_over() -> None:
     assert isinstance(caught.value.__cause__, KafkaConnectionError)
 
 
-async def test_a_start_waits_for_a_broker_that_hangs_up_and_then_comes(tmp_path: Path) -> None:
+async def test_start_is_retried_until_the_broker_is_available(tmp_path: Path) -> None:
     hung_up = 0
 
     def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ async def test_a_start_waits_for_a_broker_that_hangs_up_and_then_comes(tmp_path:
         await started.run(handle_signals=False)
 
 
-async def test_an_end_does_not_mind_that_the_broker_went_first(
+async def test_consumer_closes_cleanly_after_the_broker_stopped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """aiokafka's own stop raises CancelledError while its fetch pauses after a lost connection."""

@@ -63,17 +63,17 @@ AGAIN, REOPEN, STOP = Action.AGAIN, Action.REOPEN, Action.STOP
     ],
     ids=repr,
 )
-def test_what_is_done(error: Exception, action: Action) -> None:
+def test_error_is_classified_as_again_reopen_or_stop(error: Exception, action: Action) -> None:
     assert classify(error) is action
 
 
-def test_a_fence_is_seen_through_the_wrapping() -> None:
+def test_wrapped_fencing_error_is_recognized() -> None:
     assert is_fence(wrapped(kafka.ProducerFenced()))
     assert is_fence(ApiError(47, "EndTxn"))
     assert not is_fence(kafka.KafkaTimeoutError())
 
 
-def test_pauses_double_up_to_the_limit_and_start_over() -> None:
+def test_backoff_doubles_up_to_its_limit_and_resets_on_success() -> None:
     patience = Patience(RetryPolicy(backoff_ms=10, max_backoff_ms=50))
     error = TimeoutError()
     assert [patience.failed(error, 0) for _ in range(4)] == [10, 20, 40, 50]
@@ -81,7 +81,7 @@ def test_pauses_double_up_to_the_limit_and_start_over() -> None:
     assert patience.failed(error, 0) == 10
 
 
-def test_gives_up_at_the_limit_and_not_before() -> None:
+def test_retries_end_exactly_at_give_up_ms() -> None:
     patience = Patience(RetryPolicy(give_up_ms=1_000))
     patience.failed(TimeoutError(), 0)
     patience.failed(TimeoutError(), 999)
@@ -89,7 +89,7 @@ def test_gives_up_at_the_limit_and_not_before() -> None:
         patience.failed(TimeoutError(), 1_000)
 
 
-def test_fences_are_counted_within_the_window() -> None:
+def test_retries_end_after_too_many_fencings_within_the_window() -> None:
     patience = Patience(RetryPolicy(max_fences=2, fence_window_ms=100))
     for now in (0, 10, 200):
         patience.failed(kafka.ProducerFenced(), now)

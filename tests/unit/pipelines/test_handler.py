@@ -19,7 +19,7 @@ def consumed(value: bytes | None, offset: int = 7) -> ConsumerRecord:
     return ConsumerRecord("in", 2, offset, 1_000, 0, b"k", value, None, 1, 1, (("h", b"v"),))
 
 
-async def test_records_are_decoded_and_keep_what_they_came_with() -> None:
+async def test_records_are_decoded_and_keep_their_metadata() -> None:
     def handler(batch: Batch) -> list[Output]:
         (record,) = batch
         assert (record.topic, record.partition, record.offset) == ("in", 2, 7)
@@ -30,7 +30,7 @@ async def test_records_are_decoded_and_keep_what_they_came_with() -> None:
     assert letters == []
 
 
-async def test_a_plain_function_leaves_the_loop_free_and_a_coroutine_stays_on_it() -> None:
+async def test_plain_handler_runs_in_a_thread_and_coroutine_on_the_event_loop() -> None:
     threads: list[threading.Thread] = []
 
     def plain(_: Batch) -> None:
@@ -45,7 +45,7 @@ async def test_a_plain_function_leaves_the_loop_free_and_a_coroutine_stays_on_it
     assert threads[1] is threading.current_thread()
 
 
-async def test_what_a_plain_function_yields_is_made_in_its_thread() -> None:
+async def test_generator_handler_runs_in_a_thread() -> None:
     threads: list[threading.Thread] = []
 
     def one_by_one(batch: Batch) -> Iterator[Output]:
@@ -64,7 +64,7 @@ async def test_what_a_plain_function_yields_is_made_in_its_thread() -> None:
     assert threads[1] is threading.current_thread()
 
 
-async def test_a_cancelled_call_is_settled_when_its_thread_has_ended() -> None:
+async def test_cancelled_call_is_settled_when_its_thread_has_ended() -> None:
     inside, release = threading.Event(), threading.Event()
     state = []
 
@@ -87,7 +87,7 @@ async def test_a_cancelled_call_is_settled_when_its_thread_has_ended() -> None:
     assert state == ["changed"]
 
 
-async def test_what_cannot_be_decoded_becomes_a_dead_letter_with_its_own_bytes() -> None:
+async def test_undecodable_record_becomes_a_dead_letter_with_its_bytes() -> None:
     call = HandlerCall(lambda batch: None, BYTES, JSON, "dead")
     batch, outputs, (letter,) = await call([consumed(b"{"), consumed(b"1", 8)])
     assert [record.offset for record in batch] == [8]
@@ -104,7 +104,7 @@ async def test_what_cannot_be_decoded_becomes_a_dead_letter_with_its_own_bytes()
     assert headers[REASON].startswith(b"undecodable")
 
 
-async def test_a_long_reason_is_cut() -> None:
+async def test_dead_letter_reason_above_the_limit_is_truncated() -> None:
     def refuse(batch: Batch) -> None:
         for record in batch:
             batch.refuse(record, "x" * (MAX_REASON_CHARS + 1))
@@ -113,12 +113,12 @@ async def test_a_long_reason_is_cut() -> None:
     assert len(dict(letter.headers)[REASON]) == MAX_REASON_CHARS
 
 
-async def test_without_a_dead_letter_topic_a_refusal_stops() -> None:
+async def test_refused_record_without_a_dead_letter_topic_raises() -> None:
     with pytest.raises(RecordRefusedError, match="in-2@7"):
         await HandlerCall(lambda batch: None, BYTES, JSON, None)([consumed(b"{")])
 
 
-async def test_exceptions_of_the_handler_are_named_and_a_retry_is_passed_on() -> None:
+async def test_handler_exception_is_wrapped_and_retry_is_passed_on() -> None:
     def fails(_: Batch) -> None:
         raise KeyError("x")
 
@@ -133,12 +133,12 @@ async def test_exceptions_of_the_handler_are_named_and_a_retry_is_passed_on() ->
 
 
 @pytest.mark.parametrize("serde", [JSON, MSGPACK], ids=lambda serde: serde.name)
-def test_serdes_give_back_what_they_got(serde: Serde) -> None:
+def test_serdes_load_what_they_have_dumped(serde: Serde) -> None:
     for value in ({"a": [1, None, "ü"]}, [], "x", 1.5, None):
         assert serde.load(serde.dump(value)) == value
 
 
-def test_bytes_and_text() -> None:
+def test_bytes_serde_accepts_text_and_refuses_other_types() -> None:
     assert BYTES.dump("ü") == "ü".encode()
     assert TEXT.load(TEXT.dump("ü")) == "ü"
     with pytest.raises(TypeError, match="name a serde"):
@@ -146,6 +146,6 @@ def test_bytes_and_text() -> None:
 
 
 @pytest.mark.parametrize("broken", [b"\xc1", b"\x81", b""])
-def test_broken_msgpack_is_a_value_error(broken: bytes) -> None:
+def test_malformed_msgpack_is_a_value_error(broken: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - msgpack has a class per kind of damage
         MSGPACK.load(broken)

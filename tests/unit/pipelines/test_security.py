@@ -36,11 +36,11 @@ def scram(**more: str) -> Security:
     )
 
 
-def test_plaintext_is_what_aiokafka_does_by_itself() -> None:
+def test_plaintext_needs_no_aiokafka_options() -> None:
     assert aiokafka_options(PLAINTEXT) == {}
 
 
-def test_a_login_over_tls() -> None:
+def test_scram_over_tls_is_translated_into_aiokafka_options() -> None:
     options = aiokafka_options(scram())
     context = options.pop("ssl_context")
     assert isinstance(context, ssl.SSLContext)
@@ -53,7 +53,7 @@ def test_a_login_over_tls() -> None:
     }
 
 
-def test_a_token_comes_from_a_provider() -> None:
+def test_oauthbearer_login_is_translated_into_a_token_provider() -> None:
     security = Security.of(
         {
             "security.protocol": "SASL_PLAINTEXT",
@@ -69,7 +69,7 @@ def test_a_token_comes_from_a_provider() -> None:
     assert "sasl_plain_password" not in options
 
 
-def test_logins_stay_out_of_aiokafkas_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_login_requests_are_not_in_aiokafkas_log(caplog: pytest.LogCaptureFixture) -> None:
     aiokafka_options(scram())
     log = logging.getLogger("aiokafka.conn")
     with caplog.at_level(logging.DEBUG, "aiokafka.conn"):
@@ -82,7 +82,7 @@ def test_logins_stay_out_of_aiokafkas_log(caplog: pytest.LogCaptureFixture) -> N
     "error",
     [AuthenticationError("no"), SecurityError("no"), kafka.TopicAuthorizationFailedError("t")],
 )
-def test_what_is_refused_is_not_tried_again(error: Exception) -> None:
+def test_authentication_and_authorization_errors_are_not_retried(error: Exception) -> None:
     assert classify(error) is Action.STOP
 
 
@@ -98,7 +98,7 @@ def test_what_is_refused_is_not_tried_again(error: Exception) -> None:
         (ApiError(31, "CreateTopics"), "a right on the cluster is missing"),
     ],
 )
-def test_the_missing_right_is_named(error: Exception, told: str) -> None:
+def test_authorization_error_names_the_missing_right(error: Exception, told: str) -> None:
     wrapped = kafka.KafkaError("the sender is dead")
     wrapped.__cause__ = error
     for one in (error, wrapped):
@@ -107,13 +107,13 @@ def test_the_missing_right_is_named(error: Exception, told: str) -> None:
         assert "to user 'alice'" in str(found)
 
 
-def test_other_failures_are_about_no_right() -> None:
+def test_other_errors_name_no_missing_right() -> None:
     for error in (ApiError(22, "TxnOffsetCommit"), kafka.ProducerFenced()):
         assert explained(error) is error
     assert missing_right("Produce", ErrorCode.not_leader_or_follower) == ""
 
 
-def test_pauses_between_logins_grow_longer_than_others() -> None:
+def test_login_backoff_has_a_higher_limit_than_other_backoffs() -> None:
     policy = RetryPolicy(backoff_ms=50, max_backoff_ms=200, max_login_backoff_ms=1_000)
     refused, lost = Patience(policy), Patience(policy)
     error = AuthenticationError("no")

@@ -23,7 +23,7 @@ async def failing() -> None:
     raise ZeroDivisionError
 
 
-async def test_a_wait_ends_with_the_request() -> None:
+async def test_stop_request_interrupts_a_wait() -> None:
     stop = StopRequest()
     asyncio.get_running_loop().call_soon(stop.set)
     assert await stop.run_until_set(asyncio.sleep(LONG_S))
@@ -31,7 +31,9 @@ async def test_a_wait_ends_with_the_request() -> None:
 
 
 @pytest.mark.parametrize("is_worth_waiting", [False, True])
-async def test_work_goes_on_only_if_it_is_worth_waiting_for(is_worth_waiting: bool) -> None:
+async def test_work_continues_after_the_stop_request_only_if_worth_waiting_for(
+    is_worth_waiting: bool,
+) -> None:
     stop = StopRequest(stop_ms=60_000)
     steps = []
 
@@ -46,13 +48,13 @@ async def test_work_goes_on_only_if_it_is_worth_waiting_for(is_worth_waiting: bo
     assert steps == ["done"] * is_worth_waiting
 
 
-async def test_grace_has_an_end() -> None:
+async def test_work_is_interrupted_after_the_stop_timeout() -> None:
     stop = StopRequest(stop_ms=1)
     stop.set()
     assert await stop.run_until_set(asyncio.sleep(LONG_S), lambda: True)
 
 
-async def test_the_steps_of_an_end_share_its_time() -> None:
+async def test_steps_after_a_stop_request_share_its_time() -> None:
     stop = StopRequest(stop_ms=0)
     stop.set()
     assert stop.left_s(0.5) == 0.5
@@ -63,7 +65,7 @@ async def test_the_steps_of_an_end_share_its_time() -> None:
     assert stop.left_s(LONG_S) == LEAST_S
 
 
-async def test_a_cancelled_wait_takes_its_work_along() -> None:
+async def test_cancelled_wait_cancels_its_work() -> None:
     stop, ended = StopRequest(), asyncio.Event()
 
     async def work() -> None:

@@ -30,7 +30,7 @@ def restarted(ledger: Ledger) -> Ledger:
     return Ledger.restore([value for _, value in ledger.snapshot(whole=True)])
 
 
-def test_a_packet_id_is_known_until_it_is_released() -> None:
+def test_packet_id_is_a_redelivery_until_it_is_released() -> None:
     ledger = Ledger()
     mark = digest("a", b"1")
     ledger.receive(7, mark)
@@ -43,7 +43,7 @@ def test_a_packet_id_is_known_until_it_is_released() -> None:
     assert not restarted(again).is_redelivery(7, mark, dup=False)
 
 
-def test_a_released_packet_is_known_as_a_redelivery_alone() -> None:
+def test_released_packet_is_a_redelivery_only_with_the_dup_flag() -> None:
     """The MQTT broker may not have read the bridge's PUBCOMP."""
     ledger = Ledger()
     ledger.receive(7, b"m")
@@ -59,7 +59,7 @@ def test_a_released_packet_is_known_as_a_redelivery_alone() -> None:
         assert one.is_redelivery(7, b"m", dup=True)
 
 
-def test_a_broker_that_uses_ids_again_at_once_is_taken_at_its_word() -> None:
+def test_reused_packet_id_ends_redelivery_check_of_released_packets() -> None:
     ledger = Ledger()
     ledger.receive(1, b"m")
     ledger.release(1)
@@ -71,7 +71,7 @@ def test_a_broker_that_uses_ids_again_at_once_is_taken_at_its_word() -> None:
         assert not one.is_redelivery(1, b"n", dup=True)
 
 
-def test_an_id_used_again_after_a_restart_proves_nothing() -> None:
+def test_packet_id_reused_after_restart_keeps_the_redelivery_check() -> None:
     """The MQTT broker may have restored an older file and count its packet ids from there."""
     ledger = Ledger()
     ledger.receive(1, b"m")
@@ -81,7 +81,7 @@ def test_an_id_used_again_after_a_restart_proves_nothing() -> None:
     assert not again.reuses_ids
 
 
-def test_what_the_broker_does_not_repeat_it_has_forgotten() -> None:
+def test_open_packet_not_redelivered_after_restart_is_released() -> None:
     ledger = Ledger()
     ledger.receive(1, b"m")
     ledger.receive(2, b"m")
@@ -95,7 +95,7 @@ def test_what_the_broker_does_not_repeat_it_has_forgotten() -> None:
     assert again.is_redelivery(2, b"m", dup=False)
 
 
-def test_released_packets_at_the_limit_and_one_past_it() -> None:
+def test_released_packet_above_the_limit_evicts_the_oldest_slot() -> None:
     ledger = Ledger()
     limit = PACKET_SLOTS * PACKETS_PER_SLOT
     for number in range(limit):
@@ -110,7 +110,7 @@ def test_released_packets_at_the_limit_and_one_past_it() -> None:
         assert known.count(True) == limit + 1 - PACKETS_PER_SLOT
 
 
-def test_a_forgotten_slot_leaves_an_id_that_was_used_again() -> None:
+def test_eviction_of_a_slot_keeps_packet_ids_used_again_since() -> None:
     ledger = Ledger()
     for number in [0, *range(PACKET_SLOTS * PACKETS_PER_SLOT - 1), 0, 70_000]:
         ledger.receive(number, b"m", dup=True)
@@ -119,7 +119,7 @@ def test_a_forgotten_slot_leaves_an_id_that_was_used_again() -> None:
     assert not ledger.was_released(1, b"m")
 
 
-def test_a_ledger_without_released_packets_is_read() -> None:
+def test_ledger_of_earlier_version_without_released_packets_is_read() -> None:
     """Earlier bridges wrote such ledgers."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
     assert ledger.knows("a", OwnId("x"), dup=True)
@@ -129,7 +129,7 @@ def test_a_ledger_without_released_packets_is_read() -> None:
     assert not ledger.was_released(7, b"m")
 
 
-def test_everything_of_a_message_tells_it_apart() -> None:
+def test_message_digest_depends_on_all_properties() -> None:
     messages: list[tuple[str, bytes, list[tuple[str, str]], list[tuple[str, bytes]]]] = [
         ("a", b"1", [], []),
         ("a", b"1", [("i", "1")], []),
@@ -144,7 +144,7 @@ def test_everything_of_a_message_tells_it_apart() -> None:
     assert digest("a", b"1") != former_digest("a", b"1")
 
 
-def test_a_new_session_forgets_packets_and_keeps_ids() -> None:
+def test_new_session_forgets_packets_and_keeps_message_ids() -> None:
     ledger = Ledger()
     ledger.receive(7, b"m")
     ledger.receive(8, b"m")
@@ -163,7 +163,7 @@ def test_a_new_session_forgets_packets_and_keeps_ids() -> None:
     assert after.was_released(8, b"m")
 
 
-def test_a_restart_knows_that_a_connect_was_not_acted_on() -> None:
+def test_restored_ledger_knows_of_the_pending_connect() -> None:
     ledger = Ledger()
     ledger.receive(7, b"m")
     ledger.is_connecting = True
@@ -176,7 +176,7 @@ def test_a_restart_knows_that_a_connect_was_not_acted_on() -> None:
     assert not last.open
 
 
-def test_the_ring_remembers_its_size_and_forgets_the_oldest_slot() -> None:
+def test_full_ring_of_message_ids_evicts_its_oldest_slot() -> None:
     ledger = Ledger(slots=3, ids_per_slot=2)
     for number in range(6):
         ledger.add_id("a", OwnId(str(number)))
@@ -188,7 +188,7 @@ def test_the_ring_remembers_its_size_and_forgets_the_oldest_slot() -> None:
     assert len(ledger) == 5
 
 
-def test_an_id_is_its_topics_own_and_costs_the_same_however_long() -> None:
+def test_message_id_is_per_topic_and_stored_in_constant_size() -> None:
     ledger = Ledger()
     long = "x" * 1_000_000
     ledger.add_id("a", OwnId(long))
@@ -201,7 +201,7 @@ def test_an_id_is_its_topics_own_and_costs_the_same_however_long() -> None:
     assert sum(len(value) for _, value in ledger.snapshot(whole=True)) < 100
 
 
-def test_ids_of_json_that_look_alike_are_different_messages() -> None:
+def test_json_ids_of_different_types_are_different_ids() -> None:
     ledger = Ledger()
     ids = [json_id(b'{"id": %s}' % text, "id") for text in (b"1", b'"1"', b"1.0", b"true")]
     for one in (*ids, OwnId("1")):
@@ -212,7 +212,7 @@ def test_ids_of_json_that_look_alike_are_different_messages() -> None:
         assert all(again.knows("a", one) for one in ids if one)
 
 
-def test_ids_that_earlier_versions_remembered_still_count() -> None:
+def test_message_ids_of_earlier_versions_are_recognized() -> None:
     """Those versions applied ``str()`` to the JSON value: a number and its string were equal."""
     slots = [[0, [identity("a", "1"), identity("a", "True"), "x"], {}, False, False, 0]]
     ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
@@ -231,7 +231,7 @@ def test_ids_that_earlier_versions_remembered_still_count() -> None:
     assert not knows(b'{"id": 1}', topic="b")
 
 
-def test_a_message_costs_the_ledger_little() -> None:
+def test_ledger_writes_less_than_1500_bytes_per_message() -> None:
     """Even with one message per transaction, each of which rewrites two QoS 2 slots."""
     ledger = Ledger()
     count = total = 0
@@ -246,7 +246,9 @@ def test_a_message_costs_the_ledger_little() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=7), max_size=30), st.booleans())
-def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool) -> None:
+def test_restored_ledger_equals_the_ledger_before_the_restart(
+    batches: list[list[int]], compact: bool
+) -> None:
     ledger = Ledger(slots=3, ids_per_slot=4)
     written: list[tuple[bytes, bytes]] = []
     for batch in batches:
@@ -270,6 +272,6 @@ def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool)
 @pytest.mark.parametrize(
     "broken", [b"", b"\xc1", b"\x01", b"\x93\x01\x02\x03", b"\x94\x01\x02\x03\xc2"]
 )
-def test_what_no_bridge_wrote_is_refused(broken: bytes) -> None:
+def test_malformed_ledger_record_is_refused(broken: bytes) -> None:
     with pytest.raises(LedgerError):
         Ledger.restore([broken])

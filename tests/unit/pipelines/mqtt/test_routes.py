@@ -44,17 +44,17 @@ from fencepost.pipelines.mqtt.routes import (
         ("+/+", "/a", True),
     ],
 )
-def test_filters(pattern: str, topic: str, fits: bool) -> None:
+def test_filter_matches_topics_as_in_mqtt(pattern: str, topic: str, fits: bool) -> None:
     assert covers(pattern, topic) is fits
 
 
 @pytest.mark.parametrize("wrong", ["", "a/#/b", "a#", "a/b+", "a\0", "x" * 65_536, "$share/g/a"])
-def test_impossible_filters(wrong: str) -> None:
+def test_invalid_filter_is_refused(wrong: str) -> None:
     with pytest.raises(RouteError):
         check_filter(wrong)
 
 
-def test_topic_and_key_from_the_levels() -> None:
+def test_route_builds_topic_and_key_from_topic_levels() -> None:
     route = Route("weather/+/hourly", "weather.{1}", "{1}")
     assert route.target("weather/JFK/hourly") == ("weather.JFK", b"JFK")
     assert route.target("weather/J F/hourly") == ("weather.J_F", b"J F")
@@ -62,7 +62,7 @@ def test_topic_and_key_from_the_levels() -> None:
         Route("a/#", "{9}").target("a/b")
 
 
-def test_a_kafka_topic_at_its_limit_and_one_past_it() -> None:
+def test_kafka_topic_name_above_the_length_limit_is_refused() -> None:
     route = Route("#", "{topic}")
     assert len(route.target("x" * MAX_NAME_CHARACTERS)[0]) == MAX_NAME_CHARACTERS
     with pytest.raises(RouteError):
@@ -86,7 +86,7 @@ TOPICS += [*(f"$S/{topic}" for topic in TOPICS), "$S"]
 
 @settings(deadline=None, max_examples=200)
 @given(FILTERS, FILTERS)
-def test_covering_and_overlapping_are_what_matching_says(one: str, other: str) -> None:
+def test_cover_and_overlap_of_filters_agree_with_matching(one: str, other: str) -> None:
     """Filters of at most four levels and two names cover all cases."""
     ours = {topic for topic in TOPICS if covers(one, topic)}
     theirs = {topic for topic in TOPICS if covers(other, topic)}
@@ -94,7 +94,7 @@ def test_covering_and_overlapping_are_what_matching_says(one: str, other: str) -
     assert covers(one, other) is (theirs <= ours)
 
 
-def test_filters_that_overlap_are_one_subscription_or_refused() -> None:
+def test_overlapping_filters_are_one_subscription_or_are_refused() -> None:
     routes = (Route("a/b", "x", qos=2), Route("a/+", "y", qos=0), Route("c", "z", qos=1))
     assert Mapped(routes).subscriptions == [("a/+", 2), ("c", 1)]
     assert Mapped(routes).covered == ["a/b"]
@@ -105,7 +105,7 @@ def test_filters_that_overlap_are_one_subscription_or_refused() -> None:
     assert both.subscriptions == [("#", 2)]
 
 
-def test_the_first_route_that_fits_decides() -> None:
+def test_first_matching_route_is_used() -> None:
     mapped = Mapped((Route("a/b", "one"), Route("a/#", "two")))
     assert mapped.route("a/b").topic == "one"
     assert mapped.route("a/c").topic == "two"
@@ -113,7 +113,7 @@ def test_the_first_route_that_fits_decides() -> None:
         mapped.route("c")
 
 
-def test_message_ids() -> None:
+def test_message_id_is_read_from_property_json_or_level() -> None:
     assert MessageId.parse("property:id").of("t", b"", [("id", "7")]) == OwnId("7")
     assert MessageId.parse("property:id").of("t", b"", []) is None
     assert MessageId.parse("json:n").of("t", b'{"n": 7}', []) == OwnId("7", True, "7")
@@ -128,7 +128,7 @@ def test_message_ids() -> None:
             MessageId.parse(wrong)
 
 
-def test_a_repeated_user_property_is_one_id_of_all_its_values() -> None:
+def test_repeated_user_property_gives_one_id_of_all_its_values() -> None:
     of = MessageId.parse("property:id").of
     ids = [
         of("t", b"", [("id", text) for text in texts])
@@ -171,7 +171,7 @@ def sorted_members(tree: Any) -> Any:
 
 
 @given(st.lists(TREES, min_size=2, max_size=6))
-def test_two_ids_of_json_are_the_same_exactly_if_their_values_are(trees: list[Any]) -> None:
+def test_json_ids_are_equal_exactly_if_their_values_are(trees: list[Any]) -> None:
     of = MessageId.parse("json:n").of
     found = [of("t", f'{{"n": {rendered(tree)}}}'.encode(), []) for tree in trees]
     for (tree, one), (other, two) in itertools.combinations(zip(trees, found, strict=True), 2):
@@ -180,18 +180,18 @@ def test_two_ids_of_json_are_the_same_exactly_if_their_values_are(trees: list[An
         assert (one.text == two.text) == (sorted_members(tree) == sorted_members(other))
 
 
-def test_blanks_and_the_order_of_members_are_no_part_of_an_id() -> None:
+def test_json_id_ignores_blanks_and_the_order_of_members() -> None:
     of = MessageId.parse("json:n").of
     texts = (rb'{"n":{"a":1,"b":[2,"\u0063"]}}', b'{"n": {"b": [2, "c"], "a": 1}}')
     assert len({one.text for text in texts if (one := of("t", text, []))}) == 1
 
 
-def test_an_id_nested_too_deep_is_none() -> None:
+def test_deeply_nested_json_id_raises_no_recursion_error() -> None:
     deep = b'{"n":' + b"[" * 900 + b"]" * 900 + b"}"
     MessageId.parse("json:n").of("t", deep, [])  # no RecursionError
 
 
-def test_a_file_of_routes(tmp_path: Path) -> None:
+def test_routes_file_is_read_or_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "routes.toml"
     file.write_text(
         'message_id = "json:id"\n[[route]]\nfilter = "a/+"\ntopic = "a"\nkey = "{1}"\nqos = 1\n'

@@ -14,7 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 
 
-def test_topics_are_asked_for_until_a_broker_is_back(tmp_path: Path) -> None:
+def test_topics_request_is_retried_until_the_broker_is_back(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path).start()
     with Cluster(daemon.bootstrap) as client:
         client.create_topic("t")
@@ -29,7 +29,7 @@ def test_topics_are_asked_for_until_a_broker_is_back(tmp_path: Path) -> None:
     daemon.kill()
 
 
-def test_an_address_at_which_nobody_has_ever_answered_is_told_at_once() -> None:
+def test_first_request_to_unreachable_broker_fails_without_waiting() -> None:
     begin = time.monotonic()
     with pytest.raises(BrokerError):
         ClusterConnection("127.0.0.1:1", client_id="c", timeout_ms=600_000).topics()

@@ -65,7 +65,7 @@ def sealed(rows: Rows, max_bytes: int, first: int | None = None) -> list[bytes]:
 @pytest.mark.slow
 @given(records, st.integers(1, 5_000), st.none() | st.integers(1, 5))
 @settings(max_examples=150, deadline=None)
-def test_encoded_columns_are_what_the_record_codec_reads(
+def test_record_codec_reads_encoded_columns(
     rows: list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]],
     max_bytes: int,
     first: int | None,
@@ -106,7 +106,7 @@ def groups(*batches: bytes) -> list[tuple[BatchHeader, bytes]]:
 @pytest.mark.slow
 @given(records, st.integers(0, 1 << 40), st.booleans(), st.integers(1, 20))
 @settings(max_examples=150, deadline=None)
-def test_decoded_columns_are_what_the_record_codec_wrote(
+def test_decoded_columns_equal_the_records_of_the_record_codec(
     rows: list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]],
     base: int,
     append_time: bool,
@@ -132,7 +132,7 @@ def test_decoded_columns_are_what_the_record_codec_wrote(
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_damaged_records_are_refused_or_read_never_worse(data: st.DataObject) -> None:
+def test_damaged_records_are_read_or_refused(data: st.DataObject) -> None:
     batch = encode_batch([LogRecord(at, 5, b"key", b"v" * 70, ()) for at in range(4)])
     ((header, payload),) = groups(batch)
     at = data.draw(st.integers(0, len(payload) - 1))
@@ -146,7 +146,7 @@ def test_damaged_records_are_refused_or_read_never_worse(data: st.DataObject) ->
     assert len(found.offsets) == header.record_count
 
 
-def test_murmur2_has_kafkas_vectors() -> None:
+def test_murmur2_matches_kafkas_test_vectors() -> None:
     # Source: UtilsTest.testMurmur2 of Kafka's clients.
     vectors = {
         b"21": -973932308,
@@ -162,7 +162,7 @@ def test_murmur2_has_kafkas_vectors() -> None:
 
 @given(st.lists(st.none() | st.binary(max_size=40), max_size=50), st.integers(1, 50))
 @settings(max_examples=100, deadline=None)
-def test_keys_go_where_the_scalar_partitioner_sends_them(
+def test_array_partitioner_agrees_with_the_scalar_partitioner(
     keys: list[bytes | None], count: int
 ) -> None:
     padded = pa.array([b"x", *keys], pa.binary()).slice(1)
@@ -187,7 +187,7 @@ def written(columns: dict[str, object], topic: str | None = "t") -> dict[tuple[s
     return found
 
 
-def test_rows_go_to_the_partition_of_their_column_else_of_their_key() -> None:
+def test_row_partition_comes_from_its_column_or_else_from_its_key() -> None:
     keys = [b"a", b"b", b"c", b"d"]
     by_key = [one_key.partition_for(key, 4) for key in keys]
     found = written(
@@ -201,7 +201,7 @@ def test_rows_go_to_the_partition_of_their_column_else_of_their_key() -> None:
     assert found == {("t", part): wanted.count(part) for part in set(wanted)}
 
 
-def test_rows_without_topic_option_go_where_their_column_says() -> None:
+def test_row_topic_comes_from_its_column_without_the_topic_option() -> None:
     columns = {"value": pa.array([b"1", b"2", b"3"]), "topic": pa.array(["x", "y", "x"])}
     found = written(columns, topic=None)
     assert {topic: count for (topic, _), count in found.items()} == {"x": 2, "y": 1}
@@ -210,7 +210,7 @@ def test_rows_without_topic_option_go_where_their_column_says() -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, 4])
-def test_a_partition_that_the_topic_lacks_is_refused(partition: int) -> None:
+def test_row_with_unknown_partition_is_refused(partition: int) -> None:
     columns = {"value": pa.array([b"1"]), "partition": pa.array([partition], pa.int32())}
     if partition < 0:
         # Negative partitions do not exist.
@@ -238,7 +238,7 @@ def new_spool(subject: str = "query") -> Spool:
     return made
 
 
-def test_what_is_spooled_comes_back(machine: Path) -> None:
+def test_spooled_pieces_are_read_back_until_the_sweep(machine: Path) -> None:
     made, other = new_spool(), new_spool("another")
     assert made.is_shared()
     path = made.write(pieces(5))
@@ -247,14 +247,14 @@ def test_what_is_spooled_comes_back(machine: Path) -> None:
     assert [entry.name for entry in machine.iterdir()] == [Path(other.folder).name]
 
 
-def test_a_crashed_attempts_files_go(machine: Path) -> None:
+def test_new_spool_removes_files_of_a_crashed_attempt(machine: Path) -> None:
     path = new_spool().write(pieces(1))
     new_spool()
     with pytest.raises(FileNotFoundError):
         list(spool.read(path))
 
 
-def test_a_spool_that_others_can_write_to_is_not_used(machine: Path) -> None:
+def test_spool_that_others_can_write_to_is_refused(machine: Path) -> None:
     made = new_spool()
     path = made.write(pieces(1))
     Path(made.folder).chmod(0o777)
@@ -263,7 +263,7 @@ def test_a_spool_that_others_can_write_to_is_not_used(machine: Path) -> None:
         list(spool.read(path))
 
 
-def test_what_was_left_on_another_machine_is_no_sign_of_a_shared_folder(
+def test_spool_left_on_another_machine_is_not_shared(
     machine: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_spool()
@@ -276,7 +276,7 @@ def test_what_was_left_on_another_machine_is_no_sign_of_a_shared_folder(
     assert not Spool(str(here), made.mark).is_shared()
 
 
-def test_where_no_folder_can_be_made_nothing_is_spooled(
+def test_spool_is_not_created_without_a_temporary_folder(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool.tempfile, "tempdir", str(machine / "missing"))
@@ -287,7 +287,7 @@ def test_where_no_folder_can_be_made_nothing_is_spooled(
     ("header", "told"),
     [({"key": None, "value": b"v"}, "the key of a header is null"), (None, "a header is null")],
 )
-def test_a_header_without_a_key_is_refused(header: dict[str, object] | None, told: str) -> None:
+def test_header_without_a_key_is_refused(header: dict[str, object] | None, told: str) -> None:
     good = {"key": "", "value": None}
     with pytest.raises(SparkPipelineError, match=told):
         encode_headers(pa.array([[good], None, [good, header]], HEADERS))

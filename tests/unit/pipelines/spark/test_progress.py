@@ -51,7 +51,7 @@ def sink(**options: str) -> SinkOptions:
     return sink_options(given_options, streaming=True)
 
 
-def test_defaults_are_those_of_the_stock_connector_but_for_isolation() -> None:
+def test_source_defaults_equal_the_stock_connectors_except_for_isolation() -> None:
     streaming, batch = source(), source(streaming=False)
     assert streaming.starting.everywhere == LATEST
     assert batch.starting.everywhere == EARLIEST
@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_stock_connector_but_for_isolation() -> None:
     assert source(kafka_isolation_level="read_uncommitted").isolation == READ_UNCOMMITTED
 
 
-def test_security_has_the_stock_connectors_names_and_shows_no_secret() -> None:
+def test_security_options_have_the_stock_names_and_hide_secrets() -> None:
     options = {key.upper(): value for key, value in SECURE.items()}
     for found in (source(**options), sink(**options)):
         security = found.security
@@ -85,14 +85,14 @@ def test_security_has_the_stock_connectors_names_and_shows_no_secret() -> None:
         {"kafka.sasl.username": "bob", "kafka.sasl.password": SECRET, "kafka.sasl.mechanism": "X"},
     ],
 )
-def test_what_is_wrong_with_a_secret_is_told_without_it(wrong: dict[str, str]) -> None:
+def test_invalid_security_option_is_refused_without_showing_secrets(wrong: dict[str, str]) -> None:
     for read in (source, sink):
         with pytest.raises(OptionError, match=r"kafka\.(sasl|ssl)\.") as refused:
             read(**(SECURE | wrong))
         assert SECRET not in str(refused.value)
 
 
-def test_names_come_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     options = {"KAFKA.BOOTSTRAP.SERVERS": "h:1", "SUBSCRIBE": "a, b", "maxoffsetsPERtrigger": "5"}
     found = source_options(options, streaming=True)
     assert found.topics == ("a", "b")
@@ -143,7 +143,7 @@ def test_names_come_in_any_case() -> None:
         ({"kafka.bootstrap.servers": "host:port"}, "not host:port"),
     ],
 )
-def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
+def test_invalid_source_option_is_refused(options: dict[str, str], message: str) -> None:
     given_options = BOOTSTRAP | options
     if not {"subscribe", "assign", "subscribePattern"} & options.keys():
         given_options["subscribe"] = "t"
@@ -160,7 +160,9 @@ def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
         ({"endingOffsets": '{"t": {"0": -2}}'}, "can't be earliest"),
     ],
 )
-def test_what_a_batch_source_refuses(options: dict[str, str], message: str) -> None:
+def test_invalid_offsets_of_a_batch_source_are_refused(
+    options: dict[str, str], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         source_options(BOOTSTRAP | {"subscribe": "t"} | options, streaming=False)
 
@@ -180,12 +182,12 @@ def test_what_a_batch_source_refuses(options: dict[str, str], message: str) -> N
         ({"kafka.transaction.timeout.ms": "0"}, "at least 1"),
     ],
 )
-def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
+def test_invalid_sink_option_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         sink_options(BOOTSTRAP | {"topic": "t"} | options, streaming=True)
 
 
-def test_a_sink_needs_a_topic_to_keep_its_progress_with() -> None:
+def test_streaming_sink_needs_a_topic_for_its_progress() -> None:
     with pytest.raises(OptionError, match="keeps its progress"):
         sink_options(BOOTSTRAP, streaming=True)
     assert sink_options(BOOTSTRAP | {"progress.topic": "p"}, streaming=True).progress_topic == "p"
@@ -197,17 +199,17 @@ def test_a_sink_needs_a_topic_to_keep_its_progress_with() -> None:
     ("text", "wanted_ms"),
     [("1500", 1500), ("90s", 90_000), ("2 m", 120_000), ("3min", 180_000), ("1H", 3_600_000)],
 )
-def test_times_are_written_as_in_spark(text: str, wanted_ms: int) -> None:
+def test_max_trigger_delay_accepts_sparks_time_units(text: str, wanted_ms: int) -> None:
     assert source(maxTriggerDelay=text).max_trigger_delay_ms == wanted_ms
 
 
-def test_batches_are_held_back_for_a_quarter_of_an_hour_at_most() -> None:
+def test_max_trigger_delay_is_15_minutes_by_default() -> None:
     found = source(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5")
     assert (found.min_offsets, found.max_offsets) == (5, 5)
     assert found.max_trigger_delay_ms == 15 * 60 * 1000
 
 
-def test_the_smaller_limit_of_a_fetch_counts() -> None:
+def test_smaller_of_both_fetch_limits_applies() -> None:
     limits = {"kafka_fetch_max_bytes": "5000", "kafka_max_partition_fetch_bytes": "4000"}
     assert source(**limits).fetch_bytes == 4000
     assert source(kafka_max_partition_fetch_bytes="1024").fetch_bytes == 1024
@@ -215,7 +217,7 @@ def test_the_smaller_limit_of_a_fetch_counts() -> None:
         source(kafka_max_partition_fetch_bytes="1023")
 
 
-def test_options_of_the_stock_connector_without_meaning_here_are_let_pass(
+def test_stock_options_without_effect_are_accepted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client_options.tell_once.cache_clear()
@@ -236,21 +238,21 @@ def test_options_of_the_stock_connector_without_meaning_here_are_let_pass(
     ]
 
 
-def test_the_size_of_batches_is_that_of_requests() -> None:
+def test_sink_batch_size_is_limited_by_max_request_size() -> None:
     # Kafka's batch.size limits what is collected while other batches are in flight.
     assert sink(kafka_batch_size="16384").batch_bytes == 900_000
     assert sink(kafka_max_request_size="500").batch_bytes == 500
     assert sink(kafka_max_request_size="10485760").batch_bytes == 900_000
 
 
-def test_levels_have_kafkas_names_too() -> None:
+def test_sink_compression_level_has_kafkas_option_names() -> None:
     levels = {"kafka_compression_zstd_level": "7", "kafka_compression_gzip_level": "1"}
     assert sink(kafka_compression_type="zstd", **levels).level == 7
     assert sink(kafka_compression_type="lz4", **levels).level is None
     assert sink(kafka_compression_type="lz4", kafka_compression_level="3", **levels).level == 3
 
 
-def test_a_timestamp_is_a_column_of_the_sink_only_where_it_is_asked_for() -> None:
+def test_sink_has_a_timestamp_column_only_if_included() -> None:
     assert "timestamp" not in sink().columns
     assert "timestamp" in sink(includeTimestamp="true").columns
 
@@ -262,7 +264,7 @@ class Told:
         self.endOffset, self.latestOffset = end, latest
 
 
-def test_the_lag_is_told_in_the_words_of_the_stock_connector() -> None:
+def test_lag_metrics_have_the_stock_connectors_names() -> None:
     found = behind_latest(Told('{"t":{"0":5,"1":7}}', '{"t":{"0":5,"1":10,"2":4}}'))
     assert found == {
         "minOffsetsBehindLatest": "0",
@@ -285,7 +287,7 @@ def test_offsets_survive_the_checkpoint() -> None:
     assert text == json.dumps(plan.to_json(dict(reversed(offsets.items()))))
 
 
-def test_a_limit_is_shared_in_proportion_to_the_lags() -> None:
+def test_offset_limit_is_shared_in_proportion_to_the_lags() -> None:
     assert plan.limit({T0: 0, T1: 0}, {T0: 900, T1: 100}, 100) == {T0: 90, T1: 10}
     assert plan.limit({T0: 0, T1: 5}, {T0: 10, T1: 5}, 100) == {T0: 10, T1: 5}
     # A small lag next to a huge one still advances; a new partition counts from 0.
@@ -297,7 +299,9 @@ def test_a_limit_is_shared_in_proportion_to_the_lags() -> None:
     st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 100), st.integers(0, 500))),
     st.integers(1, 1000),
 )
-def test_limits_end(lags: dict[int, tuple[int, int]], most: int) -> None:
+def test_limited_batches_reach_the_latest_offsets(
+    lags: dict[int, tuple[int, int]], most: int
+) -> None:
     start = {("t", index): begin for index, (begin, _) in lags.items()}
     latest = {("t", index): begin + lag for index, (begin, lag) in lags.items()}
     batches = 0
@@ -332,7 +336,7 @@ def test_ranges_cover_every_offset_once(
         assert len(found) >= min(parts, total)
 
 
-def test_a_large_backlog_is_split_and_small_ones_are_not() -> None:
+def test_only_a_large_backlog_is_split_into_ranges() -> None:
     found = plan.ranges(
         {T0: 0, T1: 0}, {T0: 1000, T1: 10}, fail_on_data_loss=True, min_partitions=5
     )
@@ -340,7 +344,7 @@ def test_a_large_backlog_is_split_and_small_ones_are_not() -> None:
     assert [one.size for one in found if one.partition == 0] == [200] * 5
 
 
-def test_lost_partitions_are_told() -> None:
+def test_lost_partition_or_offsets_raise_data_loss_error() -> None:
     with pytest.raises(DataLossError, match="gone"):
         plan.ranges({T0: 0, T1: 5}, {T0: 1}, fail_on_data_loss=True)
     with pytest.raises(DataLossError, match="went back from 9 to 1"):
@@ -357,7 +361,7 @@ def checkpoint(folder: Path, lines: list[str], batch: int = 3) -> PlannedBatch |
     return read_checkpoint(str(folder))
 
 
-def test_the_checkpoint_tells_batch_query_and_offsets(tmp_path: Path) -> None:
+def test_checkpoint_has_batch_id_query_id_and_offsets(tmp_path: Path) -> None:
     lines = ["v1", "{}", '{"t":{"0":5}}', "-", '{"u":{"1":7}}', "4711"]
     found = checkpoint(tmp_path, lines)
     assert found is not None
@@ -373,7 +377,7 @@ def test_the_checkpoint_tells_batch_query_and_offsets(tmp_path: Path) -> None:
     assert third.digest != found.digest
 
 
-def test_both_formats_of_the_offset_log_are_read(tmp_path: Path) -> None:
+def test_offset_log_is_read_in_both_formats(tmp_path: Path) -> None:
     first = checkpoint(tmp_path / "v1", ["v1", "{}", '{"t":{"0":5}}', "-", '{"u":{"1":7}}'])
     lines = ["v2", "{}", '2:{"u":{"1":7}}', "1:-", '0:{"t":{"0":5}}']
     second = checkpoint(tmp_path / "v2", lines)
@@ -382,7 +386,7 @@ def test_both_formats_of_the_offset_log_are_read(tmp_path: Path) -> None:
     assert second.offsets() == {("t", 0): 5, ("u", 1): 7}
 
 
-def test_a_checkpoint_in_another_format_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProgressError, match="formats v1 and v2"):
         checkpoint(tmp_path, ["v9", "{}"])
 
@@ -405,7 +409,7 @@ def progress(batch: int, query: str = "q", digest: str = "d") -> Progress:
     return Progress(batch, query, digest)
 
 
-def test_progress_survives_its_metadata() -> None:
+def test_progress_survives_encoding_and_decoding() -> None:
     told = Progress(12, "q", "d", 99, "c")
     assert Progress.from_text(told.to_text(), "g") == told
     assert len(told.to_text()) < 4096
@@ -431,11 +435,13 @@ def test_progress_of_earlier_versions_can_be_read() -> None:
         (7, progress(7, query="tid", digest=""), BatchState.LOOKS_DONE),
     ],
 )
-def test_a_batch_is_done_or_next(batch: int, done: Progress | None, expected: BatchState) -> None:
+def test_batch_state_is_next_done_or_looks_done(
+    batch: int, done: Progress | None, expected: BatchState
+) -> None:
     assert batch_state(progress(batch), done, "tid") is expected
 
 
-def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
+def test_batch_without_offsets_is_compared_by_rows_and_checksum() -> None:
     done = Progress(7, "q", "", 3, "ab")
     check_same(Progress(7, "q", "", 3, "ab"), done)
     check_same(Progress(7, "q", "", 3, "ab"), Progress(7, "tid", "", 3))
@@ -455,7 +461,7 @@ def test_what_no_offsets_tell_apart_is_told_by_the_rows() -> None:
         (5, progress(5, digest="other"), "planned again"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(
+def test_progress_of_another_query_or_batch_is_refused(
     batch: int, done: Progress | None, message: str
 ) -> None:
     with pytest.raises(ProgressError, match=message):

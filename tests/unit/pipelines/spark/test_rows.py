@@ -52,7 +52,7 @@ def check(to: str | None = "t", **columns: DataType) -> None:
 
 
 @pytest.mark.parametrize("nullable", [True, False])
-def test_types_that_fit(nullable: bool) -> None:
+def test_columns_of_supported_types_are_accepted(nullable: bool) -> None:
     for kind in (TEXT, BYTES):
         check(value=kind, key=kind, partition=INT, timestamp=TimestampType())
     for names in (("key", "value"), ("KEY", "Value")):
@@ -85,7 +85,9 @@ def test_types_that_fit(nullable: bool) -> None:
         ("headers", header(("key", TEXT), ("value", BYTES), ("more", TEXT))),
     ],
 )
-def test_types_that_do_not_fit_are_named_with_what_is_wanted(name: str, kind: DataType) -> None:
+def test_column_of_unsupported_type_is_refused_with_the_expected_type(
+    name: str, kind: DataType
+) -> None:
     with pytest.raises(OptionError) as refusal:
         check(**{"value": TEXT, name: kind})
     told = str(refusal.value)
@@ -94,7 +96,7 @@ def test_types_that_do_not_fit_are_named_with_what_is_wanted(name: str, kind: Da
         assert "array<struct<key:string,value:binary>>" in told
 
 
-def test_only_a_worker_hides_the_traceback_and_only_of_our_sentences(
+def test_traceback_is_hidden_only_in_a_worker_and_for_pipeline_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @plain_errors

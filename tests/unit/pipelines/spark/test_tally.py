@@ -39,13 +39,15 @@ def counted(*parts: list[Row]) -> tuple[int, str]:
 
 
 @given(records, st.randoms(use_true_random=False), st.integers(0, 30))
-def test_order_and_tasks_do_not_matter(rows: list[Row], chance: random.Random, cut: int) -> None:
+def test_checksum_does_not_depend_on_order_or_tasks(
+    rows: list[Row], chance: random.Random, cut: int
+) -> None:
     mixed = chance.sample(rows, len(rows))
     assert counted(mixed[:cut], mixed[cut:]) == counted(rows)
 
 
 @given(records, records)
-def test_other_rows_have_another_checksum(rows: list[Row], others: list[Row]) -> None:
+def test_different_rows_have_different_checksums(rows: list[Row], others: list[Row]) -> None:
     def known(row: Row) -> str:
         return repr((row[0], row[1], row[2] or [], row[3]))
 
@@ -64,7 +66,7 @@ def test_other_rows_have_another_checksum(rows: list[Row], others: list[Row]) ->
         ([b"v%d" % n for n in range(100)], [b"v%d" % n for n in range(100, 200)]),
     ],
 )
-def test_alike_is_not_the_same(one: list[bytes], other: list[bytes]) -> None:
+def test_similar_rows_have_different_checksums(one: list[bytes], other: list[bytes]) -> None:
     assert counted([(None, v, None, 0) for v in one]) != counted(
         [(None, v, None, 0) for v in other]
     )
@@ -72,7 +74,7 @@ def test_alike_is_not_the_same(one: list[bytes], other: list[bytes]) -> None:
     assert counted([(v, b"", None, 0) for v in one]) != counted([(b"", v, None, 0) for v in one])
 
 
-def test_rows_that_are_larger_than_what_is_worked_on_at_once(
+def test_checksum_does_not_depend_on_the_chunk_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = [(None, bytes([at]) * at, None, at) for at in range(200)]
@@ -81,7 +83,7 @@ def test_rows_that_are_larger_than_what_is_worked_on_at_once(
     assert counted(rows) == expected
 
 
-def test_a_slice_is_not_the_whole() -> None:
+def test_checksum_of_a_slice_has_only_its_rows() -> None:
     column = pa.array([b"", b"12345678x", None, b"abc", b"x" * 31])
     whole, part = RowTally(is_exact=True), RowTally(is_exact=True)
     whole.add({"value": pa.array([None, b"abc", b"x" * 31])}, 3)
@@ -89,7 +91,7 @@ def test_a_slice_is_not_the_whole() -> None:
     assert (part.rows, part.checksum) == (whole.rows, whole.checksum)
 
 
-def test_only_rows_are_counted_where_that_is_enough() -> None:
+def test_inexact_tally_counts_rows_without_a_checksum() -> None:
     found = RowTally(is_exact=False)
     found.add({"value": pa.array([b"x"])}, 1)
     assert (found.rows, found.checksum) == (1, 0)

@@ -81,7 +81,9 @@ def process(children: list[Child], program: str, *arguments: str) -> Child:
 
 
 @pytest.mark.slow
-def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path: Path) -> None:
+def test_concurrent_tasks_never_get_the_same_sequence_number(
+    folder: Spool, children: list[Child], tmp_path: Path
+) -> None:
     # Some request both partitions, in either order, which must not deadlock.
     gate = tmp_path / "gate"
     for parts in ("0,1", "1,0", "0", "1"):
@@ -96,7 +98,7 @@ def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path:
 
 
 @pytest.mark.slow
-def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
+def test_task_killed_during_its_write_ends_the_attempt(
     folder: Spool, children: list[Child]
 ) -> None:
     child = process(children, HOLD, folder.folder)
@@ -117,7 +119,7 @@ def turn(folder: Spool, part: tuple[str, int]) -> None:
         numbers[part] += 1
 
 
-def test_a_write_that_fails_leaves_no_number(folder: Spool) -> None:
+def test_partition_with_a_failed_write_is_refused_to_later_tasks(folder: Spool) -> None:
     turn(folder, PART)
     with contextlib.suppress(AccessError), TaskTurns(folder).turn([PART]) as numbers:
         assert numbers == {PART: 1}
@@ -127,7 +129,7 @@ def test_a_write_that_fails_leaves_no_number(folder: Spool) -> None:
     assert is_fatal(told.value), "no restart cures what lies behind it"
 
 
-def test_a_number_that_was_half_written_is_none(folder: Spool) -> None:
+def test_torn_sequence_number_file_is_refused(folder: Spool) -> None:
     turn(folder, PART)
     (file,) = Path(folder.folder).glob("*-0")
     file.write_bytes(b"1nder way")
@@ -135,7 +137,7 @@ def test_a_number_that_was_half_written_is_none(folder: Spool) -> None:
         turn(folder, PART)
 
 
-def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
+def test_first_task_begins_the_transaction_and_others_join_it(folder: Spool) -> None:
     def fails() -> BegunTransaction:
         raise ConnectionError
 
@@ -151,14 +153,14 @@ def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
     assert left_behind("query") == []
 
 
-def test_a_second_attempt_is_refused_whatever_spark_calls_it(folder: Spool) -> None:
+def test_second_attempt_of_a_task_is_refused(folder: Spool) -> None:
     TaskTurns(folder).claim(0)
     TaskTurns(folder).claim(1)
     with pytest.raises(SharedTransactionError, match="write a second time"):
         TaskTurns(folder).claim(0)
 
 
-def test_an_attempt_that_was_given_up_gets_no_further(folder: Spool) -> None:
+def test_task_of_an_abandoned_attempt_is_refused(folder: Spool) -> None:
     turns = TaskTurns(folder)
     turns.claim(0)
     turn(folder, PART)
@@ -170,7 +172,7 @@ def test_an_attempt_that_was_given_up_gets_no_further(folder: Spool) -> None:
     until(lambda: not Path(folder.folder).exists(), "the folder is gone")
 
 
-def test_records_of_a_partition_have_to_add_up() -> None:
+def test_record_counts_that_do_not_add_up_are_refused() -> None:
     first, second = Sent(10, 30), Sent(20, 25)
     assert added_up([[(PART, first)], [(PART, second), (OTHER, Sent(5, 5))]]) == {
         PART: 30,
@@ -197,9 +199,7 @@ def test_records_of_a_partition_have_to_add_up() -> None:
         ("", 0),
     ],
 )
-def test_tasks_take_turns_where_they_are_on_one_machine_and_not_tried_again(
-    master: str, attempts: int
-) -> None:
+def test_tasks_take_turns_only_on_one_machine_without_retries(master: str, attempts: int) -> None:
     assert attempts_of(master) == attempts
     assert takes_turns("auto", attempts) == (attempts == 1)
     assert takes_turns("direct", attempts) == (attempts > 0)

@@ -30,7 +30,7 @@ class Node:
         self.itself = self
 
 
-def test_what_is_imported_is_left_alone_and_later_garbage_is_collected(
+def test_imported_code_is_frozen_and_later_garbage_is_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "imported_for_the_first_time", ModuleType("m"))
@@ -46,14 +46,14 @@ def test_what_is_imported_is_left_alone_and_later_garbage_is_collected(
     assert watched() is None
 
 
-def test_garbage_of_the_work_before_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_collected_before_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = weakref.ref(Node())
     monkeypatch.setitem(sys.modules, "imported_after_that", ModuleType("m"))
     settle()
     assert watched() is None
 
 
-def test_modules_that_came_later_are_left_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_frozen_again_after_later_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     settle()
     kept = [Node() for _ in range(1_000)]
     more = {id(one) for one in kept}
@@ -63,7 +63,7 @@ def test_modules_that_came_later_are_left_alone_too(monkeypatch: pytest.MonkeyPa
     assert more.isdisjoint(id(one) for one in gc.get_objects()), "what is frozen is not listed"
 
 
-def test_the_connection_to_the_jvm_is_found_among_other_files() -> None:
+def test_tcp_nodelay_is_set_on_the_connection_to_the_jvm() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far = server.accept()[0]

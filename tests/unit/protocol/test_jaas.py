@@ -22,7 +22,7 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
         (f'{PLAIN} required // of alice\n x = "\\101" /* b */ y=plain;', {"x": "A", "y": "plain"}),
     ],
 )
-def test_a_login_is_read(text: str, options: dict[str, str]) -> None:
+def test_jaas_config_is_parsed_into_module_and_options(text: str, options: dict[str, str]) -> None:
     login = parse_jaas(text)
     assert (login.module, login.family, login.options) == (PLAIN, "PLAIN", options)
 
@@ -40,12 +40,12 @@ def test_a_login_is_read(text: str, options: dict[str, str]) -> None:
         (f"{PLAIN} required username=;", "NAME="),
     ],
 )
-def test_what_is_none_is_refused_without_its_values(text: str, complaint: str) -> None:
+def test_invalid_jaas_config_is_refused_without_showing_values(text: str, complaint: str) -> None:
     with pytest.raises(JaasError, match=complaint) as caught:
         parse_jaas(text)
     assert "hidden" not in str(caught.value)
 
 
-def test_a_module_that_nobody_knows_has_no_family() -> None:
+def test_unknown_login_module_has_no_family() -> None:
     assert parse_jaas("com.example.Login required;").family == ""
     assert "pw" not in repr(parse_jaas(f'{PLAIN} required password="pw";'))

@@ -131,17 +131,17 @@ def structures(message: overlay.Message) -> dict[str, list[Row]]:
     }
 
 
-def test_every_message_of_4_4_has_a_table() -> None:
+def test_tables_cover_every_message_of_4_4() -> None:
     assert {one for one in overlay.messages() if one[:2] not in OF_ZOOKEEPER} == TABLE.keys()
 
 
 @pytest.mark.parametrize("message", TABLE, ids=str)
-def test_fields_types_tags_and_defaults_are_kafkas(message: overlay.Message) -> None:
+def test_added_message_has_kafkas_fields_types_tags_and_defaults(message: overlay.Message) -> None:
     assert structures(message) == TABLE[message]
 
 
 @pytest.mark.parametrize("message", TABLE, ids=str)
-def test_class_has_its_key_version_and_header(message: overlay.Message) -> None:
+def test_added_message_class_has_its_api_key_version_and_header(message: overlay.Message) -> None:
     key, version, side = message
     cls = message_class(*message)
     assert (cls.__api_key__, cls.__version__, cls.__flexible__) == (key, version, True)
@@ -159,7 +159,7 @@ def test_class_has_its_key_version_and_header(message: overlay.Message) -> None:
     [(18, 4, "response"), (42, 2, "request"), (42, 2, "response"), (28, 5, "request")],
     ids=str,
 )
-def test_changes_since_kios_newest_version(message: overlay.Message) -> None:
+def test_added_version_changes_only_the_fields_of_its_kip(message: overlay.Message) -> None:
     """A version only changes what its KIP says."""
     key, version, side = message
     before, after = structures(message), structures((key, version + 1, side))
@@ -175,7 +175,7 @@ def test_changes_since_kios_newest_version(message: overlay.Message) -> None:
     assert rows[0] ^ rows[1] == changes.get(message, set())
 
 
-def test_names_of_the_versions_that_kio_lacks_are_known() -> None:
+def test_names_of_added_versions_are_known() -> None:
     known = response_factory(ApiKey.DELETE_GROUPS, 0)
     assert not hasattr(known.DeletableGroupResult(error_message="dropped"), "error_message")
     assert is_known(ApiKey.DELETE_GROUPS, "response", "DeletableGroupResult", "error_message")
@@ -202,7 +202,7 @@ def test_module_of_refuses_versions_that_are_not_served() -> None:
         (added_errors.CONTROLLER_ID_NOT_REGISTERED, 136, "controller_id_not_registered"),
     ],
 )
-def test_error_of_4_4_is_read_and_named(error: ErrorCode, code: int, name: str) -> None:
+def test_error_code_of_4_4_is_decoded_and_named(error: ErrorCode, code: int, name: str) -> None:
     assert (int(error), error.name, error.retriable) == (code, name, False)
     assert error is ErrorCode(code) is ErrorCode[name] is getattr(ErrorCode, name)
     assert error in ErrorCode

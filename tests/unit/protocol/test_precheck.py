@@ -31,14 +31,14 @@ def header(key: int, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f", b"\x03"])
-def test_a_count_without_bytes_behind_it_never_reaches_the_decoder(count: bytes) -> None:
+def test_compact_array_count_beyond_the_frame_is_refused(count: bytes) -> None:
     # kio's reader reserves memory for the announced count and aborts the process on failure.
     with pytest.raises(MalformedRequest, match="elements in"):
         decode_request(header(ApiKey.METADATA, 12) + count)
 
 
 @pytest.mark.parametrize("count", [2**31 - 1, 2**20, 1])
-def test_the_same_for_the_older_form(count: int) -> None:
+def test_int32_array_count_beyond_the_frame_is_refused(count: int) -> None:
     with pytest.raises(MalformedRequest, match="elements in"):
         decode_request(header(ApiKey.METADATA, 1) + struct.pack(">i", count))
 
@@ -47,13 +47,13 @@ def delete_groups(count: int) -> bytes:
     return header(ApiKey.DELETE_GROUPS, 2) + uvarint(count + 1) + b"\x01" * count + b"\0"
 
 
-def test_the_object_budget_on_both_sides() -> None:
+def test_array_above_the_object_limit_is_refused() -> None:
     assert len(decode_request(delete_groups(1000), max_objects=1000).body.groups_names) == 1000
     with pytest.raises(MalformedRequest, match="too many elements"):
         decode_request(delete_groups(1001), max_objects=1000)
 
 
-def test_nested_arrays_share_one_budget() -> None:
+def test_nested_arrays_share_one_object_limit() -> None:
     make = request_factory(ApiKey.FETCH, 11)
     topics = [
         make.FetchTopic(topic="t", partitions=[make.FetchPartition(partition=n) for n in range(9)])
@@ -65,7 +65,7 @@ def test_nested_arrays_share_one_budget() -> None:
         decode_request(frame, max_objects=99)
 
 
-def test_unknown_tags_count_too() -> None:
+def test_unknown_tags_count_towards_the_object_limit() -> None:
     def heartbeat(tags: int) -> bytes:
         section = b"".join(uvarint(100 + n) + b"\0" for n in range(tags))
         body = b"\x02g" + struct.pack(">i", 1) + b"\x02m" + b"\0" + uvarint(tags) + section
@@ -77,7 +77,7 @@ def test_unknown_tags_count_too() -> None:
         decode_request(heartbeat(51), max_objects=most)
 
 
-def test_peak_memory_of_the_worst_frame_within_the_budget() -> None:
+def test_peak_memory_per_object_of_the_worst_frame_is_bounded() -> None:
     # Partitions of an OffsetCommit are expensive: 26 bytes on the wire, five values each.
     budget = 20_000
     make = request_factory(ApiKey.OFFSET_COMMIT, 8)
@@ -94,7 +94,7 @@ def test_peak_memory_of_the_worst_frame_within_the_budget() -> None:
     assert peak / budget < 400  # so 100,000 elements stay below 40 MB
 
 
-def test_a_refused_frame_costs_nothing() -> None:
+def test_refused_frame_allocates_almost_no_memory() -> None:
     frame = delete_groups(5_000_000)
     tracemalloc.start()
     try:
@@ -126,7 +126,7 @@ def test_unknown_tags_are_skipped(api: Any) -> None:
         assert decode_request(longer, served).body == decode_request(frame, served).body
 
 
-def test_unknown_tags_inside_and_beside_known_ones() -> None:
+def test_unknown_tags_inside_and_beside_known_ones_are_skipped() -> None:
     make = request_factory(ApiKey.FETCH, 15)
     partition = make.FetchPartition(partition=4, partition_max_bytes=77)
     topic = make.FetchTopic(partitions=[partition])
@@ -158,7 +158,7 @@ def test_unknown_tags_inside_and_beside_known_ones() -> None:
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-def test_long_arrays_are_decoded_in_steps_to_the_same(api: Any) -> None:
+def test_long_arrays_decoded_in_steps_give_the_same_request(api: Any) -> None:
     rng = random.Random(api.key)
     for version in range(api.min_version, api.max_version + 1):
         served = {api.key: (version, version)}
@@ -169,7 +169,7 @@ def test_long_arrays_are_decoded_in_steps_to_the_same(api: Any) -> None:
             assert finish(steps) == decode_request(frame, served)
 
 
-def test_no_step_decodes_or_frees_much_at_once() -> None:
+def test_decoding_step_allocates_and_frees_few_objects() -> None:
     make = request_factory(ApiKey.FETCH, 12)
     wide = [make.FetchPartition(partition=number) for number in range(2_000)]
     asked = [make.FetchTopic(topic=f"t{number}", partitions=wide[:1]) for number in range(2_000)]
@@ -212,12 +212,12 @@ def test_no_step_decodes_or_frees_much_at_once() -> None:
         (header(12, 0) + b"\xff\xff" + b"\0" * 6, "not a HeartbeatRequest"),
     ],
 )
-def test_malformed(data: bytes, why: str) -> None:
+def test_malformed_request_is_refused_with_a_reason(data: bytes, why: str) -> None:
     with pytest.raises(MalformedRequest, match=why):
         decode_request(data)
 
 
-def test_the_longest_string() -> None:
+def test_string_above_the_length_limit_is_refused() -> None:
     def heartbeat(size: int) -> bytes:
         return (
             header(ApiKey.HEARTBEAT, 4)
@@ -238,14 +238,16 @@ def test_header_tags_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(("key", "version"), [(0, 2), (0, 14), (4, 0), (999, 0), (-1, -1), (22, 6)])
-def test_unsupported_version_tells_what_was_asked(key: int, version: int) -> None:
+def test_unsupported_version_error_has_api_key_version_and_correlation_id(
+    key: int, version: int
+) -> None:
     with pytest.raises(UnsupportedVersion) as caught:
         decode_request(struct.pack(">hhih", key, version, 77, -1))
     assert (caught.value.api_key, caught.value.version) == (key, version)
     assert caught.value.correlation_id == 77
 
 
-def test_every_kind_of_buffer_is_decoded() -> None:
+def test_request_is_decoded_from_every_kind_of_buffer() -> None:
     frame = delete_groups(9)
     big = header(0, 9) + b"\0\0\x01\0\0\0\0\x02\x02t\x02\0\0\0\0" + uvarint(9001) + bytes(9003)
     for data in (frame, big):
@@ -254,7 +256,7 @@ def test_every_kind_of_buffer_is_decoded() -> None:
         assert all(body == bodies[0] for body in bodies)
 
 
-def test_read_uvarint_bounds() -> None:
+def test_uvarint_beyond_32_bits_is_refused() -> None:
     assert read_uvarint(b"\xff\xff\xff\xff\x0f", 0) == (2**32 - 1, 5)
     for data in (b"\xff\xff\xff\xff\x1f", b"\xff\xff\xff\xff\xff\x01"):
         with pytest.raises(MalformedRequest):

@@ -22,7 +22,7 @@ SERVERS = NONCE + "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 
 
-def test_the_exchange_of_rfc_7677() -> None:
+def test_exchange_matches_the_example_of_rfc_7677() -> None:
     first = ClientFirst.of("user", NONCE)
     assert first.encode() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     answer = ServerFirst.of(SERVERS, SALT, 4096)
@@ -42,7 +42,9 @@ def test_the_exchange_of_rfc_7677() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])
-def test_a_proof_is_of_one_password_and_one_exchange(mechanism: scram.ScramMechanism) -> None:
+def test_client_proof_is_valid_only_for_its_password_and_exchange(
+    mechanism: scram.ScramMechanism,
+) -> None:
     salted = scram.salted_password(mechanism, "right", b"salt", 10)
     stored = scram.stored_key(mechanism, salted)
     proof = scram.client_proof(mechanism, salted, b"signed")
@@ -61,7 +63,7 @@ def test_a_proof_is_of_one_password_and_one_exchange(mechanism: scram.ScramMecha
     ("user", "name"),
     [("user", "user"), ("a=b,c", "a=3Db=2Cc"), ("=2C", "=3D2C"), (",,==", "=2C=2C=3D=3D")],
 )
-def test_names_go_there_and_back(user: str, name: str) -> None:
+def test_user_name_survives_sasl_encoding(user: str, name: str) -> None:
     assert scram.sasl_name(user) == name
     assert scram.user_name(name) == user
     assert ClientFirst.parse(ClientFirst.of(user, "nonce").encode()).user == user
@@ -78,7 +80,7 @@ def test_names_go_there_and_back(user: str, name: str) -> None:
         ("n,,n=u,r=x,a=b=c", "u", "", {"a": "b=c"}, None),
     ],
 )
-def test_first_messages_that_are_read(
+def test_valid_client_first_message_is_parsed(
     token: str, user: str, authorized: str, extensions: dict[str, str], bare: str | None
 ) -> None:
     found = ClientFirst.parse(token.encode())
@@ -108,13 +110,13 @@ def test_first_messages_that_are_read(
         b"n=u,r=x",
     ],
 )
-def test_first_messages_that_are_not(token: bytes) -> None:
+def test_invalid_client_first_message_is_refused(token: bytes) -> None:
     with pytest.raises(ScramError):
         ClientFirst.parse(token)
 
 
 @pytest.mark.parametrize("token", [b"r=n,s=c2FsdA==,i=4096", b"m=x,r=n,s=c2FsdA==,i=4096,e=xyz"])
-def test_answers_that_a_client_reads(token: bytes) -> None:
+def test_valid_server_first_message_is_parsed(token: bytes) -> None:
     found = ServerFirst.parse(token)
     assert (found.nonce, found.salt, found.iterations) == ("n", b"salt", 4096)
     assert found.encode() == token
@@ -124,25 +126,25 @@ def test_answers_that_a_client_reads(token: bytes) -> None:
     "token",
     [b"r=n,s=c2FsdA==,i=0", b"r=n,s=c2FsdA==,i=-1", b"r=n,s=c2FsdA=,i=1", b"r=n,i=1", b"r=n,s=,i="],
 )
-def test_answers_that_it_does_not_read(token: bytes) -> None:
+def test_invalid_server_first_message_is_refused(token: bytes) -> None:
     with pytest.raises(ScramError):
         ServerFirst.parse(token)
 
 
 @pytest.mark.parametrize("token", [b"c=biws,r=n,p=cHJvb2Y=", b"c=biws,r=n,a=b,p=cHJvb2Y="])
-def test_last_messages(token: bytes) -> None:
+def test_valid_client_final_message_is_parsed(token: bytes) -> None:
     found = ClientFinal.parse(token)
     assert (found.channel_binding, found.nonce, found.proof) == (b"n,,", "n", b"proof")
     assert found.encode() == token
 
 
 @pytest.mark.parametrize("token", [b"c=biws,r=n", b"c=biws,p=AAAA", b"c=b,r=n,p=AAAA", b"p=AAAA"])
-def test_last_messages_that_are_none(token: bytes) -> None:
+def test_invalid_client_final_message_is_refused(token: bytes) -> None:
     with pytest.raises(ScramError):
         ClientFinal.parse(token)
 
 
-def test_the_brokers_last_word() -> None:
+def test_server_final_message_is_parsed_or_is_refused() -> None:
     assert scram.parse_server_final(b"v=c2ln") == b"sig"
     assert scram.parse_server_final(b"v=c2ln,a=b") == b"sig"
     for token in (b"e=other-error", b"v=c2l", b"x=c2ln"):
@@ -150,14 +152,14 @@ def test_the_brokers_last_word() -> None:
             scram.parse_server_final(token)
 
 
-def test_nonces_are_new_and_may_be_sent() -> None:
+def test_nonces_are_unique_and_valid_in_messages() -> None:
     nonces = {scram.new_nonce() for _ in range(100)}
     assert len(nonces) == 100
     for nonce in nonces:
         assert ClientFirst.parse(ClientFirst.of("u", nonce).encode()).nonce == nonce
 
 
-def test_errors_hold_nothing_of_a_message() -> None:
+def test_parse_error_contains_no_part_of_the_message() -> None:
     with pytest.raises(ScramError) as caught:
         ClientFirst.parse(b"my secret")
     assert "secret" not in str(caught.value)

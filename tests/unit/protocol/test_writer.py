@@ -43,7 +43,7 @@ def kios(entity: Any) -> bytes:
 
 @pytest.mark.parametrize("side", ["request", "response"])
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-def test_same_bytes_as_kio_and_back_in_every_version(api: Any, side: Any) -> None:
+def test_writer_produces_kios_bytes_in_every_version(api: Any, side: Any) -> None:
     rng = random.Random(f"{api.key}{side}")
     for version in range(api.min_version, api.max_version + 1):
         cls = message_class(api.key, version, side)
@@ -58,7 +58,7 @@ def test_same_bytes_as_kio_and_back_in_every_version(api: Any, side: Any) -> Non
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-def test_defaults_can_be_written_and_read_in_every_version(api: Any) -> None:
+def test_default_messages_are_encoded_and_decoded_in_every_version(api: Any) -> None:
     for version in range(api.min_version, api.max_version + 1):
         request = request_factory(api.key, version).message()
         frame = b"".join(encode_request(api.key, version, 7, "me", request))
@@ -81,11 +81,11 @@ def test_defaults_can_be_written_and_read_in_every_version(api: Any) -> None:
         (2**32 - 1, b"\xff\xff\xff\xff\x0f"),
     ],
 )
-def test_uvarint(value: int, data: bytes) -> None:
+def test_uvarint_is_encoded_in_groups_of_7_bits(value: int, data: bytes) -> None:
     assert uvarint(value) == data
 
 
-def test_times_may_be_milliseconds_and_minus_one() -> None:
+def test_time_fields_accept_milliseconds_and_minus_one() -> None:
     make = response_factory(ApiKey.DESCRIBE_TRANSACTIONS, 0)
     state = make.TransactionState(transactional_id="t", transaction_start_time_ms=-1)
     response = make.message(throttle_time_ms=1500, transaction_states=[state])
@@ -109,14 +109,14 @@ def test_large_records_are_neither_joined_nor_copied() -> None:
     assert int.from_bytes(chunks[0][:4], "big") == sum(map(len, chunks)) - 4
 
 
-def test_small_records_go_out_in_one_piece() -> None:
+def test_response_with_small_records_is_one_chunk() -> None:
     make = response_factory(ApiKey.FETCH, 11)
     partition = make.PartitionData(partition_index=0, records=memoryview(b"abc"))
     topic = make.FetchableTopicResponse(topic="t", partitions=[partition])
     assert len(encode_response(ApiKey.FETCH, 11, 1, make.message(responses=[topic]))) == 1
 
 
-def test_a_value_that_does_not_fit_is_an_encode_error() -> None:
+def test_value_out_of_range_is_an_encode_error() -> None:
     make = response_factory(ApiKey.HEARTBEAT, 4)
     for entity in (make.message(error_code=2**15), make.message(throttle_time_ms="soon")):
         with pytest.raises(EncodeError, match="HeartbeatResponse"):
@@ -134,7 +134,7 @@ def test_a_value_that_does_not_fit_is_an_encode_error() -> None:
         (ApiKey.CREATE_TOPICS, "CreatableTopicResult"),
     ],
 )
-def test_a_text_about_an_error_can_always_be_sent(api: ApiKey, structure: str) -> None:
+def test_error_message_above_the_limit_is_truncated(api: ApiKey, structure: str) -> None:
     """Names in it may be as long as any string; text beyond the limit is cut off."""
     for version in range(APIS[api].min_version, APIS[api].max_version + 1):
         make = response_factory(api, version)
@@ -159,11 +159,11 @@ class TestFactory:
             assert hasattr(partition, "error_message") is (version >= 8)
             assert partition.index == 1
 
-    def test_a_structure_of_other_versions_builds_nothing(self) -> None:
+    def test_structure_of_other_versions_is_none(self) -> None:
         assert response_factory(ApiKey.PRODUCE, 9).NodeEndpoint(node_id=1) is None
         assert response_factory(ApiKey.PRODUCE, 10).NodeEndpoint(node_id=1).node_id == 1
 
-    def test_a_misspelt_field_or_structure_raises(self) -> None:
+    def test_misspelt_field_or_structure_raises(self) -> None:
         make = response_factory(ApiKey.PRODUCE, 9)
         with pytest.raises(TypeError, match="no version of PartitionProduceResponse"):
             make.PartitionProduceResponse(indx=1)
@@ -171,7 +171,7 @@ class TestFactory:
             _ = make.NodeEndpont
 
     @pytest.mark.parametrize("api", [ApiKey.METADATA, ApiKey.PRODUCE, ApiKey.FETCH])
-    def test_what_any_version_has_is_known(self, api: ApiKey) -> None:
+    def test_names_of_every_version_are_known(self, api: ApiKey) -> None:
         known = APIS[api]
         for version in range(known.min_version, known.max_version + 1):
             module = module_of(api, version, "response")
@@ -183,7 +183,7 @@ class TestFactory:
                     assert not is_known(api, "response", cls.__name__, f"{names[0]}_")
                     assert not is_known(api, "response", cls.__name__[:-1], names[0])
 
-    def test_the_top_level_error_where_there_is_one(self) -> None:
+    def test_error_sets_the_top_level_error_code_if_there_is_one(self) -> None:
         assert response_factory(ApiKey.HEARTBEAT, 4).error(27).error_code == 27
         assert response_factory(ApiKey.FIND_COORDINATOR, 2).error(15, "no").error_message == "no"
         assert response_factory(ApiKey.PRODUCE, 9).error(27) is None

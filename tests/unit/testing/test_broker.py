@@ -41,7 +41,7 @@ def values_of(bootstrap: str, isolation: str = "read_uncommitted") -> list[bytes
     return values
 
 
-def test_a_crash_keeps_what_was_acknowledged_and_leaves_no_mark(tmp_path: Path) -> None:
+def test_crash_keeps_acknowledged_records_and_leaves_no_clean_shutdown_file(tmp_path: Path) -> None:
     with OwnBroker(tmp_path) as broker:
         address = broker.address
         produce(broker.bootstrap, b"1", b"2")
@@ -62,7 +62,7 @@ def test_a_crash_keeps_what_was_acknowledged_and_leaves_no_mark(tmp_path: Path) 
     assert (tmp_path / CLEAN_SHUTDOWN).exists()
 
 
-def test_nothing_changes_the_files_after_a_crash(tmp_path: Path) -> None:
+def test_crashed_broker_no_longer_changes_its_files(tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path).start()
     produce(broker.bootstrap, b"1")
 
@@ -79,7 +79,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in directory.rglob("*") if one.is_file()}
 
 
-def test_a_transaction_goes_on_over_a_crash(tmp_path: Path) -> None:
+def test_transaction_continues_after_a_broker_crash(tmp_path: Path) -> None:
     with OwnBroker(tmp_path) as broker:
         producer = Producer(
             {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}
@@ -99,7 +99,7 @@ def test_a_transaction_goes_on_over_a_crash(tmp_path: Path) -> None:
         )
 
 
-def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+def test_stopped_brokers_leave_no_descriptors_or_threads(tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
         gc.collect()  # clients of other tests may be collected meanwhile
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -120,7 +120,7 @@ def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     assert all(now <= then for now, then in zip(held(), before, strict=True))
 
 
-def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Path) -> None:
+def test_group_survives_a_crash_and_its_sessions_start_again(tmp_path: Path) -> None:
     clock = TestClock()
     with OwnBroker(tmp_path, clock=clock) as broker:
         with RawClient(broker.bootstrap) as client:
@@ -153,7 +153,7 @@ def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_over_kills_under_load(
+def test_crashes_under_load_lose_or_duplicate_no_acknowledged_record(
     tmp_path: Path,
 ) -> None:
     acknowledged: list[bytes] = []
@@ -185,7 +185,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_over_kills_unde
         assert values_of(broker.bootstrap) == acknowledged
 
 
-def test_a_commit_whose_answer_died_with_the_broker_is_one_commit(tmp_path: Path) -> None:
+def test_commit_with_response_lost_in_a_crash_is_done_once(tmp_path: Path) -> None:
     with OwnBroker(tmp_path) as broker:
         settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": "tx", "log_level": 0}
         producer = Producer(settings)
@@ -206,7 +206,7 @@ def test_a_commit_whose_answer_died_with_the_broker_is_one_commit(tmp_path: Path
         assert values_of(broker.bootstrap, "read_committed") == [b"once", b"twice"]
 
 
-def test_a_crash_and_a_stop_may_be_called_at_any_time(tmp_path: Path) -> None:
+def test_crash_and_stop_can_be_called_in_any_state(tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path)
     broker.crash()
     broker.stop()

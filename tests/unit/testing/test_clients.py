@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 from fencepost.testing import Kafka
 
 
-def test_broker_that_cannot_start_for_its_clients_still_ends() -> None:
+def test_broker_that_cannot_restart_for_its_clients_still_stops() -> None:
     kafka = Kafka().start()
     data_dir = kafka.data_dir
     kafka.client(Producer)

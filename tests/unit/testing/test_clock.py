@@ -101,7 +101,7 @@ def kinds(fired: list[Fired]) -> list[tuple[str, str]]:
     return [(one.what, one.who) for one in fired]
 
 
-def test_time_stands_still_until_it_is_moved() -> None:
+def test_clock_moves_only_when_it_is_advanced() -> None:
     clock = TestClock(1_000_000)
     assert (clock.now_ms(), clock.monotonic_ms()) == (1_000_000, 0)
     assert clock.advance(seconds=1.5, ms=1) == []
@@ -110,7 +110,7 @@ def test_time_stands_still_until_it_is_moved() -> None:
         clock.advance(seconds=-1)
 
 
-def test_it_may_run_by_itself_from_a_time_on() -> None:
+def test_auto_clock_runs_from_its_current_time() -> None:
     clock = TestClock(1_000_000, auto=True)
     until(lambda: clock.now_ms() > 1_000_000, "the clock runs")
     clock.advance(seconds=60)
@@ -122,7 +122,7 @@ def test_it_may_run_by_itself_from_a_time_on() -> None:
     assert clock.now_ms() == stopped
 
 
-def test_a_session_ends_at_its_deadline_and_not_before(client: RawClient, clock: TestClock) -> None:
+def test_session_expires_exactly_at_its_timeout(client: RawClient, clock: TestClock) -> None:
     sync(client, joined := join(client))
     begun_ms = clock.now_ms()
     assert clock.advance(ms=SESSION_MS - 1) == []
@@ -142,7 +142,7 @@ def test_a_session_ends_at_its_deadline_and_not_before(client: RawClient, clock:
     assert answer["error_code"] == "unknown_member_id"
 
 
-def test_a_heartbeat_between_two_advances_keeps_the_session(
+def test_heartbeat_between_two_advances_keeps_the_session(
     client: RawClient, clock: TestClock
 ) -> None:
     sync(client, joined := join(client))
@@ -159,7 +159,7 @@ def test_a_heartbeat_between_two_advances_keeps_the_session(
     assert kinds(clock.advance(ms=SESSION_MS)) == [("session", "g")]
 
 
-def test_what_a_timer_sets_off_has_its_own_time(
+def test_timer_set_by_another_timer_fires_at_its_own_deadline(
     broker: OwnBroker, client: RawClient, clock: TestClock
 ) -> None:
     sync(client, first := join(client))
@@ -200,7 +200,7 @@ def test_what_a_timer_sets_off_has_its_own_time(
     assert late.at_ms == session.at_ms + REBALANCE_MS
 
 
-def test_a_transaction_times_out_and_its_producer_is_fenced(
+def test_transaction_times_out_and_its_producer_is_fenced(
     client: RawClient, clock: TestClock
 ) -> None:
     create_topic(client)
@@ -222,7 +222,7 @@ def test_a_transaction_times_out_and_its_producer_is_fenced(
     assert ended["error_code"] == "producer_fenced"
 
 
-def test_many_deadlines_fire_in_their_order(client: RawClient, clock: TestClock) -> None:
+def test_timers_fire_in_the_order_of_their_deadlines(client: RawClient, clock: TestClock) -> None:
     create_topic(client)
     begin_transaction(client, "last", 40_000)
     begin_transaction(client, "first", 20_000)
@@ -238,7 +238,7 @@ def test_many_deadlines_fire_in_their_order(client: RawClient, clock: TestClock)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_deadlines_fire_at_their_times_however_the_clock_is_moved(
+def test_random_timers_fire_at_their_deadlines_for_any_advances(
     client: RawClient, clock: TestClock, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -262,7 +262,7 @@ def test_random_deadlines_fire_at_their_times_however_the_clock_is_moved(
     assert [at_ms for at_ms, *_ in told] == sorted(at_ms for at_ms, *_ in told)
 
 
-def test_the_first_rebalance_waits_by_the_clock(tmp_path: Path, clock: TestClock) -> None:
+def test_initial_rebalance_delay_follows_the_test_clock(tmp_path: Path, clock: TestClock) -> None:
     config = {"group.initial.rebalance.delay.ms": "3000"}
     with (
         OwnBroker(tmp_path, config=config, clock=clock) as broker,
@@ -319,7 +319,7 @@ def partitions_in(answer: dict) -> list[int]:
     return [index for topic in given for index in topic["partitions"]]
 
 
-def test_a_member_that_keeps_what_it_has_to_give_up_is_out_in_its_time(
+def test_member_that_does_not_revoke_is_removed_after_rebalance_timeout(
     tmp_path: Path, clock: TestClock
 ) -> None:
     config = {"group.consumer.assignment.interval.ms": "0", "num.partitions": "2"}
@@ -339,9 +339,7 @@ def test_a_member_that_keeps_what_it_has_to_give_up_is_out_in_its_time(
         assert "member-expired" in fired[0].events or "member-fenced" in fired[0].events
 
 
-def test_the_next_assignment_comes_after_its_interval_by_the_clock(
-    client: RawClient, clock: TestClock
-) -> None:
+def test_assignment_interval_follows_the_test_clock(client: RawClient, clock: TestClock) -> None:
     client.call("find_coordinator", 3, key="g", key_type=0)
     create_topic(client, num_partitions=2)
     first = enter(client, "first")
@@ -353,7 +351,7 @@ def test_the_next_assignment_comes_after_its_interval_by_the_clock(
     assert len(partitions_in(beat(client, "first", first["member_epoch"]))) == 1
 
 
-async def test_a_broker_on_the_loop_of_the_test(tmp_path: Path) -> None:
+async def test_broker_on_the_tests_event_loop_needs_advance_async(tmp_path: Path) -> None:
     clock = TestClock()
     async with Broker(tmp_path, clock=clock) as broker:
 
@@ -369,7 +367,7 @@ async def test_a_broker_on_the_loop_of_the_test(tmp_path: Path) -> None:
     assert await clock.advance_async(seconds=1) == []
 
 
-def test_two_brokers_go_by_one_clock(tmp_path: Path, clock: TestClock) -> None:
+def test_two_brokers_share_one_clock(tmp_path: Path, clock: TestClock) -> None:
     with (
         OwnBroker(tmp_path / "a", clock=clock) as one,
         OwnBroker(tmp_path / "b", clock=clock) as two,
@@ -384,7 +382,7 @@ def test_two_brokers_go_by_one_clock(tmp_path: Path, clock: TestClock) -> None:
     assert fired[1].at_ms - fired[0].at_ms == 1_000
 
 
-def test_the_end_of_time() -> None:
+def test_advance_beyond_the_year_9999_is_refused() -> None:
     clock = TestClock(now_ms=LAST_MS - 1_000)
     with pytest.raises(ValueError, match="year 9999"):
         clock.advance(ms=1_001)

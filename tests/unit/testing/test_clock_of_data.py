@@ -62,9 +62,7 @@ def segments_of(broker: OwnBroker, topic: str) -> int:
     return len(list(broker.data_dir.glob(f"{topic}-0/*.log")))
 
 
-def test_retention_deletes_what_is_too_old_and_its_files_later(
-    broker: OwnBroker, clock: TestClock
-) -> None:
+def test_retention_deletes_records_after_retention_ms(broker: OwnBroker, clock: TestClock) -> None:
     create(broker, "t", retention_ms=str(2 * HOUR_S * 1000), file_delete_delay_ms="60000")
     produce(broker, "t", b"old")
     assert of(clock.advance(seconds=2 * HOUR_S - 60), "retention") == []
@@ -74,7 +72,7 @@ def test_retention_deletes_what_is_too_old_and_its_files_later(
     assert offsets_of(broker, "t") == (1, 1)
 
 
-def test_a_clock_that_runs_goes_on_to_the_next_round_from_where_it_was_moved(
+def test_auto_clock_reaches_the_next_retention_round_after_an_advance(
     tmp_path: Path,
 ) -> None:
     clock = TestClock(auto=True)
@@ -86,7 +84,7 @@ def test_a_clock_that_runs_goes_on_to_the_next_round_from_where_it_was_moved(
         until(lambda: offsets_of(broker, "t") == (1, 1), "the round that was due in two seconds")
 
 
-def test_a_segment_is_closed_when_it_is_old(broker: OwnBroker, clock: TestClock) -> None:
+def test_segment_is_rolled_after_segment_ms(broker: OwnBroker, clock: TestClock) -> None:
     create(broker, "t", segment_ms=str(HOUR_S * 1000), message_timestamp_type="LogAppendTime")
     produce(broker, "t", b"1")
     clock.advance(seconds=HOUR_S - 1)
@@ -97,9 +95,7 @@ def test_a_segment_is_closed_when_it_is_old(broker: OwnBroker, clock: TestClock)
     assert segments_of(broker, "t") == 2
 
 
-def test_compaction_waits_for_its_lag_and_then_keeps_the_last_value(
-    broker: OwnBroker, clock: TestClock
-) -> None:
+def test_compaction_waits_for_min_compaction_lag(broker: OwnBroker, clock: TestClock) -> None:
     create(
         broker,
         "t",
@@ -119,7 +115,7 @@ def test_compaction_waits_for_its_lag_and_then_keeps_the_last_value(
     assert fired[0].detail["cleaned_offset"][1] >= 2
 
 
-def test_offsets_of_a_group_without_members_expire(tmp_path: Path, clock: TestClock) -> None:
+def test_offsets_of_an_empty_group_expire(tmp_path: Path, clock: TestClock) -> None:
     config = {"offsets.retention.minutes": "60"}
     with OwnBroker(tmp_path, config=config, clock=clock) as broker:
         create(broker, "t")
@@ -152,7 +148,9 @@ def test_producers_and_transactional_ids_expire(broker: OwnBroker, clock: TestCl
     assert expired.who == "x"
 
 
-def test_a_week_is_over_in_a_moment(broker: OwnBroker, clock: TestClock) -> None:
+def test_advance_of_a_week_runs_about_100_rounds_of_each_task(
+    broker: OwnBroker, clock: TestClock
+) -> None:
     create(broker, "t", retention_ms=str(DAY_S * 1000))
     produce(broker, "t", b"1")
     rounds = 0
@@ -190,7 +188,7 @@ def members_of(broker: OwnBroker, group: str) -> int:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
+def test_live_member_expires_if_no_heartbeat_arrives_during_an_advance(
     tmp_path: Path, protocol: str
 ) -> None:
     # The consumer protocol's assignment interval is measured by the broker's clock as well.
@@ -226,9 +224,7 @@ def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
             consumer.close()
 
 
-def test_a_transaction_that_timed_out_is_told_to_its_producer(
-    broker: OwnBroker, clock: TestClock
-) -> None:
+def test_commit_of_a_timed_out_transaction_fails(broker: OwnBroker, clock: TestClock) -> None:
     create(broker, "t")
     producer = Producer(
         {
@@ -260,7 +256,7 @@ def test_a_transaction_that_timed_out_is_told_to_its_producer(
     reader.close()
 
 
-async def test_aiokafka_on_the_loop_of_the_test(tmp_path: Path) -> None:
+async def test_aiokafka_clients_follow_the_clock_on_the_tests_event_loop(tmp_path: Path) -> None:
     clock = TestClock()
     async with Broker(tmp_path, clock=clock) as broker:
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id="x")

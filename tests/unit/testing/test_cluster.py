@@ -68,7 +68,7 @@ def assert_nothing_is_lost(cluster: Cluster, writer: Writer) -> None:
     assert_replicas_are_equal(cluster)
 
 
-def test_the_leader_is_killed_and_comes_back(cluster: Cluster) -> None:
+def test_killed_and_restarted_leader_loses_no_record(cluster: Cluster) -> None:
     writer = Writer(cluster)
     writer.write(100)
     before = cluster.leader("t")
@@ -99,7 +99,7 @@ def _cut_off(cluster: Cluster, broker: int) -> Callable[[], None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [_stopped, _paused, _cut_off])
-def test_the_leader_goes_in_another_way(
+def test_stopped_paused_or_isolated_leader_loses_no_record(
     cluster: Cluster, way: Callable[[Cluster, int], Callable[[], None]]
 ) -> None:
     writer = Writer(cluster)
@@ -113,7 +113,7 @@ def test_the_leader_goes_in_another_way(
 
 
 @pytest.mark.slow
-def test_a_follower_that_the_leader_does_not_hear_of_leaves_the_isr(cluster: Cluster) -> None:
+def test_follower_isolated_from_the_leader_leaves_the_isr(cluster: Cluster) -> None:
     writer = Writer(cluster)
     writer.write(10)
     leader = cluster.leader("t")
@@ -128,7 +128,7 @@ def test_a_follower_that_the_leader_does_not_hear_of_leaves_the_isr(cluster: Clu
 
 
 @pytest.mark.slow
-def test_too_few_replicas_refuse_writes_until_there_are_enough(cluster: Cluster) -> None:
+def test_writes_with_too_few_replicas_fail_until_one_is_back(cluster: Cluster) -> None:
     writer = Writer(cluster)
     writer.write(10)
     leader = cluster.leader("t")
@@ -155,7 +155,7 @@ def test_too_few_replicas_refuse_writes_until_there_are_enough(cluster: Cluster)
 
 
 @pytest.mark.slow
-def test_transactions_go_on_over_the_loss_of_coordinator_and_leader(cluster: Cluster) -> None:
+def test_transactions_survive_the_loss_of_coordinator_and_leader(cluster: Cluster) -> None:
     producer = Producer(
         {**FAST, "bootstrap.servers": cluster.bootstrap, "transactional.id": "x", "linger.ms": 1}
     )
@@ -184,7 +184,7 @@ def test_transactions_go_on_over_the_loss_of_coordinator_and_leader(cluster: Clu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_group_goes_on_when_its_coordinator_is_gone(cluster: Cluster, protocol: str) -> None:
+def test_group_continues_after_the_loss_of_its_coordinator(cluster: Cluster, protocol: str) -> None:
     writer = Writer(cluster)
     writer.write(50)
     consumer = Consumer(

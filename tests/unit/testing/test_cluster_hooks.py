@@ -20,7 +20,7 @@ def served() -> Iterator[Served]:
     assert served.process.wait(60) == 0
 
 
-def test_leader_is_killed_and_restarted(served: Served) -> None:
+def test_leader_is_killed_and_restarted_over_http(served: Served) -> None:
     assert served.ask("/topics", {"name": "orders", "partitions": 1})["partitions"] == 1
     before = served.ask("/leader?topic=orders")
     assert len(before["isr"]) == 3
@@ -39,7 +39,7 @@ def test_leader_is_killed_and_restarted(served: Served) -> None:
     assert {one["state"] for one in states} == {"running"}
 
 
-def test_restart_does_not_wait_for_a_query_that_needs_it(served: Served) -> None:
+def test_restart_does_not_wait_for_a_pending_query(served: Served) -> None:
     served.ask("/topics", {"name": "waiting", "partitions": 1})
     for broker in (1, 2, 3):
         served.ask(f"/brokers/{broker}/kill", {})
@@ -52,7 +52,7 @@ def test_restart_does_not_wait_for_a_query_that_needs_it(served: Served) -> None
         assert leader.result(60)["leader"] in {1, 2, 3}
 
 
-def test_clock_groups_and_network(served: Served) -> None:
+def test_clock_groups_and_network_are_controlled_over_http(served: Served) -> None:
     now_ms = served.ask("/clock")["now_ms"]
     assert served.ask("/clock/advance", {"seconds": 60})["now_ms"] >= now_ms + 60_000
     assert served.ask("/groups?group=shop&state=Dead&wait_s=20")["members"] == []

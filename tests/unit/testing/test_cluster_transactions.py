@@ -78,7 +78,7 @@ def goes_through(cluster: Cluster, topic: str, step: str, go: Callable[[], None]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_coordinator_is_killed(cluster: Cluster, step: str) -> None:
+def test_transactions_complete_after_the_coordinator_is_killed(cluster: Cluster, step: str) -> None:
     gone: list[int] = []
 
     def kill() -> None:

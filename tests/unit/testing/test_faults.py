@@ -78,7 +78,7 @@ DEEP = {ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
-def test_an_error_stands_in_its_place_in_every_version(
+def test_fault_error_is_in_the_response_of_every_version(
     broker: OwnBroker, client: RawClient, api: Api
 ) -> None:
     for version in range(api.min_version, api.stable_max + 1):
@@ -111,7 +111,7 @@ def test_an_error_stands_in_its_place_in_every_version(
         ("create_topics", 7, {"name": "t"}),
     ],
 )
-def test_an_error_names_what_the_request_names(
+def test_fault_error_response_names_the_requested_resource(
     broker: OwnBroker, client: RawClient, api: str, version: int, place: dict[str, object]
 ) -> None:
     key = next(one for one in APIS.values() if one.module == api)
@@ -121,7 +121,7 @@ def test_an_error_names_what_the_request_names(
     assert place.items() <= dict(pairs_in(answer)).items()
 
 
-def test_errors_of_share_requests_stand_in_partitions_and_keep_the_session(
+def test_share_faults_are_partition_errors_and_keep_the_session(
     broker: OwnBroker,
 ) -> None:
     with Cluster(broker.bootstrap) as client:
@@ -176,7 +176,7 @@ def init(client: RawClient) -> dict[str, Any]:
     return client.call("init_producer_id", 4, transactional_id=None, **told)
 
 
-def test_faults_come_in_their_order_each_for_so_many_requests(
+def test_faults_apply_in_order_each_for_its_number_of_requests(
     broker: OwnBroker, client: RawClient
 ) -> None:
     broker.faults.add(api="InitProducerId", error="NOT_COORDINATOR", times=2)
@@ -185,7 +185,7 @@ def test_faults_come_in_their_order_each_for_so_many_requests(
     assert codes == ["not_coordinator", "not_coordinator", "coordinator_not_available", "none"]
 
 
-def test_a_fault_for_ever_ends_when_it_is_removed(broker: OwnBroker, client: RawClient) -> None:
+def test_unlimited_fault_applies_until_it_is_removed(broker: OwnBroker, client: RawClient) -> None:
     fault = broker.faults.add(api="InitProducerId", error=ERROR, times=None)
     for _ in range(3):
         assert init(client)["error_code"] == ERROR.lower()
@@ -194,7 +194,7 @@ def test_a_fault_for_ever_ends_when_it_is_removed(broker: OwnBroker, client: Raw
     assert fault.hits == 3
 
 
-def test_only_requests_that_match(broker: OwnBroker, client: Cluster) -> None:
+def test_fault_applies_only_to_matching_requests(broker: OwnBroker, client: Cluster) -> None:
     def end(name: str) -> str:
         told = {"producer_id": 1, "producer_epoch": 0, "committed": True}
         return client.call("end_txn", 3, transactional_id=name, **told)["error_code"]
@@ -215,7 +215,7 @@ def test_only_requests_that_match(broker: OwnBroker, client: Cluster) -> None:
     assert end("a") == "invalid_producer_id_mapping"
 
 
-def test_topics_match_by_name_where_the_request_has_their_ids(
+def test_fault_matches_topic_by_name_in_requests_with_topic_ids(
     broker: OwnBroker, client: RawClient
 ) -> None:
     (topic,) = client.call("metadata", 12, topics=[{"name": "t"}])["topics"]
@@ -228,7 +228,7 @@ def test_topics_match_by_name_where_the_request_has_their_ids(
     assert by_name.seen[0].topics == ["t"]
 
 
-def test_an_answer_that_is_lost_after_the_work(broker: OwnBroker) -> None:
+def test_request_with_a_lost_response_is_executed(broker: OwnBroker) -> None:
     created = {"num_partitions": 1, "replication_factor": 1}
     for place, lost in enumerate(({"close": "after"}, {"drop": True}, {"drop": "answer"})):
         fault = broker.faults.add(api="CreateTopics", **lost)
@@ -242,7 +242,7 @@ def test_an_answer_that_is_lost_after_the_work(broker: OwnBroker) -> None:
         assert f"done{place}" in names
 
 
-def test_a_request_that_is_lost_before_the_work(broker: OwnBroker) -> None:
+def test_lost_request_is_not_executed(broker: OwnBroker) -> None:
     created = {"num_partitions": 1, "replication_factor": 1}
     for place, lost in enumerate(({"close": "before"}, {"drop": "request"})):
         fault = broker.faults.add(api="CreateTopics", **lost)
@@ -260,7 +260,7 @@ def topics_of(broker: OwnBroker) -> set[str]:
         return {one["name"] for one in client.call("metadata", 9, topics=None)["topics"]}
 
 
-def test_nothing_behind_a_dropped_answer_is_answered_until_the_faults_are_cleared(
+def test_connection_with_dropped_response_is_closed_when_faults_are_cleared(
     broker: OwnBroker,
 ) -> None:
     fault = broker.faults.add(api="InitProducerId", drop=True)
@@ -276,7 +276,7 @@ def test_nothing_behind_a_dropped_answer_is_answered_until_the_faults_are_cleare
             client.receive()
 
 
-def test_a_delay_keeps_its_connection_and_no_other(broker: OwnBroker, client: RawClient) -> None:
+def test_delay_blocks_only_its_own_connection(broker: OwnBroker, client: RawClient) -> None:
     fault = broker.faults.add(api="InitProducerId", delay_ms=300)
     begin = time.monotonic()
     client.send("init_producer_id", 4, transaction_timeout=1, transactional_id=None)
@@ -287,7 +287,7 @@ def test_a_delay_keeps_its_connection_and_no_other(broker: OwnBroker, client: Ra
     assert time.monotonic() - begin >= 0.3
 
 
-def test_a_stop_wakes_whoever_waits_for_an_answer(tmp_path: Path) -> None:
+def test_stop_ends_requests_held_by_faults(tmp_path: Path) -> None:
     broker = OwnBroker(tmp_path).start()
     with RawClient(broker.bootstrap) as client:
         for lost in ({"drop": True}, {"delay_ms": 600_000}):
@@ -301,7 +301,7 @@ def test_a_stop_wakes_whoever_waits_for_an_answer(tmp_path: Path) -> None:
             assert not waiting.is_alive()
 
 
-def test_without_faults_the_server_asks_its_own_registry(broker: OwnBroker) -> None:
+def test_server_without_faults_uses_its_own_registry(broker: OwnBroker) -> None:
     async def registry(running: Any) -> object:
         return running.server.registry
 
@@ -315,7 +315,7 @@ def test_without_faults_the_server_asks_its_own_registry(broker: OwnBroker) -> N
     assert broker.call(registry) is own
 
 
-def test_observers_are_told_and_change_nothing(broker: OwnBroker, client: RawClient) -> None:
+def test_observer_counts_requests_and_changes_nothing(broker: OwnBroker, client: RawClient) -> None:
     seen = broker.faults.observe(api="InitProducerId")
     broker.faults.add(api="InitProducerId", error=ERROR)
     assert [init(client)["error_code"] for _ in range(2)] == [ERROR.lower(), "none"]
@@ -340,7 +340,7 @@ def test_observers_are_told_and_change_nothing(broker: OwnBroker, client: RawCli
         ),
     ],
 )
-def test_a_fault_that_means_nothing_is_refused(told: dict[str, Any], why: str) -> None:
+def test_invalid_fault_is_refused_with_a_reason(told: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Faults().add(**told)
 
@@ -355,7 +355,7 @@ def test_every_field_of_a_request_can_be_matched(api: Api) -> None:
         Faults().observe(api=api.key, match={"foo": 1})
 
 
-def test_faults_stay_over_a_restart(tmp_path: Path) -> None:
+def test_faults_survive_a_broker_restart(tmp_path: Path) -> None:
     with OwnBroker(tmp_path) as broker:
         fault = broker.faults.add(api="InitProducerId", error=ERROR)
         broker.crash()
@@ -368,7 +368,7 @@ def test_faults_stay_over_a_restart(tmp_path: Path) -> None:
 # --- real clients ---
 
 
-def test_a_producer_repeats_what_was_refused(broker: OwnBroker) -> None:
+def test_producer_retries_after_a_retriable_fault_error(broker: OwnBroker) -> None:
     fault: Fault = broker.faults.add(
         api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=2, match={"topic": "t"}
     )
@@ -383,7 +383,7 @@ def test_a_producer_repeats_what_was_refused(broker: OwnBroker) -> None:
     assert (fault.hits, len(delivered)) == (2, 1)
 
 
-def test_a_lost_answer_of_a_commit_commits_once(broker: OwnBroker) -> None:
+def test_commit_with_a_lost_response_is_done_once(broker: OwnBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "lost"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -407,21 +407,23 @@ def test_a_lost_answer_of_a_commit_commits_once(broker: OwnBroker) -> None:
     assert values.count(b"once") == 1
 
 
-def test_a_client_is_told_of_an_error_that_it_may_not_repeat(broker: OwnBroker) -> None:
+def test_admin_client_reports_a_non_retriable_fault_error(broker: OwnBroker) -> None:
     broker.faults.add(api="ListGroups", error="GROUP_AUTHORIZATION_FAILED", times=None)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     listed = admin.list_consumer_groups(request_timeout=10).result()
     assert "authorization" in str(listed.errors[0]).lower()
 
 
-def test_a_client_gives_up_where_it_may_not_repeat(broker: OwnBroker) -> None:
+def test_producer_fails_after_a_non_retriable_fault_error(broker: OwnBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "x"})
     broker.faults.add(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
     with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         producer.init_transactions(30)
 
 
-def test_a_match_that_raises_matches_nothing_and_is_told(broker: OwnBroker, client: Any) -> None:
+def test_match_that_raises_applies_to_no_request_and_is_reported(
+    broker: OwnBroker, client: Any
+) -> None:
     fault = broker.faults.add(api="InitProducerId", error=ERROR, match=lambda one: one.nothing)
     assert init(client)["error_code"] == "none"
     with pytest.raises(RuntimeError, match=r"match of InitProducerId .* raised AttributeError"):

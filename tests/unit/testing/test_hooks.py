@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert served.process.wait(20) == 0
 
 
-def test_the_clock_runs_until_it_is_stopped_and_is_moved(served: Served) -> None:
+def test_clock_is_stopped_and_advanced_over_http(served: Served) -> None:
     assert served.ask("/clock")["auto"] is True
     assert re.fullmatch(r"\S{10}T\S{8}\.\d{3}Z", served.ask("/clock")["now"])
     stopped = served.ask("/clock", {"auto": False})
@@ -90,7 +90,7 @@ def test_the_clock_runs_until_it_is_stopped_and_is_moved(served: Served) -> None
     assert served.ask("/history?transactional_id=g")["history"] == []
 
 
-def test_faults_are_added_waited_for_and_removed(served: Served) -> None:
+def test_faults_are_added_awaited_and_removed_over_http(served: Served) -> None:
     fault = served.ask("/faults", {"api": "EndTxn", "close": "before", "match": {"group": "x"}})
     lost = served.ask(
         "/faults",
@@ -116,14 +116,14 @@ def test_faults_are_added_waited_for_and_removed(served: Served) -> None:
     assert served.ask("/faults") == {"faults": []}
 
 
-def test_topics_are_made_and_listed(served: Served) -> None:
+def test_topics_are_created_and_listed_over_http(served: Served) -> None:
     made = served.ask("/topics", {"name": "t", "partitions": 3, "config": {"retention.ms": "1000"}})
     assert made == {"name": "t", "partitions": 3}
     (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "t"]
     assert topic["partitions"] == 3
 
 
-def test_shares_have_states_and_locks_on_the_clock(served: Served) -> None:
+def test_share_acquisition_locks_expire_by_the_clock(served: Served) -> None:
     served.ask("/topics", {"name": "queue", "partitions": 1})
     (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "queue"]
     assert served.ask("/shares?group=workers") == {"shares": []}
@@ -156,7 +156,7 @@ def test_shares_have_states_and_locks_on_the_clock(served: Served) -> None:
         assert (one["state"], one["locked_until_ms"]) == ("AVAILABLE", None)
 
 
-def test_groups_are_waited_for_until_they_are_stable_and_fetch(tmp_path: Path) -> None:
+def test_group_query_waits_until_the_group_is_stable_and_fetches(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.ask("/topics", {"name": "orders", "partitions": 2})
     assert served.ask("/groups?group=shop")["state"] == "Dead"
@@ -197,7 +197,7 @@ def test_groups_are_waited_for_until_they_are_stable_and_fetch(tmp_path: Path) -
     assert served.process.wait(20) == 0
 
 
-def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+def test_dropped_response_does_not_delay_the_stop(tmp_path: Path) -> None:
     served = Served(tmp_path)
     fault = served.ask("/faults", {"api": "ApiVersions", "drop": True})
     with RawClient(served.bootstrap) as client:
@@ -209,7 +209,7 @@ def test_a_dropped_answer_does_not_hold_up_the_stop(tmp_path: Path) -> None:
             client.receive()
 
 
-def test_who_waits_for_requests_holds_up_nobody_and_no_stop(tmp_path: Path) -> None:
+def test_waiting_queries_delay_neither_requests_nor_the_stop(tmp_path: Path) -> None:
     served = Served(tmp_path)
     fault = served.ask("/faults", {"observe": True, "api": "EndTxn"})
     path = f"/faults/{fault['id']}?hits=1&wait_s=60"
@@ -226,7 +226,7 @@ def test_who_waits_for_requests_holds_up_nobody_and_no_stop(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("wait_s", ["0", "-1", "nan"])
-def test_nobody_waits_for_no_time(served: Served, wait_s: str) -> None:
+def test_query_with_a_wait_of_zero_times_out_at_once(served: Served, wait_s: str) -> None:
     fault = served.ask("/faults", {"observe": True, "api": "EndTxn"})
     path = f"/faults/{fault['id']}"
     assert served.ask(f"{path}?hits=0&wait_s={wait_s}")["hits"] == 0
@@ -264,7 +264,7 @@ def test_nobody_waits_for_no_time(served: Served, wait_s: str) -> None:
         ("/topics", {"name": "a b"}, "POST", 400, "a b"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_invalid_request_is_refused_with_a_reason(
     served: Served, path: str, body: object, method: str, status: int, why: str
 ) -> None:
     with pytest.raises(HTTPError) as refused:
@@ -273,7 +273,7 @@ def test_what_is_wrong_is_told(
     assert why in refused.value.read().decode()
 
 
-def test_a_page_in_a_browser_can_not_move_the_time(served: Served) -> None:
+def test_request_of_a_page_in_a_browser_is_refused(served: Served) -> None:
     for headers, status in (
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Type": "application/json", "Host": "example.com"}, 403),
@@ -285,7 +285,7 @@ def test_a_page_in_a_browser_can_not_move_the_time(served: Served) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7000", "192.0.2.1:7000", "example.com:0", "7000"])
-def test_they_are_refused_elsewhere_than_on_loopback(tmp_path: Path, address: str) -> None:
+def test_hooks_address_outside_of_loopback_is_refused(tmp_path: Path, address: str) -> None:
     command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(tmp_path / "d")]
     ended = subprocess.run(
         [*command, "--test-hooks", address], capture_output=True, text=True, timeout=60, check=False

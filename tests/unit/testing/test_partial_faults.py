@@ -58,7 +58,7 @@ def ids(client: Cluster) -> dict[str, UUID]:
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])
-def test_refused_part_of_a_produce_is_not_written(
+def test_produce_to_a_partition_with_a_fault_is_not_written(
     version: int, broker: Kafka, client: Cluster
 ) -> None:
     known = ids(client)
@@ -91,7 +91,7 @@ def test_refused_part_of_a_produce_is_not_written(
 
 
 @pytest.mark.parametrize("version", [4, 12, 16])
-def test_fetch_returns_the_records_of_the_other_partitions(
+def test_fetch_with_a_partition_fault_returns_the_other_partitions(
     version: int, broker: Kafka, client: Cluster
 ) -> None:
     topic = broker.topic(f"fetched-{version}", partitions=3)
@@ -117,9 +117,7 @@ def test_fetch_returns_the_records_of_the_other_partitions(
     }
 
 
-def test_partitions_of_a_fetch_session_get_the_error_and_stay_in_the_session(
-    broker: Kafka, client: Cluster
-) -> None:
+def test_partition_with_a_fault_stays_in_the_fetch_session(broker: Kafka, client: Cluster) -> None:
     topic = broker.topic("in-session", partitions=2)
     parts = [{"partition": index, "fetch_offset": 0} for index in range(2)]
     asked = [{"topic": topic, "partitions": parts}]
@@ -142,7 +140,9 @@ def test_partitions_of_a_fetch_session_get_the_error_and_stay_in_the_session(
     assert told == {(topic, 0): "none", (topic, 1): "none"}
 
 
-def test_refused_part_of_a_commit_is_not_committed(broker: Kafka, client: Cluster) -> None:
+def test_offset_commit_for_a_partition_with_a_fault_is_not_committed(
+    broker: Kafka, client: Cluster
+) -> None:
     client.coordinator("partial", 0)
     broker.faults.add(api="OffsetCommit", error="UNSTABLE_OFFSET_COMMIT", only={"orders": 0})
     rows = [{"partition_index": index, "committed_offset": 5} for index in range(2)]
@@ -159,7 +159,7 @@ def test_refused_part_of_a_commit_is_not_committed(broker: Kafka, client: Cluste
     assert broker.committed("partial") == dict.fromkeys(told, 5)
 
 
-def test_requests_without_the_partition_are_spared(broker: Kafka, client: Cluster) -> None:
+def test_partition_fault_does_not_apply_to_other_partitions(broker: Kafka, client: Cluster) -> None:
     fault = broker.faults.add(api="ListOffsets", error=LED_ELSEWHERE, only={"orders": [0]})
     lost = broker.faults.add(api="ListOffsets", close="before", only={"payments": [2]})
 
@@ -177,7 +177,7 @@ def test_requests_without_the_partition_are_spared(broker: Kafka, client: Cluste
         ask("payments", 2)
 
 
-def test_clients_retry_the_refused_partition(tmp_path: Path) -> None:
+def test_clients_retry_the_partition_with_a_fault(tmp_path: Path) -> None:
     with Kafka(tmp_path) as kafka:
         kafka.topic("orders", partitions=2)
         refused = kafka.faults.add(api="Produce", error=LED_ELSEWHERE, only={"orders": 1}, times=2)
@@ -214,6 +214,8 @@ def test_clients_retry_the_refused_partition(tmp_path: Path) -> None:
         ({"drop": True, "only": ["t"]}, "partitions by topic"),
     ],
 )
-def test_invalid_parts_are_refused(broker: Kafka, told: dict[str, Any], why: str) -> None:
+def test_invalid_partitions_of_a_fault_are_refused(
+    broker: Kafka, told: dict[str, Any], why: str
+) -> None:
     with pytest.raises((TypeError, ValueError), match=why):
         broker.faults.add(**told)

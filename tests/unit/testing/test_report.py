@@ -9,7 +9,7 @@ from fencepost.testing.report import report_of
 from tests.support.raw import RawClient
 
 
-def test_report_lists_unused_faults_but_no_working_observers(tmp_path: Path) -> None:
+def test_report_lists_unused_faults_and_only_failed_observers(tmp_path: Path) -> None:
     with Kafka(tmp_path) as broker:
         broker.faults.observe(api="Metadata")
         assert report_of(broker, 0) == ""

@@ -81,7 +81,7 @@ class Clients:
         until(probe, f"state of partition {partition}")
 
 
-def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> None:
+def test_leader_writes_share_state_to_coordinator_on_another_broker(cluster: Cluster) -> None:
     with ExitStack() as stack:
         clients = Clients(cluster, stack)
         topic = clients.any.topic_id("queue")
@@ -107,7 +107,7 @@ def test_leaders_write_to_coordinators_on_other_brokers(cluster: Cluster) -> Non
             assert parts_of(answer)[partition]["error_code"] == "none"
 
 
-def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
+def test_new_leader_continues_with_the_persisted_share_state(cluster: Cluster) -> None:
     with ExitStack() as stack:
         clients = Clients(cluster, stack)
         topic = clients.any.topic_id("queue")
@@ -129,7 +129,7 @@ def test_new_leader_continues_with_the_outcomes(cluster: Cluster) -> None:
         assert ranges == [(1, 1, 2), (2, 2, 1)]
 
 
-def test_partition_without_a_leader_has_no_counts_and_says_why(cluster: Cluster) -> None:
+def test_partition_without_leader_has_no_in_flight_counts_and_a_reason(cluster: Cluster) -> None:
     cluster.topic("single", 1, replicas=1)
     cluster.kill(cluster.leader("single", 0))
     with ClusterSession(cluster.bootstrap, 30) as session:

@@ -124,7 +124,7 @@ async def created_by_client(broker: Broker, name: str) -> None:
         await client.call("CreateTopics", entity=ask)
 
 
-async def test_there_and_back_again(place: Place) -> None:
+async def test_promoted_and_demoted_broker_keeps_its_metadata(place: Place) -> None:
     await begun(place)
     async with place.alone() as broker:
         ids = {one.name: one.topic_id for one in broker.services.metadata.topics.values()}
@@ -163,7 +163,7 @@ async def test_there_and_back_again(place: Place) -> None:
         assert set(await topics_of(member)) >= {"orders", "meanwhile"}
 
 
-async def test_a_broker_that_was_not_promoted_joins_nobody(place: Place) -> None:
+async def test_broker_started_alone_after_promotion_cannot_join_controllers(place: Place) -> None:
     await begun(place)
     place.promote()
     other = place.output.rename(place.output.with_name("before"))
@@ -177,7 +177,9 @@ async def test_a_broker_that_was_not_promoted_joins_nobody(place: Place) -> None
         assert {"orders", "later"} <= set(await topics_of(broker))
 
 
-async def test_controllers_that_began_with_less_are_noticed(place: Place, tmp_path: Path) -> None:
+async def test_broker_does_not_join_controllers_with_older_metadata(
+    place: Place, tmp_path: Path
+) -> None:
     """After two promotions into two directories, the older controller is started."""
     await begun(place)
     place.promote()
@@ -199,7 +201,7 @@ async def test_controllers_that_began_with_less_are_noticed(place: Place, tmp_pa
         assert "orders" in await topics_of(member)
 
 
-async def test_the_way_back_before_joining_is_to_start_again(place: Place) -> None:
+async def test_demotion_before_joining_changes_no_metadata(place: Place) -> None:
     await begun(place)
     place.promote()
     assert place.stand_alone().image is None
@@ -207,7 +209,7 @@ async def test_the_way_back_before_joining_is_to_start_again(place: Place) -> No
         assert "orders" in await topics_of(broker)
 
 
-async def test_a_broker_waits_for_controllers_that_start_after_it(place: Place) -> None:
+async def test_promoted_broker_waits_for_controllers_that_start_later(place: Place) -> None:
     await begun(place)
     place.promote()
     member = place.member()

@@ -33,7 +33,7 @@ def metadata(root: Path, name: str, *values: bytes) -> None:
     (path / name).write_bytes(bytes(encode_batch(records)))
 
 
-def test_the_highest_block_of_log_and_snapshot_counts(tmp_path: Path) -> None:
+def test_next_producer_id_is_the_highest_of_log_and_snapshot(tmp_path: Path) -> None:
     assert next_producer_id(FS, str(tmp_path)) is None
     metadata(tmp_path, "00000000000000000000.log", b"\x01\x0c\x00other")
     assert next_producer_id(FS, str(tmp_path)) == 0
@@ -43,7 +43,7 @@ def test_the_highest_block_of_log_and_snapshot_counts(tmp_path: Path) -> None:
     assert next_producer_id(FS, str(tmp_path)) == 5000
 
 
-def test_a_torn_end_is_left_out_and_damage_tells_nothing(tmp_path: Path) -> None:
+def test_torn_end_of_kafkas_metadata_log_is_ignored(tmp_path: Path) -> None:
     metadata(tmp_path, "00000000000000000000.log", block(3000))
     log = tmp_path / METADATA_DIRECTORY / "00000000000000000000.log"
     whole = log.read_bytes()
@@ -51,7 +51,7 @@ def test_a_torn_end_is_left_out_and_damage_tells_nothing(tmp_path: Path) -> None
     assert next_producer_id(FS, str(tmp_path)) == 3000
 
 
-def test_an_export_warns_of_ids_that_kafka_may_hand_out(tmp_path: Path) -> None:
+def test_export_warns_of_producer_ids_that_kafka_may_assign(tmp_path: Path) -> None:
     data, kafka = tmp_path / "data", tmp_path / "kafka"
     for root in (data, kafka):
         with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:

@@ -12,7 +12,7 @@ from fencepost.tools.ports import hold_port
 OTHERS = 500
 
 
-def test_a_held_port_can_be_listened_on_again_and_again() -> None:
+def test_held_port_can_be_bound_repeatedly() -> None:
     with hold_port() as held:
         address = held.getsockname()
         for _ in range(2):
@@ -27,7 +27,7 @@ def test_a_held_port_can_be_listened_on_again_and_again() -> None:
                 accepted.close()
 
 
-def test_nobody_who_asks_for_any_port_gets_a_held_one() -> None:
+def test_held_port_is_never_assigned_to_another_server() -> None:
     with hold_port() as held:
         others = [socket.create_server(("127.0.0.1", 0)) for _ in range(OTHERS)]
         got = {other.getsockname()[1] for other in others}
@@ -37,7 +37,7 @@ def test_nobody_who_asks_for_any_port_gets_a_held_one() -> None:
         assert len(got) == OTHERS
 
 
-def test_two_servers_do_not_share_it() -> None:
+def test_held_port_cannot_be_bound_by_two_servers() -> None:
     with hold_port() as held, socket.create_server(held.getsockname()):
         with pytest.raises(OSError, match="in use") as refused:
             socket.create_server(held.getsockname())

@@ -155,7 +155,7 @@ def settings_in(disk: MemoryDisk, name: str) -> dict[str, str]:
 # --- the handover ---
 
 
-def test_controllers_start_from_everything_that_the_broker_knew() -> None:
+def test_controllers_start_with_all_metadata_of_the_broker() -> None:
     disk = grown()
     before = read_stopped(disk, LOG)
     assert before is not None
@@ -169,7 +169,7 @@ def test_controllers_start_from_everything_that_the_broker_knew() -> None:
         assert (meta.cluster_id, meta.node_id) == (CLUSTER, controller)
 
 
-def test_a_broker_that_was_handed_over_is_fenced_and_leads_nothing() -> None:
+def test_promoted_broker_is_fenced_and_leads_no_partition() -> None:
     before = start(grown()).metadata.image
     after = without_leaders(before, 1)
     assert after.brokers[1].fenced
@@ -185,7 +185,7 @@ def test_a_broker_that_was_handed_over_is_fenced_and_leads_nothing() -> None:
     assert after.features["transaction.version"] == 1
 
 
-def test_voters_stand_in_the_snapshot() -> None:
+def test_voters_are_in_the_snapshot_of_each_controller() -> None:
     disk = grown()
     promote(disk, wanted(THREE))
     heads = [head_of(disk, one) for one in (101, 102, 103)]
@@ -202,7 +202,7 @@ def test_voters_stand_in_the_snapshot() -> None:
         assert row["kRaftVersionFeature"] == {"minSupportedVersion": 0, "maxSupportedVersion": 1}
 
 
-def test_static_voters_stand_in_the_settings() -> None:
+def test_static_voters_are_in_the_properties_files() -> None:
     disk = grown()
     promote(disk, wanted(THREE, static=True))
     assert [one["type"] for one in head_of(disk, 102) if one] == ["SNAPSHOT_HEADER"]
@@ -213,7 +213,7 @@ def test_static_voters_stand_in_the_settings() -> None:
         assert "controller.quorum.bootstrap.servers" not in found
 
 
-def test_settings_of_the_broker_go_on_and_controllers_have_what_concerns_them() -> None:
+def test_broker_keeps_its_configs_and_controllers_get_those_they_need() -> None:
     disk = grown()
     told = {
         "listeners": "CLIENTS://:9092,INSIDE://10.0.0.9:9094",
@@ -254,7 +254,7 @@ def test_settings_of_the_broker_go_on_and_controllers_have_what_concerns_them() 
     assert not any(key.startswith("listener.name.clients") for key in controller)
 
 
-def test_a_broker_that_was_told_nothing_but_where_to_listen() -> None:
+def test_broker_without_configs_gets_default_properties() -> None:
     disk = grown()
     assert not [one for one in promote(disk).warnings if "clean" in one]
     broker = settings_in(disk, "broker.properties")
@@ -298,7 +298,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_can_not_be_promoted_is_left_as_it_is(words: str) -> None:
+def test_refused_promotion_changes_nothing(words: str) -> None:
     asked, harm = REFUSED[words]
     disk = grown()
     if harm is not None:
@@ -309,7 +309,7 @@ def test_what_can_not_be_promoted_is_left_as_it_is(words: str) -> None:
     assert len(disk.steps) == done
 
 
-def test_settings_that_contradict_themselves_are_refused() -> None:
+def test_promotion_with_contradictory_configs_is_refused() -> None:
     with pytest.raises(ConfigError):
         promote(grown(), wanted(settings={"listeners": "X://:9092"}))
 
@@ -323,7 +323,7 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
         ({"listeners": "SASL_PLAINTEXT://10.0.0.9:1"}, ONE, "requires a login"),
     ],
 )
-def test_what_the_operator_should_know_is_said(
+def test_promotion_plan_warns_of_unsuitable_configs(
     settings: dict[str, str], controllers: tuple[ControllerAddress, ...], words: str
 ) -> None:
     if settings.get("authorizer.class.name"):
@@ -335,7 +335,7 @@ def test_what_the_operator_should_know_is_said(
     assert not [one for one in plain if words in one]
 
 
-def test_a_kill_of_the_broker_is_said() -> None:
+def test_promotion_warns_of_a_broker_that_was_not_stopped_cleanly() -> None:
     disk = grown()
     disk.remove(f"{DATA}/.kafka_cleanshutdown")
     assert [one for one in promote(disk).warnings if "not stopped cleanly" in one]
@@ -352,7 +352,7 @@ def test_promotion_at_metadata_version_33_needs_controllers_of_4_4() -> None:
 # --- repeated and interrupted promotions ---
 
 
-def test_a_second_call_changes_nothing_but_what_is_new() -> None:
+def test_repeated_promotion_only_adds_new_metadata() -> None:
     disk = grown()
     promote(disk, wanted(THREE))
     owners = [
@@ -376,7 +376,7 @@ def test_a_second_call_changes_nothing_but_what_is_new() -> None:
 
 
 @pytest.mark.slow
-def test_no_end_of_a_promotion_harms_anybody() -> None:
+def test_promotion_interrupted_at_any_step_can_be_repeated() -> None:
     before = grown()
     expected = known(start(before.after_kill()).metadata.image)
     asked = wanted(THREE)
@@ -429,7 +429,7 @@ def plan_back(disk: MemoryDisk, *controllers: Path) -> demotion.Demotion:
     return demotion.make_plan(disk, Path(DATA), controllers or [METADATA])
 
 
-def test_no_end_of_the_way_back_harms_anybody() -> None:
+def test_demotion_interrupted_at_any_step_can_be_repeated() -> None:
     before = joined()
     expected = known(start(grown()).metadata.image)
 
@@ -450,7 +450,7 @@ def test_no_end_of_the_way_back_harms_anybody() -> None:
     assert each_end(before, back, judge) > 5
 
 
-def test_replicas_of_others_are_forgotten() -> None:
+def test_standalone_metadata_has_no_replicas_on_other_brokers() -> None:
     image = start(grown()).metadata.image
     topic = image.topics["orders.eu"]
     mixed = replace(
@@ -505,7 +505,7 @@ def of_another_cluster(disk: MemoryDisk) -> None:
         (lambda disk: disk.remove(f"{LOG}/quorum-state"), "has never been standalone"),
     ],
 )
-def test_what_can_not_stand_alone_stays_a_member(harm: Any, words: str) -> None:
+def test_refused_demotion_changes_nothing(harm: Any, words: str) -> None:
     disk = joined()
     harm(disk)
     done = len(disk.steps)
@@ -514,7 +514,7 @@ def test_what_can_not_stand_alone_stays_a_member(harm: Any, words: str) -> None:
     assert len(disk.steps) == done
 
 
-def test_a_majority_of_controllers_is_asked() -> None:
+def test_demotion_needs_the_directories_of_a_majority_of_controllers() -> None:
     disk = grown()
     metadata = start(disk).metadata
     metadata.append(
@@ -531,7 +531,7 @@ def test_a_majority_of_controllers_is_asked() -> None:
     assert plan_back(disk, *rooms).image is not None
 
 
-def test_what_did_not_begin_with_all_is_told() -> None:
+def test_successor_with_missing_or_older_metadata_is_refused() -> None:
     before = start(grown()).metadata.image
     after = without_leaders(before, 1)
     assert reasons_against_successor(before, after) == []
@@ -551,7 +551,7 @@ def test_what_did_not_begin_with_all_is_told() -> None:
 @pytest.mark.parametrize(
     "text", ["", " a b ", "\ttab", "a\\b", "k\u00e9y \U0001f600", "line\nfeed", "=:#!", "#x", "a=b"]
 )
-def test_settings_come_back_from_their_file(text: str) -> None:
+def test_properties_survive_writing_and_reading(text: str) -> None:
     settings = {"a": text, f"k{text}": "b", "last": "c"}
     assert properties.parse(properties.text_of(settings)) == settings
 
@@ -559,7 +559,7 @@ def test_settings_come_back_from_their_file(text: str) -> None:
 # --- a metadata log without a writer ---
 
 
-def test_a_torn_end_counts_for_nothing() -> None:
+def test_torn_end_of_the_metadata_log_is_ignored() -> None:
     disk = grown()
     before = read_stopped(disk, LOG)
     (name,) = sorted(one for one in disk.list_directory(LOG) or () if one.endswith(".log"))
@@ -570,7 +570,7 @@ def test_a_torn_end_counts_for_nothing() -> None:
     assert read_stopped(disk, LOG) == before
 
 
-def test_a_log_of_many_files_and_a_snapshot() -> None:
+def test_metadata_log_is_read_from_snapshot_and_segments() -> None:
     disk = grown()
     now = start(disk)
     now.metadata.partition.flushes.roll(0)
@@ -585,7 +585,7 @@ def test_a_log_of_many_files_and_a_snapshot() -> None:
     assert found.last_timestamp_ms == NOW_MS
 
 
-def test_what_lacks_records_is_refused() -> None:
+def test_metadata_log_with_a_missing_segment_is_refused() -> None:
     disk = grown()
     now = start(disk)
     first = {one for one in disk.list_directory(LOG) or () if one.endswith(".log")}
@@ -597,12 +597,12 @@ def test_what_lacks_records_is_refused() -> None:
         read_stopped(disk, LOG)
 
 
-def test_a_log_of_an_older_release_is_refused() -> None:
+def test_metadata_log_of_an_older_release_is_refused() -> None:
     disk = MemoryDisk()
     old_metadata.write_old_log(disk, DATA, OLD)
     with pytest.raises(MetadataError, match="older release"):
         read_stopped(disk, LOG)
 
 
-def test_no_log_is_none() -> None:
+def test_missing_metadata_log_is_read_as_none() -> None:
     assert read_stopped(MemoryDisk(), LOG) is None

@@ -42,7 +42,7 @@ def work(counter: EventCounter, root: str) -> None:
         fs.close(handle)
 
 
-def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_path):
+def test_kill_points_are_around_each_operation_and_at_its_first_response(tmp_path):
     root = str(tmp_path)
     (tmp_path / "t-0").mkdir()
     counter = EventCounter(None, die)
@@ -66,7 +66,7 @@ def test_every_operation_has_its_points_and_only_answers_after_one_count(tmp_pat
     assert len(counter.events) == 5
 
 
-def test_every_answer_can_be_a_point_of_its_own(tmp_path):
+def test_every_response_is_a_kill_point_if_requested(tmp_path):
     (tmp_path / "t-0").mkdir()
     counter = EventCounter(None, die, every_answer=True)
     counter.arm()
@@ -94,7 +94,7 @@ def test_every_answer_can_be_a_point_of_its_own(tmp_path):
         (KillMoment.ANSWER, 2, b"abcd"),
     ],
 )
-def test_the_kill_leaves_exactly_what_was_done(tmp_path, where, number, left):
+def test_kill_leaves_exactly_the_operations_before_it(tmp_path, where, number, left):
     (tmp_path / "t-0").mkdir()
     counter = EventCounter(KillPoint(where, number), die)
     counter.arm()
@@ -104,14 +104,14 @@ def test_the_kill_leaves_exactly_what_was_done(tmp_path, where, number, left):
     assert (file.read_bytes() if file.exists() else None) == left
 
 
-def test_a_point_that_is_not_reached_kills_nothing(tmp_path):
+def test_kill_point_that_is_not_reached_does_nothing(tmp_path):
     (tmp_path / "t-0").mkdir()
     counter = EventCounter(KillPoint(KillMoment.BEFORE, 4), die)
     counter.arm()
     work(counter, str(tmp_path))
 
 
-def test_kinds_join_partitions_and_files_of_a_sort():
+def test_event_kind_omits_partition_and_file_name():
     assert (
         CountedEvent("write __transaction_state-2/00000.log").kind
         == "write __transaction_state .log"
@@ -121,7 +121,7 @@ def test_kinds_join_partitions_and_files_of_a_sort():
     assert CountedEvent(ANSWER).kind == "answer"
 
 
-def test_points_are_spread_from_the_first_to_the_last():
+def test_selected_kill_points_are_spread_from_first_to_last():
     points = [KillPoint(KillMoment.BEFORE, number) for number in range(1, 101)]
     assert [point.number for point in spread(points, 4)] == [1, 34, 67, 100]
     assert spread(points, 100) == spread(points, 1000) == points
@@ -156,7 +156,7 @@ def attempt(
         ([attempt(b"a", b"a", size=b"1", producer=(-1, -1))], "torn: 2 of 1 records"),
     ],
 )
-def test_a_unit_is_there_whole_and_once_or_not_at_all(attempts, complaint):
+def test_torn_or_duplicated_unit_is_reported(attempts, complaint):
     found = torn_units(attempts, LABELS)
     if complaint is None:
         assert found == []
@@ -165,7 +165,7 @@ def test_a_unit_is_there_whole_and_once_or_not_at_all(attempts, complaint):
         assert complaint in found[0]
 
 
-def test_records_without_a_label_belong_to_nothing():
+def test_records_without_a_label_belong_to_no_unit():
     record = LogRecord(0, 0, None, b"a", ())
     plain = Attempt(("t", 0), (7, 0), [record], committed=True)
     other = Attempt(("t", 0), (7, 0), [record], committed=False)

@@ -1041,23 +1041,23 @@ def _name(value: object) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_the_rule_bites(rule: Rule) -> None:
+def test_rule_finds_its_violations(rule: Rule) -> None:
     for path, snippet in RULES[rule]:
         assert list(rule(path, snippet)), f"{_name(rule)} lets pass: {path}: {snippet[:60]!r}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_the_rule_lets_pass_what_is_right(rule: Rule) -> None:
+def test_rule_accepts_valid_code(rule: Rule) -> None:
     assert [c for path, snippet in GOOD.items() for c in rule(path, snippet)] == []
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_the_code_keeps_the_rule(rule: Rule) -> None:
+def test_code_has_no_violation_of_the_rule(rule: Rule) -> None:
     found = complaints()[rule]
     assert not found, "\n" + "\n".join(found)
 
 
-def test_a_circle_is_found() -> None:
+def test_import_cycle_is_found() -> None:
     apart = {
         "txn/a.py": "from fencepost.txn import b",
         "txn/b.py": "from fencepost.txn.c import C",
@@ -1069,12 +1069,12 @@ def test_a_circle_is_found() -> None:
     ]
 
 
-def test_nobody_imports_in_a_circle() -> None:
+def test_shipped_code_has_no_import_cycle() -> None:
     shipped = tuple(f"{package}/" for package in PACKAGES)
     assert circles({path: text for path, text in sources() if path.startswith(shipped)}) == []
 
 
-def test_modules_that_may_make_records_do_so() -> None:
+def test_modules_exempt_from_the_record_rule_make_records() -> None:
     made = {path: [*records_made(text)] for path, text in sources() if path in RECORDS_ELSEWHERE}
     assert made.keys() == RECORDS_ELSEWHERE.keys()
     assert [path for path, lines in made.items() if not lines] == []
@@ -1089,7 +1089,7 @@ def test_no_two_test_files_outside_packages_have_one_name() -> None:
             assert first.setdefault(name, path) == path, f"{path} and {first[name]}"
 
 
-def test_every_part_reaches_the_build_of_the_image() -> None:
+def test_every_package_is_in_the_build_context_of_the_image() -> None:
     assert {path.name for path in (ROOT / "fencepost").iterdir() if path.is_symlink()} == {*PARTS}
     context = (ROOT / ".dockerignore").read_text().splitlines()
     assert {f"!{part}" for part in PACKAGES} <= {*context}

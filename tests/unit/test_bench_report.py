@@ -6,7 +6,7 @@ from bench.report import STALL, as_json, detailed, no_samples, summary, take
 from bench.suites.spark import SPARK
 
 
-def test_a_pairs_columns_are_named_after_its_sides() -> None:
+def test_benchmark_columns_are_named_after_the_compared_sides() -> None:
     samples = no_samples()
     ours, other = SPARK.sides
     samples["sink: batch rows/s"][ours] += [80.0, 100.0, 90.0]
@@ -20,7 +20,7 @@ def test_a_pairs_columns_are_named_after_its_sides() -> None:
     assert lines[5] == "| sink: time of all ms | 30.0 | 60.0 | 2.00 |", "less time is better"
 
 
-def test_the_first_page_compares_brokers_alone() -> None:
+def test_benchmark_summary_compares_only_brokers() -> None:
     pair, brokers = no_samples(), no_samples()
     for side in SPARK.sides:
         pair["a pair: rows/s"][side].append(1.0)
@@ -31,7 +31,7 @@ def test_the_first_page_compares_brokers_alone() -> None:
     assert "a pair" not in text
 
 
-def test_a_suite_tells_the_worst_stall_of_its_workloads() -> None:
+def test_suite_reports_the_worst_stall_of_its_workloads() -> None:
     samples = no_samples()
     for number, stalls in enumerate([(3.0, 9.0, 4.0), (2.0, 1.0, 8.0)]):
         for workload, stall in zip("abc", stalls, strict=True):

@@ -30,7 +30,7 @@ def shaken(server: Certificate, client: ssl.SSLContext) -> str:
     return dict(part[0] for part in shown["subject"])["commonName"]
 
 
-def test_a_client_and_a_server_of_one_authority(tmp_path: Path) -> None:
+def test_handshake_needs_the_same_authority_and_a_valid_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server, alice = authority.server(password=KEY_PASSWORD), authority.client("alice")
     assert "ENCRYPTED PRIVATE KEY" in server.file.read_text()

@@ -397,35 +397,35 @@ CASES = [pytest.param(*pair, id=f"{pair[0]}: {pair[1]}") for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("kind", "_what", "clean", "_planted"), CASES)
-def test_a_clean_history_passes(
+def test_clean_history_has_no_anomaly(
     kind: Kind, _what: str, clean: list[Operation], _planted: list[Operation]
 ) -> None:
     assert check(clean) == []
 
 
 @pytest.mark.parametrize(("kind", "_what", "_clean", "planted"), CASES)
-def test_a_planted_anomaly_is_caught_and_nothing_else_is_claimed(
+def test_planted_anomaly_is_the_only_kind_found(
     kind: Kind, _what: str, _clean: list[Operation], planted: list[Operation]
 ) -> None:
     assert {anomaly.kind for anomaly in check(planted)} == {kind}
 
 
 @pytest.mark.parametrize(("kind", "_what", "_clean", "planted"), CASES)
-def test_the_order_of_the_operations_in_the_list_does_not_matter(
+def test_result_does_not_depend_on_the_order_of_operations(
     kind: Kind, _what: str, _clean: list[Operation], planted: list[Operation]
 ) -> None:
     assert check(planted[::-1]) == check(planted)
 
 
-def test_every_class_is_planted() -> None:
+def test_every_kind_of_anomaly_is_planted() -> None:
     assert {kind for kind, *_ in PAIRS} == set(Kind)
 
 
-def test_an_empty_history_is_clean() -> None:
+def test_empty_history_has_no_anomaly() -> None:
     assert check([]) == []
 
 
-def test_histories_survive_a_file_and_a_torn_last_line(tmp_path) -> None:
+def test_histories_are_read_back_without_a_torn_last_line(tmp_path) -> None:
     operations = [
         *TXN,
         commit(3, "x"),

@@ -22,7 +22,7 @@ SENT = "abcdef"
         ["abcd", "cde", "ef"],
     ],
 )
-def test_another_epoch_may_repeat_the_end_of_the_one_before(runs: list[str]) -> None:
+def test_next_epoch_may_repeat_the_end_of_the_former_epoch(runs: list[str]) -> None:
     check_runs("t-0", runs, SENT)
 
 
@@ -42,13 +42,13 @@ def test_another_epoch_may_repeat_the_end_of_the_one_before(runs: list[str]) -> 
         (["abcdef", "x"], "was not sent"),
     ],
 )
-def test_nothing_else_may(runs: list[str], told: str) -> None:
+def test_other_repetitions_and_gaps_are_reported(runs: list[str], told: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_runs("t-0", runs, SENT)
     assert told in str(caught.value)
 
 
-def test_epochs_are_told_apart_by_the_producer_as_well() -> None:
+def test_runs_are_grouped_by_producer_id_and_epoch() -> None:
     header = parse_header(batch([b""], producer_id=3, producer_epoch=0, sequence=0))
     batches = [
         (header, "ab"),
@@ -59,7 +59,7 @@ def test_epochs_are_told_apart_by_the_producer_as_well() -> None:
     assert runs_of(batches) == {(3, 0): ["a", "b"], (3, 1): ["b", "c", "d"], (4, 0): ["c"]}
 
 
-def test_epochs_are_rare() -> None:
+def test_more_epochs_than_the_faults_explain_are_reported() -> None:
     check_epochs("t-0", 2, 1)
     check_epochs("t-0", 3, 10)
     with pytest.raises(AssertionError, match="3 epochs, 9 faults"):

@@ -37,14 +37,14 @@ async def _keep_the_loop(cpu_ms: float) -> LoopWatch:
     return watch
 
 
-async def test_a_turn_that_no_machine_excuses() -> None:
+async def test_turn_above_the_limit_of_the_slowest_machine_is_a_stall() -> None:
     watch = await _keep_the_loop(MAX_SLOWNESS * MAX_STALL_MS + 10)
     assert "turn" in watch.cpu.what
     with pytest.raises(AssertionError, match="times as slow as alone"):
         watch.check()
 
 
-async def test_a_turn_that_needs_no_excuse() -> None:
+async def test_turn_below_the_limit_is_no_stall() -> None:
     watch = await _keep_the_loop(MAX_STALL_MS / 2)
     assert watch.cpu.slowness == 1
     watch.check()
@@ -54,7 +54,9 @@ async def test_a_turn_that_needs_no_excuse() -> None:
     ("slow", "cpu_ms", "is_right"),
     [(1.0, 50, True), (1.0, 50.1, False), (2.0, 100, True), (2.0, 100.1, False)],
 )
-def test_what_is_excused(slow: float, cpu_ms: float, is_right: bool) -> None:
+def test_stall_limit_is_proportional_to_slowness(
+    slow: float, cpu_ms: float, is_right: bool
+) -> None:
     watch = LoopWatch(cpu=Stall(cpu_ms, cpu_ms, "a turn", slow))
     if is_right:
         watch.check()
@@ -63,7 +65,7 @@ def test_what_is_excused(slow: float, cpu_ms: float, is_right: bool) -> None:
         watch.check()
 
 
-def test_slowness_has_bounds() -> None:
+def test_slowness_is_between_1_and_its_maximum() -> None:
     assert 1 <= slowness() <= MAX_SLOWNESS
 
 
@@ -86,13 +88,13 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
     return watch
 
 
-def test_thread_that_keeps_the_lock_is_found() -> None:
+def test_thread_that_keeps_the_gil_is_found() -> None:
     # The probe misses about one stall in fifty: it may lose the lock between its measurements.
     watches = [_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3)]  # a single call
     assert any(not watch.is_short for watch in watches)
 
 
-def test_thread_that_lets_go_of_the_lock_is_not() -> None:
+def test_thread_that_releases_the_gil_is_not_found() -> None:
     data = bytes(20_000_000)
     watch = _in_a_thread(lambda: zlib.crc32(zlib.compress(data)))
     assert watch.is_short

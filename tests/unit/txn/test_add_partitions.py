@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize("verify", [False, True])
 
 
 @BOTH
-def test_add_partitions_with_unknown_id_is_refused_with_other_epoch_fenced(
+def test_add_partitions_with_unknown_id_is_refused_and_other_epoch_fenced(
     shard: Callable[..., Driver], verify: bool
 ) -> None:
     driver = shard(hold=True)

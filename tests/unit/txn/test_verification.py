@@ -55,7 +55,7 @@ def test_verifications_for_a_coordinator_share_one_request(
         (3, 2, 2, "INVALID_PRODUCER_EPOCH"),
     ],
 )
-def test_only_newest_verification_of_a_transactional_id_waits(
+def test_only_the_verification_of_the_newest_epoch_of_an_id_waits(
     verifications: Verifications, known: int, epoch: int, refused: int, code: str
 ) -> None:
     verifications.submit(1, add("t", known))

@@ -353,7 +353,7 @@ INTERNAL = replace(
 )
 
 
-def test_requests_may_not_grow_or_delete_internal_topics() -> None:
+def test_internal_topics_cannot_be_deleted_and_state_topics_cannot_grow() -> None:
     cluster = Cluster(settings=INTERNAL)
     grow = {"assignments": None, "draw": random.Random(1)}
     for number, name in enumerate(("state", "history"), 1):

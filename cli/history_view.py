@@ -20,6 +20,7 @@ from fencepost.coordinator.history.entries import (
     TRANSACTION,
     Entry,
 )
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.groups.events import EventKind
 from fencepost.logcore.printable import printable
 
@@ -129,6 +130,7 @@ def show(
         else:
             for row in rows:
                 print_lines(*narrow(row, columns, width))
+        _note_waiting_brokers(session)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table" and width is None:
@@ -141,6 +143,26 @@ def show(
                 print_lines(_line(row, columns))
             else:
                 print_lines(*narrow(row, columns, width))
+
+
+def _note_waiting_brokers(session: ClusterSession) -> None:
+    """Print a note if brokers lead no partition of the history, and so cannot write to it.
+
+    A broker that restarts is in this state until a preferred election. Brokers that are no
+    partition's preferred leader, such as those added later, are not mentioned.
+    """
+    topic = session.client.metadata().topics.get(HISTORY_TOPIC)
+    if topic is None:
+        return
+    leaders = {one.leader for one in topic.partitions.values()}
+    preferred = {one.replicas[0] for one in topic.partitions.values() if one.replicas}
+    if waiting := sorted(preferred - leaders):
+        print_lines(
+            f"note: brokers that lead no partition of {HISTORY_TOPIC}, so that their latest entries"
+            f" may be missing: {', '.join(map(str, waiting))};"
+            f" `fencepost topics elect {HISTORY_TOPIC} --execute` makes them lead again",
+            err=True,
+        )
 
 
 def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:

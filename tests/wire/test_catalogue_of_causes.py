@@ -597,6 +597,23 @@ def test_one_command_names_the_cause_in_a_cluster(brokers: Brokers, cause: Cause
     check_command(brokers.bootstrap, cause, names)
 
 
+def test_history_notes_a_broker_that_leads_none_of_its_partitions(brokers: Brokers) -> None:
+    topic = unique("causes")
+    brokers.topic(topic, 1)
+    node = brokers.leader(topic)
+    brokers.kill(node)
+    until(lambda: brokers.leader(topic) != node, "another replica leads")
+    brokers.restart(node)
+    brokers.wait_for_isr(topic, size=3)
+    note = f"so that their latest entries may be missing: {node};"
+    assert note in cli(brokers.bootstrap, "topics", "history", topic).output
+    elect_preferred(brokers, HISTORY_TOPIC)
+    until(
+        lambda: note not in cli(brokers.bootstrap, "topics", "history", topic).output,
+        "the broker leads a partition again",
+    )
+
+
 def test_entries_of_the_causes_match_the_schema(world: World) -> None:
     keys = ("classic-late-join", "consumer-late-revocation", "txn-new-producer", "share-limit")
     with world.close:

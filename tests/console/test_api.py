@@ -79,7 +79,7 @@ def values(rows: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("view", ["about", "overview", "messages", "record", "nothing"])
-async def test_without_the_token_there_is_no_answer(console, view):
+async def test_request_without_the_token_is_refused(console, view):
     for wrong in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
         headers = {"Authorization": "", **wrong}
         async with console.get(f"/api/{view}", headers=headers) as answer:
@@ -96,7 +96,7 @@ async def test_another_host_is_refused_even_with_the_token(console, host):
         assert answer.status == 200
 
 
-async def test_other_names_are_allowed_by_name(bootstrap, headers):
+async def test_additional_host_names_are_allowed_by_setting(bootstrap, headers):
     settings = ConsoleSettings(bootstrap=bootstrap, token=TOKEN, hosts=("console.example",))
     async with (
         TestClient(TestServer(Console(settings).application())) as client,
@@ -105,7 +105,7 @@ async def test_other_names_are_allowed_by_name(bootstrap, headers):
         assert answer.status == 200
 
 
-async def test_every_answer_has_the_headers_of_a_closed_page(console):
+async def test_every_response_has_the_security_headers(console):
     for path in ("/", "/static/app.js", "/api/about", "/api/nothing", "/else"):
         async with console.get(path, headers={"Origin": "http://evil.example"}) as answer:
             assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
@@ -117,7 +117,7 @@ async def test_every_answer_has_the_headers_of_a_closed_page(console):
     assert "unsafe" not in CONTENT_SECURITY_POLICY
 
 
-async def test_the_page_is_given_to_anybody_and_nothing_beside_it(console):
+async def test_page_is_served_without_token_and_no_other_files(console):
     headers = {"Authorization": ""}
     async with console.get("/", headers=headers) as answer:
         page = await answer.text()
@@ -130,7 +130,7 @@ async def test_the_page_is_given_to_anybody_and_nothing_beside_it(console):
             assert answer.status == 404
 
 
-async def test_what_may_write_needs_the_header_and_the_origin(console, headers):
+async def test_write_request_needs_the_csrf_header_and_the_same_origin(console, headers):
     url = f"http://{console.host}:{console.port}"
     without = {"Authorization": headers["Authorization"]}
     async with aiohttp.ClientSession() as foreign:
@@ -145,7 +145,7 @@ async def test_what_may_write_needs_the_header_and_the_origin(console, headers):
                 assert (answer.status, (await answer.json())["error"]) == (status, word)
 
 
-def test_loopback_is_told_from_the_rest():
+def test_loopback_hosts_are_recognized():
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"))
 
@@ -157,7 +157,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fencepost", "console", *arguments]
 
 
-def test_the_command_tells_its_url_and_ends_as_told(bootstrap):
+def test_console_command_prints_its_url_and_ends_on_sigterm(bootstrap):
     child = Child(command("-b", bootstrap, "--listen", "127.0.0.1:0"))
     try:
         url = child.wait_for_line(
@@ -188,14 +188,14 @@ def test_the_command_tells_its_url_and_ends_as_told(bootstrap):
         (("--undo-dir", "/nowhere"), 2, "does not exist"),
     ],
 )
-def test_a_wrong_command_line_is_told(arguments, status, told):
+def test_invalid_command_line_is_refused_with_a_reason(arguments, status, told):
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, told in done.stderr) == (status, True), done.stderr
 
 
-def test_a_port_that_is_taken_is_told(bootstrap):
+def test_port_in_use_is_reported(bootstrap):
     done = subprocess.run(
         command("-b", bootstrap, "--listen", bootstrap),
         capture_output=True,
@@ -207,7 +207,7 @@ def test_a_port_that_is_taken_is_told(bootstrap):
     assert "in use" in done.stderr
 
 
-def test_without_its_extra_it_says_what_to_install():
+def test_missing_extra_names_what_to_install():
     code = "import sys; sys.modules['aiohttp'] = None; from fencepost.cli import main;"
     done = subprocess.run(
         [sys.executable, "-c", f"{code} main(['console'])"],
@@ -241,14 +241,14 @@ def test_without_its_extra_it_says_what_to_install():
         ("record?topic=t&partition=-1&offset=0", 400),
     ],
 )
-async def test_a_bad_request_is_told_what_is_wrong(console, path, status):
+async def test_bad_request_gets_a_message(console, path, status):
     async with console.get(f"/api/{path}") as answer:
         told = await answer.json()
         assert answer.status == status, told
         assert told["message"]
 
 
-async def test_no_broker_is_an_answer(tmp_path, headers):
+async def test_unreachable_broker_is_an_error_response(tmp_path, headers):
     settings = ConsoleSettings(bootstrap="127.0.0.1:1", token=TOKEN, timeout_s=0.5)
     app = Console(settings).application()
     async with TestClient(TestServer(app), headers=headers) as client:
@@ -260,7 +260,7 @@ async def test_no_broker_is_an_answer(tmp_path, headers):
 # --- overview and transactions ---
 
 
-async def test_the_overview_counts_and_names_what_needs_attention(console, bootstrap, topic):
+async def test_overview_counts_transactions_and_lists_held_back_topics(console, bootstrap, topic):
     before = await get(console, "overview")
     assert [row["fenced"] for row in before["brokers"]] == [False]
     with open_transaction(bootstrap, topic, ["a", "b"]) as (name, _):
@@ -272,7 +272,9 @@ async def test_the_overview_counts_and_names_what_needs_attention(console, boots
     assert not [one for one in (await get(console, "overview"))["held"] if one["topic"] == topic]
 
 
-async def test_who_holds_back_whom_since_when(console, bootstrap, topic):
+async def test_transactions_view_names_blocking_transaction_and_waiting_group(
+    console, bootstrap, topic
+):
     write(bootstrap, topic, ["before"])
     group = unique("waits")
     commit(bootstrap, group, topic, 1)
@@ -295,7 +297,7 @@ async def test_who_holds_back_whom_since_when(console, bootstrap, topic):
     assert ended["transactions"]["rows"][0]["started_ms"] is None
 
 
-async def test_a_hanging_transaction_is_the_worst_matter(console, cluster, topic):
+async def test_hanging_transaction_is_listed_at_the_worst_level(console, cluster, topic):
     name, producer_id = hang(cluster, topic)
     try:
         found = await get(console, "overview")
@@ -309,7 +311,7 @@ async def test_a_hanging_transaction_is_the_worst_matter(console, cluster, topic
         cluster.call("delete_topics", 5, topic_names=[topic], timeout=30_000)
 
 
-async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
+async def test_fenced_producers_are_listed_with_their_epochs(console, bootstrap, topic):
     name = unique("fenced")
     fence(bootstrap, topic, name)
 
@@ -326,7 +328,7 @@ async def test_fences_are_told_with_their_epochs(console, bootstrap, topic):
     assert "producer-fenced" in {row["what"] for row in told["history"]["rows"]}
 
 
-async def test_a_history_that_begins_while_it_runs_is_found(tmp_path, headers):
+async def test_history_topic_created_later_is_found(tmp_path, headers):
     with Broker.in_thread(tmp_path / "young", config=SETTINGS) as broker:
         settings = ConsoleSettings(bootstrap=broker.bootstrap, token=TOKEN)
         app = Console(settings).application()
@@ -355,7 +357,7 @@ def _history(view: Any) -> Any:
 # --- groups ---
 
 
-async def test_lag_is_of_records_that_a_reader_can_get(console, bootstrap, topic):
+async def test_lag_counts_only_records_that_can_be_read(console, bootstrap, topic):
     group = unique("reads")
     with open_transaction(bootstrap, topic, ["a", "b"]) as (_, producer):
         commit(bootstrap, group, topic, 0)
@@ -374,7 +376,7 @@ async def test_lag_is_of_records_that_a_reader_can_get(console, bootstrap, topic
     assert (row["group"], row["lag"], row["members"]) == (group, 0, 0)
 
 
-async def test_members_and_why_they_rebalanced(console, bootstrap, cluster):
+async def test_classic_group_shows_members_causes_and_plan(console, bootstrap, cluster):
     topic, group = cluster.create_topic(unique("topic"), 4), unique("team")
     with members(bootstrap, group, topic, "first", "second"):
         found = await get(console, "group", id=group)
@@ -398,7 +400,7 @@ async def test_members_and_why_they_rebalanced(console, bootstrap, cluster):
         await get(console, "plan", 400, id=group, add=1001)
 
 
-async def test_a_group_of_the_consumer_protocol(console, bootstrap, cluster):
+async def test_consumer_group_shows_targets_plan_and_epoch_causes(console, bootstrap, cluster):
     topic, group = cluster.create_topic(unique("topic"), 4), unique("modern")
     with members(bootstrap, group, topic, "first", "second", protocol="consumer"):
 
@@ -418,7 +420,7 @@ async def test_a_group_of_the_consumer_protocol(console, bootstrap, cluster):
         assert all(row["why"] for row in causes)
 
 
-async def test_a_reset_is_shown_first_done_then_and_can_be_undone(
+async def test_offset_reset_is_previewed_executed_and_has_an_undo_file(
     console, bootstrap, topic, tmp_path
 ):
     write(bootstrap, topic, ["a", "b", "c"])
@@ -447,7 +449,9 @@ async def test_a_reset_is_shown_first_done_then_and_can_be_undone(
     assert undo.read_text().splitlines()[0].startswith(f"{topic},0,2")
 
 
-async def test_a_reset_is_refused(console, bootstrap, cluster, tmp_path, headers):
+async def test_offset_reset_is_refused_for_an_active_group_or_read_only(
+    console, bootstrap, cluster, tmp_path, headers
+):
     topic, group = cluster.create_topic(unique("topic")), unique("busy")
     write(bootstrap, topic, ["a"])
     asked = {"group": group, "topics": [topic], "where": {"to_latest": True}}
@@ -483,7 +487,7 @@ async def test_a_reset_is_refused(console, bootstrap, cluster, tmp_path, headers
 # --- lists ---
 
 
-async def test_lists_come_in_pages(console, cluster):
+async def test_lists_are_filtered_and_paged(console, cluster):
     stem = unique("paged")
     for number in range(7):
         cluster.create_topic(f"{stem}-{number}")
@@ -498,7 +502,7 @@ async def test_lists_come_in_pages(console, cluster):
     assert not (await get(console, "topics", q="__"))["topics"]["rows"]
 
 
-async def test_a_topic_tells_its_partitions_producers_and_settings(console, bootstrap, cluster):
+async def test_topic_view_shows_partitions_producers_and_settings(console, bootstrap, cluster):
     topic = cluster.create_topic(unique("topic"), 2, {"retention.ms": "3600000"})
     with open_transaction(bootstrap, topic, ["a"], partition=1):
         found = await get(console, "topic", name=topic)
@@ -515,7 +519,7 @@ async def test_a_topic_tells_its_partitions_producers_and_settings(console, boot
 # --- messages ---
 
 
-async def test_isolation_levels_differ_and_say_what_they_hide(console, bootstrap, topic):
+async def test_isolation_levels_report_the_hidden_records(console, bootstrap, topic):
     write(bootstrap, topic, ["plain"])
     with open_transaction(bootstrap, topic, ["dead"]):
         pass
@@ -543,7 +547,7 @@ async def test_isolation_levels_differ_and_say_what_they_hide(console, bootstrap
         assert late["state"] == "open"
 
 
-async def test_a_search_counts_what_it_looks_at(console, bootstrap, cluster):
+async def test_search_counts_scanned_and_matched_records(console, bootstrap, cluster):
     topic = cluster.create_topic(unique("topic"), 2)
     write(bootstrap, topic, [f"value {number}" for number in range(300)], partition=0, key="a")
     write(bootstrap, topic, ["Größe 299"], partition=1, key="b", headers={"trace": b"\x00\xff"})
@@ -572,7 +576,9 @@ async def test_a_search_counts_what_it_looks_at(console, bootstrap, cluster):
         assert len(rows) == count, begin
 
 
-async def test_a_search_stops_at_its_budget_and_goes_on(console, bootstrap, topic, monkeypatch):
+async def test_search_stops_at_its_record_budget_and_can_be_resumed(
+    console, bootstrap, topic, monkeypatch
+):
     write(bootstrap, topic, ["x" * 100] * 50)
     write(bootstrap, topic, ["y" * 100] * 50)
     monkeypatch.setattr(messages, "BUDGET_RECORDS", 30)
@@ -587,7 +593,7 @@ async def test_a_search_stops_at_its_budget_and_goes_on(console, bootstrap, topi
     assert more["total"] == end["remaining"]
 
 
-async def test_a_search_follows_and_ends_with_its_reader(console, bootstrap, topic):
+async def test_following_search_ends_when_its_reader_disconnects(console, bootstrap, topic):
     asked = {"topic": topic, "from": "latest", "follow": "1"}
     async with console.get("/api/messages", params=asked) as response:
         told = events(response)
@@ -603,7 +609,7 @@ async def test_a_search_follows_and_ends_with_its_reader(console, bootstrap, top
     await search(console, topic)
 
 
-async def test_bytes_are_shown_as_what_they_are(console, bootstrap, topic):
+async def test_values_are_shown_as_text_base64_or_tombstone(console, bootstrap, topic):
     write(bootstrap, topic, [b"\xff\x00", None, "", MARKUP, "ü" * 5000], key=MARKUP)
     rows, _ = await search(console, topic)
     binary, tombstone, nothing, markup, long = (row["value"] for row in rows)
@@ -618,7 +624,7 @@ async def test_bytes_are_shown_as_what_they_are(console, bootstrap, topic):
     await get(console, "record", 404, topic=topic, partition=0, offset=5)
 
 
-def test_a_character_that_is_cut_in_two_is_still_text():
+def test_text_cut_inside_a_character_is_still_text():
     assert messages.bytes_shown("aü".encode(), 2) == {"size": 3, "cut": True, "text": "a"}
     assert messages.bytes_shown(b"\xff\xff\xff", 2) == {
         "size": 3, "cut": True, "base64": "//8="
@@ -628,7 +634,7 @@ def test_a_character_that_is_cut_in_two_is_still_text():
 # --- live ---
 
 
-async def test_a_view_is_told_when_it_changes(console, bootstrap, topic):
+async def test_changed_view_is_pushed_to_its_stream(console, bootstrap, topic):
     async with console.get("/api/transactions", headers=STREAM) as response:
         told = events(response)
 
@@ -670,7 +676,7 @@ async def test_silent_brokers_are_checked_at_the_same_time():
     assert found["away"]
 
 
-async def test_who_watches_the_same_shares_one_question(monkeypatch):
+async def test_streams_of_one_view_share_one_query(monkeypatch):
     asked = 0
     monkeypatch.setattr(live, "MIN_INTERVAL_S", 0.01)
 
@@ -699,7 +705,7 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
+async def test_rebalancing_group_needs_attention_and_names_the_awaited_member(
     console, bootstrap, cluster, protocol
 ):
     topic, group = cluster.create_topic(unique("topic"), 4), unique("waits")
@@ -721,7 +727,7 @@ async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
         assert "rebalances (PreparingRebalance); it waits for polls-no-more@" in told["message"]
 
 
-async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
+async def test_views_name_groups_hidden_from_the_principal(tmp_path, headers):
     config = {
         **SETTINGS,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -773,7 +779,7 @@ async def test_views_name_a_group_that_they_may_not_describe(tmp_path, headers):
     assert rows["held-back"]["stuck"] == [other]
 
 
-async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstrap, topic):
+async def test_partition_without_committed_offset_has_unknown_lag(console, bootstrap, topic):
     write(bootstrap, topic, ["a", "b"])
     group = unique("reads")
     with members(bootstrap, group, topic, "reader"):
@@ -785,7 +791,7 @@ async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstra
         assert (listed[0]["lag"], listed[0]["unknown"]) == (None, 1)
 
 
-async def test_sums_over_partitions_without_a_leader_are_not_known(tmp_path, headers):
+async def test_topic_sums_are_unknown_with_a_leaderless_partition(tmp_path, headers):
     def cluster() -> BrokerCluster:
         started = BrokerCluster(2, tmp_path).start()
         started.topic("t", 2, replicas=1)
@@ -820,7 +826,7 @@ async def well() -> Mapping[str, Any]:
     return live.ALL_WELL
 
 
-async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
+async def test_silent_brokers_are_reported_while_a_view_is_pending(monkeypatch):
     monkeypatch.setattr(live, "PULSE_S", 0.01)
     beat: Mapping[str, Any] = live.ALL_WELL
     never = asyncio.Event()
@@ -849,7 +855,7 @@ async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
     assert watches._pulse is None, "nothing is asked while nothing is watched"
 
 
-async def test_a_broker_that_is_away_is_told_and_comes_back(monkeypatch):
+async def test_stream_reports_a_lost_broker_and_its_return(monkeypatch):
     monkeypatch.setattr(live, "MIN_INTERVAL_S", 0.01)
     away = True
 
@@ -899,7 +905,7 @@ async def test_streams_and_searches_are_bounded(console, topic, monkeypatch):
 # --- the console's resource limits ---
 
 
-async def test_a_search_is_bounded_in_bytes(console, bootstrap, topic, monkeypatch):
+async def test_search_stops_at_its_byte_budget(console, bootstrap, topic, monkeypatch):
     for _ in range(4):
         write(bootstrap, topic, ["x" * 1_000])
     monkeypatch.setattr(messages, "STEP_BYTES", 1)
@@ -911,13 +917,15 @@ async def test_a_search_is_bounded_in_bytes(console, bootstrap, topic, monkeypat
     assert (end["why"], end["matched"]) == ("end", 4)
 
 
-async def test_a_request_is_bounded(console):
+async def test_request_body_beyond_the_limit_is_refused(console):
     for size, status in ((limits.MAX_BODY_BYTES + 1, 413), (limits.MAX_BODY_BYTES, 400)):
         async with console.post("/api/reset", data=b"[" + b" " * (size - 2) + b"]") as answer:
             assert answer.status == status
 
 
-async def test_headers_and_bytes_of_one_record_are_bounded(console, bootstrap, topic, monkeypatch):
+async def test_shown_headers_and_bytes_of_a_record_are_limited(
+    console, bootstrap, topic, monkeypatch
+):
     many = {f"h{number:03}": b"" for number in range(limits.SHOWN_HEADERS + 1)}
     write(bootstrap, topic, ["x" * 10], headers=many)
     monkeypatch.setattr(messages, "RECORD_BYTES", 9)
@@ -929,7 +937,7 @@ async def test_headers_and_bytes_of_one_record_are_bounded(console, bootstrap, t
     assert one["value"]["cut"] is False
 
 
-def test_the_history_in_memory_is_bounded(bootstrap, cluster, monkeypatch):
+def test_cached_history_keeps_only_the_newest_entries(bootstrap, cluster, monkeypatch):
     for number in range(5):
         cluster.init_producer(unique(f"claim-{number}"))
     with ClusterSession(bootstrap, 10) as session:

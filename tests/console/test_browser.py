@@ -62,7 +62,7 @@ def another(browser) -> Iterator[Callable[..., Tab]]:
         yield lambda url, **how: stack.enter_context(tab(browser, url, **how))
 
 
-def test_an_open_transaction_appears_and_goes_by_itself(page, bootstrap, topic):
+def test_open_transaction_appears_and_disappears_without_reload(page, bootstrap, topic):
     page.go("transactions")
     page.reads("Held back now")
     row = page.page.locator("tr", has_text=f"{topic}:0")
@@ -80,7 +80,7 @@ def test_an_open_transaction_appears_and_goes_by_itself(page, bootstrap, topic):
     expect(row).to_have_count(0)
 
 
-def test_a_fence_is_shown_with_its_epochs(page, bootstrap, topic):
+def test_fenced_producer_is_shown_with_its_epochs(page, bootstrap, topic):
     name = unique("fenced")
     fence(bootstrap, topic, name)
     page.go("transactions")
@@ -93,7 +93,7 @@ def test_a_fence_is_shown_with_its_epochs(page, bootstrap, topic):
     page.keep("transaction")
 
 
-def test_who_holds_the_stable_offset_back_and_who_waits(page, bootstrap, topic):
+def test_held_back_row_names_the_transaction_and_the_waiting_group(page, bootstrap, topic):
     write(bootstrap, topic, ["before"])
     group = unique("waits")
     commit(bootstrap, group, topic, 1)
@@ -127,7 +127,7 @@ def test_lag_reaches_zero_after_a_commit(page, bootstrap, topic):
     page.keep("lag")
 
 
-def test_the_cause_of_a_rebalance_is_on_the_timeline(page, bootstrap, cluster):
+def test_rebalance_cause_is_on_the_timeline(page, bootstrap, cluster):
     topic, group = cluster.create_topic(unique("topic"), 6), unique("team")
     with members(bootstrap, group, topic, "first", "second", "third"):
         page.go("group", id=group, tab="why")
@@ -139,7 +139,7 @@ def test_the_cause_of_a_rebalance_is_on_the_timeline(page, bootstrap, cluster):
         page.keep("members")
 
 
-def test_share_group_shows_records_in_flight_and_the_blamed_one(page, bootstrap, cluster):
+def test_share_group_shows_in_flight_and_blamed_records(page, bootstrap, cluster):
     topic, group = cluster.create_topic(unique("jobs"), 2), unique("workers")
     starts_at_the_beginning(cluster, group)
     write(bootstrap, topic, ["a", "b", "c"])
@@ -165,7 +165,7 @@ def test_share_group_shows_records_in_flight_and_the_blamed_one(page, bootstrap,
     page.keep("share-history")
 
 
-def test_what_if(page, bootstrap, cluster):
+def test_plan_page_shows_moves_for_added_and_removed_members(page, bootstrap, cluster):
     topic, group = cluster.create_topic(unique("topic"), 6), unique("team")
     with members(bootstrap, group, topic, "first", "second"):
         page.go("group", id=group, tab="plan")
@@ -182,7 +182,7 @@ def test_what_if(page, bootstrap, cluster):
         page.keep("what-if")
 
 
-def test_a_reset_is_previewed_and_done(page, bootstrap, topic):
+def test_offset_reset_is_previewed_and_executed(page, bootstrap, topic):
     write(bootstrap, topic, ["a", "b", "c", "d"])
     group = unique("resets")
     commit(bootstrap, group, topic, 3)
@@ -203,7 +203,7 @@ def test_a_reset_is_previewed_and_done(page, bootstrap, topic):
     expect(page.page.locator("#total-lag")).to_have_text("3")
 
 
-def test_a_reset_is_refused_by_a_console_that_only_reads(another, bootstrap, topic, tmp_path):
+def test_read_only_console_disables_the_offset_reset(another, bootstrap, topic, tmp_path):
     write(bootstrap, topic, ["a"])
     group = unique("resets")
     commit(bootstrap, group, topic, 1)
@@ -218,7 +218,7 @@ def test_a_reset_is_refused_by_a_console_that_only_reads(another, bootstrap, top
     assert not list(tmp_path.iterdir())
 
 
-def test_a_search_counts_and_can_be_stopped(page, bootstrap, topic):
+def test_search_shows_its_counts_and_can_be_stopped(page, bootstrap, topic):
     write(bootstrap, topic, [f"value {number}" for number in range(3_000)], key="k")
     page.go("topic", name=topic, **{"from": "earliest", "value": "value 2999"})
     page.reads("at the end", ".search-status")
@@ -254,7 +254,7 @@ def test_a_search_counts_and_can_be_stopped(page, bootstrap, topic):
     assert json.loads(line)["value"]["text"] == "value 2998"
 
 
-def test_a_record_is_shown_as_a_whole(page, bootstrap, topic):
+def test_record_is_shown_with_its_whole_value_and_headers(page, bootstrap, topic):
     write(bootstrap, topic, ['{"größe":1,"text":"注文"}'], key="k", headers={"trace": b"\x01"})
     write(bootstrap, topic, [b"\xff\xfe\x00"], key="binary")
     write(bootstrap, topic, [None], key="gone")
@@ -271,7 +271,7 @@ def test_a_record_is_shown_as_a_whole(page, bootstrap, topic):
     page.reads("ff fe 00", ".drawer")
 
 
-def test_the_isolation_levels_differ(page, bootstrap, topic):
+def test_isolation_level_decides_on_the_records_shown(page, bootstrap, topic):
     write(bootstrap, topic, ["plain"])
     with open_transaction(bootstrap, topic, ["thrown away"]):
         pass
@@ -310,7 +310,7 @@ def test_markup_in_values_is_only_text(page, bootstrap, cluster):
     assert page.page.locator("main img, main script").count() == 0
 
 
-def test_a_wrong_token_is_asked_for(another, url):
+def test_wrong_token_can_be_replaced(another, url):
     page = another(url).enter("wrong")
     page.reads("Which token?")
     page.keep("token")
@@ -320,7 +320,7 @@ def test_a_wrong_token_is_asked_for(another, url):
     assert "token" not in page.page.url, "it does not stay in the address"
 
 
-def test_a_wrong_token_is_told_to_be_wrong(another, url):
+def test_wrong_token_is_reported_and_missing_one_only_requested(another, url):
     page = another(url).enter("wrong")
     page.reads("That token is wrong")
     page.page.get_by_label("token").fill("wrong again")
@@ -342,7 +342,7 @@ def test_a_wrong_token_is_told_to_be_wrong(another, url):
         ("no-such-page", {}, "The console has no page “no-such-page”", "Topics"),
     ],
 )
-def test_what_is_missing_has_a_page_that_says_so(page, view, params, told, back):
+def test_missing_resource_has_a_page_with_a_link_back(page, view, params, told, back):
     page.reads("Needs attention")
     page.go(view, **params)
     page.reads(told)
@@ -351,7 +351,7 @@ def test_what_is_missing_has_a_page_that_says_so(page, view, params, told, back)
     page.reads(re.compile("Consumer groups|Offsets kept|No topics|Held back now"))
 
 
-def test_a_group_that_is_deleted_while_it_is_shown_is_missing(page, bootstrap, cluster, topic):
+def test_group_deleted_while_shown_is_reported_missing(page, bootstrap, cluster, topic):
     group = unique("deleted")
     commit(bootstrap, group, topic, 0)
     page.go("group", id=group)
@@ -360,7 +360,7 @@ def test_a_group_that_is_deleted_while_it_is_shown_is_missing(page, bootstrap, c
     page.reads("There is no group of this name")
 
 
-def test_columns_sort_and_the_address_keeps_the_order(page, bootstrap, cluster):
+def test_sort_order_of_columns_is_kept_in_the_url(page, bootstrap, cluster):
     stem = unique("sorted")
     for number, count in ((1, 9), (2, 1_200), (3, 30)):
         write(bootstrap, cluster.create_topic(f"{stem}-{number}"), ["x"] * count)
@@ -381,7 +381,7 @@ def test_columns_sort_and_the_address_keeps_the_order(page, bootstrap, cluster):
     assert "sort" not in page.page.url.partition("?")[2].replace(stem, "")
 
 
-def test_a_lag_that_is_not_known_is_said_to_be_so(page, bootstrap, topic):
+def test_unknown_lag_is_shown_as_unknown(page, bootstrap, topic):
     write(bootstrap, topic, ["a", "b"])
     group = unique("reads")
     with members(bootstrap, group, topic, "reader"):
@@ -396,7 +396,7 @@ def test_a_lag_that_is_not_known_is_said_to_be_so(page, bootstrap, topic):
             expect(row.first).to_contain_text(group)
 
 
-def test_a_rebalance_that_waits_names_the_member(page, bootstrap, topic):
+def test_waiting_rebalance_names_the_member(page, bootstrap, topic):
     group = unique("waits")
     with stuck_rebalance(bootstrap, group, topic):
         page.go("overview")
@@ -446,7 +446,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
                 page.keep(f"narrow-{view}-{params.get('tab', '')}")
 
 
-def test_a_foreign_name_of_this_machine_is_refused(another, url):
+def test_foreign_host_name_is_refused(another, url):
     page = another(url.replace("127.0.0.1", "127.0.0.2")).page
     # This name resolves to the console's own address, so Chromium reaches it.
     name = url.replace("127.0.0.1", "console.localhost")
@@ -455,7 +455,7 @@ def test_a_foreign_name_of_this_machine_is_refused(another, url):
     assert "does not accept the host name" in page.content()
 
 
-def test_a_reload_keeps_what_was_chosen(page, cluster):
+def test_reload_keeps_filters_and_switches(page, cluster):
     stem = unique("kept")
     for number in range(3):
         cluster.create_topic(f"{stem}-{number}")
@@ -473,7 +473,7 @@ def test_a_reload_keeps_what_was_chosen(page, cluster):
     expect(pressed).to_have_attribute("aria-pressed", "true")
 
 
-def test_everything_goes_by_keys_alone(page, cluster, bootstrap):
+def test_pages_can_be_used_by_keyboard_alone(page, cluster, bootstrap):
     topic = cluster.create_topic(unique("by-keys"))
     write(bootstrap, topic, ["found"])
     keys = page.page.keyboard
@@ -510,7 +510,7 @@ def test_everything_goes_by_keys_alone(page, cluster, bootstrap):
     expect(page.page.get_by_role("link", name="Overview")).to_be_focused()
 
 
-def test_light_and_dark(another, url):
+def test_colour_scheme_follows_the_system_until_changed(another, url):
     colours = {}
     for scheme in ("light", "dark"):
         page = another(url, color_scheme=scheme).enter()
@@ -531,7 +531,7 @@ def ground(page: Tab) -> str:
     return found
 
 
-def test_a_broker_that_goes_and_comes_back(another, tmp_path):
+def test_console_recovers_after_a_broker_restart(another, tmp_path):
     daemon = Daemon(tmp_path / "data").start()
     try:
         with running(daemon.bootstrap, timeout_s=1.0) as url:
@@ -554,7 +554,7 @@ def test_a_broker_that_goes_and_comes_back(another, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_broker_that_does_not_answer_is_noticed_within_three_seconds(another, tmp_path, how):
+def test_unresponsive_broker_is_noticed_within_three_seconds(another, tmp_path, how):
     daemon = Daemon(tmp_path / "data").start()
     assert daemon.child is not None
     try:
@@ -589,7 +589,7 @@ def test_one_silent_broker_of_several_is_noticed_within_three_seconds(another, t
         expect(page.page.locator(".status")).to_have_text("live")
 
 
-def test_ten_thousand_topics_stay_a_page(another, tmp_path):
+def test_thousands_of_topics_are_listed_in_pages(another, tmp_path):
     daemon = Daemon(tmp_path / "data").start()
     try:
         with Cluster(daemon.bootstrap) as cluster:

@@ -57,7 +57,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
             return True
 
 
-async def test_browsers_are_answered_in_tls(bootstrap: str, authority: Authority) -> None:
+async def test_tls_console_serves_only_https_clients(bootstrap: str, authority: Authority) -> None:
     trusting = ssl.create_default_context(cafile=str(authority.truststore))
     async with (
         console(bootstrap, authority.issue("console")) as (url, port),
@@ -132,7 +132,7 @@ async def test_connection_without_token_is_closed_after_timeout(
         assert await stream.content.readany()
 
 
-def test_a_question_that_is_refused_costs_no_connection(bootstrap: str) -> None:
+def test_refused_query_keeps_its_connection(bootstrap: str) -> None:
     def refused(session: ClusterSession) -> None:
         session.topics(["no-such-topic"])
 
@@ -162,7 +162,9 @@ def _wrong(_session: ClusterSession) -> None:
 
 
 @pytest.mark.parametrize(("password", "status"), [("b", 200), ("wrong", 502)])
-async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
+async def test_console_logs_in_to_the_broker_without_showing_the_password(
+    password: str, status: int
+) -> None:
     with Kafka(users={"bob": "b"}, tls=True) as broker:
         told = {**broker.client_config("bob"), "sasl.password": password}
         settings = server.ConsoleSettings(broker.bootstrap, token=TOKEN, security=Security.of(told))
@@ -187,7 +189,7 @@ async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
         (("--tls-cert", __file__), "no PEM certificate and key that belong together"),
     ],
 )
-def test_it_is_not_open_to_others_by_accident(arguments: tuple[str, ...], told: str) -> None:
+def test_insecure_listen_options_are_refused(arguments: tuple[str, ...], told: str) -> None:
     done = CliRunner().invoke(main, ("console", *arguments))
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())

@@ -26,7 +26,7 @@ __all__ = ["broker", "gateway"]
 
 @pytest.mark.container
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_messages_become_records_in_their_order(gateway: Gateway, qos: int) -> None:
+async def test_messages_become_records_in_order(gateway: Gateway, qos: int) -> None:
     wanted = [b"%d" % number for number in range(30)]
     bridge = gateway.bridge(qos)
     async with gateway.running(bridge):
@@ -37,7 +37,9 @@ async def test_messages_become_records_in_their_order(gateway: Gateway, qos: int
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_only_qos_0_is_lost_while_the_bridge_is_away(gateway: Gateway, qos: int) -> None:
+async def test_only_qos_0_messages_are_lost_while_the_bridge_is_down(
+    gateway: Gateway, qos: int
+) -> None:
     async with gateway.running(gateway.bridge(qos)):
         await gateway.publish(b"before", qos=qos)
         await gateway.written(b"before")
@@ -49,7 +51,7 @@ async def test_only_qos_0_is_lost_while_the_bridge_is_away(gateway: Gateway, qos
 
 
 @pytest.mark.parametrize("max_queued", [1, 7])
-async def test_a_full_queue_pauses_the_socket_and_loses_nothing(
+async def test_full_queue_pauses_the_socket_and_loses_no_message(
     gateway: Gateway, max_queued: int
 ) -> None:
     wanted = [b"%d" % number for number in range(100)]
@@ -64,7 +66,7 @@ async def test_a_full_queue_pauses_the_socket_and_loses_nothing(
         assert bridge.counters.restarts == 0
 
 
-async def test_large_messages_pause_the_socket_before_they_are_many(gateway: Gateway) -> None:
+async def test_queued_bytes_limit_pauses_the_socket(gateway: Gateway) -> None:
     wanted = [b"%d" % number + b"x" * 100_000 for number in range(30)]
     async with gateway.running(gateway.bridge()):
         pass
@@ -79,7 +81,7 @@ async def test_large_messages_pause_the_socket_before_they_are_many(gateway: Gat
     assert bridge.counters.restarts == 0
 
 
-async def test_a_message_too_large_for_a_record_comes_in_parts(gateway: Gateway) -> None:
+async def test_message_too_large_for_a_record_is_split(gateway: Gateway) -> None:
     """One just fits, one is a byte larger; without a dead-letter topic a larger one is fatal."""
     empty = Output(
         gateway.topic,
@@ -117,7 +119,7 @@ async def test_a_message_too_large_for_a_record_comes_in_parts(gateway: Gateway)
         await asyncio.wait_for(ending, 60)
 
 
-async def test_devices_that_count_from_one_keep_their_messages(gateway: Gateway) -> None:
+async def test_message_ids_are_distinguished_by_device_topic(gateway: Gateway) -> None:
     mapped = Mapped((Route("a/#", gateway.topic, qos=1),), MessageId.parse("json:id"))
     bridge = gateway.mapped_bridge(mapped)
     async with gateway.running(bridge):
@@ -127,7 +129,7 @@ async def test_devices_that_count_from_one_keep_their_messages(gateway: Gateway)
     assert bridge.counters.duplicates == 2
 
 
-async def test_ids_of_json_that_look_alike_are_different_messages(gateway: Gateway) -> None:
+async def test_json_message_ids_of_different_types_are_distinct(gateway: Gateway) -> None:
     mapped = Mapped((Route("a/#", gateway.topic, qos=1),), MessageId.parse("json:id"))
     bridge = gateway.mapped_bridge(mapped)
     ids = (b"1", b'"1"', b"1.0", b"true", b'"True"', b"[1]", b'"[1]"', b"1e400", b"1e500", b'""')
@@ -180,7 +182,7 @@ async def test_properties_of_mqtt_5_become_headers(
     assert headers[2] == [*fixed, ("mqtt.correlation-data", b"")]
 
 
-async def test_a_dead_letter_leaves_out_properties_that_no_record_has_room_for(
+async def test_dead_letter_omits_properties_too_large_for_a_record(
     bootstrap: str, cluster: Cluster, broker: Mosquitto
 ) -> None:
     gateway = Gateway(bootstrap, cluster, broker, 5)
@@ -199,7 +201,7 @@ async def test_a_dead_letter_leaves_out_properties_that_no_record_has_room_for(
     assert not {"mqtt.content-type", "mqtt.response-topic"} & set(letter)
 
 
-async def test_the_ledger_is_compacted_before_it_is_long(gateway: Gateway) -> None:
+async def test_ledger_topic_has_its_compaction_settings(gateway: Gateway) -> None:
     bridge = gateway.bridge()
     async with gateway.running(bridge):
         pass
@@ -210,7 +212,7 @@ async def test_the_ledger_is_compacted_before_it_is_long(gateway: Gateway) -> No
     assert told == LEDGER_CONFIGS
 
 
-async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gateway) -> None:
+async def test_messages_are_acknowledged_only_after_their_commit(gateway: Gateway) -> None:
     """A stopped bridge has acknowledged only messages that it has written."""
     wanted = [b"%d" % number for number in range(200)]
     async with gateway.running(gateway.bridge()):
@@ -221,7 +223,7 @@ async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gat
         await gateway.written(*wanted)
 
 
-async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gateway) -> None:
+async def test_overlapping_routes_deliver_each_message_once(gateway: Gateway) -> None:
     """This also holds in a session left by a bridge that had only the narrower route."""
     narrow, wide = Route("a/b", gateway.topic), Route("a/#", gateway.topic)
     async with gateway.running(gateway.mapped_bridge(Mapped((narrow,)))):
@@ -232,7 +234,9 @@ async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gatewa
         await gateway.written(b"1", b"2", b"3", b"4")
 
 
-async def test_a_retained_message_and_a_second_connection(gateway: Gateway) -> None:
+async def test_retained_message_is_resent_to_a_new_connection_except_with_mqtt_5(
+    gateway: Gateway,
+) -> None:
     """The second connection gets the retained message again, but not with MQTT 5."""
     await gateway.publish(b"kept", retain=True)
     for number in range(2):
@@ -242,7 +246,7 @@ async def test_a_retained_message_and_a_second_connection(gateway: Gateway) -> N
             await gateway.written(b"kept", b"0", *again, *[b"1"][:number])
 
 
-def test_no_two_client_ids_share_a_ledger() -> None:
+def test_client_ids_have_distinct_ledger_topics() -> None:
     ids = ["a", "a b", "a_b", "a/b", "x" * 200, "x" * 201, "x" * 202, "x" * 65_535]
     topics = [ledger_topic(one) for one in ids]
     assert topics[0] == "mqtt-ledger.a"

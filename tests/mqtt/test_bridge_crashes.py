@@ -197,7 +197,9 @@ def batches(count: int) -> Iterator[list[Message]]:
         pytest.param(2, "5", True, id="qos2-v5-message-id", marks=pytest.mark.slow),
     ],
 )
-def test_nothing_is_lost_or_doubled(tmp_path: Path, qos: int, version: str, with_ids: bool) -> None:
+def test_kills_of_bridge_broker_and_daemon_lose_and_duplicate_no_message(
+    tmp_path: Path, qos: int, version: str, with_ids: bool
+) -> None:
     chance = random.Random(f"{SEED} {qos} {version}")
     strikes = list(itertools.islice(itertools.cycle(["bridge", "daemon", "broker"]), STRIKES))
     chance.shuffle(strikes)

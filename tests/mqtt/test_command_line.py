@@ -46,7 +46,7 @@ ROUTE = ("--route", "a=b")
         (("--route", "$share/g/a=b"), "shared subscription"),
     ],
 )
-def test_impossible_options_are_refused(arguments: tuple[str, ...], told: str) -> None:
+def test_invalid_options_are_refused_with_a_reason(arguments: tuple[str, ...], told: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert told in result.output
@@ -69,7 +69,7 @@ def test_impossible_options_are_refused(arguments: tuple[str, ...], told: str) -
         ("[[route", "at the end of an array"),
     ],
 )
-def test_an_impossible_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_route_file_is_refused_with_a_reason(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "routes.toml"
     file.write_text(text)
     result = CliRunner().invoke(main, ["--config", str(file)])
@@ -107,7 +107,9 @@ def started(gateway: Gateway) -> Iterator[list[Process]]:
         one.child.kill()
 
 
-async def test_sigterm_ends_it_in_order(gateway: Gateway, started: list[Process]) -> None:
+async def test_sigterm_stops_the_bridge_with_status_0(
+    gateway: Gateway, started: list[Process]
+) -> None:
     process = Process(gateway, "--route", f"a/#={gateway.topic}", "--report-s", "0.1")
     started.append(process)
     await process.says("bridge at work")
@@ -121,7 +123,7 @@ async def test_sigterm_ends_it_in_order(gateway: Gateway, started: list[Process]
         await gateway.written(b"1", b"2", b"3")
 
 
-async def test_sigterm_while_there_is_no_mqtt_broker(
+async def test_sigterm_stops_a_bridge_without_an_mqtt_broker(
     gateway: Gateway, started: list[Process]
 ) -> None:
     gateway.broker.kill()
@@ -131,7 +133,7 @@ async def test_sigterm_while_there_is_no_mqtt_broker(
     assert await asyncio.to_thread(process.child.terminate) == 0
 
 
-async def test_a_message_without_a_topic_ends_it_with_a_reason(
+async def test_message_without_a_kafka_topic_ends_the_bridge_unacknowledged(
     gateway: Gateway, started: list[Process]
 ) -> None:
     """The message stays unacknowledged, so a bridge with a dead-letter topic can take it."""

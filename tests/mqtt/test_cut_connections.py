@@ -98,7 +98,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize(("kind", "to_broker", "action"), POINTS)
-async def test_a_connection_that_ends_at_a_packet(
+async def test_connection_cut_at_any_packet_writes_each_message_once(
     gateway: Gateway, proxy: MqttProxy, kind: str, to_broker: bool, action: str
 ) -> None:
     """Cut the first connection, and the one that repeats its unfinished packets."""
@@ -113,7 +113,7 @@ async def test_a_connection_that_ends_at_a_packet(
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["killed", "stopped"])
-async def test_mosquitto_restores_more_under_way_than_its_window(
+async def test_more_in_flight_messages_than_the_window_are_written_once(
     gateway: Gateway, proxy: MqttProxy, stop: bool
 ) -> None:
     """After a restart, Mosquitto republishes released messages that exceed its in-flight window."""
@@ -148,7 +148,7 @@ def connect_packet(client_id: str, version: int) -> bytes:
     return bytes([0x10, len(body)]) + body
 
 
-async def test_mosquitto_publishes_again_what_it_could_not_release_again(
+async def test_message_republished_by_mosquitto_is_recognized(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
     """Mosquitto forgets what it released if a connection is dead when it reads the CONNECT."""
@@ -176,7 +176,7 @@ async def test_mosquitto_publishes_again_what_it_could_not_release_again(
     assert bridge.counters.repeated >= WINDOW
 
 
-async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
+async def test_new_message_with_a_reused_packet_id_is_written(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
     """Mosquitto restarts with an older file and counts its packet ids from there."""
@@ -199,7 +199,7 @@ async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
     assert bridge.counters.forgotten == 2
 
 
-async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
+async def test_queued_messages_are_duplicated_after_a_mosquitto_restore(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
     """A known limit: Mosquitto sends queued messages as new; those in flight are recognised."""
@@ -225,7 +225,7 @@ async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
     assert bridge.counters.repeated == under_way
 
 
-async def test_connections_that_end_idle_do_not_add_up_to_no_progress(
+async def test_idle_disconnections_do_not_count_as_failures(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
     retry = RetryPolicy(give_up_ms=1)
@@ -242,7 +242,7 @@ async def test_connections_that_end_idle_do_not_add_up_to_no_progress(
         await gateway.written(b"1")
 
 
-async def test_two_bridges_of_one_client_id(gateway: Gateway) -> None:
+async def test_two_bridges_with_one_client_id_duplicate_no_message(gateway: Gateway) -> None:
     """They fence each other, in Kafka and in MQTT, until one gives up; no message is duplicated."""
     await queued(gateway)
     bridges = [gateway.bridge(), gateway.bridge()]

@@ -79,7 +79,7 @@ def route(gateway: Gateway) -> tuple[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "api"), list(zip(itertools.cycle(SIGNALS), BEFORE_WORK)))
-async def test_while_kafka_does_not_answer_at_its_start(
+async def test_bridge_stops_in_time_while_kafka_is_silent_at_the_start(
     gateway: Gateway,
     proxied: tuple[OwnBroker, LosingProxy],
     started: list[Process],
@@ -97,7 +97,7 @@ async def test_while_kafka_does_not_answer_at_its_start(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "api"), list(zip(itertools.cycle(SIGNALS), AT_WORK)))
-async def test_while_kafka_does_not_answer_at_its_work(
+async def test_bridge_stops_in_time_while_kafka_is_silent_at_work(
     gateway: Gateway,
     proxied: tuple[OwnBroker, LosingProxy],
     started: list[Process],
@@ -118,7 +118,7 @@ async def test_while_kafka_does_not_answer_at_its_work(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-async def test_while_it_waits_for_a_topic(
+async def test_bridge_stops_in_time_while_it_waits_for_a_topic(
     gateway: Gateway, started: list[Process], number: int
 ) -> None:
     """The message stays with the MQTT broker, and so do the messages after it."""
@@ -134,7 +134,9 @@ async def test_while_it_waits_for_a_topic(
     await all_is_written_once(gateway, b"1", b"2", b"3")
 
 
-async def test_while_there_is_no_kafka(gateway: Gateway, started: list[Process]) -> None:
+async def test_bridge_stops_in_time_without_a_kafka_broker(
+    gateway: Gateway, started: list[Process]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         gateway.bootstrap = f"127.0.0.1:{server.getsockname()[1]}"
     process = Process(gateway, *route(gateway))
@@ -143,7 +145,7 @@ async def test_while_there_is_no_kafka(gateway: Gateway, started: list[Process])
     await ends(process, signal.SIGTERM)
 
 
-async def test_while_kafka_is_gone(
+async def test_bridge_stops_in_time_after_kafka_was_killed(
     request: pytest.FixtureRequest, broker: Mosquitto, started: list[Process], tmp_path: Path
 ) -> None:
     with own_broker(request, tmp_path / "own") as kafka, Cluster(kafka.bootstrap) as cluster:
@@ -159,7 +161,9 @@ async def test_while_kafka_is_gone(
         await ends(process, signal.SIGTERM)
 
 
-async def test_while_there_is_no_mqtt_broker(gateway: Gateway, started: list[Process]) -> None:
+async def test_bridge_stops_in_time_without_an_mqtt_broker(
+    gateway: Gateway, started: list[Process]
+) -> None:
     gateway.broker.kill()
     process = Process(gateway, *route(gateway))
     started.append(process)
@@ -168,7 +172,7 @@ async def test_while_there_is_no_mqtt_broker(gateway: Gateway, started: list[Pro
 
 
 @pytest.mark.parametrize("kind", ["CONNACK", "SUBACK", "PUBREL"])
-async def test_while_the_mqtt_broker_does_not_answer(
+async def test_bridge_stops_in_time_while_the_mqtt_broker_is_silent(
     gateway: Gateway, started: list[Process], kind: str
 ) -> None:
     with MqttProxy(gateway.broker.port) as proxy:
@@ -183,7 +187,7 @@ async def test_while_the_mqtt_broker_does_not_answer(
     await all_is_written_once(gateway, *[b"1"][: kind == "PUBREL"])
 
 
-async def test_while_the_mqtt_broker_takes_no_connection(
+async def test_bridge_stops_in_time_while_its_connection_is_not_accepted(
     gateway: Gateway, started: list[Process]
 ) -> None:
     """The listening socket's backlog is full, so the bridge's SYN gets no answer at all."""
@@ -199,7 +203,9 @@ async def test_while_the_mqtt_broker_takes_no_connection(
         await ends(process, signal.SIGTERM)
 
 
-async def test_while_the_mqtt_broker_stands_still(gateway: Gateway, started: list[Process]) -> None:
+async def test_bridge_stops_in_time_while_the_mqtt_broker_is_suspended(
+    gateway: Gateway, started: list[Process]
+) -> None:
     process = Process(gateway, *route(gateway))
     started.append(process)
     await process.says("bridge at work")

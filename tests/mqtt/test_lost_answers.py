@@ -40,7 +40,7 @@ def proxied(
         pytest.param(END_TXN, id="EndTxn"),
     ],
 )
-async def test_an_answer_is_lost(
+async def test_lost_kafka_response_duplicates_no_message(
     proxied: tuple[str, LosingProxy], broker: Mosquitto, api: int, qos: int
 ) -> None:
     """QoS 1 with message ids, QoS 2 without."""

@@ -65,7 +65,7 @@ async def reasons(gateway: Gateway, dead: str, count: int) -> list[bytes]:
     return [dict(one.headers)[REASON] for one in letters]
 
 
-async def test_messages_without_a_topic_are_dead_letters_and_others_go_on(
+async def test_messages_without_a_topic_become_dead_letters(
     gateway: Gateway, request: pytest.FixtureRequest
 ) -> None:
     cluster, stem = gateway.cluster, unique("stem")
@@ -97,7 +97,7 @@ async def test_messages_without_a_topic_are_dead_letters_and_others_go_on(
     assert working.counters.restarts == 0
 
 
-async def test_without_a_dead_letter_topic_it_ends_and_the_message_comes_again(
+async def test_bridge_without_dead_letter_topic_ends_and_message_is_resent(
     gateway: Gateway,
 ) -> None:
     cluster, stem = gateway.cluster, unique("stem")
@@ -115,7 +115,7 @@ async def test_without_a_dead_letter_topic_it_ends_and_the_message_comes_again(
     assert cluster.values(dead, isolation=READ_COMMITTED) == [b"bad"]
 
 
-async def test_a_missing_dead_letter_topic_ends_it(gateway: Gateway) -> None:
+async def test_missing_dead_letter_topic_ends_the_bridge(gateway: Gateway) -> None:
     stem = unique("stem")
     there = gateway.cluster.create_topic(f"{stem}.x.y")
     options = {"dead_letter": there.replace(".", "_"), "topic_wait_ms": WAIT_MS}
@@ -127,7 +127,7 @@ async def test_a_missing_dead_letter_topic_ends_it(gateway: Gateway) -> None:
         BridgeOptions(dead_letter="a b")
 
 
-async def test_a_topic_that_is_deleted_under_the_bridge_is_missing(
+async def test_message_to_a_deleted_topic_becomes_a_dead_letter(
     gateway: Gateway, request: pytest.FixtureRequest
 ) -> None:
     cluster, stem = gateway.cluster, unique("stem")
@@ -150,7 +150,7 @@ async def test_a_topic_that_is_deleted_under_the_bridge_is_missing(
     assert cluster.values(dead, isolation=READ_COMMITTED) == [b"2"]
 
 
-async def test_a_ledger_whose_name_collides_ends_it_with_a_sentence(gateway: Gateway) -> None:
+async def test_colliding_ledger_topic_name_ends_the_bridge(gateway: Gateway) -> None:
     gateway.client_id = unique("a.b")
     gateway.cluster.create_topic(ledger_topic(gateway.client_id).replace(".b", "_b"))
     with pytest.raises(MissingTopicError, match="choose another client id"):

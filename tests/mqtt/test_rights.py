@@ -69,7 +69,7 @@ def gateway(owner: Realm, tmp_path: Path) -> Iterator[Guarded]:
     broker.kill()
 
 
-async def test_each_right_is_needed_and_all_of_them_suffice(owner: Realm, gateway: Guarded) -> None:
+async def test_bridge_needs_exactly_the_documented_rights(owner: Realm, gateway: Guarded) -> None:
     rights = gateway.rights
     unable = owner.new_user(*rights)
     told = f"the right CREATE on the topic '{gateway.creation.name}' is missing to user '{unable}'"
@@ -88,7 +88,9 @@ async def test_each_right_is_needed_and_all_of_them_suffice(owner: Realm, gatewa
         await gateway.written(b"1", b"2")
 
 
-async def test_a_right_that_is_lost_under_way(owner: Realm, gateway: Guarded) -> None:
+async def test_revoked_right_ends_the_bridge_without_losing_messages(
+    owner: Realm, gateway: Guarded
+) -> None:
     user = owner.new_user(*gateway.rights, gateway.creation)
     lost = gateway.rights[:1]
     bridge = gateway.of(user)
@@ -109,7 +111,7 @@ async def test_a_right_that_is_lost_under_way(owner: Realm, gateway: Guarded) ->
         await gateway.written(b"1", b"2", b"3")
 
 
-async def test_a_password_changes_under_the_bridge(owner: Realm, gateway: Guarded) -> None:
+async def test_bridge_logs_in_with_a_renewed_kafka_password(owner: Realm, gateway: Guarded) -> None:
     user = owner.new_user(*gateway.rights, gateway.creation)
     told = [owner.security(user)]
 
@@ -134,7 +136,7 @@ async def test_a_password_changes_under_the_bridge(owner: Realm, gateway: Guarde
         await gateway.written(b"1", b"2")
 
 
-async def test_a_refused_login_ends_it_at_once(owner: Realm, gateway: Guarded) -> None:
+async def test_refused_kafka_login_ends_the_bridge_at_once(owner: Realm, gateway: Guarded) -> None:
     user = owner.new_user(*gateway.rights)
     wrong = gateway.of(user, "hunter2")
     await gateway.refused(wrong, AuthenticationError, f"user '{user}' cannot log in")

@@ -84,7 +84,7 @@ def gateway(
     found.broker.kill()
 
 
-async def test_messages_come_through_tls_and_a_login(gateway: Secured) -> None:
+async def test_messages_are_written_through_tls_and_login(gateway: Secured) -> None:
     # The messages fill several TLS records, and a short queue makes the bridge pause the socket.
     wanted = [b"%d" % number + b"x" * 1_500 for number in range(60)]
     address = {"security": Security.of(gateway.settings()), "max_queued": 7}
@@ -98,7 +98,7 @@ async def test_messages_come_through_tls_and_a_login(gateway: Secured) -> None:
     assert bridge.counters.restarts == 0
 
 
-async def test_what_is_refused_ends_the_bridge_with_the_reason(gateway: Secured) -> None:
+async def test_refused_mqtt_connection_ends_the_bridge_with_the_reason(gateway: Secured) -> None:
     others = Authority(gateway.keystore.parent / "others")
     wrong = gateway.secured(**{"sasl.password": "wrong"})
     await gateway.refused(wrong, rf"refuses the login \(user '{USER}'\)")
@@ -120,7 +120,7 @@ async def test_what_is_refused_ends_the_bridge_with_the_reason(gateway: Secured)
         await asyncio.wait_for(in_the_clear.run(handle_signals=False), 60)
 
 
-def test_mqtt_knows_no_other_login() -> None:
+def test_sasl_mechanism_other_than_plain_is_refused() -> None:
     security = Security.of(
         {
             "security.protocol": "SASL_SSL",
@@ -134,7 +134,7 @@ def test_mqtt_knows_no_other_login() -> None:
     assert PASSWORD not in repr(Address("127.0.0.1", password=PASSWORD))
 
 
-async def test_a_certificate_of_the_broker_that_has_expired(
+async def test_expired_broker_certificate_ends_the_bridge(
     bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     past = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
@@ -151,7 +151,7 @@ async def test_a_certificate_of_the_broker_that_has_expired(
         gateway.broker.kill()
 
 
-async def test_a_client_certificate_is_the_login(
+async def test_client_certificate_is_the_mqtt_login(
     bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     gateway = Secured(bootstrap, cluster, tmp_path, VERSION, by_certificate=True)
@@ -187,7 +187,7 @@ async def test_a_client_certificate_is_the_login(
 
 
 @pytest.mark.slow
-async def test_a_password_changes_under_the_bridge(
+async def test_bridge_logs_in_with_a_renewed_mqtt_password(
     bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     gateway = Secured(bootstrap, cluster, tmp_path, VERSION)
@@ -229,7 +229,7 @@ async def test_a_password_changes_under_the_bridge(
 
 
 @pytest.mark.slow
-async def test_a_login_that_stays_refused_ends_it_after_its_time(
+async def test_login_refused_for_too_long_ends_the_bridge(
     bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     gateway = Secured(bootstrap, cluster, tmp_path, VERSION)
@@ -253,7 +253,7 @@ async def test_a_login_that_stays_refused_ends_it_after_its_time(
 
 
 @pytest.mark.slow
-async def test_the_command_reads_both_files(
+async def test_command_reads_mqtt_and_kafka_properties_files(
     bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     gateway = Secured(bootstrap, cluster, tmp_path, VERSION)

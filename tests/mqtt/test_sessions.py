@@ -188,14 +188,14 @@ def gateway(
     return Gateway(bootstrap, cluster, broker, request.param)
 
 
-async def test_a_lost_session_takes_its_packet_ids_along(gateway: Gateway) -> None:
+async def test_lost_session_forgets_its_packet_ids(gateway: Gateway) -> None:
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=False)
     async with gateway.running(gateway.bridge()):
         await gateway.publish(b"21.5")
         await gateway.written(b"21.5")
 
 
-async def test_a_loss_that_the_predecessor_died_of_is_noticed(gateway: Gateway) -> None:
+async def test_session_lost_by_a_killed_predecessor_is_noticed(gateway: Gateway) -> None:
     """The predecessor was killed after its CONNECT began a session, before a ledger record."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session()
@@ -204,7 +204,7 @@ async def test_a_loss_that_the_predecessor_died_of_is_noticed(gateway: Gateway) 
         await gateway.written(b"21.5")
 
 
-async def test_a_session_that_was_not_lost_keeps_its_packet_ids(gateway: Gateway) -> None:
+async def test_kept_session_of_a_killed_predecessor_keeps_its_packet_ids(gateway: Gateway) -> None:
     """The predecessor was killed while it connected, but the MQTT broker kept the session."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session(with_message=b"21.5")
@@ -215,7 +215,7 @@ async def test_a_session_that_was_not_lost_keeps_its_packet_ids(gateway: Gateway
     assert bridge.counters.duplicates == 1
 
 
-async def test_a_session_outlives_the_broker_that_wrote_it_down(gateway: Gateway) -> None:
+async def test_saved_session_survives_a_broker_kill(gateway: Gateway) -> None:
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session(with_message=b"21.5")
     await asyncio.to_thread(gateway.broker.save)

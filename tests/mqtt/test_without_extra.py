@@ -18,7 +18,7 @@ runpy.run_module("fencepost.pipelines.mqtt", run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["aiomqtt", "aiokafka", "paho"])
-def test_a_missing_extra_is_named_in_one_line(name: str) -> None:
+def test_missing_extra_is_named_in_one_line(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT.format(name=name)],
         capture_output=True,

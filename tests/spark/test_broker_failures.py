@@ -37,7 +37,7 @@ def mortal(
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 @pytest.mark.parametrize("step", ["mid write", "offsets committed"])
-def test_broker_killed(
+def test_query_is_exactly_once_after_a_broker_kill_at_any_step(
     spark: SparkSession, mortal: OwnBroker, tmp_path: Path, mode: str, step: str
 ) -> None:
     with Cluster(mortal.bootstrap) as cluster:
@@ -74,7 +74,7 @@ OF_SINK = (INIT_PRODUCER_ID, OFFSET_FETCH, PRODUCE, TXN_OFFSET_COMMIT, END_TXN)
     [("direct", OF_SINK), ("prepared", OF_SINK), ("staged", OF_SINK), ("staged", OF_SOURCE)],
     ids=["direct", "prepared", "staged", "source"],
 )
-def test_answers_are_lost(
+def test_query_is_exactly_once_after_lost_responses(
     spark: SparkSession,
     proxied: tuple[LosingProxy, str],
     tmp_path: Path,

@@ -82,7 +82,7 @@ def far(spark: SparkSession, *, scheme: bool) -> str:
 @pytest.mark.parametrize(
     ("mode", "scheme"), [("prepared", True), ("staged", False)], ids=["prepared", "staged-default"]
 )
-def test_a_checkpoint_on_another_file_system(
+def test_checkpoint_on_another_file_system_is_read_through_spark(
     spark: SparkSession,
     cluster: Cluster,
     bootstrap: str,
@@ -113,7 +113,7 @@ def test_a_checkpoint_on_another_file_system(
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
+def test_local_folder_with_the_checkpoints_path_is_not_mistaken_for_it(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     """The same path is first on the local file system, and then on another default one."""
@@ -139,7 +139,7 @@ def test_a_folder_of_this_machine_that_is_not_the_checkpoint(
     assert last_batch(there / "checkpoint") == last_batch(Path(job.checkpoint)) == 2
 
 
-def test_the_offset_log_in_its_second_format(
+def test_offset_log_of_format_version_2_is_read(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     setting = "spark.sql.streaming.offsetLog.formatVersion"
@@ -161,7 +161,7 @@ def test_the_offset_log_in_its_second_format(
     assert_exactly_once(cluster, job)
 
 
-def test_a_batch_that_is_too_large_is_planned_anew_without_its_entry(
+def test_too_large_batch_is_planned_again_after_its_entry_is_deleted(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     """The README's advice for a first batch that is too large for a transaction works."""
@@ -218,7 +218,7 @@ def into(
     [(False, "was committed with"), (True, "from other source offsets")],
     ids=["rows", "offsets"],
 )
-def test_foreach_batch_with_a_checkpoint_that_was_restored(
+def test_foreach_batch_refuses_a_rolled_back_checkpoint(
     spark: SparkSession,
     cluster: Cluster,
     bootstrap: str,

@@ -44,7 +44,7 @@ for name, (master, settings, _) in TOLD.items():
 """
 
 
-def test_a_shared_transaction_on_a_cluster(
+def test_prepared_query_on_a_cluster_is_exactly_once(
     cluster: Cluster, bootstrap: str, tmp_path: Path, archive: Path, stock_jars: list[Path]
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="prepared")

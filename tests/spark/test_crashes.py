@@ -55,7 +55,7 @@ MORE = range(RECORDS, RECORDS + 20)
 @pytest.mark.judge
 @pytest.mark.container
 @pytest.mark.parametrize("mode", ["direct", "prepared", "staged"])
-def test_steps_fail(
+def test_query_is_exactly_once_after_a_failure_at_each_step(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
@@ -75,7 +75,7 @@ def test_steps_fail(
         ("staged", ("after init", "commit begins", "transaction ended")),
     ],
 )
-def test_steps_fail_in_the_first_batch_of_a_query_that_begins_at_the_end(
+def test_query_from_latest_keeps_records_after_failures_in_its_first_batch(
     spark: SparkSession,
     cluster: Cluster,
     bootstrap: str,
@@ -94,7 +94,7 @@ def test_steps_fail_in_the_first_batch_of_a_query_that_begins_at_the_end(
 
 
 @pytest.mark.judge
-def test_a_partition_is_added_amid_the_first_batch(
+def test_partition_added_during_the_first_batch_is_read(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -106,7 +106,7 @@ def test_a_partition_is_added_amid_the_first_batch(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "prepared"])
-def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
+def test_failed_batch_without_tasks_does_not_hold_back_the_lso(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     # No task returns a commit message, so only the broker knows the transactions that prepared
@@ -122,7 +122,7 @@ def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("step", ["sealed", "mid write"])
-def test_a_tasks_process_is_killed_before_its_records_are_acknowledged(
+def test_task_killed_before_acknowledgement_writes_no_visible_record(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
     # The process dies before its batches are sent, or before it has recorded that they are. The
@@ -139,7 +139,7 @@ def test_a_tasks_process_is_killed_before_its_records_are_acknowledged(
 
 
 @pytest.mark.judge
-def test_tasks_that_write_to_one_partition(
+def test_tasks_writing_to_one_partition_keep_their_order(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, options=SMALL)
@@ -154,7 +154,7 @@ def test_tasks_that_write_to_one_partition(
 
 
 @pytest.mark.judge
-def test_the_transaction_times_out_between_write_and_commit(
+def test_transaction_timed_out_before_commit_fails_the_batch(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     name = unique("slow")
@@ -182,7 +182,7 @@ def test_the_transaction_times_out_between_write_and_commit(
     assert_exactly_once(cluster, job)
 
 
-def test_two_drivers_of_one_name(
+def test_second_query_with_the_same_transactional_id_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     name = unique("name")
@@ -209,7 +209,7 @@ def roll_back(job: Job, *folders: str) -> None:
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "prepared", "staged"])
-def test_the_commit_log_is_behind_by_one_batch(
+def test_batch_missing_in_the_commit_log_is_not_written_twice(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
@@ -220,7 +220,7 @@ def test_the_commit_log_is_behind_by_one_batch(
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_a_checkpoint_that_was_rolled_back_is_refused(
+def test_rolled_back_checkpoint_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused(
 
 
 @pytest.mark.judge
-def test_progress_that_has_expired_is_refused(
+def test_expired_progress_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     name = unique("expired")
@@ -251,7 +251,7 @@ def test_progress_that_has_expired_is_refused(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("step", ["mid write", "commit returned"])
-def test_the_topic_gets_more_partitions(
+def test_partitions_added_to_the_sink_topic_lose_no_record(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
     job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, step, "wait")
@@ -264,7 +264,7 @@ def test_the_topic_gets_more_partitions(
     assert_exactly_once(cluster, job)
 
 
-def test_epochs_run_out(
+def test_query_continues_after_its_producer_epochs_are_exhausted(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     name = unique("old")
@@ -289,7 +289,7 @@ def test_epochs_run_out(
 
 
 @pytest.mark.judge
-def test_a_batch_without_records(
+def test_batch_without_records_writes_nothing(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -301,7 +301,7 @@ def test_a_batch_without_records(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_a_stateful_query(
+def test_stateful_query_is_exactly_once_after_a_failure(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
@@ -321,7 +321,7 @@ def test_a_stateful_query(
 
 
 @pytest.mark.parametrize("step", ["commit begins", "commit returned"])
-def test_a_batch_that_only_a_watermark_asks_for(
+def test_watermark_batch_without_input_is_exactly_once_after_a_failure(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=0)

@@ -83,7 +83,7 @@ def killed(
 
 
 @pytest.mark.parametrize(("mode", "step"), AT_THE_END)
-def test_driver_killed_in_the_first_batch_of_a_query_that_begins_at_the_end(
+def test_query_from_latest_keeps_records_after_a_kill_in_its_first_batch(
     spark: SparkSession,
     killed: dict[tuple[str, str, bool], Job],
     cluster: Cluster,
@@ -96,7 +96,7 @@ def test_driver_killed_in_the_first_batch_of_a_query_that_begins_at_the_end(
 
 
 @pytest.mark.parametrize(("mode", "step"), KILLS)
-def test_driver_killed(
+def test_query_is_exactly_once_after_a_driver_kill_at_any_step(
     spark: SparkSession,
     killed: dict[tuple[str, str, bool], Job],
     cluster: Cluster,
@@ -111,7 +111,7 @@ def test_driver_killed(
         assert uncommitted(cluster, job) > RECORDS
 
 
-def test_jvm_killed(
+def test_query_is_exactly_once_after_a_jvm_kill(
     spark: SparkSession, drivers: Drivers, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "mid write", "wait")
@@ -169,7 +169,7 @@ def tried_twice(
 
 
 @pytest.mark.parametrize("name", ["direct", "prepared"])
-def test_a_task_is_not_tried_twice_in_a_shared_transaction(
+def test_second_task_attempt_in_a_shared_transaction_is_refused(
     spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster, name: str
 ) -> None:
     ended = tried_twice[name]
@@ -179,7 +179,7 @@ def test_a_task_is_not_tried_twice_in_a_shared_transaction(
 
 
 @pytest.mark.parametrize("name", ["staged", "auto"])
-def test_staged_tasks_may_be_tried_again(
+def test_second_attempt_of_a_staged_task_succeeds(
     tried_twice: dict[str, Ended], cluster: Cluster, name: str
 ) -> None:
     # Where Spark retries tasks, the mode is staged unless an option sets another.
@@ -190,7 +190,7 @@ def test_staged_tasks_may_be_tried_again(
 @pytest.mark.parametrize(
     ("name", "told"), [("marks", "can't be told"), ("sums", "the transaction holds")]
 )
-def test_a_second_attempt_beside_the_first_finds_its_mark_or_does_not_add_up(
+def test_concurrent_second_attempt_of_a_task_is_detected(
     spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster, name: str, told: str
 ) -> None:
     ended = tried_twice[name]
@@ -199,7 +199,7 @@ def test_a_second_attempt_beside_the_first_finds_its_mark_or_does_not_add_up(
     assert_exactly_once(cluster, ended.job)
 
 
-def test_a_second_attempt_that_gets_past_the_refusal_breaks_the_sequence(
+def test_unguarded_second_attempt_gets_out_of_order_sequence_number(
     spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
     ended = tried_twice["sizes"]
@@ -208,7 +208,7 @@ def test_a_second_attempt_that_gets_past_the_refusal_breaks_the_sequence(
     assert_exactly_once(cluster, ended.job)
 
 
-def test_a_second_attempt_whose_batches_look_the_same_is_known_by_their_offsets(
+def test_second_attempt_with_equal_batches_is_detected_by_their_offsets(
     spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
     ended = tried_twice["offsets"]
@@ -217,7 +217,7 @@ def test_a_second_attempt_whose_batches_look_the_same_is_known_by_their_offsets(
     assert_exactly_once(cluster, ended.job)
 
 
-def test_without_any_guard_records_are_lost_and_doubled_in_silence(
+def test_unguarded_attempts_silently_lose_and_duplicate_records(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
     # The control: if this were exact, the tests above would prove nothing.
@@ -248,7 +248,7 @@ def zombies(
     return child, jobs
 
 
-def test_zombies_go_on_under_the_old_epoch(
+def test_zombie_tasks_are_fenced_and_change_nothing(
     spark: SparkSession, zombies: tuple[Child, dict[tuple[str, str], Job]], cluster: Cluster
 ) -> None:
     child, jobs = zombies

@@ -109,7 +109,7 @@ def cluster(broker: tuple[OwnBroker, LosingProxy]) -> Iterator[Cluster]:
 
 @pytest.mark.judge
 @pytest.mark.parametrize(("old", "mode"), [(0, "direct"), (1, "staged")], indirect=["old"])
-def test_batches_are_written_once(
+def test_batches_are_written_once_below_tv2(
     spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path, mode: str
 ) -> None:
     name = unique("old")
@@ -122,7 +122,7 @@ def test_batches_are_written_once(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_steps_fail(
+def test_query_below_tv2_is_exactly_once_after_failing_steps(
     spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path, mode: str
 ) -> None:
     job = new_job(cluster, old.bootstrap, tmp_path, mode=mode)
@@ -132,7 +132,7 @@ def test_steps_fail(
 
 
 @pytest.mark.judge
-def test_driver_killed(
+def test_query_below_tv2_is_exactly_once_after_driver_kills(
     spark: SparkSession,
     drivers: Drivers,
     broker: tuple[OwnBroker, LosingProxy],
@@ -154,7 +154,9 @@ def test_driver_killed(
 
 
 @pytest.mark.judge
-def test_answers_are_lost(spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path) -> None:
+def test_query_below_tv2_is_exactly_once_after_lost_responses(
+    spark: SparkSession, old: Old, cluster: Cluster, tmp_path: Path
+) -> None:
     job = new_job(cluster, old.bootstrap, tmp_path, mode="staged")
     old.proxy.lose(ADD_PARTITIONS, ADD_OFFSETS, END_TXN)
     run(spark, job)
@@ -163,9 +165,7 @@ def test_answers_are_lost(spark: SparkSession, old: Old, cluster: Cluster, tmp_p
 
 
 @pytest.mark.judge
-def test_a_zombie_of_a_finished_batch_is_fenced_by_the_next_ones_beginning(
-    old: Old, cluster: Cluster
-) -> None:
+def test_zombie_of_a_finished_batch_is_fenced_by_the_next_batch(old: Old, cluster: Cluster) -> None:
     # EndTxn does not bump the epoch: without an InitProducerId per batch, late writes of a task of
     # the last batch would join the transaction of the next one.
     topic = cluster.create_topic(unique("zombie"), 1, KEEP)
@@ -210,7 +210,7 @@ def begun_at(
 
 @pytest.mark.judge
 @pytest.mark.parametrize(("before", "behind"), [(2, 1), (0, 2)])
-def test_the_level_changes_under_the_query(
+def test_query_survives_a_change_of_transaction_version(
     spark: SparkSession,
     broker: tuple[OwnBroker, LosingProxy],
     cluster: Cluster,
@@ -226,7 +226,7 @@ def test_the_level_changes_under_the_query(
 
 
 @pytest.mark.judge
-def test_the_level_falls_from_2_to_0_under_the_query(
+def test_query_survives_a_transaction_version_change_from_2_to_0(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Fencepost still serves the transactional id; Apache Kafka does so after a reload.

@@ -57,7 +57,7 @@ def resolved(job: Job, *more: str, status: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_transaction_of_a_killed_driver_is_resolved_from_the_folder_it_left(
+def test_transaction_of_a_killed_driver_is_resolved_from_its_checkpoint(
     spark: SparkSession, killed: dict[str, Job], cluster: Cluster, name: str
 ) -> None:
     job, (_, step) = killed[name], KILLED[name]

@@ -71,7 +71,7 @@ def with_rights(owner: Realm, job: Job, wanted: list[Right]) -> Job:
 
 
 @pytest.mark.judge
-def test_drivers_are_killed_and_tasks_fail(
+def test_secured_query_is_exactly_once_after_kills_and_failures(
     spark: SparkSession, drivers: Drivers, owner: Realm, tmp_path: Path
 ) -> None:
     jobs = []
@@ -89,7 +89,7 @@ def test_drivers_are_killed_and_tasks_fail(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_each_right_is_needed_and_all_of_them_suffice(
+def test_query_needs_exactly_the_documented_rights(
     spark: SparkSession, owner: Realm, tmp_path: Path, mode: str
 ) -> None:
     job = secured(owner, tmp_path, mode=mode, records=40)
@@ -111,7 +111,9 @@ def test_each_right_is_needed_and_all_of_them_suffice(
     assert_exactly_once(owner.operator, job, 40)
 
 
-def test_a_right_that_is_lost_under_way(spark: SparkSession, owner: Realm, tmp_path: Path) -> None:
+def test_revoked_right_fails_the_query_without_visible_records(
+    spark: SparkSession, owner: Realm, tmp_path: Path
+) -> None:
     job = secured(owner, tmp_path, mode="direct")
     user = owner.new_user(*rights(job))
     job = replace(job, security=options_of(owner, user))
@@ -127,7 +129,7 @@ def test_a_right_that_is_lost_under_way(spark: SparkSession, owner: Realm, tmp_p
     assert_exactly_once(owner.operator, job)
 
 
-def test_refused_logins_are_fatal(spark: SparkSession, owner: Realm, tmp_path: Path) -> None:
+def test_refused_login_is_fatal(spark: SparkSession, owner: Realm, tmp_path: Path) -> None:
     job = secured(owner, tmp_path, mode="staged", records=40)
     job = with_rights(owner, job, rights(job))
     wrong = replace(job, security={**job.security, "kafka.sasl.password": "hunter2"})
@@ -139,7 +141,9 @@ def test_refused_logins_are_fatal(spark: SparkSession, owner: Realm, tmp_path: P
     assert_exactly_once(owner.operator, job, 40)
 
 
-def test_no_secret_is_told_or_left_anywhere(owner: Realm, archive: Path, tmp_path: Path) -> None:
+def test_secrets_appear_in_no_log_checkpoint_or_event_file(
+    owner: Realm, archive: Path, tmp_path: Path
+) -> None:
     source = owner.operator.create_topic(unique("in"))
     sink = owner.operator.create_topic(unique("out"))
     owner.operator.produce(source, [b"%d" % number for number in range(10)])

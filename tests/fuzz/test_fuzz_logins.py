@@ -478,7 +478,9 @@ async def check(server: Server, seed: int, number: int, seen: Counter[str]) -> N
     assert link.most_held <= MAX_HELD_BYTES, (seed, number, link.most_held)
 
 
-async def test_whatever_strangers_say(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_random_bytes_before_a_login_grant_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     count = request.config.getoption("--inputs") or SCRIPTS
     seed = request.config.getoption("--seed") or 1
     seen: Counter[str] = Counter()
@@ -502,7 +504,9 @@ async def test_whatever_strangers_say(tmp_path: Path, request: pytest.FixtureReq
 
 @pytest.mark.parametrize("more_bytes", [0, 1])
 @pytest.mark.parametrize("what", ["name", "nonce", "extension"])
-async def test_what_is_kept_between_two_steps(tmp_path: Path, what: str, more_bytes: int) -> None:
+async def test_memory_between_two_login_steps_is_bounded(
+    tmp_path: Path, what: str, more_bytes: int
+) -> None:
     """Measure memory with the longest accepted first message of SCRAM, and with a longer one."""
     size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
     name, nonce, value = (

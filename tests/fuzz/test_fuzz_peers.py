@@ -175,7 +175,7 @@ def seeds(request: pytest.FixtureRequest) -> range:
     return range(first, first + int(request.config.getoption("--inputs") or 1))
 
 
-def test_a_controller_that_makes_no_sense(tmp_path: Path, seeds: range) -> None:
+def test_broker_recovers_from_corrupt_controller_responses(tmp_path: Path, seeds: range) -> None:
     async def work(home: Path, seed: int) -> None:
         async with proxy(seed) as between:
             address = await between.open()
@@ -197,7 +197,7 @@ def test_a_controller_that_makes_no_sense(tmp_path: Path, seeds: range) -> None:
         asyncio.run(work(tmp_path / f"{seed}", seed))
 
 
-def test_a_leader_that_makes_no_sense(tmp_path: Path, seeds: range) -> None:
+def test_follower_recovers_from_corrupt_leader_responses(tmp_path: Path, seeds: range) -> None:
     async def work(home: Path, seed: int) -> None:
         async with proxy(seed) as between, controller(home / "c") as decides:
             address = await between.open()

@@ -30,7 +30,7 @@ ANSWERS = {
 
 
 @pytest.mark.slow
-def test_what_is_let_in_is_read_to_the_end(tmp_path: Path) -> None:
+def test_every_accepted_batch_can_be_read_to_the_end(tmp_path: Path) -> None:
     rng = random.Random(1)
     seen: dict[str, int] = {}
     with (

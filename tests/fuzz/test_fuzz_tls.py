@@ -74,7 +74,7 @@ class TlsScript:
             self.link.send(data)
 
 
-async def test_whatever_strangers_say_in_tls(
+async def test_random_bytes_at_a_tls_listener_are_dropped_in_bounded_memory(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     count = request.config.getoption("--inputs") or TLS_SCRIPTS

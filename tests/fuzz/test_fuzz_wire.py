@@ -124,7 +124,7 @@ def test_any_bytes_are_a_response_or_a_permitted_error() -> None:
             continue
 
 
-def test_frames_come_out_the_same_however_they_go_in() -> None:
+def test_frames_are_the_same_for_any_fragmentation() -> None:
     rng = random.Random(7)
     for _ in range(CASES // 400):
         sizes = [rng.choice((0, 1, 9, 5000, 70_000, 300_000)) for _ in range(rng.randint(1, 6))]

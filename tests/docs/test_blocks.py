@@ -45,12 +45,12 @@ def page_of(folder: Path, text: str) -> Page:
         for page, name in PAGES
     ],
 )
-def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
+def test_code_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
     Reader(tmp_path).read(page)
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name) for page, name in PAGES])
-def test_a_block_says_what_it_is(page: Page) -> None:
+def test_every_block_has_a_known_language(page: Page) -> None:
     """Without a language, output could not be told from commands."""
     known = RUN_LANGUAGES | SHOWN_LANGUAGES
     assert [str(block) for block in page.blocks if block.language not in known] == []
@@ -71,13 +71,13 @@ def test_a_block_says_what_it_is(page: Page) -> None:
         ("```sh\necho a b c\n```\n\n<!-- printed: -->\n```text\na … b\n```", "and it is\na b c"),
     ],
 )
-def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path) -> None:
+def test_failing_block_is_reported(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=complaint):
         Reader(tmp_path / "reader", broker="fencepost" in text).read(page_of(tmp_path, text))
 
 
 @pytest.mark.slow
-def test_the_readme_shows_the_whole_report_of_its_test(tmp_path: Path) -> None:
+def test_readme_shows_the_complete_report_of_its_test(tmp_path: Path) -> None:
     blocks = Page(ROOT / "README.md").blocks
     test = next(block.text for block in blocks if "def test_a_forgotten_order" in block.text)
     excerpt = next(block.text for block in blocks if block.text.startswith("TIME "))
@@ -142,7 +142,7 @@ socket.create_connection(("127.0.0.1", int("127.0.0.1:9092".rpartition(":")[2]))
 """
 
 
-def test_a_page_is_read_from_its_top_to_its_end(tmp_path: Path) -> None:
+def test_page_is_run_from_top_to_bottom(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "reader")
     reader.read(page_of(tmp_path, GOOD))
     assert (reader.here / "data" / "words-0").is_dir()

@@ -26,7 +26,7 @@ from tests.support.pages import ROOT
         ("skipped", None, "not run"),
     ],
 )
-def test_a_cell_says_what_the_scenarios_came_to(
+def test_matrix_cell_summarizes_its_scenarios(
     fencepost: str | None, kafka: str | None, told: str
 ) -> None:
     runs = [
@@ -38,12 +38,12 @@ def test_a_cell_says_what_the_scenarios_came_to(
     assert cell(None, runs) == "no scenario"
 
 
-def test_one_failure_of_several_is_told() -> None:
+def test_one_failed_scenario_makes_the_cell_fail() -> None:
     outcomes = {"test_it[1]": "passed", "test_it[2]": "failed"}
     assert cell("test_it", [{"target": "kafka", "outcomes": outcomes}]) == "Apache Kafka **fails**"
 
 
-def test_every_scenario_of_the_matrix_is_there() -> None:
+def test_every_matrix_pattern_matches_a_recorded_scenario() -> None:
     """The cell of a renamed test would keep its old result."""
     wire = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests/wire").glob("test_*.py"))
     runs = json.loads((ROOT / "docs/compatibility.json").read_text("utf-8"))
@@ -56,7 +56,7 @@ def test_every_scenario_of_the_matrix_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_results_are_written(tmp_path: Path) -> None:
+def test_results_file_has_outcomes_and_client_versions(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\n"
         "from tests.support.results import Results\n"

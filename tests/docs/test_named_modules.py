@@ -68,7 +68,7 @@ def test_names_after_a_module_are_found() -> None:
 
 
 @pytest.mark.parametrize("room", PARTS)
-def test_readme_of_a_room_begins_with_its_bounds_and_main_modules(room: str) -> None:
+def test_package_readme_begins_with_its_limits_and_main_modules(room: str) -> None:
     folder = ROOT / room
     lead = re.split(r"\n(?=\||```|## )", (folder / "README.md").read_text())[0]
     assert re.search(r"\bm(?:ust|ay) not\b", lead), "it does not say what the room may not know"
@@ -80,7 +80,7 @@ def test_readme_of_a_room_begins_with_its_bounds_and_main_modules(room: str) -> 
 
 
 @pytest.mark.parametrize("page", READMES)
-def test_modules_that_a_readme_names_exist(page: str) -> None:
+def test_modules_named_in_a_readme_exist(page: str) -> None:
     """A README names modules of its folder, of a folder in it, and tests by their file names."""
     folder = page.removesuffix("README.md")
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)

@@ -34,10 +34,10 @@ def names_in(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(NAMED)))
-def test_a_test_that_is_named_exists(path: str, name: str) -> None:
+def test_named_security_test_exists(path: str, name: str) -> None:
     assert name in names_in(path)
 
 
-def test_there_are_some() -> None:
+def test_security_page_names_tests_and_files() -> None:
     assert len(NAMED) > 50
     assert len(LETTERS) >= 6

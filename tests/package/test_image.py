@@ -79,7 +79,7 @@ def inspected(name: str) -> dict[str, object]:
     return found
 
 
-def test_the_image_serves_as_nobody_special_and_says_that_it_is_healthy(container: str) -> None:
+def test_image_serves_as_unprivileged_user_and_becomes_healthy(container: str) -> None:
     until(lambda: inspected(container)["State"]["Health"]["Status"] == "healthy", "healthy")  # type: ignore[index]
     assert run("docker", "exec", container, "id", "-u") == "1000"
     assert "listening 0.0.0.0:9092" in run("docker", "logs", container)
@@ -91,7 +91,7 @@ def test_the_image_serves_as_nobody_special_and_says_that_it_is_healthy(containe
     assert told == ["fencepost:9092", "localhost:29092"], "inside and outside have their own names"
 
 
-def test_stop_is_orderly_and_a_new_container_has_the_data(image: str, tmp_path: Path) -> None:
+def test_new_container_has_the_data_of_a_stopped_one(image: str, tmp_path: Path) -> None:
     volume = f"fencepost-tests-{tmp_path.name}"
     mount = ("--volume", f"{volume}:/var/lib/fencepost")
     first, second = (f"{volume}-{number}" for number in (1, 2))
@@ -111,7 +111,7 @@ def test_stop_is_orderly_and_a_new_container_has_the_data(image: str, tmp_path: 
         run("docker", "volume", "rm", "--force", volume)
 
 
-def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
+def test_image_contains_only_the_package(image: str) -> None:
     inside = "/opt/fencepost/lib/python*/site-packages"
     listed = run("docker", "run", "--rm", "--entrypoint", "sh", image, "-c", f"ls -d {inside}/*")
     names = {Path(line).name for line in listed.splitlines()}
@@ -119,7 +119,7 @@ def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
     assert not names & {"tests", "bench", "examples", "pip", "pyspark", "aiokafka"}
 
 
-def test_locked_versions_are_what_the_package_asks_for() -> None:
+def test_locked_versions_satisfy_the_package_requirements() -> None:
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*asked["project"]["dependencies"], *asked["build-system"]["requires"]]
     locked = "".join((ROOT / "packaging" / name).read_text() for name in LOCKED)

@@ -187,7 +187,7 @@ def daemon(user: User) -> Iterator[Daemon]:
     started.stop()
 
 
-def test_both_hold_one_package_and_files_where_the_checkout_has_links(built: Built) -> None:
+def test_wheel_and_sdist_contain_one_package_without_links(built: Built) -> None:
     with tarfile.open(built.dists["sdist"]) as archive:
         members = [one for one in archive.getmembers() if not one.isdir()]
         assert all(one.isreg() for one in members)
@@ -213,7 +213,7 @@ def test_both_hold_one_package_and_files_where_the_checkout_has_links(built: Bui
     assert {name for name in sdist if name.endswith(SHIPPED)} == ours
 
 
-def test_uninstalled_it_leaves_nothing(built: Built, tmp_path: Path) -> None:
+def test_uninstalled_package_leaves_no_files(built: Built, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     python = built.environment(home)
     before = set(home.rglob("*"))
@@ -226,7 +226,7 @@ def test_uninstalled_it_leaves_nothing(built: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["lenient", "strict"])
-def test_an_editable_install_is_the_same_package(built: Built, tmp_path: Path, mode: str) -> None:
+def test_editable_install_is_the_same_package(built: Built, tmp_path: Path, mode: str) -> None:
     python = built.environment(tmp_path / "venv")
     told = ("--config-settings", f"editable_mode={mode}")
     built.install(python, *told, "--editable", built.source)
@@ -240,13 +240,13 @@ def test_an_editable_install_is_the_same_package(built: Built, tmp_path: Path, m
     assert is_found == (mode == "strict")
 
 
-def test_brokers_in_a_users_own_process(user: User) -> None:
+def test_installed_brokers_run_in_a_user_process(user: User) -> None:
     printed = user.run(user.python, "in_process.py").split()
     assert printed
     assert all(Path(line).is_relative_to(packages(user.packages)) for line in printed)
 
 
-def test_the_daemon_serves_a_pipeline(user: User) -> None:
+def test_installed_daemon_serves_a_pipeline(user: User) -> None:
     command = user.packages / "bin" / "fencepost"
     with ExitStack() as stack:
         one = user.serve(command)
@@ -261,7 +261,7 @@ def test_the_daemon_serves_a_pipeline(user: User) -> None:
         assert read.count("!") == 60
 
 
-def test_an_assignor_that_is_installed_beside_it(user: User, daemon: Daemon) -> None:
+def test_installed_custom_assignor_is_used(user: User, daemon: Daemon) -> None:
     with Cluster(daemon.bootstrap) as cluster, ExitStack() as stack:
         topic = cluster.create_topic("shared-out", 6)
         members = [
@@ -283,7 +283,7 @@ def test_spark_finds_the_format_by_its_name(user: User, daemon: Daemon) -> None:
 
 
 @slowly
-def test_the_crash_sweep_of_a_users_pipeline(user: User) -> None:
+def test_installed_crash_sweep_passes_for_a_user_pipeline(user: User) -> None:
     words = f"{user.python} words.py"
     told = user.run(
         *(user.packages / "bin" / "fencepost", "crash-sweep", "--format", "json"),
@@ -298,7 +298,7 @@ def test_the_crash_sweep_of_a_users_pipeline(user: User) -> None:
     assert verdict["failures"] == verdict["skipped"] == 0
 
 
-def test_the_bridge_from_mqtt(user: User, daemon: Daemon) -> None:
+def test_installed_mqtt_bridge_writes_messages(user: User, daemon: Daemon) -> None:
     bridge = (str(user.python), "-m", "fencepost.pipelines.mqtt")
     assert "--route" in user.run(*bridge, "--help")
     broker = Mosquitto(user.home / "mosquitto").start()
@@ -325,7 +325,7 @@ def test_the_bridge_from_mqtt(user: User, daemon: Daemon) -> None:
 
 
 @slowly
-def test_a_users_types_are_checked_against_ours(user: User) -> None:
+def test_type_checker_uses_the_installed_types(user: User) -> None:
     checked = user.here / "typed.py"
     checked.write_text(
         "from fencepost import Broker\nfrom fencepost.pipelines import ExactlyOnce\n"
@@ -338,7 +338,7 @@ def test_a_users_types_are_checked_against_ours(user: User) -> None:
     assert 'to "ExactlyOnce" has incompatible type "int"' in told
 
 
-def test_the_first_screen_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
+def test_readme_commands_run_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
     """Run the lines with `pip install` unchanged, with the wheel in place of the clone."""
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", home, cwd=tmp_path)
@@ -353,5 +353,5 @@ OF_LARGE = [
 
 
 @pytest.mark.parametrize("path", OF_LARGE, ids=lambda path: path.name)
-def test_a_page_whose_blocks_need_much(path: Path, tmp_path: Path) -> None:
+def test_code_blocks_with_large_requirements_run(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path, everything=True).read(Page(path))

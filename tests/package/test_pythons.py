@@ -38,7 +38,7 @@ def interpreter(version: str) -> Path | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_scenarios_pass_on(version: str, built: Built, tmp_path: Path) -> None:  # noqa: F811
+def test_scenarios_pass_on_python(version: str, built: Built, tmp_path: Path) -> None:  # noqa: F811
     python = interpreter(version)
     if python is None:
         pytest.skip(f"no Python {version} on this machine")

@@ -76,7 +76,7 @@ def test_unit_gives_the_broker_time_to_stop(unit: dict[str, list[str]]) -> None:
     assert int(unit["TimeoutStopSec"][0]) > ConnectionLimits().drain_timeout_ms / 1000
 
 
-def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
+def test_memory_limit_exceeds_the_budgets_of_client_requests(
     unit: dict[str, list[str]],
 ) -> None:
     """docs/operating.md documents the allocator's overhead on top of the budgets."""
@@ -89,7 +89,9 @@ def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
 
 
 @pytest.mark.parametrize("drop_ins", [(), (DROP_IN,)], ids=["unit", "drop-in"])
-def test_systemd_reads_every_line(analyze: str, tmp_path: Path, drop_ins: Sequence[Path]) -> None:
+def test_systemd_accepts_every_line_of_the_unit(
+    analyze: str, tmp_path: Path, drop_ins: Sequence[Path]
+) -> None:
     copy = tmp_path / UNIT.name
     (tmp_path / f"{UNIT.name}.d").mkdir()
     for source in (UNIT, *drop_ins):
@@ -100,7 +102,7 @@ def test_systemd_reads_every_line(analyze: str, tmp_path: Path, drop_ins: Sequen
     assert told.stdout + told.stderr == ""
 
 
-def test_sandbox_leaves_little_open(analyze: str) -> None:
+def test_sandbox_exposure_is_below_the_threshold(analyze: str) -> None:
     told = subprocess.run(
         [analyze, "security", "--offline=yes", f"--threshold={MAX_EXPOSURE}", UNIT],
         capture_output=True,
@@ -118,7 +120,7 @@ def sandboxed(analyze: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "tests.support.unit_sandbox", str(UNIT))
 
 
-def test_sandbox_refuses_what_it_should(sandboxed: tuple[str, ...]) -> None:
+def test_sandbox_refuses_forbidden_system_calls(sandboxed: tuple[str, ...]) -> None:
     """Otherwise the next test would prove nothing."""
     code = (
         "import mmap, os\n"

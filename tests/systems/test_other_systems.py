@@ -64,7 +64,7 @@ def run_tests(system: str, tmp_path: Path, *selection: str) -> int:
     return int(counted[1])
 
 
-def test_the_emulation_takes_calls_away() -> None:
+def test_emulated_system_lacks_the_linux_calls() -> None:
     asked = (
         "import os, select, time; from fencepost.logcore import system as s;"
         "print(hasattr(os, 'posix_fallocate'), s.sync_data is s._full_sync,"
@@ -81,7 +81,7 @@ def test_the_emulation_takes_calls_away() -> None:
 
 
 @pytest.mark.parametrize("system", ["macos", "windows"])
-def test_a_daemon_serves_and_stops(system: str, tmp_path: Path) -> None:
+def test_daemon_on_emulated_system_serves_and_restarts(system: str, tmp_path: Path) -> None:
     env = emulated(system)
     daemon = Daemon(tmp_path / "data", env=env).start()
 
@@ -103,7 +103,7 @@ def test_a_daemon_serves_and_stops(system: str, tmp_path: Path) -> None:
         daemon.kill()
 
 
-def test_a_broker_in_process_serves_more_partitions_than_macos_has_descriptors() -> None:
+def test_broker_serves_more_partitions_than_macos_has_descriptors() -> None:
     asked = (
         "from fencepost.testing import Kafka\n"
         "with Kafka() as kafka:\n"

@@ -7,7 +7,7 @@ import random
 from tests.support.memory_disk import MemoryDisk
 
 
-def test_files_without_data_keep_inodes_of_their_own_over_power_losses() -> None:
+def test_empty_files_keep_distinct_inodes_across_power_losses() -> None:
     disk = MemoryDisk()
     for name in ("a", "b", "c"):
         loss = disk.base()

@@ -48,7 +48,7 @@ FOUND = {
 QUICK = 3
 
 
-def test_histories_of_share_groups_hold() -> None:
+def test_histories_of_share_groups_violate_no_guarantee() -> None:
     played = [play(seed) for seed in SEEDS]
     assert {draw_share_options(seed).is_cluster for seed in SEEDS} == {False, True}
     assert sum(one.acknowledged for one in played) > 20 * len(SEEDS), "hardly anything was written"
@@ -57,7 +57,7 @@ def test_histories_of_share_groups_hold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
-def test_more_histories_of_share_groups_hold() -> None:
+def test_more_histories_of_share_groups_violate_no_guarantee() -> None:
     for seed in SLOW_SEEDS:
         play(seed)
 

@@ -31,13 +31,13 @@ MOST_SEEDS = 15
 """Seeds within which a planted bug must be found."""
 
 
-def test_histories_on_zookeeper_hold() -> None:
+def test_histories_on_zookeeper_violate_no_guarantee() -> None:
     acknowledged = sum(play(seed).acknowledged for seed in range(1, SEEDS + 1))
     assert acknowledged > 20 * SEEDS, "hardly anything was written"
 
 
 @pytest.mark.slow
-def test_more_histories_on_zookeeper_hold() -> None:
+def test_more_histories_on_zookeeper_violate_no_guarantee() -> None:
     for seed in range(SEEDS + 1, SEEDS + SLOW_SEEDS + 1):
         play(seed)
 
@@ -65,14 +65,14 @@ def test_topic_deleted_while_broker_is_not_registered_is_forgotten(
 
 
 @pytest.mark.slow
-def test_controller_that_resigns_while_it_reads_its_listener_does_not_name_itself() -> None:
+def test_controller_that_resigned_during_its_election_does_not_name_itself() -> None:
     """An elected broker that resigned named itself as the controller until its next read."""
     for number in (38, 41):
         zk_scripts.play("election", zk_scripts.Step(number, zk_scripts.RESIGN))
 
 
 @pytest.mark.slow
-def test_topic_of_a_tool_survives_controller_that_resigns_halfway() -> None:
+def test_topic_written_by_a_tool_survives_a_controller_resignation() -> None:
     """The topic had an id but no znode for states, so that every later controller resigned."""
     for number in (6, 9):
         zk_scripts.play("adoption", zk_scripts.Step(number, zk_scripts.LOSE_ANSWER))

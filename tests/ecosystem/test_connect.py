@@ -160,7 +160,7 @@ def test_connect_source_killed_inside_transactions_writes_each_line_once(
             child.kill()
 
 
-def test_mirror_maker_killed_amid_its_work_mirrors_each_record_once_both_ways(
+def test_killed_mirror_maker_mirrors_each_record_once_both_ways(
     fencepost: Daemon, tmp_path: Path
 ) -> None:
     libs = jars("connect", "connect-mirror-*.jar")

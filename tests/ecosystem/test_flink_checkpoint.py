@@ -85,7 +85,7 @@ def test_operator_commits_the_transactions_of_a_checkpoint_and_flink_continues(
             child.kill()
 
 
-def test_flink_reads_the_absolute_paths_that_the_unit_tests_write(tmp_path: Path) -> None:
+def test_flink_reads_absolute_paths_written_by_the_unit_tests(tmp_path: Path) -> None:
     libs = jars("flink", "flink-connector-kafka-*.jar")
     classes = compiled("FlinkPaths.java", libs, tmp_path / "classes")
     parent, folder = "file:/entropy/jobs/chk-3", FOLDER / "files"

@@ -588,7 +588,9 @@ CLUSTER_INJECTIONS: dict[str, ClusterInjection] = {
 
 
 @pytest.mark.parametrize("cause", CLUSTER_CATALOGUE, ids=lambda cause: cause.key)
-def test_one_command_names_the_cause_in_a_cluster(brokers: Brokers, cause: Cause) -> None:
+def test_injected_cause_in_a_cluster_is_named_by_its_command(
+    brokers: Brokers, cause: Cause
+) -> None:
     topic = unique("causes")
     brokers.topic(topic, 1)
     names = {"TOPIC": topic, **CLUSTER_INJECTIONS[cause.key](brokers, topic)}

@@ -269,7 +269,7 @@ def test_command_group_without_subcommand_prints_its_help(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", sorted(OFFLINE))
-def test_offline_command_refuses_bootstrap_before_it(line: str) -> None:
+def test_offline_command_refuses_a_preceding_bootstrap_option(line: str) -> None:
     done = run(f"--bootstrap 127.0.0.1:1 {line} x")
     assert (done.exit_code, "does not connect to a broker" in done.stderr) == (2, True)
 
@@ -333,7 +333,9 @@ def test_consume_of_an_empty_topic_notes_no_records(broker: str) -> None:
     assert cli(broker, "consume", "orders").stderr == ""
 
 
-def test_acls_why_exit_status_tells_allowed_denied_or_error(broker: str, empty: str) -> None:
+def test_acls_why_exit_status_distinguishes_allowed_denied_and_error(
+    broker: str, empty: str
+) -> None:
     assert "allowed" in cli(broker, "acls", "why", "alice", "READ", "topic:orders").stdout
     denied = cli(broker, "acls", "why", "alice", "WRITE", "topic:orders", status=1)
     assert "denied" in denied.stdout

@@ -107,7 +107,7 @@ def test_start_offsets_are_reset_and_restored(
     assert cluster_offsets(cluster, group) == {0: 1, 1: 0}
 
 
-def test_state_is_deleted_for_whole_topics(
+def test_share_group_offsets_are_deleted_only_for_whole_topics(
     cluster: Cluster, bootstrap: str, topic: str, group: str, tmp_path
 ) -> None:
     one = ("delete-offsets", group, "--topic", f"{topic}:0", *execute(tmp_path))
@@ -117,7 +117,9 @@ def test_state_is_deleted_for_whole_topics(
     assert cluster_offsets(cluster, group) == {}
 
 
-def test_group_is_deleted(cluster: Cluster, bootstrap: str, topic: str, group: str) -> None:
+def test_share_group_is_deleted_with_its_start_offsets(
+    cluster: Cluster, bootstrap: str, topic: str, group: str
+) -> None:
     found = rows(run(bootstrap, "delete", group, "--execute"))
     assert [(row["partition"], row["committed"]) for row in found] == [(0, 1), (1, 0)]
     assert run(bootstrap, "describe", group, status=1)

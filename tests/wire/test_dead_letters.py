@@ -118,7 +118,7 @@ class Queue:
         return bool(row["lag"] == 0)
 
 
-def test_record_of_the_queue_has_these_fields(cluster: Cluster) -> None:
+def test_dead_letter_record_has_kafkas_fields_and_headers(cluster: Cluster) -> None:
     queue = Queue(cluster, **{COPY: "true"})
     queue.create(2)
     began_ms = time.time_ns() // 1_000_000
@@ -229,5 +229,5 @@ def test_unusable_queue_loses_the_records(cluster: Cluster, fault: str) -> None:
         assert cluster.offset(queue.name) == 0
 
 
-def test_name_of_an_internal_topic_is_refused(cluster: Cluster) -> None:
+def test_dead_letter_topic_with_an_internal_name_is_refused(cluster: Cluster) -> None:
     assert alter(cluster, GROUP_KIND, unique("g"), **{NAME: "__dlq"}) == "invalid_config"

@@ -201,7 +201,9 @@ def test_auto_commit_commits_the_consumed_offset(bootstrap: str, cluster: Cluste
         poll_until([consumer], lambda: cluster.committed(group, topic) == 20, "the commit")
 
 
-def test_cooperative_rebalance_moves_only_what_must_move(bootstrap: str, cluster: Cluster) -> None:
+def test_cooperative_rebalance_moves_only_reassigned_partitions(
+    bootstrap: str, cluster: Cluster
+) -> None:
     topic, group = cluster.create_topic(unique("coop"), 4), unique("g")
     cluster.coordinator(group, GROUP)
     revoked: dict[str, list[int]] = {"first": [], "second": []}

@@ -21,7 +21,7 @@ broker, and the scenarios for them ("sessions" and "groups" stand for ``test_sha
 * PollRecordsGreaterThanMaxBytes, FetchRecordLargerThan…: sessions
   ``test_bytes_are_split_between_partitions``
 * MaxPollRecords, PollInBatchOptimizedMode, PollInRecordLimitMode: sessions
-  ``test_batch_optimized_fetch_takes_whole_batches``,
+  ``test_batch_optimized_fetch_acquires_whole_batches``,
   ``test_record_limit_mode_acquires_exactly_max_records``
 * …InRecordLimitMode: ``test_released_and_new_records_share_a_record_limit``
 * ControlRecordsSkipped, ReadUncommittedIsolationLevel:
@@ -146,7 +146,9 @@ def test_share_group_starts_at_its_reset_policy(
     assert found == [(offset, 1) for offset in range(first, 4)]
 
 
-def test_earliest_is_the_start_of_the_log(client: Cluster, topic: str, topic_id: uuid.UUID) -> None:
+def test_reset_policy_earliest_starts_at_the_log_start_offset(
+    client: Cluster, topic: str, topic_id: uuid.UUID
+) -> None:
     group = unique("g")
     for _ in range(4):
         client.produce(topic, [b"x"])

@@ -82,7 +82,7 @@ def test_released_records_are_delivered_again(
     assert values(part) == [b"a", b"b", b"c"]
 
 
-def test_batch_optimized_fetch_takes_whole_batches(
+def test_batch_optimized_fetch_acquires_whole_batches(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     client.produce(topic, [b"x"] * 50)
@@ -308,7 +308,7 @@ def test_forgotten_partition_is_not_fetched(
     assert parts_of(member.fetch({}, forget={topic_id: [0]}, max_wait=0)) == {}
 
 
-def test_deleted_topic_ends_the_wait(
+def test_deleted_topic_completes_a_waiting_share_fetch(
     client: Cluster, bootstrap: str, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
     member = Member(client, group)

@@ -26,12 +26,12 @@ from fencepost.protocol.precheck import (
     Cut,
     Frame,
     Walker,
+    apply_cuts,
     check,
     check_in_steps,
     checked,
     read_uvarint,
     walker,
-    without,
 )
 from fencepost.protocol.schema import (
     Entity,
@@ -115,7 +115,7 @@ def decode_request_in_steps(
     walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
     yield
     if walk.cuts:
-        frame, pos = without(frame, walk.cuts, pos, len(frame)), 0
+        frame, pos = apply_cuts(frame, walk.cuts, pos, len(frame)), 0
         walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
     try:
         return _request(head, (yield from read_in_steps(cls, _read_only(frame), pos, walk)))
@@ -217,7 +217,7 @@ def prepare(api_key: int, version: int) -> Steps[None]:
 def _read(cls: type, read: Any, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
     """Decode a message that was checked."""
     if cuts:
-        frame, pos = without(frame, cuts, pos, len(frame)), 0
+        frame, pos = apply_cuts(frame, cuts, pos, len(frame)), 0
     if len(frame) <= SMALL_FRAME_BYTES:
         return _decoded(cls, read, frame, pos)
     collecting = gc.isenabled()
@@ -304,13 +304,13 @@ def _write(entity: Entity) -> Written | Steps[Written]:
         steps = compile_writer(cls)(entity, parts.append)
         for _ in steps or ():
             if len(parts) >= PARTS_PER_STEP:
-                return _write_on(cls, cast("Steps[None]", steps), parts)
-        return _rest(parts)
+                return _continue_writing(cls, cast("Steps[None]", steps), parts)
+        return _last_chunks(parts)
     except _NOT_WRITTEN as error:
         raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
 
 
-def _write_on(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Steps[Written]:
+def _continue_writing(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Steps[Written]:
     """Continue writing a message after its first ``parts``."""
     size = total_size(parts)
     chunks = _joined(parts)
@@ -323,13 +323,13 @@ def _write_on(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Ste
                 chunks += _joined(parts)
                 parts.clear()
                 yield
-        rest, more = _rest(parts)
+        rest, more = _last_chunks(parts)
     except _NOT_WRITTEN as error:
         raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
     return size + rest, chunks + more
 
 
-def _rest(parts: list[Chunk | InFile]) -> Written:
+def _last_chunks(parts: list[Chunk | InFile]) -> Written:
     """Return the size and the chunks of the last parts."""
     rest = total_size(parts)
     try:

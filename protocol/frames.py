@@ -31,7 +31,7 @@ class FrameBuffer:
     until the next call of :meth:`writable`; a caller that keeps any of it must copy it.
     """
 
-    __slots__ = ("_buffer", "_end", "_start", "_wanted", "max_bytes")
+    __slots__ = ("_buffer", "_end", "_frame_size", "_start", "max_bytes")
 
     def __init__(self, max_bytes: int = MAX_REQUEST_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -39,7 +39,7 @@ class FrameBuffer:
         self._buffer = bytearray(_SMALL_BUFFER_BYTES)
         self._start = 0
         self._end = 0
-        self._wanted = 0
+        self._frame_size = 0
 
     @property
     def pending(self) -> int:
@@ -47,9 +47,9 @@ class FrameBuffer:
         return self._end - self._start
 
     @property
-    def wanted(self) -> int:
+    def frame_size(self) -> int:
         """Return the size of the frame being received, including its length; 0 if there is none."""
-        return self._wanted
+        return self._frame_size
 
     def writable(self) -> memoryview:
         """Return the memory for the next bytes; never empty.
@@ -58,8 +58,8 @@ class FrameBuffer:
         after such a frame is then received at the front of the buffer, and need not be moved there.
         """
         self._make_room()
-        if self._wanted > LARGE_FRAME_BYTES:
-            stop = min(len(self._buffer), self._start + self._wanted)
+        if self._frame_size > LARGE_FRAME_BYTES:
+            stop = min(len(self._buffer), self._start + self._frame_size)
         else:
             stop = min(len(self._buffer), self._end + LARGE_FRAME_BYTES)
         return memoryview(self._buffer)[self._end : stop]
@@ -77,7 +77,7 @@ class FrameBuffer:
         """
         have = self._end - self._start
         if have < _PREFIX_BYTES:
-            self._wanted = 0
+            self._frame_size = 0
             return None
         size: int = _LENGTH(self._buffer, self._start)[0]
         if not 0 <= size <= self.max_bytes:
@@ -85,9 +85,9 @@ class FrameBuffer:
             hint = "; a client that speaks TLS?" if size >> 16 == 0x1603 else ""
             raise MalformedRequest(f"a frame of {size} bytes; the limit is {self.max_bytes}{hint}")
         if have < size + _PREFIX_BYTES:
-            self._wanted = size + _PREFIX_BYTES
+            self._frame_size = size + _PREFIX_BYTES
             return None
-        self._wanted = 0
+        self._frame_size = 0
         start = self._start + _PREFIX_BYTES
         self._start = start + size
         return memoryview(self._buffer)[start : self._start].toreadonly()
@@ -105,7 +105,7 @@ class FrameBuffer:
             if capacity > KEPT_BUFFER_BYTES:
                 self._replace(_SMALL_BUFFER_BYTES)
             return
-        needed = max(self._wanted, _PREFIX_BYTES)
+        needed = max(self._frame_size, _PREFIX_BYTES)
         if self._start + needed <= capacity and self._end < capacity:
             return
         if needed > capacity and pending >= capacity // 2:

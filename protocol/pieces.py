@@ -14,14 +14,14 @@ from typing import Any
 from kio.serial import entity_reader
 from kio.serial.readers import read_compact_string, read_legacy_string
 
-from fencepost.protocol.precheck import ArrayPosition, Frame, Walk, without
+from fencepost.protocol.precheck import ArrayPosition, Frame, Walk, apply_cuts
 from fencepost.protocol.schema import Entity, fields_of, lenient_class
 from fencepost.protocol.steps import Steps
 
 LONG_BYTES = 4_096
 """An array of more bytes is decoded in steps; a shorter one takes some tenths of a millisecond."""
 
-LET_GO_PER_STEP = 64
+FREED_PER_STEP = 64
 """The number of structures that are freed in one step."""
 
 _NO_ELEMENTS = {True: b"\x01", False: bytes(4)}
@@ -43,7 +43,7 @@ def read_in_steps(cls: type, frame: Frame, pos: int, walk: Walk) -> Steps[Entity
     if arrays is None:
         return reader(cls)(frame, pos)[0]
     cuts = [(one.start, one.end, _NO_ELEMENTS[one.flexible]) for one in arrays]
-    entity = reader(cls)(without(frame, cuts, pos, walk.ends[pos]), 0)[0]
+    entity = reader(cls)(apply_cuts(frame, cuts, pos, walk.ends[pos]), 0)[0]
     for one in arrays:
         elements = yield from _elements(one, frame, walk)
         object.__setattr__(entity, one.field.name, elements)
@@ -76,7 +76,7 @@ def _array_names(cls: type) -> tuple[str, ...]:
     )
 
 
-def let_go(held: list[Entity]) -> Steps[None]:
+def free_in_steps(held: list[Entity]) -> Steps[None]:
     """Free messages in steps. ``held`` has the last references to them, and is empty afterwards."""
     count = 0
     while held:
@@ -85,5 +85,5 @@ def let_go(held: list[Entity]) -> Steps[None]:
         for name in _array_names(cls):
             held.extend(getattr(one, name) or ())
         count += 1
-        if count % LET_GO_PER_STEP == 0:
+        if count % FREED_PER_STEP == 0:
             yield

@@ -282,7 +282,7 @@ def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, Fi
     if len(kept) < count or any(cuts for _, _, _, cuts in kept):
         section = [uvarint(len(kept))]
         for tag, first, behind, cuts in kept:
-            value = without(frame, cuts, first, behind)
+            value = apply_cuts(frame, cuts, first, behind)
             section += (uvarint(tag), uvarint(len(value)), value)
         walk.cuts.append((start, pos, b"".join(section)))
     return pos
@@ -356,7 +356,7 @@ def _walked(walk_over: Stepper, frame: Frame, pos: int, walk: Walk) -> Steps[Non
         raise MalformedRequest(TOO_SHORT)
 
 
-def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:
+def apply_cuts(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:
     """Return a copy of the frame from ``start`` to ``end`` with the cuts applied."""
     view = memoryview(frame)
     parts: list[Frame] = []

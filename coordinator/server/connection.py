@@ -50,7 +50,7 @@ from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
 from fencepost.protocol.frames import KEPT_BUFFER_BYTES
 from fencepost.protocol.limits import LARGE_FRAME_BYTES, ConnectionLimits
 from fencepost.protocol.messages import response_factory
-from fencepost.protocol.pieces import let_go
+from fencepost.protocol.pieces import free_in_steps
 from fencepost.protocol.schema import Entity
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _is_slow(self, now: float) -> bool:
         """Return whether a large incomplete frame arrives below the minimum rate."""
-        if self._frames.wanted <= LARGE_FRAME_BYTES:
+        if self._frames.frame_size <= LARGE_FRAME_BYTES:
             return False
         spent_ms = (now - self._large_since) * 1000 - self._limits.slow_frame_grace_ms
         return self._frames.pending < spent_ms * self._limits.min_frame_bytes_per_second / 1000
@@ -290,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
     def granted(self) -> None:
         """Resume reading: the budget has room for the waiting frame."""
         self._waiting = False
-        self._granted_bytes = self._frames.wanted
+        self._granted_bytes = self._frames.frame_size
         self._large_since = self.last_active = self._loop.time()
         self._resume()
 
@@ -378,7 +378,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._serve_again()
             return
-        wanted = self._frames.wanted
+        wanted = self._frames.frame_size
         if wanted > LARGE_FRAME_BYTES and not self._has_memory_for(wanted):
             self._pause()
             return
@@ -449,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._job is not None and self._job.has_given_way:
             held.append(request.body)
             del request, coming, answer
-            yield from let_go(held)
+            yield from free_in_steps(held)
 
     def _within_budget(self, answer: Work[None]) -> Work[None]:
         """Answer once the budget has room for a response that may be large."""

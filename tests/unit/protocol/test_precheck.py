@@ -17,8 +17,8 @@ from fencepost.protocol.codec import decode_request, decode_request_in_steps, en
 from fencepost.protocol.errors import MalformedRequest, UnsupportedVersion
 from fencepost.protocol.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
 from fencepost.protocol.messages import request_factory
-from fencepost.protocol.pieces import let_go
-from fencepost.protocol.precheck import check, read_uvarint, without
+from fencepost.protocol.pieces import free_in_steps
+from fencepost.protocol.precheck import apply_cuts, check, read_uvarint
 from fencepost.protocol.schema import fields_of, is_flexible, message_class
 from fencepost.protocol.steps import finish
 from fencepost.protocol.writer import compile_writer, uvarint
@@ -150,7 +150,7 @@ def test_unknown_tags_inside_and_beside_known_ones_are_skipped() -> None:
     inner = struct.pack(">i", 77) + b"\x00"
     noisy = noisy.replace(inner, struct.pack(">i", 77) + b"\x01" + stranger)
     cuts = check(cls, noisy, 0, 100)
-    assert without(noisy, cuts, 0, len(noisy)) == data
+    assert apply_cuts(noisy, cuts, 0, len(noisy)) == data
     start = header(ApiKey.FETCH, 15)
     assert decode_request(start + noisy).body == decode_request(start + data).body
     in_steps = finish(decode_request_in_steps(start + noisy, long_bytes=0))
@@ -188,7 +188,7 @@ def test_decoding_step_allocates_and_frees_few_objects() -> None:
         blocks.append(sys.getallocatedblocks())
     held = [request.body]
     del request
-    blocks.extend(sys.getallocatedblocks() for _ in let_go(held))
+    blocks.extend(sys.getallocatedblocks() for _ in free_in_steps(held))
     changes = [abs(after - before) for before, after in pairwise(blocks)]
     assert sum(changes) > 2 * 4 * 2_000
     assert max(changes) < 1_000

@@ -173,7 +173,7 @@ class AclFilter:
         numbers = self.resource_type, self.pattern_type, self.operation, self.permission
         return 0 in numbers
 
-    def takes(self, rule: Acl) -> bool:
+    def matches(self, rule: Acl) -> bool:
         """Whether the filter matches an ACL apart from the resource, which the caller compares."""
         return (
             self.principal in {None, rule.principal}

@@ -242,7 +242,7 @@ class PartitionFollower:
         self.delayed_until_ms: int | None = None
         self._answer: tuple[PartitionFetch, PartitionResponse] | None = None
         """The request and the answer whose records are being appended."""
-        self._asked: ListOffsetsRequest | None = None
+        self._offset_request: ListOffsetsRequest | None = None
         self._leader_end = UNKNOWN_OFFSET
         """The leader's log end offset, from the first of the two ListOffsets answers."""
 
@@ -285,7 +285,7 @@ class PartitionFollower:
         if self.state in (FetchState.APPENDING, FetchState.TRUNCATING):
             return NOTHING
         self._clear()
-        self._take_position()
+        self._set_position()
         log = self._log
         if self.last_fetched_epoch != NO_EPOCH or log.high_watermark >= log.log_end_offset:
             self._transition(FetchTrigger.START)
@@ -293,7 +293,7 @@ class PartitionFollower:
         self._transition(FetchTrigger.START_WITHOUT_EPOCHS)
         return self._truncate_to(log.high_watermark)
 
-    def _take_position(self) -> None:
+    def _set_position(self) -> None:
         """Set the fetch position to the end of the log.
 
         It is not called for an answer without records: the epoch that the leader compares must not
@@ -308,7 +308,7 @@ class PartitionFollower:
         self._transition(FetchTrigger.STOP)
 
     def _clear(self) -> None:
-        self.lag = self.delayed_until_ms = self._answer = self._asked = None
+        self.lag = self.delayed_until_ms = self._answer = self._offset_request = None
 
     # --- fetching ---
 
@@ -354,7 +354,7 @@ class PartitionFollower:
             is_behind = answer.error == Errors.FENCED_LEADER_EPOCH
             return self.delay(now_ms) if is_behind else NOTHING
         if answer.error != Errors.NONE:
-            return self._refused(answer.error, now_ms)
+            return self._handle_error(answer.error, now_ms)
         if answer.diverging is not None:
             return self._diverging(*answer.diverging)
         if self._log.log_end_offset != self.fetch_offset:
@@ -365,20 +365,24 @@ class PartitionFollower:
             self._answer = sent, answer
             self._transition(FetchTrigger.RECORDS)
             return FollowerStep(append_up_to_epoch=self.leader_epoch)
-        return self._take(answer)
+        return self._apply_offsets(answer)
 
     def appended(self) -> FollowerStep:
         """Continue after the answer's records, except skipped ones, have been appended."""
         if self._answer is None:
             if self.state is FetchState.FETCHING:
-                self._take_position()
+                self._set_position()
             return NOTHING
         (sent, answer), self._answer = self._answer, None
         self._transition(FetchTrigger.APPENDED)
-        self._take_position()
-        return self._take(answer) if sent.current_leader_epoch == self.leader_epoch else NOTHING
+        self._set_position()
+        return (
+            self._apply_offsets(answer)
+            if sent.current_leader_epoch == self.leader_epoch
+            else NOTHING
+        )
 
-    def _take(self, answer: PartitionResponse) -> FollowerStep:
+    def _apply_offsets(self, answer: PartitionResponse) -> FollowerStep:
         """Apply the offsets of an answer."""
         log, end = self._log, self.fetch_offset
         self.lag = max(0, answer.high_watermark - end)
@@ -392,11 +396,11 @@ class PartitionFollower:
 
     # --- errors ---
 
-    def _refused(self, error: int, now_ms: int) -> FollowerStep:
+    def _handle_error(self, error: int, now_ms: int) -> FollowerStep:
         reaction = FETCH_ERRORS.get(error, ErrorReaction.RETRY)
         if reaction is ErrorReaction.RESET:
             self._transition(FetchTrigger.OUT_OF_RANGE)
-            return self._ask_for_offset(OffsetSpec.LATEST)
+            return self._request_offset(OffsetSpec.LATEST)
         if reaction is ErrorReaction.FAIL:
             return self._fenced()
         return self.delay(now_ms)
@@ -411,7 +415,7 @@ class PartitionFollower:
     def delay(self, now_ms: int) -> FollowerStep:
         """Wait for the backoff after an error of the partition or of the whole request."""
         if self.state in (FetchState.FETCHING, FetchState.APPENDING, FetchState.RESETTING):
-            self._answer = self._asked = None
+            self._answer = self._offset_request = None
             self._transition(FetchTrigger.RETRY)
             self.delayed_until_ms = now_ms + self.backoff_ms
         return FollowerStep(delayed_until_ms=self.delayed_until_ms)
@@ -474,15 +478,15 @@ class PartitionFollower:
         """
         if self.state is not FetchState.TRUNCATING:
             return NOTHING
-        self._take_position()
+        self._set_position()
         self._transition(FetchTrigger.DONE)
         return NOTHING
 
     # --- out of range ---
 
-    def _ask_for_offset(self, end: OffsetSpec) -> FollowerStep:
-        self._asked = ListOffsetsRequest(end, self.leader_epoch)
-        return FollowerStep(ask=self._asked)
+    def _request_offset(self, end: OffsetSpec) -> FollowerStep:
+        self._offset_request = ListOffsetsRequest(end, self.leader_epoch)
+        return FollowerStep(ask=self._offset_request)
 
     def offset_listed(
         self, asked: ListOffsetsRequest, offset: int, error: int, now_ms: int
@@ -491,9 +495,9 @@ class PartitionFollower:
 
         Kafka: ``fetchOffsetAndTruncate``.
         """
-        if asked is not self._asked:
+        if asked is not self._offset_request:
             return NOTHING
-        self._asked = None
+        self._offset_request = None
         if error == Errors.FENCED_LEADER_EPOCH:
             return self._fenced()
         if error != Errors.NONE:
@@ -502,7 +506,7 @@ class PartitionFollower:
         if asked.end is OffsetSpec.LATEST:
             if offset >= end:
                 self._leader_end = offset
-                return self._ask_for_offset(OffsetSpec.EARLIEST)
+                return self._request_offset(OffsetSpec.EARLIEST)
             self.lag = 0
             self._transition(FetchTrigger.CUT)
             return self._truncate_to(offset)
@@ -510,7 +514,7 @@ class PartitionFollower:
         if offset > end:
             self._transition(FetchTrigger.CUT)
             return self._truncate_to(offset, full=True)
-        self._take_position()
+        self._set_position()
         self._transition(FetchTrigger.RESET)
         return NOTHING
 

@@ -375,7 +375,7 @@ class Observer:
         """Replace the image and the tail by the snapshot."""
         self._loader.begin_snapshot()
         for batch in self._read_batches(content):
-            self._take_voters(batch)
+            self._update_voters(batch)
             self._loader.replay(batch.records, batch.last_offset, batch.epoch)
         self.image = self._loader.end_snapshot(*snapshot)
         self._tail.clear()
@@ -402,7 +402,7 @@ class Observer:
         for batch in self._tail:
             if batch.last_offset >= self.high_watermark:
                 break
-            self._take_voters(batch)
+            self._update_voters(batch)
             self._loader.replay(batch.records, batch.last_offset, batch.epoch)
             if not self._loader.in_transaction:
                 self.image = self._loader.publish()
@@ -412,7 +412,7 @@ class Observer:
         del self._tail[:applied]
         return self._publishable(images)
 
-    def _take_voters(self, batch: MetadataBatch) -> None:
+    def _update_voters(self, batch: MetadataBatch) -> None:
         if batch.voters is not None:
             self.voters = dict(batch.voters)
 

@@ -146,7 +146,7 @@ class ClassicGroup(GroupBase):
         return self.state is ClassicState.EMPTY
 
     @property
-    def must_be_kept(self) -> bool:
+    def is_exempt_from_expiration(self) -> bool:
         """Whether a member is about to join the empty group, so that it must not be deleted."""
         return bool(self.pending_members)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from fencepost.logcore.machine import DomainError, ProducerStamp
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 NO_GENERATION = -1
 """The generation of a request from a sender outside of the group (admin tools, ``assign()``)."""
@@ -123,7 +123,7 @@ class SyncGroupResult:
     assignment: bytes
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Renew the member's session.
@@ -138,7 +138,7 @@ class Heartbeat:
     group_instance_id: str | None
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
     """The session was renewed."""
@@ -182,7 +182,7 @@ class OffsetToCommit(NamedTuple):
     topic_id: bytes | None = None
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
     """Commit offsets. ``retention_time_ms`` ≥ 0 only in v2 to v4.
@@ -201,7 +201,7 @@ class CommitOffsets:
     knows_member_epochs: bool = False
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class TxnCommitOffsets:
     """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
@@ -219,7 +219,7 @@ class TxnCommitOffsets:
     knows_member_epochs: bool = False
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class CommitOffsetsResult:
     """(topic, partition, error) in request order."""

@@ -20,7 +20,7 @@ from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_records import ConsumerMemberValue
 from fencepost.groups.record_fields import TopicPartitions
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 JOIN_EPOCH: Final = 0
 """The member (re)joins and owns nothing."""
@@ -118,7 +118,7 @@ class Environment:
     """The broker's settings of share groups, overridden by the group's."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
     """A ConsumerGroupHeartbeat. None (or :data:`NO_TIMEOUT`) means unchanged.
@@ -152,7 +152,7 @@ class ConsumerHeartbeat:
     """The topics that the sender may see; None for all."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeatResult:
     """``assignment`` None means unchanged."""

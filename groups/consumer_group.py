@@ -141,7 +141,7 @@ class ConsumerGroup(GroupBase):
         return not self.members
 
     @property
-    def must_be_kept(self) -> bool:
+    def is_exempt_from_expiration(self) -> bool:
         """See :class:`ClassicGroup`."""
         return False
 

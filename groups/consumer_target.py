@@ -24,7 +24,7 @@ from fencepost.groups.assignors.remote import (
     ComputeTarget,
     RemoteAssignor,
     TargetComputed,
-    kept,
+    valid_targets,
 )
 from fencepost.groups.commands import TopicVisibility
 from fencepost.groups.consumer_commands import ConsumerSettings, TopicsImage
@@ -252,7 +252,7 @@ def _compute_remotely(
     spec: GroupSpec,
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Request a target; return the partitions that members keep until it arrives."""
-    held = kept(spec)
+    held = valid_targets(spec)
     members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
     group_id = draft.group.group_id
     asked = GroupSpec(members, spec.partition_counts)

@@ -46,7 +46,7 @@ def refresh_regexes(
     if draft.scan is None:
         _start_scan(shard, decision, draft)
         # Half a batch: the heartbeat needs room for other records.
-        _continue(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
+        _continue_scan(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
 
 
 def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
@@ -57,7 +57,7 @@ def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGr
     reasons: list[str] = []
     if draft.scan is None:
         _start_scan(shard, decision, draft)
-    _continue(shard, decision, draft, reasons, _most_bytes(shard, group.group_id))
+    _continue_scan(shard, decision, draft, reasons, _most_bytes(shard, group.group_id))
     if decision.records:
         bump_epoch(decision, draft, reasons)
     draft.save_soft_state()
@@ -90,14 +90,14 @@ def _most_bytes(shard: Shard, group_id: str) -> int:
     return shard.max_batch_bytes() - EPOCH_BYTES - len(group_id.encode())
 
 
-def _continue(
+def _continue_scan(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], room: int
 ) -> None:
     """Match for one slice, and append finished results that fit into ``room`` bytes."""
     scan = draft.scan
     if scan is None:
         return
-    is_done = scan.go_on(shard.limits.max_regex_steps_per_turn)
+    is_done = scan.advance(shard.limits.max_regex_steps_per_turn)
     most_bytes = _most_bytes(shard, draft.group.group_id)
     while scan.found:
         regex, found = next(iter(scan.found.items()))
@@ -110,10 +110,10 @@ def _continue(
         del scan.found[regex]
         if size > most_bytes:
             scan.refused[regex] = "its topics do not fit a record"
-        elif _take(decision, draft, regex, value, reasons):
+        elif _update_topics(decision, draft, regex, value, reasons):
             decision.append(record)
             room -= size
-    _refuse(decision, draft, scan)
+    _report_refused(decision, draft, scan)
     if is_done:
         draft.scan = None
         _start_scan(shard, decision, draft)  # expressions that were added meanwhile
@@ -125,7 +125,7 @@ def _continue(
         decision.arm(group.timer("regex"), PAUSE_MS)
 
 
-def _take(
+def _update_topics(
     decision: DecisionBuilder,
     draft: GroupDraft,
     regex: str,
@@ -151,7 +151,7 @@ def _take(
     return True
 
 
-def _refuse(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
+def _report_refused(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
     """Keep the topics of an unusable expression, and report it once.
 
     A member that subscribes with such an expression is refused. A log of another broker may contain

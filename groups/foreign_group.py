@@ -117,7 +117,7 @@ class ForeignGroup(GroupBase):
         return not self.members
 
     @property
-    def must_be_kept(self) -> bool:
+    def is_exempt_from_expiration(self) -> bool:
         """See ``ClassicGroup``: this broker never removes the group."""
         return True
 

@@ -333,7 +333,12 @@ def expire_offsets(
             decision.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
         nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
         is_seen_whole = partitions[-1] is None
-        if is_seen_whole and nothing_left and group.is_empty and not group.must_be_kept:
+        if (
+            is_seen_whole
+            and nothing_left
+            and group.is_empty
+            and not group.is_exempt_from_expiration
+        ):
             tombstone_group(decision, group, "empty and without offsets")
             expired_groups += 1
         expired_offsets += len(expired)

@@ -43,7 +43,7 @@ class RegexScan:
         self._may_see = may_see
         self._work = self._run(sorted(patterns), list(names))
 
-    def go_on(self, steps: int) -> bool:
+    def advance(self, steps: int) -> bool:
         """Take about ``steps`` steps; return whether the scan is complete."""
         for taken in self._work:
             steps -= taken

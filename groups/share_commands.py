@@ -19,7 +19,7 @@ from fencepost.groups.consumer_commands import NamedPartitions
 from fencepost.groups.record_fields import TopicPartitions
 from fencepost.groups.share_records import ShareMemberValue
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 START_UNKNOWN: Final = -1
 """The start offset of a partition that ``share.auto.offset.reset`` decides."""
@@ -39,7 +39,7 @@ class StateToInitialize:
     """(topic id, partition, start offset)."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ShareHeartbeat:
     """A ShareGroupHeartbeat; None means unchanged.
@@ -57,7 +57,7 @@ class ShareHeartbeat:
     subscribed_topic_names: tuple[str, ...] | None = None
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ShareHeartbeatResult:
     """``assignment`` None means unchanged. ``to_initialize`` is for the share coordinator."""

@@ -113,7 +113,7 @@ class ShareGroup(GroupBase):
         return not self.members
 
     @property
-    def must_be_kept(self) -> bool:
+    def is_exempt_from_expiration(self) -> bool:
         """See ``ClassicGroup``: a share group does not expire."""
         return True
 

@@ -44,9 +44,9 @@ from fencepost.groups.share_heartbeat import is_replaceable
 from fencepost.groups.share_target import (
     Partitions,
     begin_initialization,
-    collected,
-    listed,
-    united,
+    by_topic_id,
+    state_topics,
+    union,
     without,
 )
 from fencepost.logcore.machine import DecisionBuilder, Token
@@ -110,14 +110,14 @@ def state_initialized(
     """Make initialized partitions assignable; a later heartbeat retries the failed ones."""
     group = _share_group(shard, command.group_id)
     state = group.state
-    initializing = collected(state.initializing)
+    initializing = by_topic_id(state.initializing)
     done = {
         topic_id: (name, frozenset(i for i in indexes if (topic_id, i) in command.initialized))
         for topic_id, (name, indexes) in initializing.items()
     }
     left = without(initializing, command.initialized | command.failed)
-    initialized = united(collected(state.initialized), done)
-    value = sr.StatePartitionsValue(listed(left), listed(initialized), state.deleting)
+    initialized = union(by_topic_id(state.initialized), done)
+    value = sr.StatePartitionsValue(state_topics(left), state_topics(initialized), state.deleting)
     if value != state:
         decision.append(sr.state_partitions(group.group_id, value))
         decision.event(
@@ -194,7 +194,7 @@ def delete_offsets(
     """Begin to delete the state of topics, or try again to delete it."""
     group = _empty_group(shard, command.group_id)
     topics = shard.environment(command.group_id).topics.topics
-    initialized = collected(group.state.initialized)
+    initialized = by_topic_id(group.state.initialized)
     deleting = dict(group.state.deleting)
     found: dict[bytes, tuple[str, frozenset[int]]] = {}
     unknown, without_state = [], []
@@ -209,7 +209,7 @@ def delete_offsets(
             found[topic_id] = (name, frozenset(range(count)))
         else:
             without_state.append(name)
-    _save(decision, group, collected(group.state.initializing), initialized, deleting)
+    _save(decision, group, by_topic_id(group.state.initializing), initialized, deleting)
     result = StateToDelete(_named(found), tuple(unknown), tuple(without_state))
     decision.reply(token, result)
 
@@ -220,14 +220,14 @@ def delete_state(
     """Begin to delete the state of all topics, or try again to delete it."""
     group = _empty_group(shard, command.group_id)
     state = group.state
-    found = united(collected(state.initialized), collected(state.initializing))
+    found = union(by_topic_id(state.initialized), by_topic_id(state.initializing))
     topics = shard.environment(command.group_id).topics
     names = topics.names()
     for topic_id, _ in state.deleting:
         if topic_id in names:
             name = names[topic_id]
             again = {topic_id: (name, frozenset(range(topics.topics[name][1])))}
-            found = united(found, again)
+            found = union(found, again)
     _save(decision, group, {}, {}, {topic_id: name for topic_id, (name, _) in found.items()})
     decision.reply(token, StateToDelete(_named(found)))
 
@@ -288,7 +288,7 @@ def _forget(
         )
     deleting = {topic_id: name for topic_id, name in state.deleting if topic_id not in topic_ids}
     initializing, initialized = (
-        {topic_id: value for topic_id, value in collected(topics).items() if topic_id not in gone}
+        {topic_id: value for topic_id, value in by_topic_id(topics).items() if topic_id not in gone}
         for topics in (state.initializing, state.initialized)
     )
     _save(decision, group, initializing, initialized, deleting)
@@ -303,7 +303,7 @@ def _save(
 ) -> None:
     """Append record 15 if it changes."""
     value = sr.StatePartitionsValue(
-        listed(initializing), listed(initialized), tuple(sorted(deleting.items()))
+        state_topics(initializing), state_topics(initialized), tuple(sorted(deleting.items()))
     )
     if value != group.state:
         decision.append(sr.state_partitions(group.group_id, value))
@@ -312,5 +312,5 @@ def _save(
 def _named(partitions: Partitions) -> tuple[NamedPartitions, ...]:
     return tuple(
         NamedPartitions(topic.topic_id, topic.name, topic.partitions)
-        for topic in listed(partitions)
+        for topic in state_topics(partitions)
     )

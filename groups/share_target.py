@@ -30,12 +30,12 @@ Partitions = Mapping[bytes, tuple[str, frozenset[int]]]
 """Topic id → name and partitions, as in record 15."""
 
 
-def collected(topics: Iterable[sr.StateTopic]) -> dict[bytes, tuple[str, frozenset[int]]]:
+def by_topic_id(topics: Iterable[sr.StateTopic]) -> dict[bytes, tuple[str, frozenset[int]]]:
     """Return one list of record 15 by topic id."""
     return {topic.topic_id: (topic.name, frozenset(topic.partitions)) for topic in topics}
 
 
-def listed(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
+def state_topics(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
     """Return a list of record 15, without topics that have no partition."""
     return tuple(
         sr.StateTopic(topic_id, name, tuple(sorted(indexes)))
@@ -44,7 +44,7 @@ def listed(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
     )
 
 
-def united(one: Partitions, other: Partitions) -> dict[bytes, tuple[str, frozenset[int]]]:
+def union(one: Partitions, other: Partitions) -> dict[bytes, tuple[str, frozenset[int]]]:
     """Return the partitions of both."""
     found = dict(one)
     for topic_id, (name, indexes) in other.items():
@@ -132,9 +132,9 @@ def uninitialized(
     It begins again if the share coordinator has not answered within ``initialize_retry_ms``.
     """
     state = group.state
-    known = collected(state.initialized)
+    known = by_topic_id(state.initialized)
     if now_ms - group.state_saved_ms < settings.initialize_retry_ms:
-        known = united(known, collected(state.initializing))
+        known = union(known, by_topic_id(state.initializing))
     found = {}
     for name in names:
         if name in topics.topics:
@@ -154,9 +154,9 @@ def begin_initialization(
     partition keeps its state.
     """
     state = group.state
-    initializing = united(collected(state.initializing), partitions)
+    initializing = union(by_topic_id(state.initializing), partitions)
     deleting = tuple(pair for pair in state.deleting if pair[0] not in initializing)
-    value = sr.StatePartitionsValue(listed(initializing), state.initialized, deleting)
+    value = sr.StatePartitionsValue(state_topics(initializing), state.initialized, deleting)
     decision.append(sr.state_partitions(group.group_id, value))
 
 

@@ -16,7 +16,7 @@ DiskSteps = Generator[Callable[[], None], None, T]
 """Yields calls that may raise OSError, which the driver throws into the generator; returns T."""
 
 
-def run_here(steps: DiskSteps[T]) -> T:
+def run_blocking(steps: DiskSteps[T]) -> T:
     """Run ``steps`` to their end in this thread."""
     try:
         wait = next(steps)

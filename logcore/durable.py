@@ -146,11 +146,11 @@ class FlushState:
         flush = self._log.plan_flush(point, upto, further, epochs=epochs, parent=parent)
         was_new, self.is_new = self.is_new, False
 
-        def again() -> None:
+        def mark_unsynced() -> None:
             self.is_new = self.is_new or was_new
             self._epochs.is_synced = self._epochs.is_synced and epochs is None
 
-        flush.on_reschedule.append(again)
+        flush.on_reschedule.append(mark_unsynced)
         return flush
 
     @property

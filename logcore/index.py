@@ -120,7 +120,7 @@ class MappedIndex:
         self._entries = bisect_left(range(count), True, key=self._is_blank)
         self._read_last()
 
-    def _stretch(self) -> None:
+    def _map_full_size(self) -> None:
         """Map the file at its full size, so that entries can be stored."""
         entries = self.entries
         self._unmap()
@@ -141,7 +141,7 @@ class MappedIndex:
         The file may have room for fewer: then the index is full, and further entries are dropped.
         """
         if not self._stretched:
-            self._stretch()
+            self._map_full_size()
         start = self.entries * self.ENTRY_SIZE
         end = min(start + count * self.ENTRY_SIZE, self.max_entries * self.ENTRY_SIZE)
         if self._allocated < end > start:
@@ -193,7 +193,9 @@ class MappedIndex:
 
     def truncate_to(self, offset: int) -> None:
         """Remove the entries for ``offset`` and above."""
-        self._keep(self._slots_not_above(offset - self.base_offset - 1, self._relative))
+        self._truncate_to_entries(
+            self._slots_not_above(offset - self.base_offset - 1, self._relative)
+        )
 
     def _relative(self, slot: int) -> int:
         raise NotImplementedError
@@ -204,7 +206,7 @@ class MappedIndex:
     def _read_last(self) -> None:
         raise NotImplementedError
 
-    def _keep(self, entries: int) -> None:
+    def _truncate_to_entries(self, entries: int) -> None:
         """Drop all but the first ``entries``."""
         if entries < self.entries:
             self._entries = entries

@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.config import LogConfig
-from fencepost.logcore.disk_steps import DiskSteps, run_here
+from fencepost.logcore.disk_steps import DiskSteps, run_blocking
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
@@ -354,7 +354,7 @@ class Log:
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
         """Run :meth:`removing` in this thread."""
-        run_here(self.removing(segments, now_ms=now_ms, delay_ms=delay_ms))
+        run_blocking(self.removing(segments, now_ms=now_ms, delay_ms=delay_ms))
 
     def removing(
         self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int
@@ -499,13 +499,13 @@ class Log:
             queue=self.flushes,
         )
 
-        def again() -> None:
+        def mark_unsynced() -> None:
             self.sealed += sealed
             self.directory_changed = True
             for index in aborts:
                 index.is_synced = False
 
-        flush.on_reschedule.append(again)
+        flush.on_reschedule.append(mark_unsynced)
         return flush
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import field
 from typing import NamedTuple, Protocol
 
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 Token = int
 """Identifies a request that waits for a reply; the runtime never reuses a token."""
@@ -73,7 +73,7 @@ class Written(Record):
         return record
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
     """The producer identity under which records are appended transactionally."""
@@ -82,7 +82,7 @@ class ProducerStamp:
     producer_epoch: int
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class EndMarker:
     """The end of ``stamp``'s transaction, as a coordinator of that epoch sends it to a partition.
@@ -97,7 +97,7 @@ class EndMarker:
     transaction_version: int = 0
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The reply to the request that ``token`` identifies.
@@ -110,7 +110,7 @@ class Reply:
     response: object
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Timer:
     """Set (or with ``deadline_ms`` None cancel) the timer named ``key``.
@@ -137,7 +137,7 @@ class Event:
     """Whether the event changed nothing for other members: the log has it only at debug level."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The actions that a machine asks for, in the order of the module's docstring.

@@ -119,12 +119,12 @@ class OverlayFileSystem:
 
     # --- names ---
 
-    def _known(self, path: str) -> tuple[dict[str, _File | _Folder | None], str]:
+    def _locate(self, path: str) -> tuple[dict[str, _File | _Folder | None], str]:
         directory, _, name = path.rpartition("/")
         return self._names.setdefault(directory, {}), name
 
     def _find(self, path: str) -> _File | None:
-        names, name = self._known(path)
+        names, name = self._locate(path)
         if name in names:
             found = names[name]
             return found if isinstance(found, _File) else None
@@ -144,7 +144,7 @@ class OverlayFileSystem:
     def open(self, path: str, *, create: bool = False) -> int:
         file = self._find(path)
         if file is None:
-            names, name = self._known(path)
+            names, name = self._locate(path)
             if not create or not self.is_directory(path.rpartition("/")[0]):
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
             names[name] = file = _File()
@@ -220,11 +220,11 @@ class OverlayFileSystem:
             for name in inside:
                 self.rename(f"{source}/{name}", f"{target}/{name}")
         for path, found in ((target, file or _Folder()), (source, None)):
-            names, name = self._known(path)
+            names, name = self._locate(path)
             names[name] = found
 
     def remove(self, path: str) -> None:
-        names, name = self._known(path)
+        names, name = self._locate(path)
         names[name] = None
 
     def remove_tree(self, path: str) -> None:
@@ -236,7 +236,7 @@ class OverlayFileSystem:
     def make_directory(self, path: str) -> None:
         if path and not self.is_directory(path):
             self.make_directory(path.rpartition("/")[0])
-            names, name = self._known(path)
+            names, name = self._locate(path)
             names[name] = _Folder()
 
     def make_private(self, path: str) -> None:
@@ -253,7 +253,7 @@ class OverlayFileSystem:
         return [*names, *(name for name, found in known.items() if found is not None)]
 
     def is_directory(self, path: str) -> bool:
-        names, name = self._known(path)
+        names, name = self._locate(path)
         if name in names:
             return isinstance(names[name], _Folder)
         return self._base.is_directory(path)

@@ -266,7 +266,7 @@ class Partition:
                 )
                 return self._append_data(header, data, now_ms)
             except LogError:
-                self.producers.refused(header)
+                self.producers.note_refused(header)
                 raise
         return self._append_data(header, data, now_ms)
 

@@ -176,17 +176,17 @@ class ProducerStateManager:
 
     # --- checks; they change no state of the log ---
 
-    def refused(self, header: BatchHeader) -> None:
+    def note_refused(self, header: BatchHeader) -> None:
         """Remember that a client's batch was refused, if its producer is unknown."""
         if header.producer_id >= 0 and header.producer_id not in self._producers:
             self._refused.note(header.producer_id, header.producer_epoch, header.base_sequence)
 
-    def refused_unread(self, data: Buffer) -> None:
+    def note_refused_bytes(self, data: Buffer) -> None:
         """Remember a refused batch that was not parsed yet; ignore one with a wrong CRC."""
         with suppress(CorruptRecordError):
             header = parse_header(data)
             verify_crc(data, 0, header)
-            self.refused(header)
+            self.note_refused(header)
 
     def find_duplicate(self, header: BatchHeader) -> CachedBatch | None:
         """Return the batch, among the producer's last five, that this batch repeats."""

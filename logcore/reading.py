@@ -128,7 +128,7 @@ class LogReader:
     def offset_for_timestamp(self, timestamp_ms: int, isolation: Isolation) -> Search:
         """Find, in steps, the first readable record that is not older than ``timestamp_ms``."""
         search = first_not_before(self._log, timestamp_ms, self._marks.log_start_offset)
-        return self._searched(search, isolation)
+        return self._run_search(search, isolation)
 
     def max_timestamp_offset(self, isolation: Isolation) -> Search:
         """Find, in steps, the first record with the largest timestamp.
@@ -136,9 +136,9 @@ class LogReader:
         None if no record has one, or the record is not readable yet. (Kafka also returns none if
         the record with the maximum timestamp of a batch header is gone.)
         """
-        return self._searched(latest(self._log, self._marks.log_start_offset), isolation)
+        return self._run_search(latest(self._log, self._marks.log_start_offset), isolation)
 
-    def _searched(self, search: Search, isolation: Isolation) -> Search:
+    def _run_search(self, search: Search, isolation: Isolation) -> Search:
         self._marks.raise_if_stopped()
         limit = self.end_of(isolation)
         try:

@@ -143,7 +143,7 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = _read_size(data, pos)
             stop = pos + size
         if stop > last:
-            window.want(stop - pos, stop)
+            window.require(stop - pos, stop)
             pos = start
             break
         pos += 2  # the record's attributes, all unused, and its timestamp, if that is one byte

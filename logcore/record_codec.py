@@ -68,7 +68,7 @@ def decode_chunk(  # noqa: C901 - inlined for speed
             length, pos = read_varint(data, pos - 1)
         end = pos + length
         if length < 0 or end > limit:
-            window.want(length, end)
+            window.require(length, end)
             break
         pos += 1  # the record's attributes, all unused
         timestamp = one_byte[data[pos]]

@@ -202,11 +202,11 @@ Choose = Callable[[Sequence[Span]], Sequence[Span]]
 """Selects the records of a chunk to retain."""
 
 
-def _all(spans: Sequence[Span]) -> Sequence[Span]:
+def _retain_all(spans: Sequence[Span]) -> Sequence[Span]:
     return spans
 
 
-def _none(_spans: Sequence[Span]) -> Sequence[Span]:
+def _retain_none(_spans: Sequence[Span]) -> Sequence[Span]:
     return ()
 
 
@@ -261,15 +261,15 @@ class RecordFilter:
         horizon = header.delete_horizon_ms
         expired = horizon is not None and horizon <= self.now_ms
         if aborted or (done_marker and expired):
-            choose: Choose = _none
+            choose: Choose = _retain_none
         elif header.is_control:
-            choose = _all
+            choose = _retain_all
         else:
-            choose = partial(self._kept, header.base_offset, expired=expired)
+            choose = partial(self._retained, header.base_offset, expired=expired)
         kept = self._tally(header, buf, choose)
         self.figures.records_kept += kept.count
         if not kept.count:
-            if not self._must_stay(header):
+            if not self._retains_empty(header):
                 return None
             # A marker without its record would be useless to a producer-state rebuild.
             return buf if header.is_control else _emptied(header)
@@ -330,7 +330,7 @@ class RecordFilter:
         )
         return with_fewer_records(header, payload)
 
-    def _kept(self, first: int, spans: Sequence[Span], *, expired: bool) -> Sequence[Span]:
+    def _retained(self, first: int, spans: Sequence[Span], *, expired: bool) -> Sequence[Span]:
         """Return the last record of each key, unless it is an expired tombstone.
 
         Records after the last mapped offset are all retained.
@@ -348,7 +348,7 @@ class RecordFilter:
             )
         ]
 
-    def _must_stay(self, header: BatchHeader) -> bool:
+    def _retains_empty(self, header: BatchHeader) -> bool:
         """Return whether to retain the batch without records, for its offset or producer state."""
         if header.last_offset == self.last_offset:
             return True

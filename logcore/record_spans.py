@@ -48,7 +48,7 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = read_varint(data, start)
         end = pos + size
         if size < 0 or end > limit:
-            window.want(size, end)
+            window.require(size, end)
             pos = start
             break
         pos += 1  # the record's attributes, all unused

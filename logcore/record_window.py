@@ -72,7 +72,7 @@ class RecordWindow:
         """Return the position from which a field of up to ``size`` bytes may be incomplete."""
         return _EVERYWHERE if self.is_last else len(self.data) - size + 1
 
-    def want(self, size: int, end: int) -> None:
+    def require(self, size: int, end: int) -> None:
         """Request all bytes of a record of ``size`` bytes, whose ``end`` lies after ``data``."""
         self._check_size(size)
         if size < 0 or self.is_last:

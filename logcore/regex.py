@@ -200,7 +200,7 @@ class Regex:
             at = following
         yield len(text)
         if at.accepts is None:
-            seen, _ = yield from self._look(at, "", _BEGIN)
+            seen, _ = yield from self._reachable_states(at, "", _BEGIN)
             at.accepts = _FINAL in seen
         return at.accepts
 
@@ -215,7 +215,7 @@ class Regex:
     def _step(self, at: _StateSet, char: str) -> Generator[int, None, _StateSet | None]:
         """Compute the transition for a character."""
         kind = _kind(char)
-        _, following = yield from self._look(at, char, kind)
+        _, following = yield from self._reachable_states(at, char, kind)
         found = None
         if following:
             self.forget(MAX_CACHED_STATES)
@@ -228,7 +228,7 @@ class Regex:
         self._cached_states += 1
         return found
 
-    def _look(
+    def _reachable_states(
         self, at: _StateSet, char: str, after: int
     ) -> Generator[int, None, tuple[set[int], set[int]]]:
         """Return the states reached without a character, and the states reached with one."""

@@ -176,7 +176,7 @@ def _is_of_ll_or_folded(code: int) -> bool:
     return chr(code) in _LL_CASES or category(chr(code)) == "Ll"
 
 
-def _tested(test: Test) -> WideSet:
+def _set_by_test(test: Test) -> WideSet:
     return WideSet(_set_of(filter(test, range(ASCII_END))), (test,))
 
 
@@ -192,8 +192,8 @@ def unicode_set(name: str, *, is_folded: bool) -> CharSet | None:
     else:
         return None
     if is_folded and name == "Ll":
-        return _tested(_is_of_ll_or_folded)
-    return _tested(partial(_has_a_case_in, test) if is_folded and name in _FOLDED else test)
+        return _set_by_test(_is_of_ll_or_folded)
+    return _set_by_test(partial(_has_a_case_in, test) if is_folded and name in _FOLDED else test)
 
 
 def _both_cases(characters: int) -> int:

@@ -172,7 +172,7 @@ class ReplicaLog:
         last = first
         try:
             self._prepare()
-            for segment, run in self._runs(batches, now_ms):
+            for segment, run in self._split_into_runs(batches, now_ms):
                 self._write(segment, memoryview(records), run, warnings)
                 last = run[-1].header
         except STORAGE_FAILURES as error:
@@ -238,7 +238,9 @@ class ReplicaLog:
             end == self._marks.log_start_offset and header.base_offset < end <= header.last_offset
         )
 
-    def _runs(self, batches: list[_Batch], now_ms: int) -> Iterator[tuple[Segment, list[_Batch]]]:
+    def _split_into_runs(
+        self, batches: list[_Batch], now_ms: int
+    ) -> Iterator[tuple[Segment, list[_Batch]]]:
         """Split batches into runs, each for one write into one segment.
 
         An abort marker is written alone. So is the first batch of a segment, whose timestamp

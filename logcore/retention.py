@@ -33,14 +33,14 @@ def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Seg
         return []
     excess = log.size_bytes - retention_bytes
 
-    def breaches(segment: Segment, _end: int) -> bool:
+    def exceeds_size(segment: Segment, _end: int) -> bool:
         nonlocal excess
         if excess < segment.size:
             return False
         excess -= segment.size
         return True
 
-    return _leading(log, high_watermark, breaches)
+    return _leading(log, high_watermark, exceeds_size)
 
 
 def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) -> list[Segment]:
@@ -53,15 +53,15 @@ def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) ->
 
 
 def _leading(
-    log: Log, high_watermark: int, breaches: Callable[[Segment, int], bool]
+    log: Log, high_watermark: int, is_deletable: Callable[[Segment, int], bool]
 ) -> list[Segment]:
-    """Return the oldest segments for which ``breaches(segment, end offset)`` holds."""
+    """Return the oldest segments for which ``is_deletable(segment, end offset)`` holds."""
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
     result: list[Segment] = []
     for segment, end in zip(segments[:REMOVED_AT_ONCE], ends, strict=False):
         is_empty_active = segment is segments[-1] and segment.size == 0
-        if end > high_watermark or is_empty_active or not breaches(segment, end):
+        if end > high_watermark or is_empty_active or not is_deletable(segment, end):
             break
         result.append(segment)
     return result

@@ -150,7 +150,7 @@ class Segment:
     ) -> None:
         """Write one batch of ``size`` bytes, then index it; see :meth:`LogFile.append`."""
         if not self._index_checked or self._max_timestamp is None:
-            self._know_index()
+            self._ensure_index_checked()
         if self._bytes_since_index_entry > self._index_interval_bytes:
             self.offset_index.reserve()
             self.time_index.reserve()
@@ -160,7 +160,7 @@ class Segment:
     def append_run(self, data: ReadableBuffer, headers: Sequence[BatchHeader]) -> None:
         """Write the batches in ``data`` with one call, then index each."""
         if not self._index_checked or self._max_timestamp is None:
-            self._know_index()
+            self._ensure_index_checked()
         size = len(data)
         # Two entries are always more than the interval apart.
         entries = (self._bytes_since_index_entry + size) // (self._index_interval_bytes + 1)
@@ -172,7 +172,7 @@ class Segment:
             self.index_batch(header.last_offset, header.max_timestamp, position, header.size)
             position += header.size
 
-    def _know_index(self) -> None:
+    def _ensure_index_checked(self) -> None:
         with suppress(CorruptRecordError):  # damage is no reason to refuse appends
             self._load_max_timestamp()
 

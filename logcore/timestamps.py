@@ -32,7 +32,7 @@ Search = Generator[None, None, TimestampOffset | None]
 
 def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
     """Find the first record at or after ``start_offset`` that is not older than the target."""
-    for segment in _each(log):
+    for segment in _iter_segments(log):
         found = yield from first_in(
             segment, timestamp_ms, start_offset, log.config.max_record_bytes
         )
@@ -49,7 +49,7 @@ def latest(log: Log, start_offset: int) -> Search:
     its remaining records. Then the segment is walked; Kafka returns no offset.
     """
     bounds: list[tuple[int, Segment]] = []
-    for segment in _each(log):
+    for segment in _iter_segments(log):
         bound = yield from _bound(segment, start_offset)
         bounds.append((bound, segment))
         yield
@@ -75,7 +75,7 @@ def _rank(one: TimestampOffset) -> tuple[int, int]:
     return one.timestamp_ms, -one.offset
 
 
-def _each(log: Log) -> Iterator[Segment]:
+def _iter_segments(log: Log) -> Iterator[Segment]:
     """Yield the segments of ``log``, oldest first, each as it is at that moment.
 
     If a segment was replaced before the next one is requested, its replacement is yielded.

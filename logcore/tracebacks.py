@@ -26,12 +26,12 @@ def without_traceback(error: E) -> E:
     while one is not None and id(one) not in seen:
         seen.add(id(one))
         if one.__traceback__ is not None and isinstance(one, Exception):
-            _note_place(one)
+            _add_traceback_note(one)
         one.__traceback__ = one.__context__ = None
         one = one.__cause__
     return error
 
 
-def _note_place(error: Exception) -> None:
+def _add_traceback_note(error: Exception) -> None:
     if not isinstance(error, DomainError) and not hasattr(error, "__notes__"):
         error.add_note("".join(["Raised at:\n", *format_tb(error.__traceback__)]).rstrip())

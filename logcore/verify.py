@@ -209,7 +209,7 @@ class _Replay:
                 size += header.size
                 end = header.next_offset
                 try:
-                    self._follow(header, batch, aborted)
+                    self._replay_batch(header, batch, aborted)
                 except LogError:
                     return  # reported for the file itself
             yield from self._check_indexes(base, size, aborted)
@@ -218,7 +218,7 @@ class _Replay:
             yield _problem(self._snapshot(offset), f"the log ends at offset {end}")
         yield from self._check_epochs()
 
-    def _follow(self, header: BatchHeader, batch: bytes, aborted: list[AbortedTxn]) -> None:
+    def _replay_batch(self, header: BatchHeader, batch: bytes, aborted: list[AbortedTxn]) -> None:
         check_offsets(header)
         latest = self._epochs[-1][0] if self._epochs else -1
         if header.leader_epoch > latest:
@@ -265,12 +265,12 @@ class _Replay:
         for offset in sorted(one for one in self._snapshots if low <= one <= high):
             self._snapshots.discard(offset)
             for entry in self._read_snapshot(offset) or ():
-                wrong = self._compare(entry)
+                wrong = self._difference(entry)
                 if wrong:
                     yield _problem(self._snapshot(offset), wrong)
-            yield from self._missing(offset)
+            yield from self._missing_producers(offset)
 
-    def _compare(self, entry: ProducerEntry) -> str:
+    def _difference(self, entry: ProducerEntry) -> str:
         """Return how a producer's entry differs from the log, empty if it does not."""
         replayed = self._producers.get(entry.producer_id)
         if replayed is None:
@@ -296,7 +296,7 @@ class _Replay:
             )
         return ""
 
-    def _missing(self, offset: int) -> Iterator[Row]:
+    def _missing_producers(self, offset: int) -> Iterator[Row]:
         """Yield missing producers with an open transaction; others may have expired."""
         known = {entry.producer_id for entry in self._read_snapshot(offset) or ()}
         for one in self._producers.view():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from fencepost.logcore.values import opened
+from fencepost.logcore.values import mutable_class
 from fencepost.protocol.limits import MAX_ERROR_TEXT_CHARACTERS
 from fencepost.protocol.schema import (
     Builder,
@@ -74,7 +74,7 @@ class MessageFactory:
         names.update({f"{info.name}_ms": info.name for info in all_fields(cls) if info.is_time})
         defaults = {info.name: info.default for info in all_fields(cls)}
         plans: dict[tuple[str, ...], Callable[[dict[str, Any]], Entity]] = {}
-        unfrozen = opened(cls)
+        unfrozen = mutable_class(cls)
 
         def plan_for(given: tuple[str, ...]) -> Callable[[dict[str, Any]], Entity]:
             for name in given:

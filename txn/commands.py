@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 NO_PRODUCER_ID = -1
 """No producer id."""
@@ -34,7 +34,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
     """Claim a transactional id: fence its previous owner, and end its open transaction.
@@ -62,7 +62,7 @@ class InitProducerId:
     keep_prepared: bool = False
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult:
     """The identity that the client must use.
@@ -78,7 +78,7 @@ class InitProducerIdResult:
     ongoing_producer_epoch: int = NO_PRODUCER_EPOCH
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
     """Add all of ``partitions`` to the transaction, or none; the first addition begins it.
@@ -108,7 +108,7 @@ class AddPartitionsResult:
     errors: Mapping[TopicPartition, DomainError] = field(default_factory=dict)
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class EndTxn:
     """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
@@ -127,7 +127,7 @@ class EndTxn:
     by_operator: bool = False
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
     """The identity for the next transaction; the same one as before unless the request was TV2."""
@@ -140,7 +140,7 @@ class EndTxnResult:
     """The transaction's timeout."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
     """The runtime's report on :class:`WriteMarkers`; ``WriteMarkers.written`` builds it.
@@ -163,7 +163,7 @@ class MarkersWrittenResult:
     completed: bool
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class WriteMarkers:
     """An *effect*: append the end marker of ``stamp`` to every partition, then report back.

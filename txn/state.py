@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fencepost.logcore.machine import InvariantViolation
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 from fencepost.txn import epochs
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH, ProducerIdentity
@@ -82,7 +82,7 @@ TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingPr
 """Every legal transition, from one state to the next, and its cause."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
     """The durable state of one transactional id; a transition builds a new instance.

@@ -269,7 +269,7 @@ def heartbeat(
     return ControllerResult(reply, (*outcome.records, *cordoned), events=outcome.events)
 
 
-def _keep_state(
+def _do_nothing(
     _view: ControllerView, _heartbeats: BrokerHeartbeatManager, _request: BrokerHeartbeatRequest
 ) -> ControllerResult[bool]:
     return ControllerResult(False)
@@ -413,7 +413,7 @@ _STEPS: Final[
         ],
     ]
 ] = {
-    RegistrationChange.NOTHING: _keep_state,
+    RegistrationChange.NOTHING: _do_nothing,
     RegistrationChange.FENCE: _fence_on_request,
     RegistrationChange.UNFENCE: _unfence,
     RegistrationChange.BEGIN_SHUTDOWN: _begin_shutdown,

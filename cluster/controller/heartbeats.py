@@ -139,7 +139,7 @@ class BrokerHeartbeatManager:
         contact.last_contact_ms = now_ms
         contact.metadata_offset = metadata_offset
 
-    def keep(self, broker_id: int, metadata_offset: int) -> None:
+    def touch_local(self, broker_id: int, metadata_offset: int) -> None:
         """Note the metadata offset of this process's own broker, which needs no session."""
         contact = self._contacts[broker_id]
         contact.last_contact_ms, contact.metadata_offset = None, metadata_offset

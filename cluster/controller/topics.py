@@ -83,7 +83,7 @@ class PreparedPartitions:
     assignments: Sequence[tuple[int, ...]]
     records: TopicRecords
 
-    def fit(self, view: ControllerView, topic_id: UUID, first: int) -> bool:
+    def can_be_added(self, view: ControllerView, topic_id: UUID, first: int) -> bool:
         """Whether the partitions can still be added to the topic, from index ``first`` on."""
         place = self.records.topic_id, self.records.first
         return view.image.brokers is self.brokers and place == (topic_id, first)
@@ -133,7 +133,7 @@ def create_topic(
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
     configs = {name: value for name, value in topic.configs.items() if value is not None}
     check_configs(TOPIC_RESOURCE, topic.name, configs, {})
-    if prepared is not None and not prepared.fit(view, topic_id, 0):
+    if prepared is not None and not prepared.can_be_added(view, topic_id, 0):
         prepared = None
     if prepared is None:
         assignments = finish(_assignments(view, topic, draw))
@@ -412,7 +412,7 @@ def create_partitions(
     check_request_size(view, added)
     check_partition_limit(view, 0, added)
     take(added)
-    is_fit = prepared is not None and prepared.fit(view, topic.topic_id, current)
+    is_fit = prepared is not None and prepared.can_be_added(view, topic.topic_id, current)
     if prepared is None or not is_fit or len(prepared.assignments) != added:
         prepared = None
     if prepared is None:

@@ -92,7 +92,7 @@ class ActiveController:
         own = machine.image.brokers.get(node_id)
         if self.has_own_broker and own is not None:
             machine.heartbeats.register(node_id, own.epoch, own.epoch)
-            machine.heartbeats.keep(node_id, machine.image.offset)
+            machine.heartbeats.touch_local(node_id, machine.image.offset)
 
     @property
     def log(self) -> MetadataLogReader:

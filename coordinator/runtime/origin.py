@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 MAX_KEPT: Final = 256
 """The number of cached clients, of two short strings each."""
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The client whose request a decision is about."""

@@ -208,7 +208,7 @@ class RuleTable:
         found = []
         for rules in self._meant(wanted):
             for rule in rules:
-                if wanted.takes(rule):
+                if wanted.matches(rule):
                     found.append(rule)
                 yield
         return found

@@ -281,7 +281,7 @@ class _Reading:
             if part.error is None and served is not None:
                 share = served.share
                 if share.is_gone:
-                    part.error = share.gone()
+                    part.error = share.gone_error()
                 elif (
                     share.state is PartitionState.ACTIVE
                     and share.can_acquire()

@@ -395,7 +395,7 @@ class SharePartitions:
         self._carry_out(share, decision)
         for pending in share.writes.values():
             if pending.token is not None:
-                self._answer(pending.token, share.gone())
+                self._answer(pending.token, share.gone_error())
 
     def _carry_out(
         self, share: SharePartition, builder: DecisionBuilder, trigger: str | None = None
@@ -533,7 +533,7 @@ class SharePartitions:
     async def _offset_at(self, share: SharePartition, timestamp: int) -> int:
         served = self._served.get(share.key)
         if served is None or served.share is not share:
-            raise share.gone()
+            raise share.gone_error()
         return await offset_at(served.log, timestamp)
 
     def _write(self, share: SharePartition, effect: WriteState) -> None:

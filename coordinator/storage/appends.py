@@ -429,7 +429,7 @@ class Appends:
                 self._replicas.check_min_isr(*part.key)
             error = verified.get(part.key)
             if error is not None:
-                partition.producers.refused_unread(part.data or b"")
+                partition.producers.note_refused_bytes(part.data or b"")
                 # The log was not asked to append, so the response must not contain its offsets.
                 part.partition = None
                 raise error
@@ -456,7 +456,7 @@ class Appends:
         if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):
             replica = self._replicas.replica(*part.key)
             if replica is not None and replica.partition is not None:
-                replica.partition.producers.refused_unread(part.data or b"")
+                replica.partition.producers.note_refused_bytes(part.data or b"")
 
     def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
         """Ask the transaction coordinator about each partition where a transaction would begin.

@@ -51,7 +51,7 @@ class RemoteAssignor:
         raise AssignorFault(self.name, "it is computed elsewhere")
 
 
-def kept(group: GroupSpec) -> dict[str, frozenset[tuple[bytes, int]]]:
+def valid_targets(group: GroupSpec) -> dict[str, frozenset[tuple[bytes, int]]]:
     """Return the current targets, without partitions that members may no longer have."""
     return {
         member_id: frozenset(

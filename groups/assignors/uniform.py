@@ -38,12 +38,12 @@ class UniformAssignor:
         """Return the assignment; it keeps the current targets in ``group`` if possible."""
         if not group.members:
             return {}
-        kept = _kept(group)
+        kept = _retained_targets(group)
         given = _homogeneous(group, kept) if group.is_homogeneous else _heterogeneous(group, kept)
         return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
 
 
-def _kept(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
+def _retained_targets(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
     """Return the targets that members may keep, in order; the first owner wins a contested one.
 
     Members are ordered by name, so that equal input gives equal output.

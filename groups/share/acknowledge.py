@@ -74,7 +74,7 @@ def acknowledge(
     changed: list[Run] = []
     try:
         if partition.is_gone:
-            raise partition.gone()
+            raise partition.gone_error()
         for batch in batches:
             for known, first, last, kind in _parts(partition, batch, member_id):
                 for run in known.overlapping(first, last):
@@ -140,7 +140,7 @@ def expire_locks(partition: SharePartition, decision: DecisionBuilder) -> int:
         expired.append(run)
         outcomes.add(run, Cause.LOCK_EXPIRED, owner)
     if expired:
-        partition.tell(decision, outcomes)
+        partition.record_outcomes(decision, outcomes)
         dead_letters = tuple(
             SendToDeadLetterQueue(partition.key, run.first, run.last, run.count, Cause.LOCK_EXPIRED)
             for run in expired

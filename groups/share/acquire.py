@@ -54,7 +54,7 @@ def acquire(
                 first, last, RecordState.ACQUIRED, Cause.TRANSACTION_ABORTED
             )
         acquisition.has_passed_over |= bool(archived)
-        acquisition.tell_archived(archived, Cause.TRANSACTION_ABORTED)
+        acquisition.record_archived(archived, Cause.TRANSACTION_ABORTED)
         acquired = without_ranges(acquired, aborted)
     if acquisition.has_passed_over:
         # Kafka waits for a write, which never comes if archived offsets take all the room.
@@ -122,7 +122,7 @@ class _Acquisition:
         """Acquire available offsets, in ascending order."""
         partition = self.partition
         first_read = self.fetched.batches[0].first
-        self._pass_over_hole(first_read)
+        self._skip_hole(first_read)
         base = first_read
         floor = partition.records.floor(base)
         if floor is not None and floor.last >= base:
@@ -138,7 +138,7 @@ class _Acquisition:
             partition.gaps_read_up_to(self.acquired[-1].last + 1)
         return self.acquired
 
-    def _pass_over_hole(self, first_read: int) -> None:
+    def _skip_hole(self, first_read: int) -> None:
         """Archive available offsets that the log no longer has, and end gaps without records.
 
         The log was read from the fetch offset on, and had no batch before ``first_read``.
@@ -148,14 +148,14 @@ class _Acquisition:
             archived = self.partition.archive_within(
                 first, first_read - 1, RecordState.AVAILABLE, Cause.NO_RECORD
             )
-            self.tell_archived(archived, Cause.NO_RECORD)
+            self.record_archived(archived, Cause.NO_RECORD)
             self.partition.gaps_read_up_to(first_read)
             self.has_passed_over = True
 
-    def tell_archived(self, ranges: Sequence[tuple[int, int]], cause: Cause) -> None:
+    def record_archived(self, ranges: Sequence[tuple[int, int]], cause: Cause) -> None:
         """Record in the history that offsets have no record to deliver."""
         kind = EventKind.SHARE_RECORDS_GIVEN_UP
-        self.partition.tell_ranges(self.decision, kind, ranges, cause=cause.value)
+        self.partition.record_ranges(self.decision, kind, ranges, cause=cause.value)
 
     def _acquire_known(self, known: Sequence[InFlightBatch], base: int) -> None:
         first_read = self.fetched.batches[0].first
@@ -195,8 +195,8 @@ class _Acquisition:
 
     def _acquire_whole(self, run: Run) -> None:
         if run.is_available:
-            self._take(run)
-            self._report(AcquiredRange(run.first, run.last, run.count))
+            self._acquire_run(run)
+            self._add_range(AcquiredRange(run.first, run.last, run.count))
 
     def _acquire_parts(self, batch: InFlightBatch, first_read: int) -> int:
         """Acquire available offsets of a batch inside the fetched range; return their number.
@@ -229,7 +229,7 @@ class _Acquisition:
             if portion is not None and count < portion:
                 size = min(size, portion - count)
             (part,) = batch.carve(begin, begin + size - 1)
-            self._take(part)
+            self._acquire_run(part)
             _extend(acquired, AcquiredRange(part.first, part.last, part.count))
             count += size
             is_full = count == portion or (self.is_record_limit and count == room)
@@ -237,15 +237,15 @@ class _Acquisition:
                 break
             first = part.last + 1
         for entry in acquired:
-            self._report(entry)
+            self._add_range(entry)
         return count
 
-    def _take(self, run: Run) -> None:
+    def _acquire_run(self, run: Run) -> None:
         self.partition.change(run, RecordState.ACQUIRED, Cause.FETCHED)
         run.count += 1
         self.partition.lock(self.decision, run, self.request.member_id)
 
-    def _report(self, entry: AcquiredRange) -> None:
+    def _add_range(self, entry: AcquiredRange) -> None:
         self.acquired.append(entry)
         self.count += entry.size
 
@@ -258,15 +258,15 @@ class _Acquisition:
             last = min(last, _batch_end(self.fetched.batches, first + room - 1))
         acquired_last = min(last, first + room - 1) if self.is_record_limit else last
         begin = first
-        for begin_next in (*self._cuts(first, last), last + 1):
+        for begin_next in (*self._split_points(first, last), last + 1):
             run = Run(begin, begin_next - 1, RecordState.AVAILABLE, 0)
             batch = partition.records.add(run)
             if acquired_last < run.last:
                 # The rest of the log's batch is in flight and available.
                 (run,) = batch.carve(begin, acquired_last)
                 partition.may_be_available = True
-            self._take(run)
-            self._report(AcquiredRange(run.first, run.last, run.count))
+            self._acquire_run(run)
+            self._add_range(AcquiredRange(run.first, run.last, run.count))
             begin = begin_next
         if partition.records.first.first == first:
             # The log has no record between the start offset and this batch.
@@ -274,7 +274,7 @@ class _Acquisition:
         partition.end_offset = max(partition.end_offset, last)
         partition.gaps_read_up_to(acquired_last + 1)
 
-    def _cuts(self, first: int, last: int) -> list[int]:
+    def _split_points(self, first: int, last: int) -> list[int]:
         """Return where to divide a range: at a batch boundary, after ``BatchSize`` offsets."""
         cuts: list[int] = []
         if self.is_record_limit or last - first + 1 <= self.request.batch_size:

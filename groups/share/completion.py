@@ -34,7 +34,7 @@ def state_written(
         has_returned = _confirm(partition, decision, runs, pending, is_written=error is None)
     else:
         kind, ranges = EventKind.SHARE_STATE_NOT_WRITTEN, ranges_of(runs)
-        partition.tell_ranges(decision, kind, ranges, error=str(error))
+        partition.record_ranges(decision, kind, ranges, error=str(error))
         has_returned = _roll_back(partition, decision, runs)
     if partition.state is PartitionState.ACTIVE and (
         partition.advance_start_offset() or has_returned
@@ -81,7 +81,7 @@ def dead_lettered(
             kind, detail = EventKind.SHARE_RECORDS_DEAD_LETTERED, {}
         else:
             kind, detail = EventKind.SHARE_DEAD_LETTER_FAILED, {"reason": failure}
-        partition.tell_ranges(decision, kind, ranges_of(archived), queue=queue, **detail)
+        partition.record_ranges(decision, kind, ranges_of(archived), queue=queue, **detail)
         pending = PendingWrite(ranges_of(archived), None, False)
         partition.write(decision, partition.next_write_id(), archived, pending)
 
@@ -123,7 +123,7 @@ def _confirm(
                     partition.key, run.first, run.last, run.count, transition.cause
                 )
             )
-    partition.tell(decision, outcomes)
+    partition.record_outcomes(decision, outcomes)
     if is_written or partition.state is PartitionState.ACTIVE:
         for request in dead_letters:
             decision.effect(request)

@@ -121,7 +121,7 @@ class SharePartition:
             case PartitionState.ACTIVE:
                 decision.reply(token, Initialized())
             case PartitionState.FAILED | PartitionState.FENCED:
-                decision.reply(token, self.gone())
+                decision.reply(token, self.gone_error())
             case PartitionState.INITIALIZING:
                 self._waiting.append(token)
             case PartitionState.EMPTY:
@@ -234,7 +234,7 @@ class SharePartition:
         self._lock_deadline_ms = None
         decision.disarm(self._timer_key)
         for token in self._waiting:
-            decision.reply(token, self.gone())
+            decision.reply(token, self.gone_error())
         self._waiting.clear()
         decision.effect(DropPartition(self.key))
         self._event(
@@ -250,7 +250,7 @@ class SharePartition:
         """Whether the share partition has failed or was fenced: it accepts no further requests."""
         return self.state in (PartitionState.FAILED, PartitionState.FENCED)
 
-    def gone(self) -> DomainError:
+    def gone_error(self) -> DomainError:
         """Return the error for requests to a share partition that is gone."""
         if self.state is PartitionState.FAILED:
             return errors.SharePartitionFailedError("The share partition failed to load.")
@@ -495,12 +495,12 @@ class SharePartition:
             )
         )
 
-    def tell(self, decision: DecisionBuilder, outcomes: Outcomes) -> None:
+    def record_outcomes(self, decision: DecisionBuilder, outcomes: Outcomes) -> None:
         """Record in the history why records will be delivered again, or never again."""
         for kind, detail in outcomes.events(self.settings().delivery_count_limit):
             self._event(decision, kind, **detail)
 
-    def tell_ranges(
+    def record_ranges(
         self,
         decision: DecisionBuilder,
         kind: EventKind,

@@ -211,7 +211,7 @@ BUGS: Final = (
         "a follower loses its last fetched epoch in an empty response",
         (
             (
-                _Follower._take,
+                _Follower._apply_offsets,
                 "self.lag = max(",
                 (
                     "self.last_fetched_epoch = self.last_fetched_epoch if answer.size else -1\n"
@@ -220,7 +220,7 @@ BUGS: Final = (
             ),
             (
                 _Follower._start,
-                "self._take_position()",
+                "self._set_position()",
                 "self.fetch_offset = self._log.log_end_offset",
             ),
         ),

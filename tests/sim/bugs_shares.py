@@ -210,7 +210,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
         Bug(
             "another delivery does not increase the delivery count",
-            ((acquire._Acquisition._take, "run.count += 1", "run.count = 1"),),
+            ((acquire._Acquisition._acquire_run, "run.count += 1", "run.count = 1"),),
         ),
         _PLAIN,
     ),

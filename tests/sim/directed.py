@@ -282,7 +282,7 @@ _PRODUCT: Final = (
     (
         Bug(
             "a batch overtakes one that was refused under min ISR",
-            ((producers.ProducerStateManager.refused, "not in self._producers", "is None"),),
+            ((producers.ProducerStateManager.note_refused, "not in self._producers", "is None"),),
         ),
         {**_JOINS, "min_isr": 3, "faults": ("overtake",)},
     ),
@@ -291,7 +291,7 @@ _PRODUCT: Final = (
             "a follower takes a high watermark above its log end offset",
             (
                 (
-                    follower.PartitionFollower._take,
+                    follower.PartitionFollower._apply_offsets,
                     "min(answer.high_watermark, end)",
                     "answer.high_watermark",
                 ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost.logcore.batch import Buffer
-from fencepost.logcore.disk_steps import run_here
+from fencepost.logcore.disk_steps import run_blocking
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.reading import Isolation, LogReadInfo
@@ -44,4 +44,4 @@ def fetch_bytes(
 
 def retain(partition: Partition, now_ms: int) -> int:
     """Run a whole round of retention; return the number of removed segments."""
-    return run_here(partition.cleanup.retaining(now_ms))
+    return run_blocking(partition.cleanup.retaining(now_ms))

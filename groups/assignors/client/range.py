@@ -74,11 +74,11 @@ class _Topic:
         rack = self.consumers[member_id]
         return rack is None or rack in self.racks[index]
 
-    def room(self, member_id: str) -> int:
+    def max_assignable(self, member_id: str) -> int:
         """Return the number of partitions that the member may still get."""
         return max(0, self._quota + (self._extra > 0) - self._counts[member_id])
 
-    def give(self, member_id: str, indexes: Sequence[int], given: Result) -> None:
+    def assign(self, member_id: str, indexes: Sequence[int], given: Result) -> None:
         """Assign partitions to a member."""
         given[member_id].extend((self.name, index) for index in indexes)
         self._counts[member_id] += len(indexes)
@@ -91,9 +91,9 @@ class _Topic:
 def _assign_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Result) -> None:
     for member_id in part.consumers:
         fitting = [index for index in part.left if may_have(member_id, index)]
-        fitting = fitting[: part.room(member_id)]
+        fitting = fitting[: part.max_assignable(member_id)]
         if fitting:
-            part.give(member_id, fitting, given)
+            part.assign(member_id, fitting, given)
 
 
 def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
@@ -116,13 +116,16 @@ def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:
     open_members = list(group[0].consumers)
     for index in range(count):
         for member_id in open_members:
-            if all(part.match(member_id, index) and part.room(member_id) > 0 for part in group):
+            if all(
+                part.match(member_id, index) and part.max_assignable(member_id) > 0
+                for part in group
+            ):
                 break
         else:
             continue
         for part in group:
-            part.give(member_id, [index], given)
-        if all(part.room(member_id) <= 0 for part in group):
+            part.assign(member_id, [index], given)
+        if all(part.max_assignable(member_id) <= 0 for part in group):
             open_members.remove(member_id)
         if not open_members:
             break

@@ -133,7 +133,7 @@ def test_each_step_of_regex_matching_is_bounded_for_any_pattern(pattern):
     assert max(regex.walk("a" * 249)) <= AT_ONCE
     scan = RegexScan([pattern], ["a" * 249, "ab" * 100], 1)
     turns = 0
-    while not scan.go_on(500):
+    while not scan.advance(500):
         turns += 1
     assert turns >= (0 if pattern.startswith("(a*)*") else 20)
     assert scan.found == {

@@ -62,7 +62,7 @@ def test_batch_after_one_refused_for_lack_of_space_is_out_of_order(
 def test_batch_after_an_unverified_one_is_out_of_order(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     first = client_batch(producer_id=PID, sequence=3, transactional=True)
-    partition.producers.refused_unread(first)
+    partition.producers.note_refused_bytes(first)
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, first, now_ms=T0)
     with pytest.raises(OutOfOrderSequenceError):
@@ -109,15 +109,19 @@ def test_refused_batch_with_a_wrong_crc_is_not_remembered(tmp_path: Path) -> Non
     torn = bytearray(client_batch(producer_id=PID, sequence=0, transactional=True))
     torn[-1] ^= 1
     for data in (bytes(torn), bytes(torn[:30]), b""):
-        partition.producers.refused_unread(data)
+        partition.producers.note_refused_bytes(data)
     append(partition, producer_id=PID, sequence=5, transactional=True)
 
 
 def test_new_epoch_or_marker_forgets_refused_sequences(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
-    partition.producers.refused_unread(client_batch(producer_id=1, sequence=2, transactional=True))
+    partition.producers.note_refused_bytes(
+        client_batch(producer_id=1, sequence=2, transactional=True)
+    )
     append(partition, producer_id=1, epoch=1, sequence=9, transactional=True)
-    partition.producers.refused_unread(client_batch(producer_id=2, sequence=2, transactional=True))
+    partition.producers.note_refused_bytes(
+        client_batch(producer_id=2, sequence=2, transactional=True)
+    )
     marker(partition, 2, commit=False)
     append(partition, producer_id=2, sequence=0, transactional=True)
 
@@ -163,7 +167,7 @@ def test_retries_of_refused_batches_are_written_in_order(
                 disk.is_full = fault == "full"
                 try:
                     if fault == "refused":
-                        partition.producers.refused_unread(data)
+                        partition.producers.note_refused_bytes(data)
                         continue
                     verified = fault != "not verified"
                     append_batch(partition, data, now_ms=T0, transaction_verified=verified)

@@ -124,7 +124,7 @@ def check_turns(regex: str, names: list[str]) -> None:
         longest, is_done = 0.0, False
         while not is_done:
             begun = time.process_time()
-            is_done = scan.go_on(GroupLimits().max_regex_steps_per_turn)
+            is_done = scan.advance(GroupLimits().max_regex_steps_per_turn)
             longest = max(longest, time.process_time() - begun)
         assert not scan.refused
         if longest < TURN_S:

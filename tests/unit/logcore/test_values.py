@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from fencepost.cluster.records import BrokerEndpoint
-from fencepost.logcore.values import dataclass, made_often
+from fencepost.logcore.values import dataclass, fast_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ def test_value_behaves_like_an_ordinary_dataclass() -> None:
     assert [one.name for one in dataclasses.fields(_Value)] == ["name", "parts", "count"]
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class _Often:
     name: str
     count: int = 7
 
 
-@made_often
+@fast_init
 @dataclass(frozen=True, slots=True)
 class _Longer(_Often):
     more: str | None = None
@@ -70,7 +70,7 @@ class _Plain(_Longer):
     __slots__ = ()
 
 
-def test_made_often_value_behaves_like_an_ordinary_dataclass() -> None:
+def test_fast_init_value_behaves_like_an_ordinary_dataclass() -> None:
     value = _Longer("a")
     assert (value.name, value.count, value.more) == ("a", 7, None)
     assert value == _Longer(count=7, name="a") == copy.copy(value)
@@ -86,8 +86,8 @@ def test_made_often_value_behaves_like_an_ordinary_dataclass() -> None:
         _Often()  # type: ignore[call-arg]
 
 
-def test_made_often_refuses_a_class_with_a_default_factory() -> None:
-    @made_often
+def test_fast_init_refuses_a_class_with_a_default_factory() -> None:
+    @fast_init
     @dataclass(frozen=True, slots=True)
     class More:
         parts: dict[str, int] = field(default_factory=dict)

@@ -123,7 +123,7 @@ def records_of_aborted_transactions_are_delivered(patch: pytest.MonkeyPatch) -> 
 
 
 def compacted_records_stay_available(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Acquisition, "_pass_over_hole", lambda _acquisition, _first: None)
+    patch.setattr(_Acquisition, "_skip_hole", lambda _acquisition, _first: None)
 
 
 def released_records_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:

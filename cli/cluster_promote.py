@@ -139,10 +139,10 @@ def promote(
             carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, ConfigError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    _tell(plan)
+    _print_plan(plan)
 
 
-def _tell(plan: PromotionPlan) -> None:
+def _print_plan(plan: PromotionPlan) -> None:
     from fencepost.tools.promotion import BROKER_FILE, CONTROLLER_FILE
 
     image, wanted = plan.metadata.image, plan.wanted

@@ -116,7 +116,7 @@ def command(
         raise click.UsageError("a group determines the partitions and where to begin")
     everything = {"begin": "earliest", "tail": None, "until": "end", "keys": ()}
     is_whole = group is None and not wanted and everything.items() <= asked.items()
-    begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
+    begin, until = _parse_range(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
     line = formatter(topic, form, null=null, decode=not no_decode, terminal=is_terminal())
     keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
     limit = asked.pop("limit")
@@ -134,16 +134,16 @@ def command(
             print_lines(f"{topic}: no records", err=True)
 
 
-def _places(begin: str, tail: int | None, until: str) -> tuple[OffsetPosition, OffsetPosition]:
+def _parse_range(begin: str, tail: int | None, until: str) -> tuple[OffsetPosition, OffsetPosition]:
     from fencepost.client.queries.times import TimeError
-    from fencepost.client.queries.where import OffsetPosition, read_where
+    from fencepost.client.queries.where import OffsetPosition, parse_position
 
     if tail is not None and begin != "earliest":
         raise click.UsageError("give either --from or --tail")
     found = []
     for option, text in (("--from", begin), ("--until", until)):
         try:
-            found.append(read_where(text))
+            found.append(parse_position(text))
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint=option) from error
     if found[1].last is not None:

@@ -70,7 +70,7 @@ class Committable(NamedTuple):
     checkpoint_id: int
 
 
-class _Bytes:
+class _FieldReader:
     """A cursor over big-endian fields, as Java's ``DataOutputStream`` writes them."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
@@ -78,16 +78,16 @@ class _Bytes:
         self.at = at
         self.end = len(data) if end is None else end
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         if not 0 <= count <= self.end - self.at:
             raise CheckpointError(f"{count} bytes at {self.at}, but only {self.end - self.at} left")
         self.at += count
         return self.data[self.at - count : self.at]
 
     def number(self, size: int, *, signed: bool = True) -> int:
-        return int.from_bytes(self.take(size), "big", signed=signed)
+        return int.from_bytes(self.read_bytes(size), "big", signed=signed)
 
-    def one_of(self, size: int, allowed: range, what: str) -> int:
+    def read_known(self, size: int, allowed: range, what: str) -> int:
         found = self.number(size, signed=False)
         if found not in allowed:
             raise CheckpointError(f"{what} {found} at {self.at - size} is unknown")
@@ -102,20 +102,20 @@ class _Bytes:
 
     def text(self) -> str:
         """Return a string of ``DataOutput.writeUTF``, whose encoding is Java's modified UTF-8."""
-        data = self.take(self.number(2, signed=False)).replace(b"\xc0\x80", b"\0")
+        data = self.read_bytes(self.number(2, signed=False)).replace(b"\xc0\x80", b"\0")
         try:
             units = data.decode("utf-8", "surrogatepass").encode("utf-16-be", "surrogatepass")
             return units.decode("utf-16-be")
         except UnicodeError:
             raise CheckpointError(f"the string before {self.at} is not modified UTF-8") from None
 
-    def part(self) -> _Bytes:
+    def read_sized(self) -> _FieldReader:
         """Return the part that follows its length."""
         size = self.number(4)
-        self.take(size)
-        return _Bytes(self.data, self.at - size, self.at)
+        self.read_bytes(size)
+        return _FieldReader(self.data, self.at - size, self.at)
 
-    def end_here(self, what: str) -> None:
+    def expect_end(self, what: str) -> None:
         if self.at != self.end:
             raise CheckpointError(f"{self.end - self.at} unknown bytes behind {what} at {self.at}")
 
@@ -126,8 +126,8 @@ def read_flink_checkpoint(path: Path) -> list[Committable]:
     Raises CheckpointError, and OSError if a file cannot be read.
     """
     file = path / METADATA if path.is_dir() else path
-    data = _read(file)
-    head = _Bytes(data)
+    data = _read_file(file)
+    head = _FieldReader(data)
     if len(data) < head.at + 8 or head.number(4, signed=False) != _MAGIC:
         raise CheckpointError(f"{file} is not a checkpoint of Apache Flink")
     version = head.number(4, signed=False)
@@ -152,7 +152,7 @@ def _committables(data: bytes, folder: Path) -> list[Committable]:
     return found
 
 
-def _read(file: Path) -> bytes:
+def _read_file(file: Path) -> bytes:
     if not file.is_file():  # a FIFO would block, and a device has no end
         raise CheckpointError(f"{file} is not a file")
     with file.open("rb") as opened:
@@ -171,8 +171,8 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
         begin = at - _STATES_PREFIX.size
         if begin < 0 or _STATES_PREFIX.unpack_from(data, begin) != (_OPERATOR_STATE, 1):
             raise CheckpointError(f"the committer's state at {at} is not alone in its handle")
-        fields = _Bytes(data, at + len(name))
-        fields.one_of(1, _MODES, "distribution mode")
+        fields = _FieldReader(data, at + len(name))
+        fields.read_known(1, _MODES, "distribution mode")
         offsets = [fields.number(8) for _ in range(fields.count(8, "offsets"))]
         yield _stream(fields, folder), offsets
         # The search continues behind the state, whose bytes repeat the name.
@@ -181,22 +181,22 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
         raise CheckpointError("the end of the file is missing")
 
 
-def _stream(fields: _Bytes, folder: Path) -> bytes:
+def _stream(fields: _FieldReader, folder: Path) -> bytes:
     """Return the bytes of a stream handle."""
     kind = fields.number(1, signed=False)
     if kind == _INLINE:
         fields.text()
-        return fields.take(fields.number(4))
+        return fields.read_bytes(fields.number(4))
     if kind == _RELATIVE:
         name, size = fields.text(), fields.number(8)
-        return _beside(folder, name, name, size)
+        return _read_sibling(folder, name, name, size)
     if kind == _ABSOLUTE:
         size, path = fields.number(8), fields.text()
-        return _beside(folder, path.rpartition("/")[2], path, size)
+        return _read_sibling(folder, path.rpartition("/")[2], path, size)
     raise CheckpointError(f"a state handle of kind {kind} at {fields.at - 1} is not understood")
 
 
-def _beside(folder: Path, name: str, path: str, size: int) -> bytes:
+def _read_sibling(folder: Path, name: str, path: str, size: int) -> bytes:
     """Return a file of the checkpoint, which has this name beside ``_metadata``."""
     if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
         raise CheckpointError(f"the committer's state is in {path!r}, outside of the folder")
@@ -204,76 +204,76 @@ def _beside(folder: Path, name: str, path: str, size: int) -> bytes:
         raise CheckpointError(
             f"the committer's state is in {path}: copy that file into {folder}, and try again"
         )
-    state = _read(folder / name)
+    state = _read_file(folder / name)
     if len(state) != size:
         raise CheckpointError(f"{name} has {len(state)} bytes, and {size} in the checkpoint")
     return state
 
 
-def _values(state: bytes, offsets: list[int]) -> Iterator[_Bytes]:
+def _values(state: bytes, offsets: list[int]) -> Iterator[_FieldReader]:
     """Yield the byte arrays of an operator's state; they must not overlap."""
     end = 0
     for offset in offsets:
         if not end <= offset < len(state):
             raise CheckpointError(f"offset {offset} in a state of {len(state)} bytes, after {end}")
-        value = _Bytes(state, offset).part()
+        value = _FieldReader(state, offset).read_sized()
         yield value
         end = value.end
 
 
-def _collector(fields: _Bytes) -> list[Committable]:
+def _collector(fields: _FieldReader) -> list[Committable]:
     """Read a ``CommittableCollector``: committables by checkpoint and by subtask."""
     version = fields.number(4)
     if version != _COLLECTOR_VERSION:
         raise CheckpointError(f"the committer's state has version {version}: {OTHERWISE}")
-    inner = fields.part()
-    fields.end_here("the committer's state")
+    inner = fields.read_sized()
+    fields.expect_end("the committer's state")
     if inner.number(4, signed=False) != _COLLECTOR_MAGIC:
         raise CheckpointError("the committer's state has no magic number")
     checkpoints = _list(inner, _CHECKPOINT_VERSIONS, _checkpoint)
-    inner.end_here("the committables")
+    inner.expect_end("the committables")
     return [one for checkpoint in checkpoints for one in checkpoint]
 
 
-def _list(fields: _Bytes, versions: range, read: Callable[[_Bytes, int], T]) -> list[T]:
+def _list(fields: _FieldReader, versions: range, read: Callable[[_FieldReader, int], T]) -> list[T]:
     """Read a list that ``writeVersionAndSerializeList`` has written."""
-    version = fields.one_of(4, versions, "serializer version")
+    version = fields.read_known(4, versions, "serializer version")
     found = []
     for _ in range(fields.count(4, "elements")):
-        part = fields.part()
+        part = fields.read_sized()
         found.append(read(part, version))
-        part.end_here("an element")
+        part.expect_end("an element")
     return found
 
 
-def _checkpoint(fields: _Bytes, version: int) -> list[Committable]:
+def _checkpoint(fields: _FieldReader, version: int) -> list[Committable]:
     checkpoint_id = fields.number(8)
     if version:
-        fields.take(4)  # the number of subtasks
+        fields.read_bytes(4)  # the number of subtasks
     subtasks = _list(
         fields, _SUBTASK_VERSIONS, lambda part, its: _subtask(part, its, checkpoint_id)
     )
     return [one for subtask in subtasks for one in subtask]
 
 
-def _subtask(fields: _Bytes, version: int, checkpoint_id: int) -> list[Committable]:
+def _subtask(fields: _FieldReader, version: int, checkpoint_id: int) -> list[Committable]:
     if version:
-        fields.take(4)  # the subtask's id
+        fields.read_bytes(4)  # the subtask's id
     found = _list(fields, range(1), lambda part, _: _request(part, checkpoint_id))
-    fields.take(8 if version >= _SUBTASK_VERSIONS[-1] else 12)  # counters
+    fields.read_bytes(8 if version >= _SUBTASK_VERSIONS[-1] else 12)  # counters
     return found
 
 
-def _request(fields: _Bytes, checkpoint_id: int) -> Committable:
+def _request(fields: _FieldReader, checkpoint_id: int) -> Committable:
     version = fields.number(4)
     if version != _COMMITTABLE_VERSION:
         raise CheckpointError(f"a committable of version {version}: not one of the Kafka sink")
-    part = fields.part()
+    part = fields.read_sized()
     epoch, producer_id = part.number(2), part.number(8)
     found = Committable(part.text(), producer_id, epoch, checkpoint_id)
-    part.end_here("a committable of the Kafka sink")
+    part.expect_end("a committable of the Kafka sink")
     if not found.transactional_id or producer_id < 0 or not 0 <= epoch <= FENCE_EPOCH:
         raise CheckpointError(f"a committable of {found} has no valid identity")
-    fields.take(4)  # retries
-    fields.one_of(4, _REQUEST_STATES, "state of a committable")
+    fields.read_bytes(4)  # retries
+    fields.read_known(4, _REQUEST_STATES, "state of a committable")
     return found

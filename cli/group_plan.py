@@ -39,7 +39,7 @@ MOST_ROUNDS = 10
 Owners = dict[str, frozenset["Partition"]]
 
 
-def note(group: GroupView) -> str | None:
+def rebalance_warning(group: GroupView) -> str | None:
     """Return a warning if the group is rebalancing, so that the current assignment will change."""
     if group.state in {"Stable", "Empty", "Dead"}:
         return None
@@ -101,7 +101,7 @@ def plan(
     then: Owners = {}
     if group.kind == CLASSIC:
         if name not in CLIENT_SIDE:
-            raise _unknown(name, CLIENT_SIDE)
+            raise _unknown_assignor(name, CLIENT_SIDE)
         then = _classic(session, CLIENT_SIDE[name], group, stay, add)
     else:
         computes = _server_side(name)
@@ -124,7 +124,7 @@ def known_assignors(group: GroupView) -> list[str]:
     return sorted(CLIENT_SIDE if group.kind == CLASSIC else SERVER_SIDE)
 
 
-def _unknown(name: str, known: Iterable[str]) -> click.ClickException:
+def _unknown_assignor(name: str, known: Iterable[str]) -> click.ClickException:
     return click.ClickException(f"unknown assignor {name!r}; known are {', '.join(sorted(known))}")
 
 
@@ -138,7 +138,7 @@ def _server_side(name: str) -> Assignor:
 
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in installed:
-        raise _unknown(name, (*SERVER_SIDE, *installed))
+        raise _unknown_assignor(name, (*SERVER_SIDE, *installed))
     try:
         made: Assignor = installed[name].load()()
     except Exception as error:

@@ -65,7 +65,7 @@ class ResetTarget:
             raise click.UsageError(f"give exactly one of {options}")
 
 
-def why_not(active: GroupView) -> str:
+def active_group_refusal(active: GroupView) -> str:
     """Return why offsets of an ``active`` group must not be changed."""
     return (
         f"{active.group!r} is active ({active.state}, {counted(len(active.members), 'member')}): "
@@ -73,7 +73,7 @@ def why_not(active: GroupView) -> str:
     )
 
 
-def chosen(
+def select_partitions(
     session: ClusterSession, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
 ) -> list[Partition]:
     """Return the partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
@@ -130,11 +130,11 @@ def targets(
     else:
         found = session.offsets(partitions, moment_ms(where, now))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
-    tell_of_moved(wanted, first, end)
+    note_clamped_offsets(wanted, first, end)
     return {tp: OffsetAndMetadata(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
 
 
-def tell_of_moved(
+def note_clamped_offsets(
     wanted: Mapping[Partition, int], first: Mapping[Partition, int], end: Mapping[Partition, int]
 ) -> None:
     """Print a note for each wanted offset outside the log, with the offset taken instead."""

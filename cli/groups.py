@@ -142,14 +142,14 @@ def _describe(
             emit(told, SUMMARY_COLUMNS, form)
         else:
             emit(rows, SUMMARY_COLUMNS, form)
-        _say_if_failed(sum(int(str(row["failed"])) for row in rows), form)
+        _note_missing_lags(sum(int(str(row["failed"])) for row in rows), form)
     elif members:
         rows = [row for group in found for row in group_view.member_rows(group)]
         _show_blocks(found, rows, MEMBER_COLUMNS, form)
     else:
         rows = _offset_rows(session, found)
         _show_blocks(found, rows, OFFSET_COLUMNS, form)
-        _say_what_lags_are(rows, form)
+        _note_lag_kinds(rows, form)
 
 
 def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
@@ -225,15 +225,15 @@ def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{**row, "lag": "unknown"} if row["unknown"] else row for row in rows]
 
 
-def _say_if_failed(count: int, form: str, which: str = "") -> None:
+def _note_missing_lags(count: int, form: str, which: str = "") -> None:
     if count and form == "table":
         print_lines(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
 
 
-def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
+def _note_lag_kinds(rows: list[dict[str, object]], form: str) -> None:
     """Print notes: the reasons for missing lags, and the number of lags counted in offsets."""
     errors = [str(row["error"]) for row in rows if row["error"]]
-    _say_if_failed(len(errors), form, ": " + ", ".join(sorted(set(errors))))
+    _note_missing_lags(len(errors), form, ": " + ", ".join(sorted(set(errors))))
     open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
     if open_ends and form == "table":
         most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
@@ -277,7 +277,7 @@ def offsets(session: ClusterSession, group: str, form: str) -> None:
     rows = offset_rows(session, [existing(session, group)])
     shown = _with_unknown(rows) if form == "table" else rows
     emit(shown, OFFSET_COLUMNS, form, "no partitions")
-    _say_what_lags_are(rows, form)
+    _note_lag_kinds(rows, form)
 
 
 @command.command("reset-offsets")
@@ -318,7 +318,7 @@ def reset_offsets(
     before = _offsets_of(session, view)
     partitions: list[tuple[str, int]] = []
     if asked.from_file is None:
-        partitions = group_reset.chosen(session, before, topics, every=all_topics)
+        partitions = group_reset.select_partitions(session, before, topics, every=all_topics)
     elif topics or all_topics:
         raise click.UsageError("--from-file names the topics: leave out --topic and --all-topics")
     after = group_reset.targets(session, asked, partitions, before, now)
@@ -345,7 +345,7 @@ def delete_offsets(
 
     view = describe_group(session, group)
     before = _offsets_of(session, view)
-    places = group_reset.chosen(session, before, topics, every=all_topics)
+    places = group_reset.select_partitions(session, before, topics, every=all_topics)
     after = dict.fromkeys((tp for tp in places if tp in before), group_reset.NOTHING)
     _change(session, view, before, after, **change)
 
@@ -445,8 +445,8 @@ def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None
 
     The command changes nothing.
     """
-    from fencepost.cli.group_plan import note
     from fencepost.cli.group_plan import plan as compute
+    from fencepost.cli.group_plan import rebalance_warning
     from fencepost.client.queries.group_view import existing, texts
 
     described = existing(session, group)
@@ -468,9 +468,9 @@ def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None
     if form == "table":
         of = counted(found.partitions, "partition")
         print_lines(f"{found.assignor}: {found.moved} of {of} move")
-        told = note(described)
-        if told is not None:
-            print_lines(f"note: {told}", err=True)
+        warning = rebalance_warning(described)
+        if warning is not None:
+            print_lines(f"note: {warning}", err=True)
     emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 
@@ -505,7 +505,7 @@ def _require_idle(session: ClusterSession, group: str) -> GroupView:
 
     found = describe_group(session, group)
     if found.is_active:
-        raise click.ClickException(group_reset.why_not(found))
+        raise click.ClickException(group_reset.active_group_refusal(found))
     return found
 
 

@@ -129,7 +129,7 @@ def show(
             emit(rows, columns, form, "no entries")
         else:
             for row in rows:
-                print_lines(*narrow(row, columns, width))
+                print_lines(*wrap_entry(row, columns, width))
         _note_waiting_brokers(session)
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -142,7 +142,7 @@ def show(
             elif width is None:
                 print_lines(_line(row, columns))
             else:
-                print_lines(*narrow(row, columns, width))
+                print_lines(*wrap_entry(row, columns, width))
 
 
 def _note_waiting_brokers(session: ClusterSession) -> None:
@@ -187,7 +187,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "change": _change(detail),
         "why": "; ".join(filter(None, (entry.why, _pause(detail)))) or None,
         "trigger": entry.trigger,
-        "who": _first(detail, _WHO) or _awaited(detail) or _producer(detail),
+        "who": _first_value(detail, _WHO) or _awaited(detail) or _producer(detail),
         "client": client,
         "host": host,
         "subject": entry.subject,
@@ -277,15 +277,15 @@ def _replica_change(detail: Mapping[str, Any]) -> str | None:
         before, after = (detail[side] if detail[side] >= 0 else "none" for side in ("from", "to"))
         return f"leader {before} → {after}"
     if detail.get("joined") or detail.get("left"):
-        return f"ISR {_with(detail, 'isr', 'joined', 'left')}"
+        return f"ISR {_describe_change(detail, 'isr', 'joined', 'left')}"
     if "adding" in detail and "removing" in detail:
-        return f"replicas {_with(detail, 'replicas', 'adding', 'removing')}"
+        return f"replicas {_describe_change(detail, 'replicas', 'adding', 'removing')}"
     if "offset" in detail and "log_end_offset" in detail:
         return f"end {detail['log_end_offset']} → {detail['offset']}"
     return None
 
 
-def _with(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str:
+def _describe_change(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str:
     signs = [f"+{one}" for one in detail.get(coming, ())]
     signs += [f"−{one}" for one in detail.get(going, ())]
     held = ",".join(str(one) for one in detail.get(whole, ())) or "none"
@@ -306,11 +306,11 @@ def _producer(detail: Mapping[str, Any]) -> str | None:
     return None if producer_id is None else f"producer {producer_id}"
 
 
-def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def _first_value(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
 
 
-def narrow(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[str]:
+def wrap_entry(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[str]:
     """Return an entry in lines of at most ``width``: the time, and beside it the columns' texts.
 
     No text is repeated, and member ids are shortened.

@@ -119,7 +119,7 @@ def import_(
     from fencepost.tools.transfer import import_directories
 
     configs = dict(key_values(topic_pairs, "--topic-config"))
-    with _opened(data_dir, pairs) as broker:
+    with _open_broker(data_dir, pairs) as broker:
         moved = import_directories(
             broker.storage,
             directories,
@@ -160,7 +160,7 @@ def export(
     from fencepost.tools.transfer import export_topic, replaced_by
 
     moved: list[CopiedPartition] = []
-    with _opened(data_dir, pairs) as broker:
+    with _open_broker(data_dir, pairs) as broker:
         asks = topics if replace and not execute else ()
         lost = [one for topic in asks for one in replaced_by(broker.storage, topic, target)]
         if lost:
@@ -235,7 +235,7 @@ def check_directories(
             found = list(verify_partition(fs, str(directory), decoder=decoder))
         else:
             found = list(verify_data_directory(fs, str(directory)))
-            told += _told_by_the_next_start(fs, directory, pairs)
+            told += _recovery_log_lines(fs, directory, pairs)
         problems += found
         summary.append({"directory": str(directory), "problems": len(found)})
     return problems, told, summary
@@ -252,7 +252,7 @@ def show_problems(
         emit(told, _TOLD, "table")
 
 
-def _told_by_the_next_start(
+def _recovery_log_lines(
     fs: FileSystem, directory: Path, pairs: Sequence[str]
 ) -> list[dict[str, object]]:
     """Return the log lines about recovery of a broker started on an in-memory overlay.
@@ -278,7 +278,7 @@ def _told_by_the_next_start(
         try:
             meta = read_meta(fs, str(directory))
             known = [] if meta is None else [f"node.id={meta.node_id}"]
-            with _opened(directory, [*known, *pairs], OverlayFileSystem(fs, SystemClock())):
+            with _open_broker(directory, [*known, *pairs], OverlayFileSystem(fs, SystemClock())):
                 pass
         except (CheckpointError, click.ClickException) as error:
             rows = [{"level": "error", "event": "start refused", "cause": str(error)}]
@@ -324,7 +324,7 @@ def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, exe
     from fencepost.tools.decisions import decide
     from fencepost.tools.figures import plan_producer_ids
 
-    with _opened(data_dir, pairs) as broker:
+    with _open_broker(data_dir, pairs) as broker:
         plan = plan_producer_ids(broker.storage)
         if execute:
             decide(broker.storage, lambda one: one.reset_producer_ids(plan.following))
@@ -345,7 +345,7 @@ def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.repair import rebuild_indexes, stale_indexes
 
-    path, fs = _one_partition(directory), OsFileSystem()
+    path, fs = _partition_directory(directory), OsFileSystem()
     with _refusals():
         stale = stale_indexes(fs, str(path))
         if execute:
@@ -386,7 +386,7 @@ def truncate(
     from fencepost.logcore.repair import plan_truncation
     from fencepost.logcore.repair import truncate as cut_log
 
-    path, fs = _one_partition(directory), OsFileSystem()
+    path, fs = _partition_directory(directory), OsFileSystem()
     undo = _undo_directory(path) if undo_dir is None else undo_dir.absolute()
     with _refusals():
         if not execute:
@@ -420,7 +420,7 @@ def _undo_directory(path: Path) -> Path:
     )
 
 
-def _one_partition(directory: Path) -> Path:
+def _partition_directory(directory: Path) -> Path:
     path = directory.absolute()
     if not _PARTITION.fullmatch(path.name):
         raise click.ClickException(f"{path} is not named like a partition, TOPIC-INDEX")
@@ -457,7 +457,9 @@ def _show_moved(moved: Sequence[CopiedPartition], form: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) -> Iterator[Broker]:
+def _open_broker(
+    data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None
+) -> Iterator[Broker]:
     """Open a broker's data directory without serving it; errors become exit status 1."""
     import asyncio
 

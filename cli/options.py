@@ -106,7 +106,10 @@ class ConnectionGroup(click.Group):
         super().__init__(*args, **kwargs)
         for names, told in _OPTIONS:
             plain = {name: value for name, value in told.items() if "env" not in name}
-            plain |= {"callback": _kept(told.get("callback")), "hidden": not self.shows_connection}
+            plain |= {
+                "callback": _remember_option(told.get("callback")),
+                "hidden": not self.shows_connection,
+            }
             self.params.append(click.Option(names, expose_value=False, **plain))
 
     def resolve_command(
@@ -127,18 +130,18 @@ class ConnectionGroup(click.Group):
         return name, command, rest
 
 
-def _kept(read: Callable[..., Any] | None) -> Callable[..., None]:
+def _remember_option(read: Callable[..., Any] | None) -> Callable[..., None]:
     """Return the callback of an option before the command; ``read`` checks the value."""
 
-    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
             found = value if read is None else read(ctx, param, value)
             ctx.meta.setdefault(_BEFORE, {})[param.name] = found
 
-    return keep
+    return remember
 
 
-def from_before(name: str, value: Any) -> Any:
+def option_before_command(name: str, value: Any) -> Any:
     """Return the value of a connection option, which may stand before the command's name."""
     context = click.get_current_context()
     if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:

@@ -18,7 +18,7 @@ from fencepost.cli.options import (
     DEFAULT_TIMEOUT_S,
     ConnectionGroup,
     connection_options,
-    from_before,
+    option_before_command,
 )
 from fencepost.cli.printing import HintedError, print_json, print_lines, print_table
 from fencepost.coordinator.config.durations import setting_value
@@ -127,7 +127,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         from fencepost.protocol.errors import WireError
 
         bootstrap, profile, command_config, timeout = (
-            from_before(name, value)
+            option_before_command(name, value)
             for name, value in (
                 ("bootstrap", bootstrap),
                 ("profile", profile),

@@ -86,7 +86,7 @@ def command(
     headers = tuple(
         (name, value.encode()) for name, _, value in (pair.partition("=") for pair in pairs)
     )
-    means = _meaning(form, key, key_separator, null, headers)
+    means = _line_parser(form, key, key_separator, null, headers)
     indexes = list(session.topics([topic])[0].partitions)
     if partition is not None and partition not in indexes:
         raise click.ClickException(f"{topic} has no partition {partition}")
@@ -98,17 +98,17 @@ def command(
     )
     with ended_by_sigterm():
         try:
-            run.everything(overhead)
+            run.write_all(overhead)
             writer.end(commit=True)
         except BaseException as error:
             writer.end(commit=False)
             if isinstance(error, KeyboardInterrupt) and transactional_id is None:
-                run.say_written()
+                run.print_written()
             raise
     run.report()
 
 
-def _meaning(
+def _line_parser(
     form: str, key: str | None, separator: str | None, null: str | None, headers: Headers
 ) -> TextLines | JsonLines:
     """Return the parser of lines. Raises click.UsageError for contradicting options."""
@@ -157,7 +157,7 @@ class ProduceRun:
         self._is_whole = is_whole
         self._refused = 0
 
-    def everything(self, overhead: int) -> None:
+    def write_all(self, overhead: int) -> None:
         """Write all lines; stop at an error that further lines would meet as well."""
         from fencepost.cli.record_input import chunks
         from fencepost.client.partitioner import placed
@@ -178,7 +178,7 @@ class ProduceRun:
                 return
             finally:
                 for number, why in self._writer.refused:
-                    self._tell(number, why)
+                    self._refuse_line(number, why)
                 self._writer.refused.clear()
 
     def _read(self, number: int, raw: bytes) -> Line | None:
@@ -191,7 +191,7 @@ class ProduceRun:
         except BadLineError as error:
             if self._is_whole:
                 raise click.ClickException(f"line {number} {error}: nothing is written") from error
-            self._tell(number, str(error))
+            self._refuse_line(number, str(error))
             return None
         return line
 
@@ -201,12 +201,12 @@ class ProduceRun:
         if index not in self._indexes:
             raise BadLineError(f"names partition {index}, which {self._topic} does not have")
 
-    def _tell(self, number: int, why: str) -> None:
+    def _refuse_line(self, number: int, why: str) -> None:
         self._refused += 1
         if self._refused <= MOST_TOLD:
             print_lines(f"line {number} {why}", err=True)
 
-    def say_written(self) -> None:
+    def print_written(self) -> None:
         """Print how many records were written."""
         print_lines(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
 
@@ -214,6 +214,6 @@ class ProduceRun:
         """Print the result; the exit status says whether all lines were written."""
         if self._refused > MOST_TOLD:
             print_lines(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
-        self.say_written()
+        self.print_written()
         if self._refused:
             raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

@@ -54,7 +54,7 @@ def unescape(text: str, option: str) -> str:
     Raises click.BadParameter for another character after a backslash.
     """
 
-    def meant(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         if match[1][0] == "x" and len(match[1]) == 3:
             return chr(int(match[1][1:], 16))
         if match[1] not in _ESCAPES:
@@ -65,7 +65,7 @@ def unescape(text: str, option: str) -> str:
     if text.endswith("\\") and (len(text) - len(text.rstrip("\\"))) % 2:
         why = f"{text!r} ends with an incomplete escape sequence; \\\\ is a backslash"
         raise click.BadParameter(why, param_hint=option)
-    return _ESCAPE.sub(meant, text)
+    return _ESCAPE.sub(replacement, text)
 
 
 def formatter(

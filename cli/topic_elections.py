@@ -36,7 +36,7 @@ def plan(session: ClusterSession, topics: Sequence[str], kind: str, *, every: bo
     """Return the partitions that need the election, with the leader that it would elect."""
     if every == bool(topics):
         raise click.UsageError("give either TOPIC or --all")
-    chosen = None if every else group_reset.chosen(session, (), topics, every=False)
+    chosen = None if every else group_reset.select_partitions(session, (), topics, every=False)
     names = None if chosen is None else dict.fromkeys(topic for topic, _ in chosen)
     rows = []
     for state in partition_states(session, names):

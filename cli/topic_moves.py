@@ -83,7 +83,7 @@ def run(
             if one.topic != HISTORY_TOPIC
         ]
     elif topics:
-        chosen = group_reset.chosen(session, (), topics, every=False)
+        chosen = group_reset.select_partitions(session, (), topics, every=False)
     if how.begins:
         return _begin(session, chosen, plan, how, execute=execute)
     known = moves.ongoing(session, plan if plan is not None else chosen)
@@ -124,8 +124,8 @@ def _begin(
     rows = {tp: _plan_row(tp, before[tp], going[tp], states[tp].isr) for tp in sorted(going)}
     if execute and going:
         if how.throttle is not None:
-            moves.throttle(session, _as_moves(before, going), how.throttle)
-        _tell(rows, moves.submit(session, going), MOVING)
+            moves.throttle(session, _planned_moves(before, going), how.throttle)
+        _set_results(rows, moves.submit(session, going), MOVING)
     return list(rows.values())
 
 
@@ -165,7 +165,7 @@ def _plan_row(tp: Partition, before: Replicas, after: Replicas, isr: Replicas) -
     }
 
 
-def _as_moves(
+def _planned_moves(
     before: Mapping[Partition, Replicas], after: Mapping[Partition, Replicas]
 ) -> dict[Partition, Move]:
     found = {}
@@ -177,7 +177,7 @@ def _as_moves(
     return found
 
 
-def _tell(
+def _set_results(
     rows: Mapping[Partition, Row],
     answers: Mapping[Partition, tuple[ErrorCode, str | None]],
     good: str,
@@ -246,5 +246,5 @@ def _cancel(
     rows = _rows(session, known, WOULD_CANCEL)
     if execute and known:
         by_place = {(row["topic"], row["partition"]): row for row in rows}
-        _tell(by_place, moves.submit(session, dict.fromkeys(known)), CANCELLED)
+        _set_results(by_place, moves.submit(session, dict.fromkeys(known)), CANCELLED)
     return rows

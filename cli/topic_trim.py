@@ -44,7 +44,7 @@ class TrimTarget:
 
 def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> list[TrimRow]:
     """Plan the trim of the partitions TOPIC[:0,1]. Raises ApiError, ClickException."""
-    places = group_reset.chosen(session, (), topics, every=False)
+    places = group_reset.select_partitions(session, (), topics, every=False)
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     if where.to_offset is not None:
         wanted = dict.fromkeys(places, where.to_offset)
@@ -54,7 +54,7 @@ def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> l
         asked = group_reset.ResetTarget(to_datetime=where.to_datetime)
         found = session.offsets(places, group_reset.moment_ms(asked, dt.datetime.now(dt.UTC)))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
-    group_reset.tell_of_moved(wanted, first, end)
+    group_reset.note_clamped_offsets(wanted, first, end)
     new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}
     return [TrimRow(*tp, first[tp], new[tp], end[tp], new[tp] - first[tp]) for tp in places]
 

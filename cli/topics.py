@@ -393,5 +393,5 @@ def history(session: ClusterSession, topics: tuple[str, ...], **options: Any) ->
     """
     from fencepost.cli import group_reset
 
-    places = group_reset.chosen(session, (), topics, every=False)
+    places = group_reset.select_partitions(session, (), topics, every=False)
     show(session, PARTITION, *(f"{topic}-{index}" for topic, index in places), **options)

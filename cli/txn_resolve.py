@@ -125,7 +125,7 @@ def resolve_txn(
         raise click.UsageError("--commit contradicts --abort")
     if execute and not (commit or abort):
         raise click.UsageError("--execute needs --commit or --abort")
-    named = _named(transactional_id, producer_id, epoch, checkpoint)
+    named = _parse_names(transactional_id, producer_id, epoch, checkpoint)
     places = partitions_of(session, topics) if topics else []
     answers = resolve_all(session, named.questions, places, since_ms)
     if named.spark is not None:
@@ -140,7 +140,10 @@ def resolve_txn(
     ]
     is_refused = any(one is not None and one.startswith("refused") for one in actions)
     if execute and not is_refused:
-        done = [_act(session, *pair, commit=commit) for pair in zip(answers, actions, strict=True)]
+        done = [
+            _end_transaction(session, *pair, commit=commit)
+            for pair in zip(answers, actions, strict=True)
+        ]
         actions = [text for text, _ in done]
         is_refused = not all(fine for _, fine in done)
     rows = [
@@ -159,7 +162,7 @@ def resolve_txn(
         raise SystemExit(EXIT_UNDECIDED)
 
 
-def _named(
+def _parse_names(
     name: str | None,
     producer_id: int | None,
     epoch: int | None,
@@ -230,23 +233,25 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
         done = Progress.from_text(told[0].metadata, group) if told else None
         state = batch_state(batch, done, name)
     except ProgressError as error:
-        return _judged(answer, Verdict.NO_EVIDENCE, str(error), proof=False)
+        return _replace_verdict(answer, Verdict.NO_EVIDENCE, str(error), proof=False)
     number = f"batch {batch.batch_id}"
     if state is not BatchState.NEXT:
         why = f"group {group} has the progress of {number}, which its transaction committed"
-        return _judged(answer, Verdict.COMMITTED, why, proof=state is BatchState.DONE)
+        return _replace_verdict(answer, Verdict.COMMITTED, why, proof=state is BatchState.DONE)
     current = found.evidence.current
     if found.verdict is Verdict.OPEN:
-        return _judged(answer, Verdict.OPEN, f"an attempt at {number} has it open", proof=True)
+        return _replace_verdict(
+            answer, Verdict.OPEN, f"an attempt at {number} has it open", proof=True
+        )
     if current is not None and current.state == "PrepareCommit":
         return answer
     why = f"group {group} does not have the progress of {number}, and no transaction is open"
     verdict = Verdict.ABORTED if found.verdict is Verdict.ABORTED else Verdict.NOT_BEGUN
     # Progress expires as offsets do; a missing one does not prove that nothing was committed.
-    return _judged(answer, verdict, why, proof=done is not None)
+    return _replace_verdict(answer, verdict, why, proof=done is not None)
 
 
-def _judged(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
+def _replace_verdict(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
     from fencepost.client.queries.resolution import Verdict
 
     found = answer.resolution
@@ -279,7 +284,7 @@ def _action(found: Resolution, *, commit: bool, force: bool, is_spark: bool) -> 
     return f"would {word} it as {identity}; --execute does it"
 
 
-def _act(
+def _end_transaction(
     session: ClusterSession, answer: Answer, action: str | None, *, commit: bool
 ) -> tuple[str | None, bool]:
     """Do what ``action`` says; return what was done, and whether it succeeded."""
@@ -334,7 +339,7 @@ def _row(answer: Answer, action: str | None, checkpoint_id: int | None) -> dict[
                 "time": moment(one.timestamp_ms),
                 "first_offset": one.first_offset,
             }
-            for one in evidence.endings
+            for one in evidence.end_markers
         ],
         "searched": [f"{topic}:{index}" for topic, index in evidence.searched],
         "history": [

@@ -102,7 +102,7 @@ def list_txns(
     states = tuple(spelled(states, TRANSACTION_STATES, "transaction state"))
     _check_filters(session, duration_ms, id_pattern)
     try:
-        answers = session.everywhere(
+        answers = session.call_all_brokers(
             "ListTransactions",
             state_filters=states,
             producer_id_filters=producer_ids,

@@ -111,7 +111,7 @@ def passwd(
     password_file: Any,
 ) -> None:
     """Change the password of USER."""
-    wanted = _of_user(session, user, mechanisms)
+    wanted = _user_mechanisms(session, user, mechanisms)
     _set(session, user, wanted, iterations, _password(password_file))
     print_lines(f"changed {user}: {', '.join(wanted)}")
 
@@ -125,7 +125,7 @@ def remove(
     session: ClusterSession, user: str, mechanisms: tuple[str, ...], *, execute: bool
 ) -> None:
     """Show the mechanisms of USER; with --execute, remove them."""
-    wanted = _of_user(session, user, mechanisms)
+    wanted = _user_mechanisms(session, user, mechanisms)
     if not execute:
         print_lines(f"would remove {user}: {', '.join(wanted)}")
         show_only()
@@ -163,7 +163,7 @@ def credentials(
     return found
 
 
-def _of_user(session: ClusterSession, user: str, mechanisms: Sequence[str]) -> list[str]:
+def _user_mechanisms(session: ClusterSession, user: str, mechanisms: Sequence[str]) -> list[str]:
     """Return the user's mechanisms, or check those given. Raises click.ClickException."""
     has = [str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])]
     if not has:

@@ -46,11 +46,11 @@ def groups_view(session: ClusterSession, params: Params, history: HistoryCache) 
     if wanted:
         rows = [row for row in rows if getattr(row, "group_state", "") == wanted]
     found = page(params, rows, lambda row: str(row.group_id))
-    found["rows"] = _listed(session, found["rows"])
+    found["rows"] = _group_rows(session, found["rows"])
     return {"groups": found, "states": states}
 
 
-def _listed(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
+def _group_rows(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
     """Return classic and consumer groups with members and lag, other groups as they were listed.
 
     ``error`` is the reason if a group cannot be described.
@@ -138,7 +138,7 @@ class ChangedMeanwhileError(Exception):
 def preview(session: ClusterSession, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the offsets that a reset would commit. Changes nothing."""
     found, before, after = _reset(session, body)
-    return _shown(found, before, after)
+    return _preview_body(found, before, after)
 
 
 def reset(session: ClusterSession, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def reset(session: ClusterSession, body: Mapping[str, Any], undo_dir: Path) -> d
     Raises :class:`ChangedMeanwhileError`, and ValueError for a group with members.
     """
     found, before, after = _reset(session, body)
-    shown = _shown(found, before, after)
+    shown = _preview_body(found, before, after)
     if body.get("plan") != shown["plan"]:
         raise ChangedMeanwhileError("the group's offsets have changed since they were shown")
     if found.is_active:
-        raise ValueError(group_reset.why_not(found))
+        raise ValueError(group_reset.active_group_refusal(found))
     undo = undo_dir / group_reset.undo_name(found.group, dt.datetime.now(dt.UTC))
     group_reset.write_undo(str(undo), after, before)
     group_reset.commit(session, found.group, after)
@@ -172,12 +172,12 @@ def _reset(
         raise ValueError(f"where: {error}") from error
     topics = body.get("topics") or []
     before = session.committed(found.group)
-    partitions = group_reset.chosen(session, before, topics, every=not topics)
+    partitions = group_reset.select_partitions(session, before, topics, every=not topics)
     now = dt.datetime.now(dt.UTC)
     return found, before, group_reset.targets(session, asked, partitions, before, now)
 
 
-def _shown(found: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:
+def _preview_body(found: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:
     rows = [
         {
             "topic": topic,

@@ -9,9 +9,9 @@ import pytest
 from fencepost.cli.history_view import (
     COLUMNS,
     PAUSE_WINDOW_MS,
-    narrow,
     row_of,
     with_poll_pauses,
+    wrap_entry,
 )
 from fencepost.cli.printing import MIN_WIDTH
 from fencepost.coordinator.history.entries import GROUP, POLL_PAUSE_REPORTED, Entry
@@ -34,7 +34,7 @@ def test_join_row_fits_the_terminal_with_short_ids_and_no_repetition() -> None:
         client_id="rdkafka",
         client_host="/127.0.0.1",
     )
-    lines = narrow(row_of(joined), COLUMNS, 80)
+    lines = wrap_entry(row_of(joined), COLUMNS, 80)
     assert [line.strip() for line in lines] == [
         "1970-01-01T00:00:00.000Z  rebalance-started: generation 3; new member",
         "rdkafka-a55cd19a…; rdkafka@127.0.0.1; request",
@@ -45,13 +45,13 @@ def test_join_row_fits_the_terminal_with_short_ids_and_no_repetition() -> None:
 
 def test_member_id_of_the_consumer_protocol_is_shortened() -> None:
     one = entry("member-joined", member="b2dWQFkZQ1KEjr7nZw9mCg", epoch=1, old_epoch=0)
-    text = " ".join(narrow(row_of(one), COLUMNS, 200))
+    text = " ".join(wrap_entry(row_of(one), COLUMNS, 200))
     assert "b2dWQFkZ…" in text
     assert "b2dWQFkZQ" not in text
 
 
 def test_subject_is_shown_if_there_are_several() -> None:
-    assert " g member-left" in narrow(row_of(entry("member-left")), SEVERAL, 80)[0]
+    assert " g member-left" in wrap_entry(row_of(entry("member-left")), SEVERAL, 80)[0]
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -65,7 +65,7 @@ def test_no_line_is_wider_than_the_terminal(seed: int) -> None:
     one = entry(text(), text(), **{name: text() for name in draw.sample(names, 4)})
     width = draw.choice((MIN_WIDTH, 80, 200))
     for columns in (COLUMNS, SEVERAL):
-        lines = narrow(row_of(one), columns, width)
+        lines = wrap_entry(row_of(one), columns, width)
         assert all(len(line) <= width and line.isprintable() for line in lines), lines
 
 

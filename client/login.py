@@ -45,20 +45,20 @@ Dialogue = Generator[bytes, bytes, None]
 Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
-class Ask(Protocol):
+class RequestSender(Protocol):
     """Sends one request on the connection being authenticated."""
 
     def __call__(self, api: ApiKey, /, **fields: Any) -> Awaitable[Entity]:
         """Return the response without checking its error code."""
 
 
-async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
+async def log_in(send: RequestSender, run: Run, security: Security, where: str) -> float:
     """Authenticate; return the session lifetime in milliseconds, 0 for unlimited.
 
     ``run`` runs a slow function without blocking other coroutines. Raises
     :class:`AuthenticationError`, and the errors of ``ask``.
     """
-    answer = await ask(ApiKey.SASL_HANDSHAKE, mechanism=security.mechanism)
+    answer = await send(ApiKey.SASL_HANDSHAKE, mechanism=security.mechanism)
     if answer.error_code == ErrorCode.unsupported_sasl_mechanism:
         enabled = ", ".join(answer.mechanisms) or "none"
         raise AuthenticationError(
@@ -69,7 +69,7 @@ async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
     try:
         token = await run(partial(next, dialogue))
         while token is not None:
-            answer = await ask(ApiKey.SASL_AUTHENTICATE, auth_bytes=token)
+            answer = await send(ApiKey.SASL_AUTHENTICATE, auth_bytes=token)
             _check(answer, security, where)
             token = await run(partial(_next, dialogue, answer.auth_bytes))
     except (ScramError, TokenError) as error:
@@ -78,7 +78,7 @@ async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
     return lifetime.total_seconds() * 1000 if lifetime is not None else 0.0
 
 
-def no_logins(security: Security, where: str) -> AuthenticationError:
+def login_unsupported(security: Security, where: str) -> AuthenticationError:
     """Return the error for a listener without SASL."""
     without = "SSL" if security.has_tls else "PLAINTEXT"
     return AuthenticationError(
@@ -92,7 +92,7 @@ def _check(answer: Entity, security: Security, where: str) -> None:
     if not code:
         return
     if code == ErrorCode.illegal_sasl_state:
-        raise no_logins(security, where)
+        raise login_unsupported(security, where)
     who = f"user {security.username!r}" if security.username else "the token's owner"
     told = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
     hint = f"; is the password correct, and does the user have one for {security.mechanism}?"

@@ -184,7 +184,7 @@ class Router:
             return node
         where = f"{address[0]}:{address[1]}"
         try:
-            time_left = min(CONNECT_TIMEOUT_MS, _left(deadline))
+            time_left = min(CONNECT_TIMEOUT_MS, _remaining_ms(deadline))
             channel = await self._io.connect(*address, time_left, self._tls)
         except OSError as error:
             told = str(error) or "timeout"
@@ -202,7 +202,7 @@ class Router:
             await self._log_in(node, where, deadline)
         except ConnectionLostError as error:
             channel.close()
-            raise BrokerUnreachable(f"{error}{self._doubt()}") from error
+            raise BrokerUnreachable(f"{error}{self._probable_cause()}") from error
         except BaseException:
             # Also for a cancelled call: only this call knows the connection.
             channel.close()
@@ -214,7 +214,7 @@ class Router:
         self._nodes[address] = node
         return node
 
-    async def _any(self, deadline: float) -> NodeConnection:
+    async def _any_node(self, deadline: float) -> NodeConnection:
         """Return a connection to any reachable broker, preferring an open one."""
         for node in list(self._nodes.values()):
             if await self._is_ready(node, deadline):
@@ -247,23 +247,23 @@ class Router:
     async def _log_in(self, node: NodeConnection, where: str, deadline: float) -> None:
         if not self._security.has_login:
             return
-        from fencepost.client.login import log_in, no_logins  # noqa: PLC0415 - few log in
+        from fencepost.client.login import log_in, login_unsupported  # noqa: PLC0415 - few log in
 
         async def ask(key: ApiKey, /, **fields: Any) -> Entity:
             api = KNOWN_APIS[key]
             if key not in node.versions:
-                raise no_logins(self._security, where)
+                raise login_unsupported(self._security, where)
             # Brokers since Kafka 1.0 advertise the SASL versions before authentication.
             version = self._version(node, api)
             body = request_factory(key, version).message(**fields)
-            return await self._answer(node, api, version, body, deadline)
+            return await self._call_node(node, api, version, body, deadline)
 
         began = _now()
         lifetime_ms = await log_in(ask, self._io.run, self._security, where)
         share = random.uniform(*LOGIN_AGAIN_AT)  # noqa: S311 - not used for security
         node.login_again_at = began + share * lifetime_ms if lifetime_ms > 0 else float("inf")
 
-    def _doubt(self) -> str:
+    def _probable_cause(self) -> str:
         """Return the probable reason why a connection was closed before its first response."""
         if self._security.has_login:
             return ""
@@ -301,22 +301,24 @@ class Router:
         correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         answered = api_key != ApiKey.PRODUCE or body.acks != 0
         chunks = encode_request(api_key, version, correlation_id, self._client_id, body)
-        frame = await node.channel.exchange(chunks, answered=answered, timeout_ms=_left(deadline))
+        frame = await node.channel.exchange(
+            chunks, answered=answered, timeout_ms=_remaining_ms(deadline)
+        )
         return correlation_id, frame
 
     async def _exchange(
         self, node: NodeConnection, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
         try:
-            answer = await self._answer(node, api, version, body, deadline)
+            answer = await self._call_node(node, api, version, body, deadline)
         except ConnectionLostError as error:
             if node.has_answered:
                 raise
-            raise ConnectionLostError(f"{error}{self._doubt()}") from error
+            raise ConnectionLostError(f"{error}{self._probable_cause()}") from error
         node.has_answered = True
         return answer
 
-    async def _answer(
+    async def _call_node(
         self, node: NodeConnection, api: Api, version: int, body: Entity, deadline: float
     ) -> Entity:
         correlation_id, frame = await self._send(node, api.key, version, body, deadline)
@@ -420,7 +422,7 @@ class Router:
                     return answer
             # Too little time is left for a retry: it would time out, and the timeout would say less
             # than this problem.
-            if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
+            if _now() + 2 * backoff_ms >= min(deadline, began + _retry_limit_ms(problem)):
                 if isinstance(problem, ConnectionLostError):
                     raise BrokerUnreachable(str(problem)) from problem
                 raise problem
@@ -436,7 +438,7 @@ class Router:
     async def node(self, node_id: int, deadline: float) -> NodeConnection:
         """Return an open connection to broker ``node_id``, or to any."""
         if node_id == ANY_NODE:
-            return await self._any(deadline)
+            return await self._any_node(deadline)
         metadata = await self.cluster(deadline)
         if node_id not in metadata.brokers:
             metadata = await self.cluster(deadline, refresh=True)
@@ -464,7 +466,7 @@ class Router:
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1
-            node = await self._any(deadline)
+            node = await self._any_node(deadline)
             version = self._version(node, api)
             make = request_factory(api.key, version)
             # Version 0 has no null: an empty list means all topics.
@@ -499,7 +501,7 @@ class Router:
         """Return an open connection to the coordinator of ``key``."""
         address = self._coordinators.get((key_type, key))
         if address is None:
-            node = await self._any(deadline)
+            node = await self._any_node(deadline)
             api = APIS[ApiKey.FIND_COORDINATOR]
             version = self._version(node, api)
             body = request_factory(api.key, version).message(
@@ -560,7 +562,7 @@ def _body(api: Api, version: int, fields: dict[str, Any]) -> Entity:
     return entity(request_factory(api.key, version)) if callable(entity) else entity
 
 
-def _patience(problem: WireError) -> float:
+def _retry_limit_ms(problem: WireError) -> float:
     """Return how long to retry after this problem, in milliseconds."""
     if isinstance(problem, ApiError) and problem.code in _UNKNOWN_TOPIC:
         return UNKNOWN_TOPIC_PATIENCE_MS
@@ -571,5 +573,5 @@ def _now() -> float:
     return monotonic_s() * 1000
 
 
-def _left(deadline: float) -> float:
+def _remaining_ms(deadline: float) -> float:
     return max(1.0, deadline - _now())

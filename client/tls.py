@@ -17,7 +17,7 @@ from fencepost.protocol.pem import certificates, conversion, store_type
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
-class _Renewed(ssl.SSLContext):
+class _ReloadingContext(ssl.SSLContext):
     """A context that delegates to another one, and rebuilds that when a file has changed."""
 
     _tls: Tls
@@ -33,11 +33,11 @@ class _Renewed(ssl.SSLContext):
         return self._newest().wrap_bio(*args, **kwargs)
 
     def _newest(self) -> ssl.SSLContext:
-        seen = _stamps(self._tls)
+        seen = _file_stamps(self._tls)
         if seen != self._seen:
             # After an error, for example of a half-written file, the previous context is used.
             try:
-                self._now = _made(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+                self._now = _configure(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
             except SecurityError:
                 if not self._seen:
                     raise
@@ -54,7 +54,7 @@ def ssl_context(security: Security) -> ssl.SSLContext | None:
     if not security.has_tls:
         return None
     tls = security.tls
-    context = _Renewed(ssl.PROTOCOL_TLS_CLIENT)
+    context = _ReloadingContext(ssl.PROTOCOL_TLS_CLIENT)
     # paho reads this attribute
     context.check_hostname = tls.checks_certificate and tls.checks_host
     context._tls = tls
@@ -62,7 +62,7 @@ def ssl_context(security: Security) -> ssl.SSLContext | None:
     return context
 
 
-def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
+def _file_stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
     found = []
     for name in filter(None, (tls.truststore, tls.keystore, tls.key_file)):
         try:
@@ -74,7 +74,7 @@ def _stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
     return (*found, (0, 0))
 
 
-def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
+def _configure(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = _VERSIONS[min(tls.versions)]
     context.maximum_version = _VERSIONS[max(tls.versions)]
     context.check_hostname = tls.checks_certificate and tls.checks_host
@@ -86,24 +86,26 @@ def _made(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:
         except ssl.SSLError:
             raise SecurityError("ssl.cipher.suites: OpenSSL supports none of them") from None
     if tls.truststore or tls.authorities:
-        _believe(context, tls)
+        _load_authorities(context, tls)
     else:
         context.load_default_certs()
     if tls.keystore or tls.key:
-        _identify(context, tls)
+        _load_key_pair(context, tls)
     return context
 
 
-def _believe(context: ssl.SSLContext, tls: Tls) -> None:
+def _load_authorities(context: ssl.SSLContext, tls: Tls) -> None:
     key = "ssl.truststore.location" if tls.truststore else "ssl.truststore.certificates"
-    text = _read(key, tls.truststore) if tls.truststore else tls.authorities
+    text = _read_pem(key, tls.truststore) if tls.truststore else tls.authorities
     try:
         context.load_verify_locations(cadata="".join(certificates(text)))
     except (ssl.SSLError, ValueError):
-        raise SecurityError(f"{key}: it contains no PEM certificate{_of(tls.truststore)}") from None
+        raise SecurityError(
+            f"{key}: it contains no PEM certificate{_path_suffix(tls.truststore)}"
+        ) from None
 
 
-def _identify(context: ssl.SSLContext, tls: Tls) -> None:
+def _load_key_pair(context: ssl.SSLContext, tls: Tls) -> None:
     key = "ssl.keystore.location" if tls.keystore else "ssl.keystore.key"
 
     def password() -> str:
@@ -114,11 +116,11 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
             )
         return tls.key_password
 
-    text = _read(key, tls.keystore) if tls.keystore else ""
+    text = _read_pem(key, tls.keystore) if tls.keystore else ""
     if tls.key_file:
-        _read("ssl.key.location", tls.key_file)
+        _read_pem("ssl.key.location", tls.key_file)
     if tls.keystore and not tls.key_file and "PRIVATE KEY-----" not in text:
-        raise SecurityError(f"{key}: it contains no PEM private key{_of(tls.keystore)}")
+        raise SecurityError(f"{key}: it contains no PEM private key{_path_suffix(tls.keystore)}")
     try:
         if tls.keystore:
             context.load_cert_chain(tls.keystore, tls.key_file or None, password=password)
@@ -129,16 +131,16 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
         reason = (error.reason or "").replace("_", " ").lower() or "it can't be read"
         hint = ", or ssl.key.password is wrong" if tls.key_password else ""
         raise SecurityError(
-            f"{key}: it has no private key with a matching certificate{_of(tls.keystore)}:"
+            f"{key}: it has no private key with a matching certificate{_path_suffix(tls.keystore)}:"
             f" {reason}{hint}"
         ) from None
 
 
-def _of(path: str) -> str:
+def _path_suffix(path: str) -> str:
     return f" ({path})" if path else ""
 
 
-def _read(key: str, path: str) -> str:
+def _read_pem(key: str, path: str) -> str:
     try:
         raw = Path(path).read_bytes()
     except OSError as error:

@@ -16,7 +16,7 @@ from fencepost.client.queries.reader import visible
 from fencepost.client.queries.session import ClusterSession
 from fencepost.client.requests import EARLIEST, LATEST, Partition
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
-from fencepost.console.sessions import knows
+from fencepost.console.sessions import topic_exists
 from fencepost.coordinator.history.entries import REQUEST_SCOPES, Entry, decode_value
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
@@ -36,7 +36,7 @@ class HistoryCache:
 
     def read_on(self, session: ClusterSession) -> bool:
         """Read new entries; return False if the cluster keeps no history, or has none yet."""
-        if not knows(session, HISTORY_TOPIC):
+        if not topic_exists(session, HISTORY_TOPIC):
             return False
         (topic,) = session.topics([HISTORY_TOPIC])
         places = [(HISTORY_TOPIC, one) for one, row in topic.partitions.items() if row.leader >= 0]

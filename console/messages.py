@@ -31,7 +31,7 @@ from fencepost.console.limits import (
     STEP_BYTES,
 )
 from fencepost.console.paging import Params, is_on, number, required
-from fencepost.console.sessions import knows
+from fencepost.console.sessions import topic_exists
 from fencepost.logcore.batch import (
     BatchHeader,
     ControlType,
@@ -105,7 +105,7 @@ def row_of(
     return row
 
 
-def judged(
+def batches_with_state(
     data: bytes, aborted: list[tuple[int, int]], stable: int, open_from: Mapping[int, int]
 ) -> Iterator[tuple[BatchHeader, Iterator[LogRecord], str]]:
     """Yield the batches of a Fetch response with their state; records are decompressed on demand.
@@ -279,7 +279,7 @@ class Search:
         return sum(max(0, end - self.at[index]) for index, end in self.ends.items())
 
     @property
-    def over(self) -> str | None:
+    def end_reason(self) -> str | None:
         """Why the search has ended: ``limit``, ``budget`` or ``end``; None while it continues."""
         if self.matched >= self.limit:
             return "limit"
@@ -324,7 +324,7 @@ class Search:
             self.ends[index] = max(
                 self.ends[index], row.last_stable_offset if self.committed else row.high_watermark
             )
-            if not self.committed and data and knows(session, self.topic):
+            if not self.committed and data and topic_exists(session, self.topic):
                 self._open[index] = {
                     one.producer_id: one.start_offset
                     for one in producers(session, [(self.topic, index)])
@@ -332,10 +332,10 @@ class Search:
                 }
         # No transaction is open below the current last stable offset.
         limit = 2**63 - 1 if self.committed else self._stable[index]
-        found = judged(data, aborted, limit, self._open.get(index, {}))
-        return self._kept(index, found, row)
+        found = batches_with_state(data, aborted, limit, self._open.get(index, {}))
+        return self._matching_rows(index, found, row)
 
-    def _kept(
+    def _matching_rows(
         self, index: int, found: Iterator[tuple[BatchHeader, Iterator[LogRecord], str]], row: Any
     ) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -400,7 +400,9 @@ def record_view(session: ClusterSession, params: Params) -> dict[str, Any]:
     open_from = {
         one.producer_id: one.start_offset for one in producers(session, [place]) if one.is_open
     }
-    for header, records, state in judged(row.records or b"", aborted, stable, open_from):
+    for header, records, state in batches_with_state(
+        row.records or b"", aborted, stable, open_from
+    ):
         for record in records:
             if record.offset == offset:
                 return {"topic": topic, **row_of(index, header, record, state, RECORD_BYTES)}

@@ -79,12 +79,12 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
             ),
             *_partitions(list(topics)),
             *_rebalancing(session, groups, history),
-            *_held(held_back),
+            *_held_transactions(held_back),
             *([] if held_error is None else [_unknown_held(held_error)]),
             *_rebalances(recent),
             *_fences(recent),
         ],
-        "history": {"kept": kept, "rows": history.rows(_is_telling, SHOWN)},
+        "history": {"kept": kept, "rows": history.rows(_is_event, SHOWN)},
     }
 
 
@@ -104,7 +104,7 @@ def _unknown_held(error: str) -> dict[str, Any]:
     return {"kind": "held-unknown", "level": "warn", "error": error}
 
 
-def _is_telling(entry: Entry) -> bool:
+def _is_event(entry: Entry) -> bool:
     return bool(entry.what)
 
 
@@ -121,7 +121,7 @@ def _partitions(topics: list[Any]) -> Iterator[dict[str, Any]]:
                 yield {"kind": kind, "level": level, "topic": topic.name, "count": count}
 
 
-def _held(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _held_transactions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the transactions that hold back consumers. The page decides which of them are old."""
     for row in rows:
         stuck = sorted(one["group"] for one in row["groups"] if one["stuck"])

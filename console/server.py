@@ -152,7 +152,7 @@ class Console:
 
     def application(self) -> web.Application:
         """Return the application that aiohttp serves."""
-        app = web.Application(middlewares=[self._guarded], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._handle_guarded], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/", self._page)
         app.router.add_get("/static/{name}", self._static)
         app.router.add_get("/api/about", self._about)
@@ -160,16 +160,16 @@ class Console:
         app.router.add_get("/api/messages", self._messages)
         app.router.add_post("/api/reset", self._reset)
         app.router.add_get("/api/{view}", self._view)
-        app.on_cleanup.append(self._closed)
+        app.on_cleanup.append(self._close_sessions)
         return app
 
-    async def _closed(self, _app: web.Application) -> None:
+    async def _close_sessions(self, _app: web.Application) -> None:
         self.sessions.close()
         self.searchers.close()
         self.pulse.close()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _handle_guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self.guard.check(request)
             if self.gate is not None and request.path.startswith(API):
@@ -218,20 +218,20 @@ class Console:
             raise RequestRefusal(404, "unknown-view", f"there is no view {name!r}")
         params = dict(request.query)
 
-        async def look() -> dict[str, Any]:
-            return await self.sessions.ask(lambda s: view(s, params, self.history))
+        async def read_view() -> dict[str, Any]:
+            return await self.sessions.run_query(lambda s: view(s, params, self.history))
 
         if STREAM not in request.headers.get("Accept", ""):
-            return answer(await look())
+            return answer(await read_view())
         with self.watches.client():
             key = (name, *(f"{k}={v}" for k, v in sorted(params.items())))
             return await self._stream(
-                request, self.watches.follow(key, look, lambda error: explained(error)[1])
+                request, self.watches.follow(key, read_view, lambda error: explained(error)[1])
             )
 
     async def _record(self, request: web.Request) -> web.StreamResponse:
         params = dict(request.query)
-        return answer(await self.sessions.ask(lambda s: messages.record_view(s, params)))
+        return answer(await self.sessions.run_query(lambda s: messages.record_view(s, params)))
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -241,10 +241,10 @@ class Console:
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")  # noqa: TRY004 - an answer, not a bug
         if not body.get("execute"):
-            return answer(await self.sessions.ask(partial(groups.preview, body=body)))
+            return answer(await self.sessions.run_query(partial(groups.preview, body=body)))
         self.guard.check_writes()
         undo_dir = self.settings.undo_dir
-        done = await self.sessions.ask(partial(groups.reset, body=body, undo_dir=undo_dir))
+        done = await self.sessions.run_query(partial(groups.reset, body=body, undo_dir=undo_dir))
         return answer(done)
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
@@ -255,20 +255,22 @@ class Console:
         with self.watches.client():
             self.searches += 1
             try:
-                begun = await self.searchers.ask(lambda s: search.begin(s, params))
-                return await self._stream(request, self._searched(search, begun))
+                begun = await self.searchers.run_query(lambda s: search.begin(s, params))
+                return await self._stream(request, self._search_events(search, begun))
             finally:
                 self.searches -= 1
 
-    async def _searched(self, search: messages.Search, begun: dict[str, Any]) -> AsyncIterator[str]:
+    async def _search_events(
+        self, search: messages.Search, begun: dict[str, Any]
+    ) -> AsyncIterator[str]:
         """Yield the events of one search: begin, rows with progress, end."""
         yield event("begin", begun)
         loop = asyncio.get_running_loop()
         told_at = loop.time()
         rows: list[dict[str, Any]] = []
-        while (why := search.over) is None:
+        while (why := search.end_reason) is None:
             try:
-                rows += await self.searchers.ask(search.step)
+                rows += await self.searchers.run_query(search.step)
             except (WireError, ValueError, click.ClickException) as error:
                 yield event("rows", {"rows": rows, **search.progress()})
                 yield event("failed", {**explained(error)[1], **search.progress()})

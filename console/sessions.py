@@ -16,7 +16,7 @@ from fencepost.protocol.errors import WireError
 T = TypeVar("T")
 
 
-def knows(session: ClusterSession, topic: str) -> bool:
+def topic_exists(session: ClusterSession, topic: str) -> bool:
     """Whether ``topic`` exists; if the session does not know it, its metadata is refreshed."""
     client = session.client
     return topic in client.metadata().topics or topic in client.metadata(refresh=True).topics
@@ -40,19 +40,19 @@ class SessionPool:
         self._lock = threading.Lock()
         self._idle: list[ClusterSession] = []
 
-    async def ask(self, question: Callable[[ClusterSession], T]) -> T:
+    async def run_query(self, query: Callable[[ClusterSession], T]) -> T:
         """Run ``question`` in a thread. Raises the errors of ``question``."""
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._answer, question
+            self._threads, self._run_query, query
         )
 
-    def _answer(self, question: Callable[[ClusterSession], T]) -> T:
+    def _run_query(self, query: Callable[[ClusterSession], T]) -> T:
         with self._lock:
             session = self._idle.pop() if self._idle else None
         if session is None:
             session = ClusterSession(self.bootstrap, self._timeout_s, security=self._security)
         try:
-            return question(session)
+            return query(session)
         except WireError:
             # The cached metadata may be the cause. The connections are kept: a page whose
             # requests are not authorized repeats them every few seconds.

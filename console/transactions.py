@@ -74,7 +74,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
 def listed(session: ClusterSession) -> list[Any]:
     """Return every transactional id that a coordinator knows, with its producer id and state."""
     rows: list[Any] = []
-    for answer in session.everywhere("ListTransactions"):
+    for answer in session.call_all_brokers("ListTransactions"):
         check(answer.error_code, "ListTransactions")
         rows += answer.transaction_states
     return sorted(rows, key=lambda row: str(row.transactional_id))

@@ -130,7 +130,7 @@ def import_directories(
         if name.endswith(IMPORT_SUFFIX):
             storage.fs.remove_tree(f"{storage.directory}/{name}")
     check_topic_configs(storage.config, configs)
-    found = _sources(storage, _wanted(directories, topics), partitions)
+    found = _sources(storage, _select_directories(directories, topics), partitions)
     moved: list[CopiedPartition] = []
     for topic, sources in found.items():
         count = len(sources) if partitions is None else partitions
@@ -138,7 +138,7 @@ def import_directories(
     return moved
 
 
-def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
+def _select_directories(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
     """Return the directories of ``topics``, or all if none is named and the names are unambiguous.
 
     A shell expands ``orders-*`` to the directories of ``orders-eu`` as well.

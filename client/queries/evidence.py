@@ -57,7 +57,7 @@ class StateLog(NamedTuple):
     unreadable: str | None = None
 
 
-class Ending(NamedTuple):
+class EndMarker(NamedTuple):
     """An end marker of a producer in a partition's log.
 
     ``first_offset`` is the offset of the transaction's first batch, if it has the requested epoch;
@@ -129,9 +129,9 @@ def _records_of(
     return found
 
 
-def endings(
+def end_markers(
     session: ClusterSession, place: Partition, identity: ProducerIdentity, since_ms: int | None
-) -> list[Ending]:
+) -> list[EndMarker]:
     """Return the end markers that end, or may end, transactions of ``identity`` in a partition.
 
     The partition is read from ``since_ms``, or from its beginning. Raises ApiError.
@@ -139,7 +139,7 @@ def endings(
     start = session.offsets([place], EARLIEST if since_ms is None else since_ms)[place]
     if start < 0:  # no record is that young
         return []
-    found: list[Ending] = []
+    found: list[EndMarker] = []
     first: BatchHeader | None = None
     for data, at, header in _batches(session, place, start):
         if header.producer_id != identity.producer_id or not header.is_transactional:
@@ -154,7 +154,7 @@ def endings(
         marker = first_control(data, at, header) if may_end else None
         if marker is not None and marker.type in {ControlType.COMMIT, ControlType.ABORT}:
             found.append(
-                Ending(
+                EndMarker(
                     place,
                     header.base_offset,
                     header.producer_epoch,

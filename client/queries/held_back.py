@@ -44,7 +44,7 @@ def held_back(session: ClusterSession, places: Iterable[Partition]) -> list[Held
     if not pinned:
         return []
     pins = _pins(session, pinned)
-    known = _known(session, pins)
+    known = _transactions(session, pins)
     found = []
     for place in pinned:
         pin, stable = pins.get(place), lags.bounds[place].stable
@@ -68,7 +68,9 @@ def _pins(session: ClusterSession, places: list[Partition]) -> Mapping[Partition
     return {row.place: row for row in rows}
 
 
-def _known(session: ClusterSession, pins: Mapping[Partition, Producer]) -> dict[int, Transaction]:
+def _transactions(
+    session: ClusterSession, pins: Mapping[Partition, Producer]
+) -> dict[int, Transaction]:
     try:
         return transactions_of(session, (pin.producer_id for pin in pins.values()))
     except WireError:

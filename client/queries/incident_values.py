@@ -52,10 +52,10 @@ def _plain(info: FieldInfo, value: Any) -> Any:
 
 def from_json(api_key: int, version: int, side: Side, values: Any) -> Entity:
     """Build a message from :func:`as_json`'s object. Raises ValueError naming the field."""
-    return _built(message_class(api_key, version, side), values, side)
+    return _build_struct(message_class(api_key, version, side), values, side)
 
 
-def _built(cls: type, values: Any, where: str) -> Entity:
+def _build_struct(cls: type, values: Any, where: str) -> Entity:
     if type(values) is not dict:
         raise ValueError(f"{where} is a {type(values).__name__}, not an object")
     infos = {info.name: info for info in all_fields(cls)}
@@ -72,21 +72,21 @@ def _built(cls: type, values: Any, where: str) -> Entity:
 
 def _field(info: FieldInfo, value: Any, where: str) -> Any:
     if not info.is_array:
-        return _one(info, value, where)
+        return _element(info, value, where)
     if value is None:
         return None
     if type(value) is not list:
         raise ValueError(f"{where} is a {type(value).__name__}, not an array")
-    return tuple(_one(info, one, f"{where}[{at}]") for at, one in enumerate(value))
+    return tuple(_element(info, one, f"{where}[{at}]") for at, one in enumerate(value))
 
 
-def _one(info: FieldInfo, value: Any, where: str) -> Any:
+def _element(info: FieldInfo, value: Any, where: str) -> Any:
     if value is None:
         if info.nullable or info.kafka_type in {"uuid", "datetime_i64"}:
             return None
         raise ValueError(f"{where} is null")
     if info.struct is not None:
-        return _built(info.struct, value, where)
+        return _build_struct(info.struct, value, where)
     kind = str if info.kafka_type in _TEXTS else bool if info.kafka_type == "bool" else int
     if type(value) is not kind and not (info.kafka_type == "float64" and type(value) is float):
         raise ValueError(f"{where} is {str(value)[:100]!r}, not a {kind.__name__}")

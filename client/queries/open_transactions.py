@@ -211,7 +211,7 @@ def known_transaction(session: ClusterSession, transactional_id: str) -> Transac
 
 def transactional_ids(session: ClusterSession) -> Iterator[str]:
     """Yield the transactional ids of all brokers."""
-    for answer in session.everywhere("ListTransactions"):
+    for answer in session.call_all_brokers("ListTransactions"):
         yield from (row.transactional_id for row in answer.transaction_states)
 
 

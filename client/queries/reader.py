@@ -71,7 +71,7 @@ class Reader:
         wanted = wanted or indexes
         first, last = self._offsets(wanted, EARLIEST), self._offsets(wanted, LATEST)
         self._bounds = {index: (first[index], last[index]) for index in wanted}
-        self._ends = self._stops(until, last, follow=follow)
+        self._ends = self._stop_offsets(until, last, follow=follow)
         times = self._offsets(wanted, begin.time) if begin.time is not None else first
         # An offset of -1 stands for a partition without a record at or after that time.
         self.is_early = begin.time is not None and begin.time >= 0 and max(times.values()) < 0
@@ -80,22 +80,22 @@ class Reader:
             if begin.last is not None:
                 stop = self._ends[index]
                 end = last[index] if stop is None else min(stop, last[index])
-                self._go(index, self._tail(index, begin.last, first[index], end))
+                self._set_position(index, self._tail(index, begin.last, first[index], end))
             elif at is not None:
                 self.move(index, at)
             else:
-                self._go(index, times[index] if times[index] >= 0 else last[index])
+                self._set_position(index, times[index] if times[index] >= 0 else last[index])
 
     def move(self, index: int, at: int) -> None:
         """Continue a partition at offset ``at``; a note says if the partition does not have it."""
         first, last = self._bounds[index]
         if at < first:
-            self._tell(index, f"begins at {first}; records at {at} have been deleted")
+            self._add_note(index, f"begins at {first}; records at {at} have been deleted")
         elif at > last:
-            self._tell(index, f"ends at {last}; there is no record at {at} yet")
-        self._go(index, at)
+            self._add_note(index, f"ends at {last}; there is no record at {at} yet")
+        self._set_position(index, at)
 
-    def _go(self, index: int, at: int) -> None:
+    def _set_position(self, index: int, at: int) -> None:
         first, last = self._bounds[index]
         # Brokers refuse to fetch beyond the end; records below the floor are filtered out.
         self._floors[index] = at
@@ -106,7 +106,7 @@ class Reader:
         """Partition → the next offset to read."""
         return dict(self._positions)
 
-    def _stops(
+    def _stop_offsets(
         self, until: OffsetPosition, last: Mapping[int, int], *, follow: bool
     ) -> dict[int, int | None]:
         """Return partition → the offset at which to stop; None if there is none."""
@@ -128,7 +128,7 @@ class Reader:
                 stops[index] = min(stop, end) if stop >= 0 else end
                 continue
             if stop > end and not follow:
-                self._tell(index, f"ends at {end}, before {stop}")
+                self._add_note(index, f"ends at {end}, before {stop}")
             stops[index] = stop if follow else min(stop, end)
         return stops
 
@@ -149,7 +149,7 @@ class Reader:
             low, step = start, 2 * step
         return (seen[-count] if len(seen) >= count else first) if count else end
 
-    def _tell(self, index: int, what: str) -> None:
+    def _add_note(self, index: int, what: str) -> None:
         self.notes.append(f"{self._topic}:{index} {what}")
 
     def _offsets(self, indexes: Collection[int], at: int) -> dict[int, int]:

@@ -122,7 +122,7 @@ def _eligible(session: ClusterSession, topics: Sequence[str]) -> dict[Partition,
         answer = session.client.call(
             "DescribeTopicPartitions",
             check=False,
-            entity=partial(_ask_partitions, topics=topics, cursor=cursor),
+            entity=partial(_describe_partitions, topics=topics, cursor=cursor),
         )
         for topic in answer.topics:
             if topic.error_code:
@@ -138,7 +138,7 @@ def _eligible(session: ClusterSession, topics: Sequence[str]) -> dict[Partition,
     return found
 
 
-def _ask_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
+def _describe_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
     return make.message(
         topics=[make.TopicRequest(name=name) for name in topics],
         response_partition_limit=PARTITIONS_PER_ANSWER,

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from fencepost.client.queries.evidence import Ending, StateLog, StateRecord
+from fencepost.client.queries.evidence import EndMarker, StateLog, StateRecord
 from fencepost.client.queries.open_transactions import ONGOING, Producer, Transaction
 from fencepost.logcore.values import dataclass
 from fencepost.txn.epochs import LAST_CLIENT_EPOCH, ProducerIdentity
@@ -77,14 +77,15 @@ class Evidence:
     """All evidence that a cluster has about one transaction.
 
     ``current`` is the coordinator's answer, None if it does not know the id. ``searched`` are the
-    partitions whose logs were read for ``endings``; ``unread`` has the others with their errors.
+    partitions whose logs were read for ``end_markers``; ``unread`` has the other partitions with
+    their errors.
     """
 
     transactional_id: str
     identity: ProducerIdentity | None
     current: Transaction | None
     log: StateLog
-    endings: tuple[Ending, ...] = ()
+    end_markers: tuple[EndMarker, ...] = ()
     open_here: tuple[Producer, ...] = ()
     searched: tuple[tuple[str, int], ...] = ()
     unread: tuple[str, ...] = ()
@@ -209,77 +210,81 @@ def resolve(evidence: Evidence) -> Resolution:
     """Return the verdict about the transaction that ``evidence`` is about."""
     current, log = evidence.current, evidence.log
     if evidence.identity is None:
-        return _last(evidence)
+        return _resolve_last(evidence)
     target = target_of(evidence.identity, log)
     mine = tuple(
         one for one in outcomes_of(log.records) if one.identity == target and not one.others
     )
-    found = _Found(evidence, target, mine, _version(log.records, target))
+    found = _Analysis(evidence, target, mine, _version(log.records, target))
     is_current = current is not None and (current.producer_id, current.epoch) == target
     if current is not None and current.state == ONGOING and is_current:
-        return _open(found, current)
+        return _resolve_open(found, current)
     outcomes = {one.commit for one in mine} | {one.commit for one in found.marked}
     if len(outcomes) == len({True, False}):
-        return found.say(
+        return found.conclude(
             Verdict.MIXED,
             "there are commits and aborts under this identity: it stands for several transactions"
             " of version 1, or one partition was aborted by WriteTxnMarkers",
         )
     if outcomes:
-        return _decided(found, commit=outcomes.pop())
+        return _resolve_decided(found, commit=outcomes.pop())
     hanging = [one for one in evidence.open_here if one.epoch == target.epoch]
     if hanging:
         places = ", ".join(f"{one.topic}:{one.partition}" for one in hanging)
-        return found.say(
+        return found.conclude(
             Verdict.HANGING,
             f"the leader has it open in {places}, and its coordinator will not end it there:"
             " only `fencepost txns abort` does",
             proof=True,
         )
     if current is None:
-        return _unknown(found)
-    return _past(found, current, is_current=is_current)
+        return _resolve_unknown_id(found)
+    return _resolve_past_identity(found, current, is_current=is_current)
 
 
-def _last(evidence: Evidence) -> Resolution:
+def _resolve_last(evidence: Evidence) -> Resolution:
     """Return the verdict about the last transaction of an id."""
     current, records = evidence.current, evidence.log.records
     if current is not None and current.state == ONGOING:
         identity = ProducerIdentity(current.producer_id, current.epoch)
-        return _open(_Found(evidence, identity, (), _version(records, identity)), current)
+        return _resolve_open(
+            _Analysis(evidence, identity, (), _version(records, identity)), current
+        )
     outcomes = outcomes_of(records)
     told = [one.txn for one in records if one.txn is not None]
     if outcomes and told[-1].state is not TransactionState.EMPTY:
         last = outcomes[-1]
-        found = _Found(evidence, last.identity, (last,), _version(records, last.identity))
+        found = _Analysis(evidence, last.identity, (last,), _version(records, last.identity))
         verdict = Verdict.COMMITTED if last.commit else Verdict.ABORTED
-        return found.say(verdict, "it is the last transaction of the id", proof=True)
+        return found.conclude(verdict, "it is the last transaction of the id", proof=True)
     if current is None:
-        return _unknown(_Found(evidence, None, (), None))
+        return _resolve_unknown_id(_Analysis(evidence, None, (), None))
     identity = ProducerIdentity(current.producer_id, current.epoch)
-    found = _Found(evidence, identity, (), None)
+    found = _Analysis(evidence, identity, (), None)
     if current.state == "Empty":
-        return found.say(Verdict.NOT_BEGUN, "its producer has begun no transaction", proof=True)
+        return found.conclude(
+            Verdict.NOT_BEGUN, "its producer has begun no transaction", proof=True
+        )
     commit = current.state in {"PrepareCommit", "CompleteCommit"}
-    return found.say(
+    return found.conclude(
         Verdict.COMMITTED if commit else Verdict.ABORTED,
         f"its coordinator has the last transaction of the id as {current.state}",
         proof=True,
     )
 
 
-class _Found(NamedTuple):
+class _Analysis(NamedTuple):
     """The intermediate results of :func:`resolve`."""
 
     evidence: Evidence
     target: ProducerIdentity | None
-    mine: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]
     version: int | None
 
     @property
-    def marked(self) -> list[Ending]:
+    def marked(self) -> list[EndMarker]:
         """The markers that end transactions of the identity."""
-        return [one for one in self.evidence.endings if one.first_offset is not None]
+        return [one for one in self.evidence.end_markers if one.first_offset is not None]
 
     @property
     def is_all(self) -> bool:
@@ -289,7 +294,7 @@ class _Found(NamedTuple):
         log = self.evidence.log.records
         return self.target is not None and is_whole(log, self.target)
 
-    def say(
+    def conclude(
         self,
         verdict: Verdict,
         *because: str,
@@ -324,7 +329,7 @@ def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) ->
     return None
 
 
-def _open(found: _Found, current: Transaction) -> Resolution:
+def _resolve_open(found: _Analysis, current: Transaction) -> Resolution:
     target, asked, records = found.target, found.evidence.identity, found.evidence.log.records
     because = [f"its coordinator has it as {current.state}"]
     ends_as = target
@@ -336,7 +341,7 @@ def _open(found: _Found, current: Transaction) -> Resolution:
             f"a successor has kept it (KIP-939): only producer {owner.producer_id}"
             f" epoch {owner.epoch} can end it"
         )
-    earlier = len(found.mine) or len(found.marked)
+    earlier = len(found.outcomes) or len(found.marked)
     if asked is None:
         is_proof = True  # the question names no other transaction
     elif earlier:
@@ -346,15 +351,15 @@ def _open(found: _Found, current: Transaction) -> Resolution:
         is_proof = found.is_all
         if not is_proof:
             because.append(VERSION_1)
-    return found.say(Verdict.OPEN, *because, proof=is_proof, ends_as=ends_as)
+    return found.conclude(Verdict.OPEN, *because, proof=is_proof, ends_as=ends_as)
 
 
-def _decided(found: _Found, *, commit: bool) -> Resolution:
+def _resolve_decided(found: _Analysis, *, commit: bool) -> Resolution:
     word = "commit" if commit else "abort"
     because = []
-    if found.mine:
+    if found.outcomes:
         because.append(f"__transaction_state has the decision to {word}")
-    marked: dict[tuple[str, int], Ending] = {}
+    marked: dict[tuple[str, int], EndMarker] = {}
     for one in found.marked:
         marked.setdefault(one.place, one)
     if marked:
@@ -366,33 +371,35 @@ def _decided(found: _Found, *, commit: bool) -> Resolution:
     if not is_proof:
         because.append(VERSION_1)
     verdict = Verdict.COMMITTED if commit else Verdict.ABORTED
-    return found.say(verdict, *because, proof=is_proof)
+    return found.conclude(verdict, *because, proof=is_proof)
 
 
-def _unknown(found: _Found) -> Resolution:
+def _resolve_unknown_id(found: _Analysis) -> Resolution:
     """Return the verdict about an id that its coordinator does not know."""
     log, evidence = found.evidence.log, found.evidence
     no_markers = _searched(evidence)
     expired = [one for one in log.records if one.txn is None]
     if expired:
-        return found.say(
+        return found.conclude(
             Verdict.EXPIRED,
             f"its coordinator deleted the id with the record at offset {expired[-1].offset} of"
             f" __transaction_state-{log.partition}",
             no_markers,
         )
     if evidence.expired_ms is not None:
-        return found.say(
+        return found.conclude(
             Verdict.EXPIRED, "the broker's history says that the id expired", no_markers
         )
-    return found.say(
+    return found.conclude(
         Verdict.NO_EVIDENCE,
         "its coordinator does not know the id: it has expired, or was never used here",
         no_markers,
     )
 
 
-def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolution:
+def _resolve_past_identity(
+    found: _Analysis, current: Transaction, *, is_current: bool
+) -> Resolution:
     """Return the verdict about an identity without an outcome, whose transactional id is known."""
     target, records = found.target or ProducerIdentity(-1, -1), found.evidence.log.records
     last = records[-1].txn if records else None
@@ -401,12 +408,12 @@ def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolutio
         # Under version 2 the Complete record already has the identity of the next transaction.
         is_next = last is not None and last.client_transaction_version >= TV2
         if current.state == "Empty" or (current.state.startswith("Complete") and is_next):
-            return found.say(
+            return found.conclude(
                 Verdict.NOT_BEGUN,
                 f"its coordinator has {now}: nothing was written under this identity yet",
                 proof=True,
             )
-        return found.say(
+        return found.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}, which is the outcome of this identity under transaction"
             " version 1, and of the one before it under version 2",
@@ -414,14 +421,14 @@ def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolutio
         )
     is_next = current.producer_id == target.producer_id and current.epoch == target.epoch + 1
     if is_next and last is None and current.state.startswith(("Prepare", "Complete")):
-        return found.say(
+        return found.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}, which is the outcome of this identity under transaction"
             " version 2, and of the one after it under version 1",
             _searched(found.evidence),
         )
     if current.producer_id == target.producer_id and current.epoch < target.epoch:
-        return found.say(
+        return found.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has the older {now}: this cluster is not the one that gave out the"
             " identity, or it has lost records",
@@ -432,15 +439,17 @@ def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolutio
         for one in records
     )
     if not belonged:
-        return found.say(
+        return found.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}; nothing shows that producer {target.producer_id} ever"
             " had this id",
             _searched(found.evidence),
         )
     # The log shows the identity's InitProducerId, all that followed, and no transaction.
-    never = is_whole(records, target) and not found.evidence.endings and not begun(records, target)
-    return found.say(
+    never = (
+        is_whole(records, target) and not found.evidence.end_markers and not begun(records, target)
+    )
+    return found.conclude(
         Verdict.REPLACED,
         f"its coordinator has the newer {now}: the transaction is not open and can no longer be"
         " committed",
@@ -455,7 +464,7 @@ def _past(found: _Found, current: Transaction, *, is_current: bool) -> Resolutio
 def _searched(evidence: Evidence) -> str:
     if not evidence.searched:
         return "no partition was searched for markers: name its topics with --topic"
-    if any(one.first_offset is None for one in evidence.endings):
+    if any(one.first_offset is None for one in evidence.end_markers):
         return (
             "the partitions that were searched have markers that may be its own, but its batches"
             " are gone or were not read (--since)"

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.client.client import ApiError, WireClient
 from fencepost.client.queries.blame import Blame, blame
 from fencepost.client.queries.entries import entries_of
-from fencepost.client.queries.evidence import Ending, StateLog, endings, state_logs
+from fencepost.client.queries.evidence import EndMarker, StateLog, end_markers, state_logs
 from fencepost.client.queries.open_transactions import (
     ONGOING,
     Producer,
@@ -89,12 +89,12 @@ def resolve_all(
     names = {one.transactional_id for one in questions}
     logs, history = state_logs(session, names), _history(session, names)
     return [
-        _answer(session, one, logs[one.transactional_id], history, places, since_ms)
+        _resolve_question(session, one, logs[one.transactional_id], history, places, since_ms)
         for one in questions
     ]
 
 
-def _answer(
+def _resolve_question(
     session: ClusterSession,
     question: Question,
     log: StateLog,
@@ -125,12 +125,12 @@ def _answer(
         held = {one.place for one in evidence.open_here}
         held |= current.partitions if current is not None and current.state == ONGOING else set()
         waiting = _waiting(session, [one for one in held if not is_internal(one[0])])
-    return Answer(found, waiting, tuple(_about(told, found)))
+    return Answer(found, waiting, tuple(_end_entries(told, found)))
 
 
 def _waiting(session: ClusterSession, held: Sequence[Partition]) -> tuple[Blame, ...]:
     """Return the partitions with records behind the last stable offset."""
-    places = _existing(session, held)
+    places = _existing_partitions(session, held)
     try:
         found = blame(session, places)
     except ApiError:
@@ -154,7 +154,9 @@ def _searched(
     known = partitions_of(records, target)
     known |= current.partitions if current is not None and is_current else frozenset()
     # Skip __consumer_offsets: it gets the same markers as the partitions with records.
-    wanted = _existing(session, {one for one in known if not is_internal(one[0])} | {*places})
+    wanted = _existing_partitions(
+        session, {one for one in known if not is_internal(one[0])} | {*places}
+    )
     if not wanted:
         return evidence
     known_begun = begun(records, target)
@@ -162,28 +164,28 @@ def _searched(
     if is_new or is_whole(records, target):
         if is_current and current is not None and current.state == ONGOING:
             # No other transaction can have ended under this identity.
-            return replace(evidence, open_here=_open_here(session, wanted, target))
+            return replace(evidence, open_here=_open_producers(session, wanted, target))
         if since_ms is None and known_begun:
             # The markers are younger than this, and earlier batches would prove nothing more.
             since_ms = known_begun[0].start_ms - CLOCK_SKEW_MS
-    found: list[Ending] = []
+    found: list[EndMarker] = []
     searched, unread = [], []
     for place in wanted:
         try:
-            found += endings(session, place, target, since_ms)
+            found += end_markers(session, place, target, since_ms)
             searched.append(place)
         except (ApiError, LogError) as error:  # without a leader, without the right, or damaged
             unread.append(f"{place[0]}:{place[1]}: {error}")
     return replace(
         evidence,
-        endings=tuple(found),
-        open_here=_open_here(session, searched, target),
+        end_markers=tuple(found),
+        open_here=_open_producers(session, searched, target),
         searched=tuple(searched),
         unread=tuple(unread),
     )
 
 
-def _existing(session: ClusterSession, places: Iterable[Partition]) -> list[Partition]:
+def _existing_partitions(session: ClusterSession, places: Iterable[Partition]) -> list[Partition]:
     topics = session.client.metadata().topics
     return sorted(
         (topic, index)
@@ -192,7 +194,7 @@ def _existing(session: ClusterSession, places: Iterable[Partition]) -> list[Part
     )
 
 
-def _open_here(
+def _open_producers(
     session: ClusterSession, places: Sequence[Partition], target: ProducerIdentity
 ) -> tuple[Producer, ...]:
     try:
@@ -232,7 +234,7 @@ def abort_of(
     return None
 
 
-def _about(history: Iterable[Entry], found: Resolution) -> list[Entry]:
+def _end_entries(history: Iterable[Entry], found: Resolution) -> list[Entry]:
     """Return the entries about the end of the transaction."""
     if found.identity is None or found.verdict not in {Verdict.COMMITTED, Verdict.ABORTED}:
         return []

@@ -193,7 +193,7 @@ class ClusterSession:
         check(row.error_code, "Fetch", f"{topic}-{index} at offset {offset}")
         return row
 
-    def everywhere(self, api: str, **fields: Any) -> list[Any]:
+    def call_all_brokers(self, api: str, **fields: Any) -> list[Any]:
         """Ask every broker; each lists the groups and transactions that it coordinates."""
         nodes = self.client.metadata().brokers
         return [self.client.call(api, to_node=node, **fields) for node in sorted(nodes)]
@@ -201,7 +201,7 @@ class ClusterSession:
     def groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[Any]:
         """Return the groups of all brokers with any of ``states`` and ``types``, by name."""
         found: list[Any] = []
-        for answer in self.everywhere("ListGroups", states_filter=states, types_filter=types):
+        for answer in self.call_all_brokers("ListGroups", states_filter=states, types_filter=types):
             check(answer.error_code, "ListGroups")
             found += answer.groups
         return sorted(found, key=lambda row: str(row.group_id))

@@ -48,11 +48,11 @@ def in_flight(
         else:
             by_leader[leader].append((topic, index))
     for node, mine in by_leader.items():
-        found.update(_asked(session, group, node, mine))
+        found.update(_leader_reports(session, group, node, mine))
     return found
 
 
-def _asked(
+def _leader_reports(
     session: ClusterSession, group: str, node: int, partitions: list[Partition]
 ) -> dict[Partition, InFlight]:
     keys = {f"{PREFIX}{topic}/{index}": (topic, index) for topic, index in partitions}
@@ -65,11 +65,12 @@ def _asked(
         return dict.fromkeys(partitions, InFlight({}, str(error)))
     views = {keys[entry.name]: json.loads(entry.value) for entry in result.configs}
     return {
-        place: InFlight(views.get(place, {}), _reason(views.get(place))) for place in partitions
+        place: InFlight(views.get(place, {}), _missing_view_reason(views.get(place)))
+        for place in partitions
     }
 
 
-def _reason(view: Mapping[str, Any] | None) -> str | None:
+def _missing_view_reason(view: Mapping[str, Any] | None) -> str | None:
     if view is None:
         return NOT_REPORTED
     return None if view else NOT_FETCHED

@@ -32,16 +32,16 @@ def unknown_topic(name: str, known: Iterable[str]) -> UnknownNameError:
 def unknown_group(name: str, listed: Callable[[], Iterable[str]]) -> UnknownNameError:
     """Return the error about a group; without a suggestion if groups cannot be listed."""
     code = ErrorCode.group_id_not_found
-    return UnknownNameError(code, "DescribeGroups", "group", name, _known(listed))
+    return UnknownNameError(code, "DescribeGroups", "group", name, _list_names(listed))
 
 
 def unknown_transactional_id(name: str, listed: Callable[[], Iterable[str]]) -> UnknownNameError:
     """Return the error about a transactional id, as :func:`unknown_group`."""
     code, api = ErrorCode.transactional_id_not_found, "DescribeTransactions"
-    return UnknownNameError(code, api, "transactional id", name, _known(listed))
+    return UnknownNameError(code, api, "transactional id", name, _list_names(listed))
 
 
-def _known(listed: Callable[[], Iterable[str]]) -> list[str]:
+def _list_names(listed: Callable[[], Iterable[str]]) -> list[str]:
     with contextlib.suppress(WireError):
         return list(listed())
     return []

@@ -41,7 +41,7 @@ BEGINNING, END = OffsetPosition(time=EARLIEST), OffsetPosition(time=LATEST)
 PLACES = {"earliest": BEGINNING, "latest": END, "end": END}
 
 
-def read_where(text: str) -> OffsetPosition:
+def parse_position(text: str) -> OffsetPosition:
     """Parse a place; a number is an offset. Raises :class:`TimeError`."""
     text = text.strip()
     if text in PLACES:

@@ -142,13 +142,13 @@ def test_refused_query_keeps_its_connection(bootstrap: str) -> None:
             seen = set()
             for _ in range(3):
                 with pytest.raises(ApiError):
-                    await sessions.ask(refused)
+                    await sessions.run_query(refused)
                 (session,) = sessions._idle
                 (node,) = session.client._router._nodes.values()
                 seen.add(id(node.channel))
                 assert not node.channel.closed
             with pytest.raises(ValueError, match="not of the broker"):
-                await sessions.ask(_wrong)
+                await sessions.run_query(_wrong)
             assert sessions._idle == [session]
             assert len(seen) == 1
         finally:

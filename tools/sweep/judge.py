@@ -104,7 +104,7 @@ def _unsettled(session: ClusterSession, places: list[Partition], settle_s: float
 
 def _unfinished(session: ClusterSession) -> list[tuple[str, str]]:
     found = []
-    for answer in session.everywhere("ListTransactions", state_filters=sorted(UNFINISHED)):
+    for answer in session.call_all_brokers("ListTransactions", state_filters=sorted(UNFINISHED)):
         check(answer.error_code, "ListTransactions")
         found += [
             (row.transactional_id, row.transaction_state) for row in answer.transaction_states

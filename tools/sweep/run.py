@@ -107,7 +107,7 @@ class Sweep:
                 self._prepare()
         except DaemonError as error:
             return SweepResult([], 0, [RunResult(None, failures=[f"setup: {error}"])])
-        counted, events = self._one(0, None)
+        counted, events = self._run_once(0, None)
         if counted.failures:
             return SweepResult(events, 0, [counted])
         candidates = points_of(events)
@@ -144,12 +144,14 @@ class Sweep:
     def _bounded(self, number: int, point: KillPoint, total: int) -> RunResult:
         if self._stop.is_set() or time.monotonic() > self._deadline:
             return RunResult(point, skipped=True)
-        result, _ = self._one(number, point)
+        result, _ = self._run_once(number, point)
         with self._told:
             self._progress(result, total)
         return result
 
-    def _one(self, number: int, point: KillPoint | None) -> tuple[RunResult, list[CountedEvent]]:
+    def _run_once(
+        self, number: int, point: KillPoint | None
+    ) -> tuple[RunResult, list[CountedEvent]]:
         """Do one run, up to the verdict. Its directory is kept if there are failures."""
         began = time.monotonic()
         home = self._plan.directory / f"{number:05d}"
@@ -164,7 +166,7 @@ class Sweep:
             if self._work(daemon, home, number, result):
                 killed, events = daemon.disarm()
                 if killed is not None:
-                    self._revive(daemon, result, killed)
+                    self._restart_killed(daemon, result, killed)
                 self._verdict(daemon, home, number, result)
                 daemon.stop()
                 if point is None:
@@ -205,7 +207,7 @@ class Sweep:
     ) -> str | None:
         """Wait for the command, restarting a killed broker; return None for success."""
         deadline = time.monotonic() + self._plan.command_timeout_s
-        with _reaped(child):
+        with _kill_on_exit(child):
             while child.poll() is None:
                 if self._stop.is_set():
                     raise DaemonError("the sweep was stopped")
@@ -213,13 +215,13 @@ class Sweep:
                     return "took too long"
                 killed = daemon.killed_at(POLL_S)
                 if killed is not None:
-                    self._revive(daemon, result, killed)
+                    self._restart_killed(daemon, result, killed)
                     if self._plan.kill_command:
                         return "was killed"
         return None if child.returncode == 0 else f"ended with status {child.returncode}"
 
     @staticmethod
-    def _revive(daemon: Daemon, result: RunResult, killed: str) -> None:
+    def _restart_killed(daemon: Daemon, result: RunResult, killed: str) -> None:
         result.killed = killed
         daemon.start()
 
@@ -235,7 +237,7 @@ class Sweep:
                 result.failures.append(f"verify: {problem}: {_tail(log)}")
 
     def _finish(self, child: subprocess.Popen[bytes], home: Path) -> str | None:
-        with _reaped(child):
+        with _kill_on_exit(child):
             try:
                 status = child.wait(self._plan.command_timeout_s)
             except subprocess.TimeoutExpired:
@@ -272,7 +274,7 @@ class Sweep:
 
 
 @contextmanager
-def _reaped(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _kill_on_exit(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kill a command that still runs, with its whole process group, on leaving."""
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fencepost.client.queries.evidence import Ending, StateLog, StateRecord
+from fencepost.client.queries.evidence import EndMarker, StateLog, StateRecord
 from fencepost.client.queries.open_transactions import Producer, Transaction
 from fencepost.client.queries.resolution import Evidence, Resolution, Verdict, agree, resolve
 from fencepost.txn import state
@@ -81,7 +81,7 @@ class Log:
 def judge(
     log: Log,
     epoch: int | None,
-    endings: Sequence[Ending] = (),
+    end_markers: Sequence[EndMarker] = (),
     *,
     open_here: Sequence[Producer] = (),
     producer_id: int = P,
@@ -93,17 +93,17 @@ def judge(
         None if epoch is None else ProducerIdentity(producer_id, epoch),
         log.current,
         read if readable else StateLog(-1, unreadable="no right"),
-        tuple(endings),
+        tuple(end_markers),
         tuple(open_here),
-        (PLACE,) if endings else (),
+        (PLACE,) if end_markers else (),
     )
     return resolve(evidence)
 
 
 def marker(
     epoch: int, *, commit: bool, first: int | None = 0, sequence: int | None = 0, at: int = 9
-) -> Ending:
-    return Ending(PLACE, at, epoch, 0, commit, 0, first, None if first is None else sequence)
+) -> EndMarker:
+    return EndMarker(PLACE, at, epoch, 0, commit, 0, first, None if first is None else sequence)
 
 
 def told(found: Resolution) -> tuple[Verdict, bool]:

@@ -22,7 +22,7 @@ from fencepost.tools.ports import hold_port
 
 T = TypeVar("T")
 
-_BEFORE_IT_STANDS_S: Final = 0.005
+_SUSPEND_DELAY_S: Final = 0.005
 
 ANY_PORT: Final = "127.0.0.1:0"
 """A free port, which stays reserved for the broker until its stop."""
@@ -118,14 +118,14 @@ class OwnBroker:
         """
         self.resume()
         if self.is_running:
-            self._thread.call(self._die)
+            self._thread.call(self._crash)
             self._thread.stop()
 
     def pause(self) -> None:
         """Suspend like ``SIGSTOP``: nothing runs until :meth:`resume`, not even heartbeats."""
         if self._gate is None:
             gate = threading.Event()
-            self.call(lambda broker: _stand_still(broker, gate))
+            self.call(lambda broker: _suspend(broker, gate))
             self._gate = gate
 
     def resume(self) -> None:
@@ -134,7 +134,7 @@ class OwnBroker:
         if gate is not None:
             gate.set()
             if self.is_running:
-                self.call(_go_on)
+                self.call(_resume)
 
     def restart(self) -> Self:
         """Start again on the same directory and port; stop first if the broker still runs."""
@@ -181,23 +181,23 @@ class OwnBroker:
                 self._broker = None
                 self.ends += 1
 
-    async def _die(self) -> None:
+    async def _crash(self) -> None:
         if self._broker is not None:
             self._files.die()
             await self._broker.go_silent()
             await asyncio.sleep(0)
 
 
-async def _stand_still(broker: Broker, gate: threading.Event) -> None:
+async def _suspend(broker: Broker, gate: threading.Event) -> None:
     # An advance of the clock must not wait for a paused broker.
     if isinstance(broker.clock, MovedClock):
         broker.clock.detach(broker)
     if broker.member is not None:
         broker.member.membership.call(gate.wait)
     # Block the loop only after the test's thread has the result of this call.
-    asyncio.get_running_loop().call_later(_BEFORE_IT_STANDS_S, gate.wait)
+    asyncio.get_running_loop().call_later(_SUSPEND_DELAY_S, gate.wait)
 
 
-async def _go_on(broker: Broker) -> None:
+async def _resume(broker: Broker) -> None:
     if isinstance(broker.clock, MovedClock):
         broker.clock.attach(broker)

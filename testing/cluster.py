@@ -169,7 +169,7 @@ class Cluster(KafkaUnderTest):
         """Crash all nodes: controlled shutdowns would move leadership to brokers that end, too."""
         self._clients.close()
         self._is_closed = True
-        self._hang_up()
+        self._close_sessions()
         nodes = [*self.brokers.values(), self.controller]
         for node in nodes:
             node.crash()
@@ -280,10 +280,10 @@ class Cluster(KafkaUnderTest):
         full = self._create(name, partitions, config, replicas)
         for index in range(len(self.image.topics[full].partitions)):
             self.wait_for_isr(full, index)
-        self.wait_for(lambda: self._have_heard_of(full), f"{full} at all brokers")
+        self.wait_for(lambda: self._all_know_topic(full), f"{full} at all brokers")
         return full
 
-    def _have_heard_of(self, topic: str) -> bool:
+    def _all_know_topic(self, topic: str) -> bool:
         return all(topic in call(_image).topics for call in self._running())
 
     # --- queries ---

@@ -163,7 +163,7 @@ class Deadlines:
 
     # --- entries ---
 
-    def _tell(self, fired: Fired) -> None:
+    def _report_fired(self, fired: Fired) -> None:
         if self.news is not None:
             self.news.append(fired)
         self._keep(fired)
@@ -177,7 +177,7 @@ class Deadlines:
             key = key[0], key[1][0]
         kind, who, *member = map(str, key if isinstance(key, tuple) else ("markers", key))
         self._current = Fired(now_ms, NAMES.get(kind, kind), who, member[0] if member else None)
-        self._tell(self._current)
+        self._report_fired(self._current)
 
     def _event(self, entry: Entry) -> None:
         """Add a history entry to the timer that caused it, or report it if upkeep caused it."""
@@ -187,7 +187,9 @@ class Deadlines:
             current.events.append(entry.what)
             current.detail.update(entry.detail)
         elif cause == "upkeep":
-            self._tell(Fired(entry.at_ms, entry.what, entry.subject, detail=dict(entry.detail)))
+            self._report_fired(
+                Fired(entry.at_ms, entry.what, entry.subject, detail=dict(entry.detail))
+            )
 
     def _partitions(self) -> dict[str, dict[str, int]]:
         """Return the values of each partition that a round may change."""
@@ -206,4 +208,4 @@ class Deadlines:
             former = before.get(name, now)
             changed = {key: (former[key], now[key]) for key in now if former[key] != now[key]}
             if changed:
-                self._tell(Fired(self._clock.now_ms(), what, name, detail=dict(changed)))
+                self._report_fired(Fired(self._clock.now_ms(), what, name, detail=dict(changed)))

@@ -105,7 +105,7 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
     of_whole = _TOP_LEVEL.get(ctx.api_key)
     deep = of_whole is not None and code not in of_whole
     is_share = deep and ctx.api_key != ApiKey.FETCH
-    asked = _of_share_request(ctx) if is_share else _asked(ctx)
+    asked = _of_share_request(ctx) if is_share else _request_shape(ctx)
     filled = _filled(cls, asked, code, is_whole=True, deep=deep)
     if deep and not filled.responses and hasattr(filled, "error_code"):
         return replace(filled, error_code=code)
@@ -118,7 +118,7 @@ def partition_errors(ctx: Context, code: ErrorCode, places: Iterable[tuple[objec
     return _filled(cls, _by_topic(places), code, is_whole=True, deep=True)
 
 
-def _asked(ctx: Context) -> Any:
+def _request_shape(ctx: Context) -> Any:
     """Return the request, or an object shaped like the response where the two differ."""
     match ctx.api_key:
         case ApiKey.FETCH if not ctx.body.topics:

@@ -35,13 +35,13 @@ class GroupWait:
     _others: list[str] = field(default_factory=list)
 
     @property
-    def _wanted(self) -> str:
+    def _target_state(self) -> str:
         return self.state or ("Empty" if self.members == 0 else "Stable")
 
     def is_over(self, session: ClusterSession) -> bool:
         """Poll the group, and return whether the condition holds."""
         self.seen = seen = describe_group(session, self.group)
-        if seen.state != self._wanted or self.members not in {None, len(seen.members)}:
+        if seen.state != self._target_state or self.members not in {None, len(seen.members)}:
             if seen.state == "Dead":
                 self._others = [str(row.group_id) for row in session.groups()]
             return False
@@ -57,7 +57,7 @@ class GroupWait:
     def describe(self) -> str:
         """Return the condition and what the last poll saw, for the message of a TimeoutError."""
         count = "" if self.members is None else f" with {self.members} members"
-        asked = f"group {self.group} {self._wanted}{count}"
+        asked = f"group {self.group} {self._target_state}{count}"
         if self.lag is not None:
             behind = "unknown" if self._behind is None else self._behind
             asked += f" and at most {self.lag} behind (it is {behind})"

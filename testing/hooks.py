@@ -191,12 +191,12 @@ class HookServer:
             fault = self.faults.add(**told)
         number = max(self._handles, default=0) + 1
         self._handles[number] = fault
-        return self._told(number)
+        return self._fault_json(number)
 
     async def _get_faults(self, request: HttpRequest, rest: str) -> object:
         """Return all faults, or one; with ``hits``, after that many requests or ``wait_s`` s."""
         if not rest:
-            return {"faults": [self._told(number) for number in self._handles]}
+            return {"faults": [self._fault_json(number) for number in self._handles]}
         fault = self._handle(rest)
         if "hits" in request.query:
             hits = int(request.query["hits"])
@@ -206,7 +206,7 @@ class HookServer:
                 await fault.wait_async(wait_s, hits=hits)
             except TimeoutError as error:
                 raise HttpError(408, str(error)) from error
-        return self._told(int(rest))
+        return self._fault_json(int(rest))
 
     async def _delete_faults(self, _request: HttpRequest, rest: str) -> object:
         if rest:
@@ -215,7 +215,7 @@ class HookServer:
         else:
             self.faults.clear()
             self._handles.clear()
-        return {"faults": [self._told(number) for number in self._handles]}
+        return {"faults": [self._fault_json(number) for number in self._handles]}
 
     def _handle(self, rest: str) -> Fault:
         fault = self._handles.get(int(rest)) if rest.isdecimal() else None
@@ -223,7 +223,7 @@ class HookServer:
             raise HttpError(404, f"there is no fault {rest}")
         return fault
 
-    def _told(self, number: int) -> dict[str, object]:
+    def _fault_json(self, number: int) -> dict[str, object]:
         fault = self._handles[number]
         seen = [
             {

@@ -82,7 +82,7 @@ class Kafka(OwnBroker, KafkaUnderTest):
     def stop(self) -> None:
         """Close the clients, and stop in an orderly way; a temporary directory is removed."""
         self._clients.close()
-        self._hang_up()
+        self._close_sessions()
         super().stop()
         self._access.close()
         if self._is_temporary and self.data_dir.name:
@@ -94,12 +94,12 @@ class Kafka(OwnBroker, KafkaUnderTest):
 
         The files hold everything acknowledged, but nothing that an orderly stop would write.
         """
-        self._hang_up()
+        self._close_sessions()
         super().crash()
 
     def restart(self) -> Self:
         """Start again on the same directory and port; stop first if the broker still runs."""
-        self._hang_up()
+        self._close_sessions()
         return super().restart()
 
     def __repr__(self) -> str:

@@ -104,7 +104,7 @@ class _MarkerArguments:
         return {name: getattr(self, name) for name in _OF_A_BROKER if name != "config"}
 
 
-def _asked(node: pytest.Item | pytest.Collector) -> _MarkerArguments:
+def _read_markers(node: pytest.Item | pytest.Collector) -> _MarkerArguments:
     """Read the markers, or fail the test with their error."""
     found = _MarkerArguments()
     node.stash[_READ] = True
@@ -185,7 +185,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
-    asked = _asked(request.node)
+    asked = _read_markers(request.node)
     for name in SHARED:
         if name in request.fixturenames:
             _create_topics(request.getfixturevalue(name), asked)
@@ -291,7 +291,7 @@ def kafka(
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config={"num.partitions": 2})`` prepares it.
     """
-    asked = _asked(request.node)
+    asked = _read_markers(request.node)
     for broker in _serve(request, tmp_path_factory, asked, _kafka()):
         _create_topics(broker, asked)
         yield broker
@@ -340,7 +340,7 @@ def kafka_cluster(
     """
     from fencepost.testing.cluster import Cluster  # noqa: PLC0415 - see above
 
-    asked = _asked(request.node)
+    asked = _read_markers(request.node)
     for cluster in _serve(request, tmp_path_factory, asked, Cluster, brokers=asked.brokers):
         _create_topics(cluster, asked)
         yield cluster
@@ -402,7 +402,9 @@ def kafka_module(
     ``pytestmark = pytest.mark.kafka(config=…)`` in the module sets the broker's settings.
     """
     rename = _own_name(request.config)
-    yield from _serve(request, tmp_path_factory, _asked(request.node), _kafka(), rename=rename)
+    yield from _serve(
+        request, tmp_path_factory, _read_markers(request.node), _kafka(), rename=rename
+    )
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ class TopicReader:
             self._positions[place] = behind
         return self._positions[place] > position
 
-    def told(self) -> str:
+    def progress(self) -> str:
         """Return the reader's progress as a text, for an error."""
         last = "".join(f"; {one}" for one in self.found[-3:])
         return self._missing or f"there were {len(self.found)}{last}"

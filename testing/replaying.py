@@ -202,7 +202,7 @@ class _Player:
                 settings = {**incident.group_settings.get(group, {}), RESET: "earliest"}
                 alter(session, ("group", group), settings, (), execute=True)
             known = {one.name: one.topic_id for one in session.topics()}
-        kafka._ask(self._load)
+        kafka._query(self._load)
         self._ids = ReplayIds(incident, known)
         self._firsts = self._ids.boundaries(self._recorded(step) for step in incident.steps)
 

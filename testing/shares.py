@@ -148,23 +148,24 @@ class ShareWait:
 
     def describe(self, states: States, others: Callable[[], str]) -> str:
         """Describe the condition, and the states; ``others`` hints at the names of groups."""
+        condition = self._condition_text()
         if not states:
-            return f"{self._asked()}: no record of it was fetched{others()}"
+            return f"{condition}: no record of it was fetched{others()}"
         if self._record is None:
-            return f"{self._asked()}: {_told(_open(states))}"
+            return f"{condition}: {_records_text(_open(states))}"
         topic, partition, offset = self._record
         found = states.get((topic, partition))
         if found is None:
             there = ", ".join(f"{topic}:{index}" for topic, index in sorted(states))
-            return f"{self._asked()}: the group has no state of {topic}:{partition}, but of {there}"
+            return f"{condition}: the group has no state of {topic}:{partition}, but of {there}"
         records = found.holding(offset)
         if records is not None:
-            return f"{self._asked()}: {_told([records])}"
+            return f"{condition}: {_records_text([records])}"
         if offset < found.start_offset:
-            return f"{self._asked()}: its delivery has ended (start offset {found.start_offset})"
-        return f"{self._asked()}: it was not fetched"
+            return f"{condition}: its delivery has ended (start offset {found.start_offset})"
+        return f"{condition}: it was not fetched"
 
-    def _asked(self) -> str:
+    def _condition_text(self) -> str:
         if self._record is None:
             return f"nothing in flight in share group {self._group}"
         topic, partition, offset = self._record
@@ -180,7 +181,7 @@ def _open(states: States) -> list[ShareRecords]:
     return [one for one in in_order(states) if one.state in OPEN or one.is_pending]
 
 
-def _told(records: Iterable[ShareRecords]) -> str:
+def _records_text(records: Iterable[ShareRecords]) -> str:
     return ", ".join(
         f"{one.topic}:{one.partition}:{one.first}"
         f"{f'-{one.last}' if one.last > one.first else ''} is {one.state}"

@@ -317,13 +317,13 @@ class KafkaUnderTest(ABC):
             reader.read_on(session)
             return len(reader.found) >= at_least
 
-        def passing(error: Exception) -> bool:
+        def is_temporary(error: Exception) -> bool:
             return passes(error) and (at_least > 0 or not is_unknown_topic(error))
 
-        def told() -> str:
-            return f"at least {at_least} records of {topic} ({isolation}): {reader.told()}"
+        def progress() -> str:
+            return f"at least {at_least} records of {topic} ({isolation}): {reader.progress()}"
 
-        self._wait(enough, timeout, told, passing)
+        self._wait(enough, timeout, progress, is_temporary)
         return sorted(reader.found, key=lambda record: (record.partition, record.offset))
 
     # --- groups ---
@@ -370,7 +370,7 @@ class KafkaUnderTest(ABC):
 
     def committed(self, group: str) -> dict[Partition, int]:
         """Return the committed offsets of a group, by topic and partition."""
-        return self._ask(
+        return self._query(
             lambda session: {place: row.offset for place, row in session.committed(group).items()}
         )
 
@@ -449,10 +449,10 @@ class KafkaUnderTest(ABC):
             groups = [] if seen else [str(row.group_id) for row in session.groups()]
             return False
 
-        def told() -> str:
+        def progress() -> str:
             return waiting.describe(seen, lambda: "" if group in groups else nearest(group, groups))
 
-        self._wait(reached, timeout, told)
+        self._wait(reached, timeout, progress)
         return in_order(seen)
 
     def _share_states(self, group: str) -> States:
@@ -466,11 +466,11 @@ class KafkaUnderTest(ABC):
         self._write_history()
         now_ms = self.clock.now_ms()
 
-        def look(session: ClusterSession) -> tuple[list[Any], Mapping[int, Any]]:
+        def query(session: ClusterSession) -> tuple[list[Any], Mapping[int, Any]]:
             found = unfinished(session)
             return found, claims_of(session, (one.producer_id for one in found))
 
-        found, claims = self._ask(look)
+        found, claims = self._query(query)
         rows = []
         for one in found:
             claim = holder(claims.get(one.producer_id, ()), one.epoch)
@@ -497,7 +497,7 @@ class KafkaUnderTest(ABC):
         ``client_host``).
         """
         self._write_history()
-        entries = self._ask(lambda session: list(entries_of(session)))
+        entries = self._query(lambda session: list(entries_of(session)))
         return [entry for entry in entries if subject is None or entry.subject == subject]
 
     def _write_history(self) -> None:
@@ -517,7 +517,7 @@ class KafkaUnderTest(ABC):
         """Yield a connection that no other thread uses meanwhile."""
         self._check_running()
         if self._idle_since != self._ends:
-            self._hang_up()
+            self._close_sessions()
             self._idle_since = self._ends
         try:
             session = self._idle.pop()
@@ -533,7 +533,7 @@ class KafkaUnderTest(ABC):
             raise
         self._idle.append(session)
 
-    def _hang_up(self) -> None:
+    def _close_sessions(self) -> None:
         idle, self._idle = self._idle, []
         for session in idle:
             session.client.close()
@@ -549,13 +549,13 @@ class KafkaUnderTest(ABC):
         __tracebackhide__ = True
         self._check_running()
 
-        def look(limit_s: float) -> bool:
+        def probe(limit_s: float) -> bool:
             with self._session(limit_s) as session:
                 return reached(session)
 
-        wait(look, timeout, told, passing, self.look_s)
+        wait(probe, timeout, told, passing, self.look_s)
 
-    def _ask(self, look: Callable[[ClusterSession], T]) -> T:
+    def _query(self, query: Callable[[ClusterSession], T]) -> T:
         """Query until there is an answer; raise the last error after the time limit."""
         __tracebackhide__ = True
         self._check_running()
@@ -565,7 +565,7 @@ class KafkaUnderTest(ABC):
             nonlocal error
             try:
                 with self._session(limit_s) as session:
-                    return (look(session),)
+                    return (query(session),)
             except Exception as failure:
                 error = failure
                 raise

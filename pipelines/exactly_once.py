@@ -120,7 +120,7 @@ class Options:
     producer: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def _maybe(result: Awaitable[None] | None) -> None:
+async def _await_result(result: Awaitable[None] | None) -> None:
     if inspect.isawaitable(result):
         await result
 
@@ -326,7 +326,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
         Return whether there was no record.
         """
-        self._tell()
+        self._report_progress()
         self._check_rights()
         if not self._owning.is_set():
             with contextlib.suppress(TimeoutError):
@@ -380,7 +380,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             for source, start in starts.items():
                 self._consumer.seek(source, start)
             if self.options.restore is not None:
-                await _maybe(self.options.restore(assigned))
+                await _await_result(self.options.restore(assigned))
         if member == self._member and self._owning.is_set():
             self._settled = True
 
@@ -476,11 +476,11 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         batch, outputs, letters = await self._call(records)
         outputs, letters = await self._writable(outputs, letters)
         await producer.begin_transaction()
-        there = self._cluster.check_there
+        there = self._cluster.check_existing
         await send_all(producer, outputs, self._out_key, self._out_value, there)
         await send_all(producer, letters, BYTES, BYTES, there)
         if self.options.before_commit is not None:
-            await _maybe(self.options.before_commit(batch))
+            await _await_result(self.options.before_commit(batch))
         behind: dict[TopicPartition, int] = {}
         for record in records:
             behind[TopicPartition(record.topic, record.partition)] = record.offset + 1
@@ -496,7 +496,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self.metrics.records_out += len(outputs)
         self.metrics.refused += len(letters)
         if self.options.after_commit is not None:
-            await _maybe(self.options.after_commit(batch))
+            await _await_result(self.options.after_commit(batch))
 
     async def _commit(self, producer: AIOKafkaProducer) -> None:
         """Commit the transaction, whose records and offsets are acknowledged."""
@@ -577,7 +577,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 return False
         return self._settled and not len(self._batcher)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.options.progress is None:
             return
         now = time.monotonic() * 1000

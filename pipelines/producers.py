@@ -24,7 +24,7 @@ STOP_S = 5.0
 LOOK_S = 2.0
 """How long records are in flight before their topics are checked."""
 
-CheckThere = Callable[[Collection[str]], Awaitable[None]]
+CheckExisting = Callable[[Collection[str]], Awaitable[None]]
 """Raises an error if one of the topics is gone."""
 
 Left = Callable[[float], float]
@@ -131,12 +131,12 @@ async def send_all(
     outputs: Sequence[Output],
     key_serde: Serde,
     value_serde: Serde,
-    check_there: CheckThere | None = None,
+    check_existing: CheckExisting | None = None,
 ) -> None:
     """Send ``outputs`` in order, and wait until all are acknowledged.
 
-    If acknowledgements take long, ``check_there`` checks the topics: aiokafka would keep sending to
-    a deleted topic until its timeouts.
+    If acknowledgements take long, ``check_existing`` checks the topics: aiokafka would keep sending
+    to a deleted topic until its timeouts.
 
     Records are collected here in batches per partition, and the producer gets whole batches: with
     ``send()``, a future and a walk through aiokafka's accumulator for each record would take most
@@ -186,9 +186,9 @@ async def send_all(
     waiting: set[asyncio.Future[RecordMetadata]] = set(sent)
     try:
         while waiting:
-            _, waiting = await asyncio.wait(waiting, timeout=LOOK_S if check_there else None)
-            if waiting and check_there is not None:
-                await check_there(spreads.keys())
+            _, waiting = await asyncio.wait(waiting, timeout=LOOK_S if check_existing else None)
+            if waiting and check_existing is not None:
+                await check_existing(spreads.keys())
     except BaseException:
         for one in sent:
             one.add_done_callback(consume_exception)

@@ -82,14 +82,14 @@ class Topics:
         pause_s = 0.0
         while wanted := wanted - refused.keys():
             await asyncio.sleep(pause_s)
-            codes = await self._ask(wanted, create=True)
+            codes = await self._error_codes(wanted, create=True)
             there = {name for name in wanted if codes.get(name) is ErrorCode.none}
             self._known |= there
             wanted -= there
-            late = self._miss(wanted, there)
+            late = self._note_missing(wanted, there)
             # A broker with auto-creation answers first that the topic is missing.
             if reasons is None and wanted and (late or pause_s):
-                reasons = await self._judge(wanted, refused)
+                reasons = await self._creation_errors(wanted, refused)
                 if waits := sorted(wanted - late - refused.keys()):
                     _log.warning("waits for topics that do not exist", topics=waits, s=self._wait_s)
             for name in late - refused.keys():
@@ -98,7 +98,7 @@ class Topics:
             pause_s = min(2 * pause_s, LAST_PAUSE_S) or FIRST_PAUSE_S
         return refused
 
-    def _miss(self, missed: Collection[str], there: Iterable[str]) -> set[str]:
+    def _note_missing(self, missed: Collection[str], there: Iterable[str]) -> set[str]:
         """Remember missing topics; return the names that have been missing for too long."""
         now = time.monotonic()
         for name in there:
@@ -109,7 +109,9 @@ class Topics:
             del self._missing[next(iter(self._missing))]
         return {name for name in missed if now - self._missing[name] >= self._wait_s}
 
-    async def _judge(self, names: Collection[str], refused: dict[str, str]) -> dict[str, str]:
+    async def _creation_errors(
+        self, names: Collection[str], refused: dict[str, str]
+    ) -> dict[str, str]:
         """Ask the broker why topics cannot be created, with a CreateTopics that only validates.
 
         Topics that can never exist are added to ``refused``.
@@ -142,9 +144,9 @@ class Topics:
                 reasons[row.name] = reason
         return reasons
 
-    async def check_there(self, names: Collection[str]) -> None:
+    async def check_existing(self, names: Collection[str]) -> None:
         """Raise TimeoutError if one of the topics being written to is gone."""
-        codes = await self._ask(names, create=False)
+        codes = await self._error_codes(names, create=False)
         for name in names:
             if codes.get(name) is ErrorCode.unknown_topic_or_partition:
                 self._known.discard(name)
@@ -187,7 +189,9 @@ class Topics:
 
     # --- requests ---
 
-    async def _ask(self, names: Collection[str], *, create: bool) -> Mapping[str, ErrorCode]:
+    async def _error_codes(
+        self, names: Collection[str], *, create: bool
+    ) -> Mapping[str, ErrorCode]:
         answer = await self._metadata(names, create=create)
         codes = {topic.name: ErrorCode(topic.error_code) for topic in answer.topics}
         denied = [

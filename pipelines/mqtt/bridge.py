@@ -331,7 +331,7 @@ class Bridge:
             async with MqttSession(self._address) as session:
                 self.session = session
                 self._has_worked = True
-                self._tell_of_session(session, is_first=not values)
+                self._log_session_state(session, is_first=not values)
                 await self._bind(session, producer, in_doubt=in_doubt)
                 await self._work(session, producer)
         finally:
@@ -353,7 +353,7 @@ class Bridge:
         except TopicAuthorizationFailedError as error:
             raise explained(error, [self.ledger_topic], self._security.username) from error
 
-    def _tell_of_session(self, session: MqttSession, *, is_first: bool) -> None:
+    def _log_session_state(self, session: MqttSession, *, is_first: bool) -> None:
         """Log lost messages, or the risk of losing some, as the CONNACK shows them."""
         if session.is_new and not is_first:
             self.counters.sessions_lost += 1
@@ -449,7 +449,7 @@ class Bridge:
                 changed = True
                 continue
             self.counters.received += 1
-            outputs = self._judge(event)
+            outputs = self._outputs_of(event)
             self.counters.duplicates += not outputs
             judged.append((event, outputs))
             changed = changed or bool(outputs) or event.qos == 2
@@ -497,7 +497,7 @@ class Bridge:
         """Write ``outputs`` and the changed slots of the ledger in one transaction."""
         slots = [Output(self.ledger_topic, value, key, 0) for key, value in self.ledger.snapshot()]
         await producer.begin_transaction()
-        await send_all(producer, [*outputs, *slots], BYTES, BYTES, self._topics.check_there)
+        await send_all(producer, [*outputs, *slots], BYTES, BYTES, self._topics.check_existing)
         await producer.commit_transaction()
         self.counters.transactions += 1
 
@@ -514,7 +514,7 @@ class Bridge:
         ledger.receive(event.packet_id, mark, dup=event.dup)
         return known
 
-    def _judge(self, event: Publish) -> list[Output]:
+    def _outputs_of(self, event: Publish) -> list[Output]:
         """Return the outputs for a message, none for a redelivery; note it in the ledger.
 
         Any later failure discards the ledger together with the connection, and the next connection

@@ -157,12 +157,12 @@ class MqttSession:
         """MQTT 5: the broker's session expiry interval, if it differs from the requested one."""
         self._is_settled = False
         self._tls_failure: ssl.SSLError | None = None
-        self._client = self._make()
+        self._client = self._make_client()
         self._paho: Any = self._client._client  # the hooks below are not public
         self._send_pubrec = self._paho._send_pubrec
         self._take_over()
 
-    def _make(self) -> aiomqtt.Client:
+    def _make_client(self) -> aiomqtt.Client:
         address = self._address
         shared: dict[str, Any] = {
             "hostname": address.host,
@@ -417,7 +417,7 @@ class MqttSession:
         loop, connect = asyncio.get_running_loop(), self._client._client_connect
         connected: asyncio.Future[None] = loop.create_future()
 
-        def told(error: BaseException | None) -> None:
+        def on_connected(error: BaseException | None) -> None:
             if connected.done():
                 self._paho._sock_close()
             elif error is None:
@@ -432,7 +432,7 @@ class MqttSession:
             except Exception as error:  # noqa: BLE001 - raised in the caller
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(told, failure)
+                loop.call_soon_threadsafe(on_connected, failure)
 
         threading.Thread(target=work, name="mqtt-connect", daemon=True).start()
         try:

@@ -98,7 +98,7 @@ class ClusterConnection:
         with _refusals(target.get("to_group") or target.get("to_transaction") or ""):
             return self._client.call(api, at_most=at_most, entity=build, **target)
 
-    def insist(self, api: str, build: Build, **target: Any) -> Any:
+    def call_until_answered(self, api: str, build: Build, **target: Any) -> Any:
         """Make a call that is safe to repeat, and retry it until it is answered.
 
         Raises :class:`BrokerError` if no broker answers in time, ``ApiError`` for an error answer.
@@ -132,11 +132,11 @@ class ClusterConnection:
         address may be wrong; later only after the timeout, as a broker may be restarting.
         """
 
-        def ask() -> Mapping[str, TopicMetadata]:
+        def fetch_metadata() -> Mapping[str, TopicMetadata]:
             with _refusals():
                 return self._client.metadata(refresh=refresh).topics
 
-        found = self._until_answered(ask) if self._has_answered else ask()
+        found = self._until_answered(fetch_metadata) if self._has_answered else fetch_metadata()
         self._has_answered = True
         return found
 

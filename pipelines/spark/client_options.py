@@ -69,6 +69,6 @@ def is_known(option: str) -> bool:
 
 
 @functools.cache
-def tell_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Log a warning, once per process: Spark requests a writer for every micro-batch."""
     _log.warning("%s", text)

@@ -107,7 +107,7 @@ class _Reader:
                 " kafka.ssl.*, and ignores the other options of Kafka's clients"
             )
         for name in idle:
-            client_options.tell_once(f"the {what}'s option {name} has no effect")
+            client_options.warn_once(f"the {what}'s option {name} has no effect")
 
     def get(self, name: str) -> str | None:
         return self.options.get(name.lower())
@@ -117,10 +117,10 @@ class _Reader:
         return default if value is None else value.strip()
 
     def number(self, name: str, default: int, lowest: int = 1) -> int:
-        value = self.maybe(name, lowest)
+        value = self.optional_number(name, lowest)
         return default if value is None else value
 
-    def maybe(self, name: str, lowest: int = 1) -> int | None:
+    def optional_number(self, name: str, lowest: int = 1) -> int | None:
         value = self.get(name)
         if value is None:
             return None
@@ -279,7 +279,10 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     isolation = read.choice(
         "kafka.isolation.level", "read_committed", ("read_committed", "read_uncommitted")
     )
-    least, most = read.maybe("minOffsetsPerTrigger"), read.maybe("maxOffsetsPerTrigger")
+    least, most = (
+        read.optional_number("minOffsetsPerTrigger"),
+        read.optional_number("maxOffsetsPerTrigger"),
+    )
     if least is not None and most is not None and least > most:
         raise OptionError(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
     strategy = read.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
@@ -297,8 +300,8 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         max_offsets=most,
         min_offsets=least,
         max_trigger_delay_ms=read.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS),
-        min_partitions=read.maybe("minPartitions"),
-        max_records_per_partition=read.maybe("maxRecordsPerPartition"),
+        min_partitions=read.optional_number("minPartitions"),
+        max_records_per_partition=read.optional_number("maxRecordsPerPartition"),
         fail_on_data_loss=read.flag("failOnDataLoss", default=True),
         include_headers=read.flag("includeHeaders", default=False),
         isolation=READ_COMMITTED if isolation == "read_committed" else READ_UNCOMMITTED,
@@ -370,7 +373,7 @@ def offsets_from_json(name: str, text: str) -> Offsets:
 
 def _bound(read: _Reader, which: str, default: str) -> PositionBound:
     """Read a bound. As in the stock connector, a timestamp for all partitions takes precedence."""
-    timestamp = read.maybe(f"{which}Timestamp", 0)
+    timestamp = read.optional_number(f"{which}Timestamp", 0)
     if timestamp is not None:
         return PositionBound(timestamp, is_timestamp=True)
     name = f"{which}OffsetsByTimestamp"
@@ -430,7 +433,9 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "kafka.transaction.timeout.ms", DEFAULT_TRANSACTION_TIMEOUT_MS
         ),
         codec=codec,
-        level=read.maybe(level_name if read.get(level_name) else "kafka.compression.level", _LEAST),
+        level=read.optional_number(
+            level_name if read.get(level_name) else "kafka.compression.level", _LEAST
+        ),
         batch_bytes=min(
             read.number("kafka.max.request.size", DEFAULT_BATCH_BYTES), DEFAULT_BATCH_BYTES
         ),

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from fencepost.pipelines.spark.client_options import tell_once
+from fencepost.pipelines.spark.client_options import warn_once
 from fencepost.pipelines.spark.columns import Piece, Rows, encode_rows
 from fencepost.pipelines.spark.errors import OptionError, SparkPipelineError
 from fencepost.pipelines.spark.options import SinkOptions
@@ -85,7 +85,7 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     for name in names:
         if name not in wanted:
             hint = "; includeTimestamp=true makes it the record's" if name == "timestamp" else ""
-            tell_once(f"the sink leaves column {name} aside{hint}")
+            warn_once(f"the sink leaves column {name} aside{hint}")
     if "value" not in names:
         raise OptionError(f"a column 'value' is missing; there are {', '.join(names) or 'none'}")
     if topic is None and "topic" not in names:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 from fencepost.cluster.topic_names import hint
 from fencepost.pipelines.spark import offsets as plan
 from fencepost.pipelines.spark.broker import LATEST, RETRY_PAUSE_S
-from fencepost.pipelines.spark.client_options import tell_once
+from fencepost.pipelines.spark.client_options import warn_once
 from fencepost.pipelines.spark.errors import (
     BrokerError,
     DataLossError,
@@ -73,7 +73,7 @@ class Planner:
         before = set(known)
         deadline = time.monotonic() + self.options.timeout_ms / 1000
         while True:
-            found, missing = self._look()
+            found, missing = self._find_partitions()
             lost = before - set(found)
             is_new = not any(topic in missing for topic, _ in before)
             if not lost and not missing:
@@ -88,7 +88,7 @@ class Planner:
             raise BrokerError(f"topics do not exist: {', '.join(told)}")
         return found
 
-    def _look(self) -> tuple[list[Partition], list[str]]:
+    def _find_partitions(self) -> tuple[list[Partition], list[str]]:
         """Return the existing partitions, and the named topics that are missing."""
         topics = self.options.link.topics(refresh=True)
         if self.options.assigned:
@@ -104,7 +104,7 @@ class Planner:
                 if matching.search(name) and not topics[name].is_internal
             ]
             if not names:
-                tell_once(f"no topic matches subscribePattern {self.options.pattern!r}")
+                warn_once(f"no topic matches subscribePattern {self.options.pattern!r}")
         missing = [
             name
             for name in self.options.topics
@@ -115,7 +115,7 @@ class Planner:
 
     def latest(self, partitions: Sequence[Partition]) -> Offsets:
         """Return the end of each partition: under read_committed the last stable offset."""
-        return self._look_up(dict.fromkeys(partitions, LATEST))
+        return self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     def beginning(self, end: Offsets) -> Offsets:
         """Return the start of a new query whose first batch ends at ``end``.
@@ -158,8 +158,8 @@ class Planner:
         if not bound.is_timestamp:
             if latest is not None:
                 asked = {p: latest[p] if at == LATEST else at for p, at in asked.items()}
-            return asked | self._look_up({p: at for p, at in asked.items() if at < 0})
-        found = self._look_up(asked)
+            return asked | self._list_offsets({p: at for p, at in asked.items() if at < 0})
+        found = self._list_offsets(asked)
         none = [part for part, offset in found.items() if offset < 0]
         if none and which == "starting" and not self.options.latest_when_no_record:
             raise OptionError(
@@ -169,7 +169,7 @@ class Planner:
         ends = self.latest(none) if latest is None else latest
         return found | {part: ends[part] for part in none}
 
-    def _look_up(self, asked: Offsets) -> Offsets:
+    def _list_offsets(self, asked: Offsets) -> Offsets:
         return self.options.link.list_offsets(asked, self.options.isolation) if asked else {}
 
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:

@@ -87,7 +87,7 @@ def begin(link: ClusterConnection, transactional_id: str, timeout_ms: int) -> Tr
     a downgrade has locked the id, ``ApiError`` for other refusals.
     """
     try:
-        answer = link.insist(
+        answer = link.call_until_answered(
             "InitProducerId",
             lambda f: f.message(
                 transactional_id=transactional_id,
@@ -299,7 +299,7 @@ class Sender:
         """Add partitions to the transaction before the first write to them."""
         if not parts:
             return
-        answer = self._link.insist(
+        answer = self._link.call_until_answered(
             "AddPartitionsToTxn",
             lambda f: add_partitions(f, parts, **self._ticket.claim),
             at_most=3,
@@ -322,12 +322,12 @@ def commit_offsets(
     """
     try:
         if not ticket.implicit:
-            link.insist(
+            link.call_until_answered(
                 "AddOffsetsToTxn",
                 lambda f: f.message(**ticket.claim, group_id=group),
                 to_transaction=ticket.transactional_id,
             )
-        answer = link.insist(
+        answer = link.call_until_answered(
             "TxnOffsetCommit",
             lambda f: txn_offset_commit(
                 f, offsets, metadata=metadata, **ticket.claim, group_id=group
@@ -349,7 +349,7 @@ def end(link: ClusterConnection, ticket: TransactionHandle, *, commit: bool) -> 
     Raises :class:`TransactionOverError` if only the progress can tell how the transaction ended.
     """
     try:
-        link.insist(
+        link.call_until_answered(
             "EndTxn",
             lambda f: f.message(**ticket.claim, committed=commit),
             at_most=5 if ticket.implicit else 4,

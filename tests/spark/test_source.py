@@ -523,14 +523,14 @@ def test_temporarily_missing_topic_is_awaited_by_the_planner(
 
     topic = cluster.create_topic(unique("away"), PARTITIONS, KEEP)
     drop(cluster, topic)
-    original, looked = Planner._look, threading.Event()
+    original, looked = Planner._find_partitions, threading.Event()
 
     def look(planner: Planner) -> Any:
         found = original(planner)
         looked.set()
         return found
 
-    monkeypatch.setattr(Planner, "_look", look)
+    monkeypatch.setattr(Planner, "_find_partitions", look)
     told = {"subscribePattern": f"{topic}$", **options}
     begin = {topic: {str(at): 0 for at in range(PARTITIONS)}}
     with ThreadPoolExecutor(1) as pool:

@@ -193,7 +193,7 @@ async def test_missing_topic_is_awaited_once_and_not_for_each_record(
         assert name not in topics._missing
         # The number of remembered names is bounded, because publishers may choose them.
         topics._missing = {f"old-{number}": 0.0 for number in range(MOST_MISSING)}
-        topics._miss([name], ())
+        topics._note_missing([name], ())
         assert len(topics._missing) == MOST_MISSING
         assert name in topics._missing
         assert "old-0" not in topics._missing

@@ -220,7 +220,7 @@ def test_smaller_of_both_fetch_limits_applies() -> None:
 def test_stock_options_without_effect_are_accepted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client_options.tell_once.cache_clear()
+    client_options.warn_once.cache_clear()
     idle = {"groupIdPrefix": "g", "kafkaConsumer.pollTimeoutMs": "5", "kafka.check.crcs": "false"}
     for _ in range(2):
         assert source_options(BOOTSTRAP | {"subscribe": "t"} | idle, streaming=True).topics == (

@@ -21,7 +21,7 @@ from bench.clients import create_topic
 from bench.suite import Figures
 from fencepost.pipelines.spark import java
 from tests.support.cluster import unique
-from tests.support.kafka import CACHE, ROOT, maven, one_fetches
+from tests.support.kafka import CACHE, ROOT, lock_cache, maven
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ def jars() -> list[Path]:
     Each jar is fetched without its dependencies, which would shadow Spark's own jars.
     """
     JARS.mkdir(parents=True, exist_ok=True)
-    with one_fetches():
+    with lock_cache():
         for artifact in ARTIFACTS:
             _, name, version = artifact.split(":")
             if not (JARS / f"{name}-{version}.jar").exists():

@@ -140,7 +140,7 @@ def test_broker_faults_lose_duplicate_and_reorder_no_records(
     check_records(nodes, work.clients, writer, len(figures))
     check_replicas(nodes)
     for way in WAYS:
-        of_way = [one for one in figures if one.way == way]
+        of_way = [one for one in figures if one.fault == way]
         pause_s = statistics.median(one.pause_s for one in of_way)
         full_s = statistics.median(one.full_s for one in of_way)
         print(f"{way}: longest pause {pause_s:.2f} s, full ISR after {full_s:.2f} s (medians)")

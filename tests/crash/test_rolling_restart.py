@@ -47,7 +47,7 @@ def test_rolling_restart_by_the_recipe_loses_and_duplicates_nothing(nodes: Nodes
     with at_work(nodes) as work:
         for broker in (1, 2, 3):
             cli(nodes.bootstrap, "cluster", "check-restart", str(broker), "--wait", "2m")
-            nodes.down(broker, "stop")
+            nodes.inject_fault(broker, "stop")
             # While one broker is down, no other may stop: two replicas are needed for a write.
             others = {1, 2, 3} - {broker}
             assert "is down or fenced" in str(refusals(nodes, broker)[0]["problem"])
@@ -56,7 +56,7 @@ def test_rolling_restart_by_the_recipe_loses_and_duplicates_nothing(nodes: Nodes
                 assert {one["problem"] for one in problems} == {"under min ISR without it"}
                 assert {one["min_isr"] for one in problems} == {2}
             work.writer.goes_on(f"records are written without broker {broker}")
-            nodes.back(broker, "stop")
+            nodes.recover(broker, "stop")
         cli(nodes.bootstrap, "cluster", "check-restart", "1", "--wait", f"{DEADLINE_S:g}s")
         work.finish()
     assert work.writer.refused == []

@@ -73,7 +73,7 @@ def show(nodes: Nodes) -> None:
     producer.commit_transaction(60)
     frozen = nodes.leader(OFFSETS)
     witness = frozen % 3 + 1
-    nodes.down(frozen, "freeze")
+    nodes.inject_fault(frozen, "freeze")
     try:
         until(lambda: has_moved(nodes, frozen, witness), "another coordinator")
         until(lambda: frozen not in named(producer), "Metadata without the frozen broker")
@@ -85,7 +85,7 @@ def show(nodes: Nodes) -> None:
         caller.join(GIVE_UP_S)
         print("frozen:", *said or [f"no return within {GIVE_UP_S:.0f} s"], flush=True)
     finally:
-        nodes.back(frozen, "freeze")
+        nodes.recover(frozen, "freeze")
     caller.join(GIVE_UP_S)
     print("back:", *said or [f"no return within further {GIVE_UP_S:.0f} s"], flush=True)
 

@@ -18,7 +18,7 @@ from tests.support.kafka import (
     JAVA_OPTIONS,
     LOG4J_FILE,
     OracleMissingError,
-    one_fetches,
+    lock_cache,
     required,
     resolve,
 )
@@ -79,7 +79,7 @@ def environment(name: str, *packages: str) -> Path:
     folder = CACHE / name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
-    with required(name), one_fetches():
+    with required(name), lock_cache():
         if not stamp.exists() or stamp.read_text() != repr(packages):
             commands = (
                 [sys.executable, "-m", "venv", "--clear", folder],

@@ -78,7 +78,7 @@ async def test_bridge_needs_exactly_the_documented_rights(owner: Realm, gateway:
     async with gateway.running(gateway.of(user)):
         await gateway.publish(b"1")
         await gateway.written(b"1")
-    owner.take(user, [gateway.creation])  # the ledger exists now
+    owner.revoke(user, [gateway.creation])  # the ledger exists now
     await gateway.publish(b"2")
     for right in rights:
         poor = owner.new_user(*(one for one in rights if one != right))
@@ -99,7 +99,7 @@ async def test_revoked_right_ends_the_bridge_without_losing_messages(
         async with gateway.running(bridge) as task:
             await gateway.publish(b"1")
             await gateway.written(b"1")
-            owner.take(user, lost)
+            owner.revoke(user, lost)
             await gateway.publish(b"2")
             await asyncio.wait([task], timeout=60)  # stopping it earlier would hide the error
 

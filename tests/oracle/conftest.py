@@ -33,7 +33,7 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     except Exception as error:
         for one in item.funcargs.values():
             if isinstance(one, Brokers):
-                error.add_note(one.told())
+                error.add_note(one.describe())
                 break
         raise
 

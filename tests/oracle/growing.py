@@ -228,7 +228,7 @@ class OfKafka(Growing):
         made = [Kafka(self.room(one), SETTINGS, node_id=one, is_broker=False) for one in ids]
         voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
         for controller in made:
-            controller.tell({"controller.quorum.voters": voters})
+            controller.add_settings({"controller.quorum.voters": voters})
         self.controllers = made
         self.first, *self.joining = (
             Kafka(

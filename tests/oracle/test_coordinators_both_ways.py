@@ -56,7 +56,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def _whole(pair: Pair) -> None:
     """Restart the brokers that a failed test has left stopped."""
     for node_id in set(BOTH) - set(pair.running):
-        pair.back(node_id)
+        pair.restart_broker(node_id)
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
@@ -122,7 +122,7 @@ class Story:
             pair.move_away(GROUPS, target)
             pair.move_away(TRANSACTIONS, target)
         else:
-            pair.end(origin, way)
+            pair.stop_broker(origin, way)
         pair.serves(target, GROUP, "any")
         pair.serves(target, TRANSACTION, "any")
         assert not list(differences(before, self.pictures(target)))
@@ -137,7 +137,7 @@ class Story:
         if way in {"stop", "kill"}:
             # The return of the other broker causes no election: parked requests stay parked.
             parked = zoo_of_groups.Parked(pair, f"parked-{way}-{target}", target)
-            pair.back(origin)
+            pair.restart_broker(origin)
             parked.resume()
             for index, node_id in enumerate(zoo_of_transactions.LEADERS):
                 pair.elect(zoo_of_transactions.DATA, node_id, index)
@@ -204,8 +204,8 @@ def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path:
             pair.elect(TRANSACTIONS, target)
             go_on(clients, f"elected: {target}")
         for victim, way in ((KAFKAS, "kill"), (OURS, "stop")):
-            pair.end(victim, way)
-            pair.back(victim)
+            pair.stop_broker(victim, way)
+            pair.restart_broker(victim)
             go_on(clients, f"{way} of {victim}")
         stop.touch()
         for one in clients:

@@ -308,7 +308,7 @@ def test_preferred_assignor_is_chosen_as_in_kafka(forgetful: Brokers) -> None:
 def test_group_settings_beyond_later_bounds_behave_as_in_kafka(forgetful: Brokers) -> None:
     judge(settings_within_bounds, forgetful)
     kafka, daemon = forgetful
-    kafka.tell(TIGHT)
+    kafka.add_settings(TIGHT)
     kafka.upgrade(jars)
     daemon.stop()
     daemon.settings.update(TIGHT)

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, str] = {}
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Broker and only voter of a dynamic quorum."""
     own = Kafka(tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"])
-    own.tell({BOOTSTRAP: own.controller})
+    own.add_settings({BOOTSTRAP: own.controller})
     yield from served(own)
 
 

@@ -122,7 +122,7 @@ def test_dump_log_prints_kafkas_metadata_files_as_kafka_does(by_kafka_metadata: 
 def test_zero_checkpoint_of_4_4_has_the_first_records(tmp_path: Path) -> None:
     """``kafka-storage format`` writes the features into the zero checkpoint (KIP-1170)."""
     kafka = Kafka(tmp_path, {}, format_words=["--standalone"])
-    kafka.tell({"controller.quorum.bootstrap.servers": kafka.controller})
+    kafka.add_settings({"controller.quorum.bootstrap.servers": kafka.controller})
     kafka.format()
     log = kafka.data_dir / "__cluster_metadata-0"
     checkpoint = log / f"{0:020}-{0:010}.checkpoint"

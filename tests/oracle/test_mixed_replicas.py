@@ -57,12 +57,12 @@ from tests.support.pipeline import Clients
 from tests.support.raw import Answer
 from tests.support.replica_cluster import (
     ReplicaCluster,
-    ask_end,
     batches_in,
     cut_log,
     epochs_in,
-    tell_high_watermark,
+    list_offset,
     write,
+    write_high_watermark,
 )
 from tests.support.waits import until
 
@@ -185,14 +185,14 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
         # The ISR is below its minimum: the high watermark does not advance.
         acked(write(client, kept, b"m3", acks=1), 2)
         assert write(client, kept, b"refused")["error_code"] == "not_enough_replicas"
-        assert ask_end(client, kept) == {"offset": 2}
+        assert list_offset(client, kept) == {"offset": 2}
         for name in (split, forced):
             acked(write(client, name, b"only A has it", acks=1), 1)
         acked(write(client, thrice, b"only A has it"), 10)
         acked(write(client, last, b"committed by A alone"), 0)
     mixed.kill(a)
     cut_log(mixed.directory(a, kept), 1)
-    tell_high_watermark(mixed.node(b).data_dir, kept, 1)
+    write_high_watermark(mixed.node(b).data_dir, kept, 1)
 
     mixed.start_all(b)
     mixed.settled(kept, leader=b, isr={b}, is_readable=False)
@@ -204,7 +204,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed.settled(forced, leader=b, isr={b})
     with mixed.client(b) as client:
         # B has m2, but must not expose it before m2 is committed, which needs two replicas.
-        assert ask_end(client, kept) == {"error": "offset_not_available"}
+        assert list_offset(client, kept) == {"error": "offset_not_available"}
         assert client.fetch(kept)["high_watermark"] == 1
         assert client.fetch(kept, offset=2)["error_code"] == "none"
         for name in (split, forced):

@@ -23,9 +23,9 @@ from tests.support.raw import Answer
 from tests.support.replica_cluster import (
     BROKER,
     ReplicaCluster,
-    ask_end,
     begin_write,
     cut_log,
+    list_offset,
     write,
     written,
 )
@@ -150,7 +150,7 @@ def test_deleted_records_are_gone_from_every_replica(
     mixed.prefer(name)
     mixed.settled(name, leader=follower, isr={leader, follower})
     with mixed.client(follower) as client:
-        assert ask_end(client, name, at=EARLIEST) == {"offset": 5}
+        assert list_offset(client, name, at=EARLIEST) == {"offset": 5}
         assert client.values(name) == [b"5", b"6", b"7", b"8", b"9"]
     acked(mixed.write(follower, name, b"10"), 10)
 
@@ -174,7 +174,7 @@ def test_new_replica_starts_at_a_log_start_offset_inside_a_batch(
     mixed.prefer(name)
     mixed.settled(name, leader=follower)
     with mixed.client(follower) as client:
-        assert ask_end(client, name, at=EARLIEST) == {"offset": 5}
+        assert list_offset(client, name, at=EARLIEST) == {"offset": 5}
         assert client.fetch(name, offset=4)["error_code"] == "offset_out_of_range"
         assert client.values(name)[-5:] == [b"5", b"6", b"7", b"8", b"9"]
     acked(mixed.write(follower, name, b"10"), 10)
@@ -373,7 +373,7 @@ def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
             begin_write(late, lost, b"late", acks=1, timeout_ms=1_000)
             acked(written(first), 0)
 
-            until(lambda: mixed.trouble(leader, lost) is None, "the other one leads")
+            until(lambda: mixed.list_offsets_error(leader, lost) is None, "the other one leads")
             until(lambda: mixed.state(bound, witness=leader).isr == {leader}, "it is alone")
             refused = mixed.write(leader, bound, b"refused")
             assert refused["error_code"] == "not_enough_replicas"

@@ -22,8 +22,8 @@ from tests.support.proxy import LosingProxy
 from tests.support.raw import Answer
 from tests.support.replica_cluster import (
     ReplicaCluster,
-    ask_end,
     begin_write,
+    list_offset,
     write,
     written,
 )
@@ -221,7 +221,7 @@ def test_fenced_or_former_broker_epoch_is_not_proposed_for_the_isr(stage: Stage)
             for _ in range(3):
                 assert one.fetched(11, last_epoch=0)["error_code"] == "none"
                 assert one.isr() == {one.leader}
-        nine.come()
+        nine.become_unfenced()
         for one in both:
             until(lambda one=one: NINE in cluster.brokers(one.leader), "it is back")
             for _ in range(3):
@@ -261,7 +261,7 @@ def test_pending_isr_addition_holds_the_high_watermark_until_refused(
             until(is_refused, "the addition is refused", poll_s=0.1)
             acked(written(waiting), 10)
         assert one.isr() == {leader}
-        nine.come(is_new=False)
+        nine.become_unfenced(is_new=False)
         one.until_joined(one.end(), leader, NINE)
 
 
@@ -321,7 +321,7 @@ def test_follower_joins_the_isr_only_at_the_start_of_the_leader_epoch(
         state = cluster.settled(name, leader=leader, isr={leader, other}, is_readable=False)
         before.moved(leader, state.epoch)
         assert before.high_watermark() == 10
-        assert ask_end(before.client, name) == {"error": "offset_not_available"}
+        assert list_offset(before.client, name) == {"error": "offset_not_available"}
         proxy.hold(ALTER_PARTITION)
         for offset in (10, 85, 99):
             assert before.fetched(offset, last_epoch=0)["error_code"] == "none"
@@ -330,7 +330,7 @@ def test_follower_joins_the_isr_only_at_the_start_of_the_leader_epoch(
         proxy.release()
         cluster.settled(name, leader=leader, isr={leader, other, NINE})
         before.commits(100)
-        assert ask_end(before.client, name) == {"offset": 100}
+        assert list_offset(before.client, name) == {"offset": 100}
 
 
 @BY_BOTH
@@ -369,14 +369,14 @@ class Followed:
         self.name = unique("followed")
         replicas = (PLAYED_LEADER, JAVA, PYTHON, *more)
         self.topic_id = stage.cluster.create(self.name, replicas)
-        self.script: Script = leader.leads(self.name, self.topic_id)
+        self.script: Script = leader.add_topic(self.name, self.topic_id)
 
     def append(self, begin: int, end: int, size: int = 3) -> None:
         """Append the records ``begin`` to ``end`` in batches of ``size`` records each."""
         with self.leader.lock:
             while begin < end:
                 values = [b"%d" % at for at in range(begin, min(begin + size, end))]
-                begin = self.script.has(begin, batch(values))
+                begin = self.script.append_batch(begin, batch(values))
 
     def copied(self, end: int) -> None:
         """Wait until both followers fetch at the offset ``end``."""
@@ -424,7 +424,7 @@ def each_begins_alike(stage: Stage) -> Iterator[None]:
     stage.proxy.release()
     stage.proxy.lose()
     if stage.nine.is_silent:
-        stage.nine.come()
+        stage.nine.become_unfenced()
 
 
 @pytest.fixture(scope="module")
@@ -517,7 +517,7 @@ def test_follower_out_of_range_restarts_at_the_leaders_start_offset(
         cluster.prefer(followed.name)
         cluster.settled(followed.name, leader=leader)
         with cluster.client(leader) as client:
-            assert ask_end(client, followed.name, at=EARLIEST) == {"offset": 500}
+            assert list_offset(client, followed.name, at=EARLIEST) == {"offset": 500}
             part = client.fetch(followed.name, offset=500)
             assert part["error_code"] == "none", part
 

@@ -96,7 +96,7 @@ def states_served(pair: Pair, node_id: int, group: str, topic_id: uuid.UUID) -> 
 
 
 def topic_id(pair: Pair, topic: str) -> uuid.UUID:
-    return pair.at(pair.running[0]).topic_id(topic)
+    return pair.connection(pair.running[0]).topic_id(topic)
 
 
 def produce(pair: Pair, topic: str, count: int, first: int = 0) -> None:
@@ -204,10 +204,10 @@ def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     topic, group = pair.create(unique("t"), [(leader, other(leader))]), unique("g")
     known = topic_id(pair, topic)
     states_served(pair, of_state, group, known)
-    initialize(pair.at(of_state), group, known)
+    initialize(pair.connection(of_state), group, known)
     for number in range(10):  # batches of one record, each with its own state
         produce(pair, topic, 1, number)
-    first = Member(pair.at(leader), group)
+    first = Member(pair.connection(leader), group)
     got: list[tuple[int, int, int]] = []
     while not got or got[-1][1] < 9:
         got += acquired(fetched(first, known))
@@ -216,7 +216,7 @@ def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     assert parts_of(answer)[0]["error_code"] == "none"
 
     pair.elect(topic, other(leader))
-    second = Member(pair.at(other(leader)), group)
+    second = Member(pair.connection(other(leader)), group)
     ranges: list[tuple[int, int, int]] = []
     while not ranges or ranges[-1][1] < 9:
         ranges += acquired(fetched(second, known))
@@ -233,7 +233,7 @@ def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     pair.elect(STATES, other(of_state))
     states_served(pair, other(of_state), group, known)
     pair.elect(topic, leader)
-    third = Member(pair.at(leader), group)
+    third = Member(pair.connection(leader), group)
     ranges = []
     while not ranges or ranges[-1][1] < 9:
         ranges += acquired(fetched(third, known))
@@ -248,7 +248,7 @@ def test_share_coordinators_of_both_brands_load_each_others_states(pair: Pair) -
     topic, group = pair.create(unique("t"), [BOTH]), unique("g")
     known = topic_id(pair, topic)
     states_served(pair, KAFKAS, group, known)
-    initialize(pair.at(KAFKAS), group, known)
+    initialize(pair.connection(KAFKAS), group, known)
     batches = [(0, 4, 2, 1), (5, 5, 0, 3), (8, 9, 4, 2)]
 
     def write(node_id: int, start_offset: int, *rows: tuple[int, int, int, int]) -> None:
@@ -315,9 +315,9 @@ def test_share_consumers_lose_nothing_while_both_brokers_are_killed(pair: Pair) 
             pair.elect(STATES, node_id)
             work.progress(50)
         for victim in BOTH:
-            pair.end(victim, "kill")
+            pair.stop_broker(victim, "kill")
             work.progress(50)
-            pair.back(victim)
+            pair.restart_broker(victim)
             work.progress(50)
     assert not work.missing
     assert not work.accepted_twice

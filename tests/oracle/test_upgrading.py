@@ -89,10 +89,10 @@ def whole(nodes: Nodes, work: AtWork, after: str) -> None:
 
 def pause(nodes: Nodes, node_id: int) -> None:
     """Freeze a broker, for less than a session."""
-    nodes.down(node_id, "freeze")
+    nodes.inject_fault(node_id, "freeze")
     end = time.monotonic() + LONGER_THAN_SESSIONS_S
     settled(lambda: time.monotonic() > end, f"the pause of {node_id}")
-    nodes.back(node_id, "freeze")
+    nodes.recover(node_id, "freeze")
 
 
 def upgraded(nodes: Nodes, node_id: int) -> None:
@@ -116,8 +116,8 @@ def test_rolling_upgrade_from_4_3_to_4_4_loses_and_duplicates_nothing(tmp_path: 
         assert levels(ours) == {"metadata.version": 30, "share.version": 1}
         finalize(nodes, "--release-version", "4.4")
         settled(lambda: levels(ours) == LATEST, "the broker knows the new levels")
-        nodes.down(OURS, "stop")
-        nodes.back(OURS, "stop")
+        nodes.inject_fault(OURS, "stop")
+        nodes.recover(OURS, "stop")
         whole(nodes, work, "the start in a cluster finalized at 4.4")
 
 
@@ -127,9 +127,9 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
             whole(nodes, work, "the start")
             if node_id == OURS:
                 pause(nodes, KAFKA)
-            nodes.down(node_id, "kill")
+            nodes.inject_fault(node_id, "kill")
             work.writer.goes_on(f"producing without {node_id}")
-            nodes.back(node_id, "kill")
+            nodes.recover(node_id, "kill")
         whole(nodes, work, "both kills")
         finalize(nodes, "--feature", "metadata.version=33")
         for one in nodes.cluster.nodes:
@@ -139,6 +139,6 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
                 ),
                 "both know the new level",
             )
-        nodes.down(KAFKA, "stop")
-        nodes.back(KAFKA, "stop")
+        nodes.inject_fault(KAFKA, "stop")
+        nodes.recover(KAFKA, "stop")
         whole(nodes, work, "the start in a cluster finalized at 4.4")

@@ -58,7 +58,9 @@ def test_first_broker_is_controller_and_every_broker_is_registered(brokers: Brok
     for node_id, one in brokers.nodes.items():
         told = brokers.node(f"/brokers/ids/{node_id}")
         assert told["endpoints"] == [f"PLAINTEXT://{one.bootstrap}"]
-        until(lambda node_id=node_id: brokers.living(node_id) == {A, B, C, D}, "all are known")  # type: ignore[misc]
+        until(
+            lambda node_id=node_id: brokers.live_brokers(node_id) == {A, B, C, D}, "all are known"
+        )  # type: ignore[misc]
         with brokers.client(node_id) as client:
             cluster = client.call("describe_cluster", 0)
         assert cluster["controller_id"] == A
@@ -162,7 +164,9 @@ def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers.all_in_sync(name)
     for node_id in brokers.nodes:
         until(
-            lambda node_id=node_id: [led for led, _ in brokers.known(node_id, name)] == [A, B, D],  # type: ignore[misc]
+            lambda node_id=node_id: (
+                [led for led, _ in brokers.leaders_and_epochs(node_id, name)] == [A, B, D]
+            ),  # type: ignore[misc]
             f"broker {node_id} was told",
         )
     with brokers.client(D) as client:
@@ -219,7 +223,7 @@ def test_topic_is_deleted_once_every_replica_is_deleted(brokers: Brokers):
     assert refused["topics"][0]["error_code"] == "topic_already_exists", "it is not yet gone"
     assert brokers.node(f"/admin/delete_topics/{name}") == {}
     assert brokers.node(f"/brokers/topics/{name}") is not None
-    until(lambda: not brokers.known(A, name), "nobody serves it")
+    until(lambda: not brokers.leaders_and_epochs(A, name), "nobody serves it")
     brokers.nodes[D].start()
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is gone")
     until(lambda: brokers.node(f"/admin/delete_topics/{name}") is None, "and so is its mark")
@@ -292,7 +296,7 @@ def test_isr_written_by_a_leader_is_read_and_propagated(brokers: Brokers):
     path, notes = f"/brokers/topics/{name}/partitions/0/state", "/isr_change_notification"
 
     def told(*isr: int) -> None:
-        for node_id in brokers.living(A):
+        for node_id in brokers.live_brokers(A):
             until(
                 lambda node_id=node_id: _isr(brokers, node_id, name) == {*isr},  # type: ignore[misc]
                 f"broker {node_id} was told of {isr}",
@@ -309,7 +313,7 @@ def test_isr_written_by_a_leader_is_read_and_propagated(brokers: Brokers):
 
     # The leader learns of the shrink with its next epoch, and expands the ISR again.
     brokers.stop(B)
-    until(lambda: B not in brokers.living(A), "it has gone")
+    until(lambda: B not in brokers.live_brokers(A), "it has gone")
     told(A, C)
     brokers.nodes[B].start()
     told(A, B, C)
@@ -381,7 +385,7 @@ def test_resumed_former_controller_makes_no_decisions(brokers: Brokers):
 
     until(is_back, "it has registered again, with a later epoch")
     for node_id in (old, others[0]):
-        until(lambda node_id=node_id: old in brokers.living(node_id), "it is taken for alive")  # type: ignore[misc]
+        until(lambda node_id=node_id: old in brokers.live_brokers(node_id), "it is taken for alive")  # type: ignore[misc]
     name = brokers.create([old, others[0]], via=old)
     assert brokers.state(name)["controller_epoch"] == brokers.controller_epoch
     assert brokers.state(name)["leader"] == old

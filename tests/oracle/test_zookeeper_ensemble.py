@@ -123,7 +123,7 @@ def test_brokers_survive_ensemble_failures_without_losing_records(
     with Cluster(brokers.nodes[1].bootstrap, deadline_s=PATIENCE_S) as waiting:
         waiting.send("create_topics", 7, timeout=10_000, topics=[_topic(later)])
         load.goes_on()
-        assert all(not brokers.known(node_id, later) for node_id in brokers.nodes)
+        assert all(not brokers.leaders_and_epochs(node_id, later) for node_id in brokers.nodes)
         assert not _controllers(brokers)
 
         ensemble.start()

@@ -262,7 +262,7 @@ def test_passwords_encoded_by_one_broker_are_used_by_the_other(
     assert isinstance(member, Member)
     brokers.stop(P)
     old, new = "the encoder's secret", "another secret"
-    member.tell({"password.encoder.secret": new, "password.encoder.old.secret": old})
+    member.add_settings({"password.encoder.secret": new, "password.encoder.old.secret": old})
     member.start()
     _shows(brokers, P, certificate)
     kept = brokers.node(f"/config/brokers/{P}")["config"][OF_THE_KEY]
@@ -428,12 +428,12 @@ def test_controller_without_cluster_action_is_refused_and_logs_it(
         if other == P:
             denied = '"User:CN=broker-2", "operation": "CLUSTER_ACTION".*"LeaderAndIsr"'
             brokers.said(other, denied, since[other])
-        assert not brokers.known(other, name)
-        assert brokers.known(other, before), "it goes by what it was told last"
+        assert not brokers.leaders_and_epochs(other, name)
+        assert brokers.leaders_and_epochs(other, before), "it goes by what it was told last"
     finally:
         _take_back(brokers)
     brokers.elect(other)
-    until(lambda: brokers.known(other, name), "the next controller tells it")
+    until(lambda: brokers.leaders_and_epochs(other, name), "the next controller tells it")
     brokers.elect(controller)
     brokers.replicate()
     brokers.all_equal(before)

@@ -45,7 +45,7 @@ SETTINGS = {
 def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     home = tmp_path_factory.mktemp("brokers")
     found = Brokers(home, zookeeper, {P: PYTHON, J: JAVA, K: JAVA}, SETTINGS)
-    found.nodes[J].tell({"controlled.shutdown.retry.backoff.ms": "300"})
+    found.nodes[J].add_settings({"controlled.shutdown.retry.backoff.ms": "300"})
     found.start()
     yield found
     found.close()
@@ -65,7 +65,9 @@ def _replicas(brokers: Brokers, topic: str) -> Any:
 def _is_known_to_all(brokers: Brokers, topic: str, leaders: list[int]) -> None:
     for node_id in brokers.nodes:
         until(
-            lambda node_id=node_id: [one for one, _ in brokers.known(node_id, topic)] == leaders,  # type: ignore[misc]
+            lambda node_id=node_id: (
+                [one for one, _ in brokers.leaders_and_epochs(node_id, topic)] == leaders
+            ),  # type: ignore[misc]
             f"broker {node_id} knows that {leaders} lead {topic}",
         )
 
@@ -131,7 +133,7 @@ def test_partitions_added_to_a_topic_in_deletion_are_removed(either: Brokers):
     either.stop(K)
     until(lambda: either.isrs(name) == [{P}], "it has left")
     either.znodes.create(f"/admin/delete_topics/{name}")
-    until(lambda: not either.known(P, name), "nobody serves it")
+    until(lambda: not either.leaders_and_epochs(P, name), "nobody serves it")
     node = _replicas(either, name)
     more = {**node, "partitions": {"0": [P, K], "1": [P]}}
     either.znodes.set(f"/brokers/topics/{name}", json.dumps(more).encode())
@@ -354,7 +356,7 @@ def test_reassignment_and_deletion_are_completed_by_later_controllers(
         brokers.elect(controller)
         until(lambda: _replicas(brokers, moved).items() >= waits.items(), "it is begun")
         until(lambda: brokers.state(moved)["controller_epoch"] == brokers.controller_epoch, "so")
-        until(lambda: not brokers.known(P, deleted), "nobody serves it")
+        until(lambda: not brokers.leaders_and_epochs(P, deleted), "nobody serves it")
     assert _replicas(brokers, deleted) is not None
     assert brokers.node("/admin/reassign_partitions")["partitions"] == rows
     brokers.nodes[K].start()
@@ -372,7 +374,7 @@ def test_replicas_in_a_failed_log_directory_lead_nothing(under_ours: Brokers):
     lost = broker.data_dir.parent / "lost"
     under_ours.stop(K)
     assert isinstance(broker, Kafka39)
-    broker.tell({"log.dirs": f"{broker.data_dir},{lost}"})
+    broker.add_settings({"log.dirs": f"{broker.data_dir},{lost}"})
     broker.start()
     name = under_ours.create([K, P])
     under_ours.all_in_sync(name)

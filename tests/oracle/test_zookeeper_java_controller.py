@@ -60,7 +60,7 @@ def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> I
 def everybody_lives(brokers: Brokers) -> None:
     for node_id in brokers.nodes:
         until(
-            lambda node_id=node_id: brokers.living(node_id) == {*brokers.nodes},  # type: ignore[misc]
+            lambda node_id=node_id: brokers.live_brokers(node_id) == {*brokers.nodes},  # type: ignore[misc]
             f"broker {node_id} knows all",
         )
 
@@ -132,14 +132,14 @@ def test_controller_requests_to_other_brokers_get_not_controller(brokers: Broker
         admin = AdminClient({"bootstrap.servers": brokers.nodes[via].bootstrap})
         admin.create_topics([NewTopic(name, 2, 3)])[name].result(60)
         admin.create_partitions([NewPartitions(name, 4)])[name].result(60)
-        until(lambda: len(brokers.known(via, name)) == 4, "the broker is told of four")
+        until(lambda: len(brokers.leaders_and_epochs(via, name)) == 4, "the broker is told of four")
         until(lambda: client.call("metadata", 9, topics=None)["controller_id"] == J, "of J too")
     write(brokers, name, 3)
     admin.delete_topics([name])[name].result(60)
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is deleted")
     for node_id, one in brokers.nodes.items():
         until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
-        assert not brokers.known(node_id, name)
+        assert not brokers.leaders_and_epochs(node_id, name)
 
 
 @pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])

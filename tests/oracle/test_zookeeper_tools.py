@@ -119,7 +119,8 @@ class Play:
         for node_id in self.brokers.nodes:
             until(
                 lambda node_id=node_id: (  # type: ignore[misc]
-                    [led for led, _ in self.brokers.known(node_id, self.name)] == leaders
+                    [led for led, _ in self.brokers.leaders_and_epochs(node_id, self.name)]
+                    == leaders
                 ),
                 f"broker {node_id} knows that {leaders} lead",
                 deadline_s=120,
@@ -194,7 +195,10 @@ def _elections_and_the_end(play: Play) -> None:
     play.topics("delete", "--delete")
     until(lambda: play.brokers.node(f"/brokers/topics/{play.name}") is None, "it is gone")
     for node_id in play.brokers.nodes:
-        until(lambda node_id=node_id: not play.brokers.known(node_id, play.name), "all know")  # type: ignore[misc]
+        until(
+            lambda node_id=node_id: not play.brokers.leaders_and_epochs(node_id, play.name),
+            "all know",
+        )  # type: ignore[misc]
     play.topics("describe what is gone", "--describe")
 
 

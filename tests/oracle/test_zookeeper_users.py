@@ -247,7 +247,7 @@ def place(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_brokers_log_in_with_credentials_written_by_kafkas_tool(place: Place):
     for node_id in EVERY:
-        until(lambda at=node_id: place.living(at) == {*EVERY}, "all know all")  # type: ignore[misc]
+        until(lambda at=node_id: place.live_brokers(at) == {*EVERY}, "all know all")  # type: ignore[misc]
     name = place.create([OURS, JAVA, OTHER], [JAVA, OTHER, OURS])
     place.all_in_sync(name)
     path = f"/config/users/{ADMIN}"

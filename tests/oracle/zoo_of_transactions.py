@@ -97,7 +97,7 @@ class Producer:
         data = batch([value], sequence=sequence, transactional=True, **self._identity)
 
         def attempt() -> str | None:
-            error: str = self.pair.at(self.pair.leader(topic, index)).produce(
+            error: str = self.pair.connection(self.pair.leader(topic, index)).produce(
                 topic,
                 data,
                 partition=index,
@@ -194,7 +194,7 @@ def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
         found[f"again, {commit}"] = [one.append(index, b"more") for index in (0, 1)]
         found[f"ended, {commit}"] = one.end(commit=commit)
         one.completes()
-    found["offset"] = pair.at(pair.leader(GROUPS)).committed(group, topic, stable=True)
+    found["offset"] = pair.connection(pair.leader(GROUPS)).committed(group, topic, stable=True)
     if version == 1:
         found["after the end"] = [one.append(index, b"late") for index in (0, 1)]
     stranger = Producer(pair, one.name, version, topic)
@@ -264,7 +264,7 @@ def committed_values(pair: Pair) -> list[list[str]]:
     """Return the committed values of each partition, once no transaction is open."""
     found = []
     for index, leader in enumerate(LEADERS):
-        at = pair.at(leader)
+        at = pair.connection(leader)
         until(partial(_is_settled, at, index), f"the markers in {DATA}-{index}")
         read = at.read(DATA, partition=index, isolation=READ_COMMITTED)
         found.append([(value or b"").decode() for one in read for value in one.values])

@@ -120,7 +120,7 @@ def test_revoked_right_fails_the_query_without_visible_records(
     for number, lost in enumerate(rights(job)[1::3]):
         (folder := tmp_path / str(number)).mkdir()
         fail_at(spark, replace(job, ranges=3 + number), folder, "task finished")
-        owner.take(user, [lost])
+        owner.revoke(user, [lost])
         with pytest.raises(Exception, match="AccessError"):
             run(spark, job)
         assert_nothing_new(owner.operator, job, 0)

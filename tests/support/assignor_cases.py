@@ -49,7 +49,7 @@ def _life(rng: random.Random) -> Iterator[Case]:
         _change_topics(rng, topics, with_racks)
         _change_members(rng, topics, members, with_racks, alike)
         told = {
-            name: _told(rng, assignor, member, last.get(name), generation, topics)
+            name: _subscription(rng, assignor, member, last.get(name), generation, topics)
             for name, member in members.items()
         }
         yield Case(assignor.name, dict(topics), told)
@@ -90,7 +90,7 @@ def _change_members(
             members[name] = replace(member, topics=tuple(sorted(chosen)))
 
 
-def _told(
+def _subscription(
     rng: random.Random,
     assignor: ClientAssignor,
     member: Subscription,

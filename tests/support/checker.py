@@ -374,7 +374,7 @@ class _Checker:
                 yield Anomaly(Kind.LSO_STALL, _name(item.partition), detail)
 
     def _order_of_reads(self) -> Iterator[Anomaly]:
-        known = self._known_places()
+        known = self._committed_offsets()
         last: dict[tuple[str, Partition, Isolation], Read] = {}
         for read in self._reads:
             key = read.process, read.partition, read.isolation
@@ -393,7 +393,7 @@ class _Checker:
                     detail = f"{known[read.partition][offset]}@{offset}"
                     yield Anomaly(Kind.SKIPPED_READ, name, detail)
 
-    def _known_places(self) -> dict[Partition, dict[int, str]]:
+    def _committed_offsets(self) -> dict[Partition, dict[int, str]]:
         """Return the offsets at which readers saw committed values."""
         known: dict[Partition, dict[int, str]] = defaultdict(dict)
         for value, places in self._places.items():
@@ -426,12 +426,12 @@ class _Checker:
                 if len(alive) == 1 and alive[0].txn not in {None, read.txn}:
                     wrote[read.txn].add(str(alive[0].txn))
         for txn in sorted(wrote):
-            path = _way_back(wrote, txn)
+            path = _find_cycle(wrote, txn)
             if path is not None and txn == min(path):
                 yield Anomaly(Kind.CIRCULAR, txn, " reads ".join([*path, txn]))
 
 
-def _way_back(edges: dict[str, set[str]], start: str) -> Sequence[str] | None:
+def _find_cycle(edges: dict[str, set[str]], start: str) -> Sequence[str] | None:
     """Return a path from ``start`` to itself without its last step, None if there is none."""
     waiting: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
     seen: set[str] = set()

@@ -47,9 +47,9 @@ CONTROLLER_FIRST = "kill both"
 back."""
 
 TURNS = [
-    (way, (SOURCE, OFFSETS, TRANSACTIONS)[(shift + number) % 3])
+    (fault, (SOURCE, OFFSETS, TRANSACTIONS)[(shift + number) % 3])
     for shift in range(3)
-    for number, way in enumerate(WAYS)
+    for number, fault in enumerate(WAYS)
 ]
 """(fault, topic whose first partition's leader suffers it); the first three turns have every fault
 and every topic."""
@@ -155,22 +155,22 @@ class Nodes:
                         return int(part["leader_id"])
         return None
 
-    def down(self, node_id: int, way: str) -> None:
+    def inject_fault(self, node_id: int, fault: str) -> None:
         """Kill, stop or freeze a broker or a controller."""
         child = self.cluster.node(node_id).child
         assert child is not None
-        if way == "kill":
+        if fault == "kill":
             child.kill()
-        elif way == "stop":
+        elif fault == "stop":
             child.terminate(deadline_s=DEADLINE_S)
         else:
             os.kill(child.pid, signal.SIGSTOP)
 
-    def back(self, node_id: int, way: str) -> None:
+    def recover(self, node_id: int, fault: str) -> None:
         """Start or resume a broker or a controller."""
         node = self.cluster.node(node_id)
         assert node.child is not None
-        if way == "freeze":
+        if fault == "freeze":
             os.kill(node.child.pid, signal.SIGCONT)
             return
         self._keep(node)
@@ -322,7 +322,7 @@ class Figures(NamedTuple):
     until every ISR was full.
     """
 
-    way: str
+    fault: str
     pause_s: float
     led_pause_s: float
     full_s: float
@@ -331,48 +331,48 @@ class Figures(NamedTuple):
 def settled(probe: Callable[[], T | None], what: str) -> T:
     """Wait for a state of the cluster, with a deadline for a JVM on a busy machine."""
 
-    def seen() -> T | None:
+    def probe_once() -> T | None:
         with contextlib.suppress(*UNHEARD):
             return probe()
         return None
 
-    return until(seen, what, deadline_s=DEADLINE_S, poll_s=0.05)
+    return until(probe_once, what, deadline_s=DEADLINE_S, poll_s=0.05)
 
 
-def turn(nodes: Nodes, writer: Writer, way: str, topic: str, index: int = 0) -> Figures:
+def turn(nodes: Nodes, writer: Writer, fault: str, topic: str, index: int = 0) -> Figures:
     """Run one turn: a fault of a partition's leader or of the active controller, and its return."""
     settled(nodes.has_isr, "all in sync")
     settled(lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), "preferred leaders")
     if topic == CONTROLLER:
-        return controller_turn(nodes, writer, way)
+        return controller_turn(nodes, writer, fault)
     controller = None
     victim = ASSIGNED[topic][index][0]
     witness = victim % 3 + 1
-    what = f"{way} of {victim}, leader of {topic}-{index}"
+    what = f"{fault} of {victim}, leader of {topic}-{index}"
     led = next(number for number, one in enumerate(ASSIGNED[SOURCE]) if one[0] == victim)
     writer.longest_s = [0.0] * PARTITIONS
-    if way == CONTROLLER_FIRST:
+    if fault == CONTROLLER_FIRST:
         controller = settled(nodes.active_controller, "a controller")
-        way = "kill"
-        nodes.down(controller, way)
-    nodes.down(victim, way)
+        fault = "kill"
+        nodes.inject_fault(controller, fault)
+    nodes.inject_fault(victim, fault)
     if controller is not None:
-        nodes.back(controller, way)
+        nodes.recover(controller, fault)
     settled(lambda: nodes.has_isr(witness, without=victim), f"every ISR is without it: {what}")
     writer.goes_on(f"producing goes on: {what}")
     pauses = list(writer.longest_s)
     begin = time.monotonic()
-    nodes.back(victim, way)
+    nodes.recover(victim, fault)
     settled(lambda: nodes.has_isr(witness), f"every ISR is full: {what}")
-    return told(what, Figures(way, max(pauses), pauses[led], time.monotonic() - begin))
+    return print_figures(what, Figures(fault, max(pauses), pauses[led], time.monotonic() - begin))
 
 
-def controller_turn(nodes: Nodes, writer: Writer, way: str) -> Figures:
+def controller_turn(nodes: Nodes, writer: Writer, fault: str) -> Figures:
     """Run one turn of the active controller; no leader may change."""
     victim = settled(nodes.active_controller, "a controller")
-    what = f"{way} of {victim}, the controller"
+    what = f"{fault} of {victim}, the controller"
     writer.longest_s = [0.0] * PARTITIONS
-    nodes.down(victim, way)
+    nodes.inject_fault(victim, fault)
     # Longer than a session: brokers whose heartbeats failed meanwhile must not be fenced.
     end = time.monotonic() + LONGER_THAN_SESSIONS_S
     writer.goes_on(f"producing goes on: {what}")
@@ -382,13 +382,13 @@ def controller_turn(nodes: Nodes, writer: Writer, way: str) -> Figures:
     writer.goes_on(f"producing still goes on: {what}")
     pause_s = max(writer.longest_s)
     begin = time.monotonic()
-    nodes.back(victim, way)
+    nodes.recover(victim, fault)
     settled(nodes.active_controller, f"a controller: {what}")
     settled(nodes.has_isr, f"every ISR is full: {what}")
-    return told(what, Figures(way, pause_s, pause_s, time.monotonic() - begin))
+    return print_figures(what, Figures(fault, pause_s, pause_s, time.monotonic() - begin))
 
 
-def told(what: str, figures: Figures) -> Figures:
+def print_figures(what: str, figures: Figures) -> Figures:
     """Print the figures of ``what``, and return them."""
     print(f"{what}: {figures.pause_s:.2f} s, {figures.full_s:.2f} s", flush=True)
     return figures

@@ -17,7 +17,7 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def asked(address: Address, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+async def exchange(address: Address, sent: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send bytes on a new connection; return status, headers and body of the response."""
     reader, writer = await asyncio.open_connection(*address)
     with closing(writer):
@@ -32,5 +32,5 @@ async def asked(address: Address, sent: bytes) -> tuple[int, dict[str, str], byt
 
 async def page(address: Address, path: str, **headers: str) -> tuple[int, str, str]:
     """Return status, content type and text of a page."""
-    status, told, body = await asked(address, request(path, version="1.0", **headers))
+    status, told, body = await exchange(address, request(path, version="1.0", **headers))
     return status, told["Content-Type"], body.decode()

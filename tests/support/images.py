@@ -7,7 +7,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
 
 
-def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
+def image_after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
     """Return the image after the replay of these records."""
     delta = MetadataDelta(image)
     for record in records:

@@ -106,12 +106,12 @@ def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> No
     ``folders`` maps each folder to the Maven option that selects its jars; ``jar`` is a pattern
     that must match a file in each. ``stamp`` is a copy of the pom from the last download.
     """
-    with one_fetches():
+    with lock_cache():
         _resolved(pom, folders, stamp, jar)
 
 
 @contextmanager
-def one_fetches() -> Iterator[None]:
+def lock_cache() -> Iterator[None]:
     """Lock the cache against other test workers and runs; raise OracleMissingError.
 
     Another process must neither use an incomplete folder, nor overwrite a jar that a JVM has
@@ -350,7 +350,7 @@ class Kafka:
             **self._settings,
         }
 
-    def tell(self, settings: Mapping[str, str]) -> None:
+    def add_settings(self, settings: Mapping[str, str]) -> None:
         """Add settings, which take effect at the next start."""
         self._settings.update(settings)
 
@@ -460,7 +460,7 @@ def quorum_of_three(
         words = ["--initial-controllers", ",".join(named)]
     for one in nodes:
         one.format_words = words
-        one.tell(told)
+        one.add_settings(told)
         one.launch()
     for one in nodes:
         one.wait()

@@ -108,7 +108,7 @@ class Kafka39:
             **(settings or {}),
         }
 
-    def tell(self, settings: Mapping[str, str]) -> None:
+    def add_settings(self, settings: Mapping[str, str]) -> None:
         """Add settings, which take effect at the next start."""
         self._settings.update(settings)
 

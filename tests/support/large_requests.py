@@ -89,15 +89,15 @@ def _is_wide(field: FieldInfo) -> bool:
 
 def _value(field: FieldInfo, rng: random.Random, size: int) -> Any:
     if not field.is_array:
-        return _one(field, rng, size)
+        return _element(field, rng, size)
     count = rng.choice((0, 1, 2))
     if size:
         # One large element, or so many that each has a string of the maximum length.
         count = rng.choice((1, max(1, size // MAX_STRING_BYTES)))
-    return tuple(_one(field, rng, size // max(1, count)) for _ in range(count))
+    return tuple(_element(field, rng, size // max(1, count)) for _ in range(count))
 
 
-def _one(field: FieldInfo, rng: random.Random, size: int) -> Any:
+def _element(field: FieldInfo, rng: random.Random, size: int) -> Any:
     if field.struct is not None:
         return _entity(field.struct, rng, size)
     kind = field.kafka_type

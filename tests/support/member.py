@@ -47,7 +47,7 @@ class Member(Daemon):
         }
         self._file.write_text("".join(f"{key}={value}\n" for key, value in told.items()))
 
-    def tell(self, settings: Mapping[str, str]) -> None:
+    def add_settings(self, settings: Mapping[str, str]) -> None:
         """Add settings, which take effect at the next start."""
         with self._file.open("a") as file:
             file.writelines(f"{key}={value}\n" for key, value in settings.items())

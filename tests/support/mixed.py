@@ -96,7 +96,7 @@ class MixedCluster:
         ]
         voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
         for one in made:
-            one.tell({"controller.quorum.voters": voters})
+            one.add_settings({"controller.quorum.voters": voters})
         self._voters = {"controller.quorum.voters": voters}
         self._addresses = [one.controller for one in made]
         return made

@@ -73,12 +73,12 @@ class Mosquitto:
         """Let Mosquitto persist its state, which it otherwise does only at a clean stop."""
         assert self.child is not None
 
-        def written() -> int:
+        def modified_ns() -> int:
             return self._database.stat().st_mtime_ns if self._database.exists() else 0
 
-        before = written()
+        before = modified_ns()
         os.kill(self.child.pid, signal.SIGUSR1)
-        until(lambda: written() > before, "Mosquitto's database written")
+        until(lambda: modified_ns() > before, "Mosquitto's database written")
 
     def stop(self) -> None:
         """Stop Mosquitto cleanly, so that it persists its state."""

@@ -130,8 +130,8 @@ class Page:
         found: set[str] = set()
         for before, token in zip(self._tokens, self._tokens[1:], strict=False):
             if before.type == "heading_open":
-                told = "".join(child.content for child in token.children or ())
-                slug = re.sub(r"[^\w\- ]", "", told.strip().lower()).replace(" ", "-")
+                is_ready = "".join(child.content for child in token.children or ())
+                slug = re.sub(r"[^\w\- ]", "", is_ready.strip().lower()).replace(" ", "-")
                 number = 0
                 while (name := slug if not number else f"{slug}-{number}") in found:
                     number += 1
@@ -208,8 +208,8 @@ class Reader:
                 if "file" in block.words:
                     path = self.here / block.words["file"]
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(self._here(block.text), encoding="utf-8")
-                elif block.runs and self._has(block.words.get("needs")):
+                    path.write_text(self._with_own_ports(block.text), encoding="utf-8")
+                elif block.runs and self._is_installed(block.words.get("needs")):
                     if "stopped" in block.words:
                         self._staying.close()
                     self._run(block, number)
@@ -232,10 +232,10 @@ class Reader:
             self._ports[named] = str(held.getsockname()[1])
         return self._ports[named]
 
-    def _here(self, text: str) -> str:
+    def _with_own_ports(self, text: str) -> str:
         return _ADDRESS.sub(lambda match: f"{match[1]}:{self._port(match[2])}", text)
 
-    def _has(self, need: str | None) -> bool:
+    def _is_installed(self, need: str | None) -> bool:
         if need in LARGE:
             return self._all
         return need is None or shutil.which(need) is not None
@@ -255,7 +255,7 @@ class Reader:
             daemon.stop()
 
     def _run(self, block: Block, number: int) -> None:
-        text = self._here(block.text)
+        text = self._with_own_ports(block.text)
         if block.language == "python":
             name = f"test_block_{number}.py" if "def test_" in text else f"block_{number}.py"
             (self.here / name).write_text(text, encoding="utf-8")
@@ -266,12 +266,12 @@ class Reader:
         else:
             text = _INSTALL.sub(self._install, text)
             listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
-            if "--listen" not in text and not self._says_listeners(text):
+            if "--listen" not in text and not self._has_listeners(text):
                 text = _SERVE.sub(rf"\g<0> --listen {listen}", text)
             command = ["bash", "-euo", "pipefail", "-c", text]
         self._start(command, block, self._logs / f"block-{number}.log")
 
-    def _says_listeners(self, text: str) -> bool:
+    def _has_listeners(self, text: str) -> bool:
         """Return whether a settings file that ``text`` names has listeners."""
         files = re.findall(r"--config-file (\S+)", text)
         return any(b"listeners" in (self.here / file).read_bytes() for file in files)
@@ -301,14 +301,14 @@ class Reader:
             assert status == wanted, f"{block} ends with {status}:\n{block.text}\n{log.read_text()}"
             return
 
-        def told() -> bool:
+        def is_ready() -> bool:
             output = log.read_text(errors="replace")
             if re.search(stays, output, re.MULTILINE):
                 return True
             assert child.poll() is None, f"{block} ended by itself:\n{output}"
             return False
 
-        until(told, f"{stays!r} of {block}", deadline_s=RUN_S)
+        until(is_ready, f"{stays!r} of {block}", deadline_s=RUN_S)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

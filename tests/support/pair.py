@@ -81,7 +81,7 @@ class Pair(MixedCluster):
             ),
         }
         if isinstance(made, Kafka):
-            made.tell(listeners)
+            made.add_settings(listeners)
             return made
         settings = {"broker.rack": f"rack-{node_id}", **self._common, **listeners}
         return Member(self._room(node_id), self.quorum, node_id=node_id, settings=settings)
@@ -101,7 +101,7 @@ class Pair(MixedCluster):
         """HOST:PORT of the controller."""
         return self._addresses[0]
 
-    def at(self, node_id: int) -> Cluster:
+    def connection(self, node_id: int) -> Cluster:
         """Return the connection to a broker, a new one after a lost connection."""
         found = self._clients.get(node_id)
         if found is None:
@@ -112,7 +112,7 @@ class Pair(MixedCluster):
         """Send a request to a broker, on a new connection if the former one is lost."""
         for attempt in range(2):
             try:
-                return self.at(node_id).call(api, version, **body)
+                return self.connection(node_id).call(api, version, **body)
             except (ConnectionLostError, OSError):
                 self._clients.pop(node_id).close()
                 if attempt:
@@ -159,18 +159,18 @@ class Pair(MixedCluster):
         answer = self.call(KAFKAS, "create_topics", 5, timeout=10_000, topics=[topic])
         assert answer["topics"][0]["error_code"] == "none", answer
         for index, replicas in enumerate(assignment):
-            self.led(name, replicas[0], index)
+            self.wait_for_leader(name, replicas[0], index)
         return name
 
     # --- moving ---
 
-    def led(self, topic: str, node_id: int, index: int = 0) -> None:
+    def wait_for_leader(self, topic: str, node_id: int, index: int = 0) -> None:
         """Wait until all running brokers see this leader with all replicas in sync.
 
         Metadata names a leader shortly before it serves, so this also sends it ListOffsets.
         """
 
-        def is_so() -> bool:
+        def is_led() -> bool:
             for witness in self.running:
                 answer = self.call(witness, "metadata", 9, topics=[{"name": topic}])
                 parts = {one["partition_index"]: one for one in answer["topics"][0]["partitions"]}
@@ -189,7 +189,7 @@ class Pair(MixedCluster):
             )
             return bool(answer["topics"][0]["partitions"][0]["error_code"] == "none")
 
-        until(is_so, f"{node_id} leads {topic}-{index}", poll_s=0.05)
+        until(is_led, f"{node_id} leads {topic}-{index}", poll_s=0.05)
 
     def reassign(self, topic: str, replicas: tuple[int, ...], index: int = 0) -> None:
         """Request a reassignment, without waiting for it to complete."""
@@ -227,7 +227,7 @@ class Pair(MixedCluster):
             return part["error_code"] in {"none", "election_not_needed"}
 
         until(is_elected, f"{node_id} is elected for {topic}-{index}", poll_s=0.1)
-        self.led(topic, node_id, index)
+        self.wait_for_leader(topic, node_id, index)
 
     def move_away(self, topic: str, node_id: int) -> None:
         """Move a partition to this broker alone, and then back to both."""
@@ -237,25 +237,25 @@ class Pair(MixedCluster):
             f"{topic} is on {node_id} alone",
             poll_s=0.05,
         )
-        self.led(topic, node_id)
+        self.wait_for_leader(topic, node_id)
         self.reassign(topic, (node_id, BOTH[node_id == KAFKAS]))
         until(
             lambda: len(self.partition(topic, witness=node_id)["isr_nodes"]) == len(BOTH),
             f"{topic} is on both again",
             poll_s=0.05,
         )
-        self.led(topic, node_id)
+        self.wait_for_leader(topic, node_id)
 
-    def end(self, node_id: int, how: str) -> None:
+    def stop_broker(self, node_id: int, how: str) -> None:
         """Stop (SIGTERM, with a controlled shutdown) or kill a broker; the other leads then."""
         child = self.node(node_id).child
         assert child is not None
         child.kill() if how == "kill" else child.terminate()
         other = BOTH[node_id == KAFKAS]
         for topic in (GROUPS, TRANSACTIONS):
-            self.led(topic, other)
+            self.wait_for_leader(topic, other)
 
-    def back(self, node_id: int) -> None:
+    def restart_broker(self, node_id: int) -> None:
         """Restart a broker, and wait until its replicas are in sync."""
         self.node(node_id).start()
         other = BOTH[node_id == KAFKAS]
@@ -268,12 +268,12 @@ class Pair(MixedCluster):
 
         until(is_in_sync, f"{node_id} is in sync", poll_s=0.1)
         for topic in (GROUPS, TRANSACTIONS):
-            self.led(topic, other)
+            self.wait_for_leader(topic, other)
 
     def serves(self, node_id: int, kind: int, key: str) -> None:
         """Wait until both brokers name this coordinator of ``key``, and it has loaded."""
 
-        def does() -> bool:
+        def is_coordinator() -> bool:
             for witness in self.running:
                 found = self.call(witness, "find_coordinator", 2, key=key, key_type=kind)
                 if found["error_code"] != "none" or found["node_id"] != node_id:
@@ -284,4 +284,4 @@ class Pair(MixedCluster):
                 answer = self.call(node_id, "offset_fetch", 5, group_id=key, topics=[])
             return bool(answer["error_code"] == "none")
 
-        until(does, f"{node_id} coordinates {key}", poll_s=0.05)
+        until(is_coordinator, f"{node_id} coordinates {key}", poll_s=0.05)

@@ -41,14 +41,14 @@ class PlayedBroker(Pretender):
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self.come()
+        self.become_unfenced()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.fall_silent()
         self.close()
 
-    def come(self, *, is_new: bool = True) -> None:
+    def become_unfenced(self, *, is_new: bool = True) -> None:
         """Become unfenced, as a new incarnation that registers first, or as the former one."""
         if is_new:
             self.incarnation_id = uuid.uuid4()
@@ -171,7 +171,7 @@ class Script:
         found = [data for at, data in self.batches if at >= part["fetch_offset"]]
         return {**base, "records": b"".join(found)}
 
-    def has(self, offset: int, data: bytes, epoch: int | None = None) -> int:
+    def append_batch(self, offset: int, data: bytes, epoch: int | None = None) -> int:
         """Append a batch with this base offset and epoch; return the next offset."""
         stamped = bytearray(data)
         struct.pack_into(">q", stamped, 0, offset)
@@ -201,7 +201,7 @@ class PlayedLeader(PlayedBroker):
         self._server.close()
         super().close()
 
-    def leads(self, name: str, topic_id: uuid.UUID) -> Script:
+    def add_topic(self, name: str, topic_id: uuid.UUID) -> Script:
         """Add a topic that the broker leads; return its script."""
         with self.lock:
             self.scripts[name] = script = Script()

@@ -184,7 +184,7 @@ class Realm:
             assert all(row["error_code"] == "none" for row in answer["results"]), answer
             until(lambda: self.count(user) >= len(rows), "the rules")
 
-    def take(self, user: str, rights: Iterable[Right]) -> None:
+    def revoke(self, user: str, rights: Iterable[Right]) -> None:
         """Remove these rights."""
         before = self.count(user)
         filters = [

@@ -79,7 +79,9 @@ class ReplicaCluster(MixedCluster):
             self.proxy.target = host, int(port)
             self._addresses = [f"127.0.0.1:{self.proxy.port}"]
             self._voters = {"controller.quorum.voters": f"{made.node_id}@{self.quorum}"}
-            made.tell({**self._voters, "advertised.listeners": f"CONTROLLER://{self.quorum}"})
+            made.add_settings(
+                {**self._voters, "advertised.listeners": f"CONTROLLER://{self.quorum}"}
+            )
         return [made]
 
     @property
@@ -190,7 +192,7 @@ class ReplicaCluster(MixedCluster):
             elif ids[0] in real:
                 leader = ids[0]
                 until(
-                    lambda i=index, one=leader: self.trouble(one, name, i) is None,
+                    lambda i=index, one=leader: self.list_offsets_error(one, name, i) is None,
                     f"{name} is led",
                 )
         return uuid.UUID(answer["topics"][0]["topic_id"])
@@ -231,7 +233,10 @@ class ReplicaCluster(MixedCluster):
                 or (isr is not None and seen.isr != isr)
                 or (replicas is not None and seen.replicas != tuple(replicas))
             )
-            is_led = seen.leader not in self.ids or self.trouble(seen.leader, name, index) in fine
+            is_led = (
+                seen.leader not in self.ids
+                or self.list_offsets_error(seen.leader, name, index) in fine
+            )
             if wrong or not is_led:
                 return None
             return seen
@@ -243,10 +248,10 @@ class ReplicaCluster(MixedCluster):
             seen = {one: self.state(name, index, witness=one) for one in self.running}
             raise TimeoutError(f"{error}; {seen}") from None
 
-    def trouble(self, leader: int, name: str, index: int = 0) -> str | None:
+    def list_offsets_error(self, leader: int, name: str, index: int = 0) -> str | None:
         """Return the error of ListOffsets on a broker, None if it succeeds."""
         with self.client(leader) as client:
-            return ask_end(client, name, index).get("error")
+            return list_offset(client, name, index).get("error")
 
     def reassign(self, name: str, replicas: Sequence[int] | None, index: int = 0) -> None:
         """Reassign a partition, or cancel its reassignment with None."""
@@ -320,7 +325,7 @@ class ReplicaCluster(MixedCluster):
         return batches_in(self.directory(node_id, name, index))
 
 
-def ask_end(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[str, Any]:
+def list_offset(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[str, Any]:
     """Send ListOffsets for one partition; return its ``offset``, or its ``error``."""
     asked = {"partition_index": index, "timestamp": at, "current_leader_epoch": -1}
     topics = [{"name": name, "partitions": [asked]}]
@@ -387,7 +392,7 @@ def epochs_in(directory: Path, end: int) -> list[tuple[int, int]]:
     return [(epoch, start) for epoch, start in found if start < end]
 
 
-def tell_high_watermark(data_dir: Path, name: str, offset: int, index: int = 0) -> None:
+def write_high_watermark(data_dir: Path, name: str, offset: int, index: int = 0) -> None:
     """Write another high watermark to the checkpoint of a stopped broker."""
     file = data_dir / "replication-offset-checkpoint"
     lines = file.read_text().splitlines()

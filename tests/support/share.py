@@ -106,7 +106,7 @@ class Member:
     ) -> Answer:
         """Send a ShareFetch with acknowledgements (first, last, types) by topic id and index."""
         self.send_fetch(topics, version=version, forget=forget, **fields)
-        return self.received()
+        return self.receive()
 
     def send_fetch(
         self,
@@ -149,7 +149,7 @@ class Member:
         if version >= 2:
             body = {"is_renew_ack": False, **body}
         self._send("share_acknowledge", version, topics, None, body)
-        return self.received()
+        return self.receive()
 
     def _send(
         self,
@@ -186,7 +186,7 @@ class Member:
             ]
         self.client.send(api, version, **body)
 
-    def received(self) -> Answer:
+    def receive(self) -> Answer:
         """Receive a response; a success advances the session's epoch."""
         answer = self.client.receive()
         if answer["error_code"] == "none" and self.epoch != FINAL:

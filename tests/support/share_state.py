@@ -43,7 +43,7 @@ class LocalShareState:
     def send(self, command: StateCommand) -> asyncio.Future[object]:
         self.commands.append(command)
         if self.gate is not None:
-            return asyncio.ensure_future(self._held(self.gate, command))
+            return asyncio.ensure_future(self._decide_after(self.gate, command))
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         try:
             future.set_result(self._decide(command))
@@ -51,7 +51,7 @@ class LocalShareState:
             future.set_exception(error)
         return future
 
-    async def _held(self, gate: asyncio.Future[None], command: StateCommand) -> object:
+    async def _decide_after(self, gate: asyncio.Future[None], command: StateCommand) -> object:
         await asyncio.shield(gate)
         return self._decide(command)
 

@@ -90,11 +90,11 @@ class Work:
         """Wait until ``count`` further records are accepted."""
         goal = len(self.accepted) + count
 
-        def has_come() -> bool:
+        def is_reached() -> bool:
             self.check()
             return len(self.accepted) >= goal
 
-        until(has_come, f"{count} more records are accepted", deadline_s=120)
+        until(is_reached, f"{count} more records are accepted", deadline_s=120)
 
 
 def _produce(work: Work, bootstrap: str, topic: str) -> None:

@@ -61,35 +61,35 @@ class Tap:
                 assert self._behind is not None
                 broker = socket.create_connection(self._behind)
                 self._open += [client, broker]
-                asked: dict[int, tuple[str, int]] = {}
-                for here, there, note in (
+                requests: dict[int, tuple[str, int]] = {}
+                for source, target, note in (
                     (client, broker, self._request),
                     (broker, client, self._answer),
                 ):
-                    here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     threading.Thread(
-                        target=self._pass_on, args=(here, there, note, asked), daemon=True
+                        target=self._pass_on, args=(source, target, note, requests), daemon=True
                     ).start()
 
     @staticmethod
-    def _pass_on(here, there, note, asked) -> None:  # type: ignore[no-untyped-def]
-        stream = here.makefile("rb")
+    def _pass_on(source, target, note, requests) -> None:  # type: ignore[no-untyped-def]
+        stream = source.makefile("rb")
         with contextlib.suppress(OSError, ValueError):
             while len(size := stream.read(4)) == 4:
                 frame = stream.read(struct.unpack(">i", size)[0])
-                note(frame, asked)
-                there.sendall(size + frame)
+                note(frame, requests)
+                target.sendall(size + frame)
         with contextlib.suppress(OSError):
-            there.shutdown(socket.SHUT_RDWR)
+            target.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
-    def _request(frame: bytes, asked: dict[int, tuple[str, int]]) -> None:
+    def _request(frame: bytes, requests: dict[int, tuple[str, int]]) -> None:
         key, version, correlation_id = struct.unpack_from(">hhi", frame)
         if key in APIS:
-            asked[correlation_id] = APIS[key], version
+            requests[correlation_id] = APIS[key], version
 
-    def _answer(self, frame: bytes, asked: dict[int, tuple[str, int]]) -> None:
-        request = asked.pop(struct.unpack_from(">i", frame)[0], None)
+    def _answer(self, frame: bytes, requests: dict[int, tuple[str, int]]) -> None:
+        request = requests.pop(struct.unpack_from(">i", frame)[0], None)
         if request is not None:
             api, version = request
             _, answer = decode(api, version, frame)

@@ -22,7 +22,7 @@ from tests.support.zookeeper import ZooKeeper
 Node = Member | Kafka39
 
 SAID_LINES, SAID_CHARACTERS = 25, 240
-"""Limits of a broker's output in :meth:`Brokers.told`."""
+"""Limits of a broker's output in :meth:`Brokers.describe`."""
 
 SIGTERM_OF_JAVA = 143
 """The exit status of a JVM after a clean stop by SIGTERM."""
@@ -107,7 +107,7 @@ class Brokers:
     def controller_epoch(self) -> int:
         return int(self.znodes.get("/controller_epoch")[0])
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the state of the cluster and the last output of each broker, for failed tests."""
         lines = []
         for node_id, one in self.nodes.items():
@@ -184,12 +184,12 @@ class Brokers:
             assert one.child is not None
             if one.child.returncode is None:
                 until(
-                    lambda node_id=node_id: self.known(node_id, name),  # type: ignore[misc]
+                    lambda node_id=node_id: self.leaders_and_epochs(node_id, name),  # type: ignore[misc]
                     f"broker {node_id} knows of {name}",
                 )
         return name
 
-    def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
+    def leaders_and_epochs(self, node_id: int, topic: str) -> list[tuple[int, int]]:
         """Return leader and leader epoch of each partition without an error in the Metadata."""
         with self.client(node_id) as client:
             asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
@@ -200,7 +200,7 @@ class Brokers:
             if part["error_code"] == "none"
         ]
 
-    def living(self, node_id: int) -> set[int]:
+    def live_brokers(self, node_id: int) -> set[int]:
         """Return the live brokers in a broker's DescribeCluster."""
         with self.client(node_id) as client:
             rows = client.call("describe_cluster", 0)["brokers"]

@@ -153,7 +153,7 @@ async def test_revoked_right_ends_the_pipeline_without_loss_or_duplicates(
     async with copier.running(security) as task:
         await copier.until_copied()
         lost = [one for one in copier.rights if one[:2] == (operation, kind)]
-        owner.take(user, lost)
+        owner.revoke(user, lost)
         copier.fill(20)
         with pytest.raises(NotAuthorizedError, match=f"{told}.* is missing"):
             await asyncio.wait_for(asyncio.shield(task), 60)

@@ -127,7 +127,7 @@ def test_fetch_waits_for_records(
     member.send_fetch({}, max_wait=WAIT_MS)
     with Cluster(bootstrap) as other:
         other.produce(topic, [b"late"])
-    assert values(parts_of(member.received())[0]) == [b"late"]
+    assert values(parts_of(member.receive())[0]) == [b"late"]
 
 
 def test_fetch_waits_for_released_records(
@@ -141,7 +141,7 @@ def test_fetch_waits_for_released_records(
         second.fetch({topic_id: {0: []}}, max_wait=100)
         second.send_fetch({}, max_wait=WAIT_MS)
         first.acknowledge({topic_id: {0: [(0, 0, RELEASE)]}})
-        assert acquired(parts_of(second.received())[0]) == [(0, 0, 2)]
+        assert acquired(parts_of(second.receive())[0]) == [(0, 0, 2)]
 
 
 def test_fetch_without_records_ends_with_max_wait(
@@ -317,7 +317,7 @@ def test_deleted_topic_completes_a_waiting_share_fetch(
     with Cluster(bootstrap) as other:
         other.call("delete_topics", 5, topic_names=[topic], timeout=10_000)
     # Apache Kafka ends some waits only with MaxWaitMs, without the partition.
-    codes = {part["error_code"] for part in parts_of(member.received()).values()}
+    codes = {part["error_code"] for part in parts_of(member.receive()).values()}
     assert codes <= {"not_leader_or_follower", "unknown_topic_or_partition"}
 
 

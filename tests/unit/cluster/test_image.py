@@ -59,7 +59,7 @@ from fencepost.cluster.records import (
     UserScramCredentialRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
-from tests.support.images import after
+from tests.support.images import image_after
 
 ME = 1
 A, B, C = (UUID(int=number) for number in (100, 101, 102))
@@ -85,7 +85,7 @@ def partition(topic_id: UUID, index: int, *replicas: int, leader: int = ME) -> P
     )
 
 
-START = after(
+START = image_after(
     MetadataImage(),
     topic("a", A),
     partition(A, 0, 1, 2),
@@ -153,7 +153,7 @@ def test_changed_replicas_keep_their_known_directories() -> None:
 
 
 def test_recreated_topic_has_none_of_the_deleted_partitions_or_configs() -> None:
-    new = after(
+    new = image_after(
         START,
         RemoveTopicRecord(A),
         topic("a", C),
@@ -169,12 +169,14 @@ def test_recreated_topic_has_none_of_the_deleted_partitions_or_configs() -> None
         "elected": [("a", 0)],
     }
     assert snapshot(START, new) == new
-    gone = after(new, RemoveTopicRecord(C), topic("a", A), partition(A, 0, 1), RemoveTopicRecord(A))
+    gone = image_after(
+        new, RemoveTopicRecord(C), topic("a", A), partition(A, 0, 1), RemoveTopicRecord(A)
+    )
     assert set(gone.topics) == {"b"} == {one.name for one in gone.topics_by_id.values()}
 
 
 def test_snapshot_removes_topics_and_brokers_that_it_lacks() -> None:
-    new = after(START, RemoveTopicRecord(A), UnregisterBrokerRecord(2, 8))
+    new = image_after(START, RemoveTopicRecord(A), UnregisterBrokerRecord(2, 8))
     by_snapshot = snapshot(START, new)
     assert by_snapshot == new
     assert changed(START, by_snapshot) == {"deletes": [("a", 0), ("a", 1)]}
@@ -183,7 +185,7 @@ def test_snapshot_removes_topics_and_brokers_that_it_lacks() -> None:
 
 
 def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> None:
-    new = after(
+    new = image_after(
         START,
         PartitionChangeRecord(A, 0, leader=2),
         PartitionChangeRecord(A, 1, leader=1),
@@ -196,23 +198,25 @@ def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> Non
         "elected": [("a", 1), ("b", 1)],
         "followers": [("a", 0), ("a", 2)],
     }
-    left = after(new, PartitionChangeRecord(A, 0, replicas=(2,), isr=(2,)))
+    left = image_after(new, PartitionChangeRecord(A, 0, replicas=(2,), isr=(2,)))
     assert changed(new, left) == {"deletes": [("a", 0)]}
-    assert changed(new, after(new, NoOpRecord())) == {}
+    assert changed(new, image_after(new, NoOpRecord())) == {}
 
 
 def test_new_replica_follows_even_without_new_partition_epoch() -> None:
     """On ZooKeeper, a broker may read the replicas before a reassignment and the state after it."""
-    before = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
-    now = after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
+    before = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
+    now = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}
-    assert changed(now, after(now, partition(A, 0, 2, 3, ME, leader=2))) == {}
+    assert changed(now, image_after(now, partition(A, 0, 2, 3, ME, leader=2))) == {}
 
 
 def test_deleted_topic_with_only_sole_replicas_is_one_change() -> None:
     """There may be 100,000 such partitions, and most were never opened."""
-    old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))
-    new = after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
+    old = image_after(
+        START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2)
+    )
+    new = image_after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
     found = local_changes(old, new, ME, sole_replicas=False)
     assert found.deleted_sole_replicas == (old.topics["b"],)
     deletes = sorted((one.topic, one.index) for one in found.deletes)
@@ -261,7 +265,7 @@ def test_records_that_contradict_the_image_are_corrupt(records: list[MetadataRec
 def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
     """The image that a start builds directly equals the image that its records build."""
     many = UUID(int=990)
-    old = after(
+    old = image_after(
         START,
         topic("c", many),
         *(partition(many, at, *((1, 2) if at % 7 == 3 else (1,))) for at in range(40)),
@@ -300,7 +304,7 @@ def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
 def test_topics_are_resized_by_added_removed_or_recreated_partitions(
     records: list[MetadataRecord], is_resized: bool
 ) -> None:
-    image = after(START, *records)
+    image = image_after(START, *records)
     assert topics_resized(START, image) is is_resized
     # The result is the same if neither image was built from the other.
     assert topics_resized(START, replace(image, step=None)) is is_resized
@@ -311,62 +315,64 @@ def test_racks_change_with_moved_replicas_or_broker_racks() -> None:
         return RegisterBrokerRecord(broker_id, UUID(int=7), 8, (), (), rack=rack)
 
     moved = PartitionChangeRecord(A, 0, replicas=(3, 1))
-    assert not racks_changed(START, after(START, moved)), "no broker has a rack"
+    assert not racks_changed(START, image_after(START, moved)), "no broker has a rack"
     assert racks_of(START, "a") == ()
-    one = after(START, broker(2, "z"), broker(3, "x"))
+    one = image_after(START, broker(2, "z"), broker(3, "x"))
     assert racks_changed(START, one)
     assert racks_of(one, "a") == (("z",), ("z",), ("x", "z"))
     assert racks_of(one, "gone") == ()
-    assert racks_of(after(one, moved), "a")[0] == ("x",)
-    assert racks_changed(one, after(one, moved))
-    assert racks_changed(one, after(one, broker(2, None)))
+    assert racks_of(image_after(one, moved), "a")[0] == ("x",)
+    assert racks_changed(one, image_after(one, moved))
+    assert racks_changed(one, image_after(one, broker(2, None)))
     for record in (
         broker(2, "z"),
         PartitionChangeRecord(A, 0, leader=2),
         RemoveTopicRecord(B),
         ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", "2"),
     ):
-        assert not racks_changed(one, after(one, record)), record
+        assert not racks_changed(one, image_after(one, record)), record
 
 
 def test_clear_elr_record_clears_elr_of_one_or_all_topics() -> None:
     elr = PartitionChangeRecord(A, 0, eligible_leader_replicas=(2,), last_known_elr=(1,))
-    known = after(START, elr, replace(elr, topic_id=B))
-    one = after(known, ClearElrRecord("a"))
+    known = image_after(START, elr, replace(elr, topic_id=B))
+    one = image_after(known, ClearElrRecord("a"))
     assert [part.partition_epoch for part in one.topics["a"].partitions] == [2, 0, 0]
     assert one.topics["a"].partitions[0].elr == one.topics["a"].partitions[0].last_known_elr == ()
     assert one.topics["b"].partitions[0].elr == (2,)
-    every = after(known, ClearElrRecord(""), ClearElrRecord(""))
+    every = image_after(known, ClearElrRecord(""), ClearElrRecord(""))
     assert {part.elr for each in every.topics.values() for part in each.partitions} == {()}
     assert every.topics["b"].partitions[0].partition_epoch == 2
-    assert after(START, RemoveTopicRecord(A), ClearElrRecord("")).topics.keys() == {"b"}
+    assert image_after(START, RemoveTopicRecord(A), ClearElrRecord("")).topics.keys() == {"b"}
 
 
 # --- brokers, settings ---
 
 
 def test_broker_registration_is_updated_by_change_records() -> None:
-    image = after(START, BrokerRegistrationChangeRecord(2, 8, fenced=-1, log_dirs=(DISKS[3],)))
+    image = image_after(
+        START, BrokerRegistrationChangeRecord(2, 8, fenced=-1, log_dirs=(DISKS[3],))
+    )
     assert image.brokers[2].is_active
     assert image.brokers[2].directories == (DISKS[3],)
     assert not image.brokers[2].has_online(DISKS[2])
-    leaving = after(image, BrokerRegistrationChangeRecord(2, 8, in_controlled_shutdown=1))
+    leaving = image_after(image, BrokerRegistrationChangeRecord(2, 8, in_controlled_shutdown=1))
     assert not leaving.brokers[2].is_active
     assert leaving.brokers[2].fenced is False
-    again = after(leaving, RegisterBrokerRecord(2, UUID(int=8), 30, (), ()))
+    again = image_after(leaving, RegisterBrokerRecord(2, UUID(int=8), 30, (), ()))
     assert again.brokers[2].fenced
     assert not again.brokers[2].in_controlled_shutdown
     assert again.brokers[2].epoch == 30
 
 
 def test_changed_configs_list_changed_and_removed_configs() -> None:
-    new = after(
+    new = image_after(
         START,
         ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", None),
         ConfigRecord(TOPIC_RESOURCE, "b", "retention.ms", "2"),
     )
     assert set(changed_configs(START, new)) == {(TOPIC_RESOURCE, "a"), (TOPIC_RESOURCE, "b")}
-    assert list(changed_configs(new, after(new, NoOpRecord()))) == []
+    assert list(changed_configs(new, image_after(new, NoOpRecord()))) == []
 
 
 def test_changed_acls_list_added_changed_and_removed_acls() -> None:
@@ -374,14 +380,16 @@ def test_changed_acls_list_added_changed_and_removed_acls() -> None:
     kept, other, gone, new, passing = (
         AccessControlEntryRecord(one, 2, "t", 3, "User:a", "*", 3, 3) for one in ids
     )
-    first = after(START, kept, other, gone)
+    first = image_after(START, kept, other, gone)
     assert set(changed_acls(START, first)) == {*ids[:3]}
-    second = after(first, replace(other, resource_name="u"), RemoveAccessControlEntryRecord(ids[2]))
-    third = after(second, new, passing)
-    last = after(third, RemoveAccessControlEntryRecord(ids[4]))
+    second = image_after(
+        first, replace(other, resource_name="u"), RemoveAccessControlEntryRecord(ids[2])
+    )
+    third = image_after(second, new, passing)
+    last = image_after(third, RemoveAccessControlEntryRecord(ids[4]))
     assert set(changed_acls(first, second)) == {*ids[1:3]}
     assert set(changed_acls(first, last)) == {*ids[1:4]}, "more than one step"
-    assert list(changed_acls(last, after(last, NoOpRecord()))) == []
+    assert list(changed_acls(last, image_after(last, NoOpRecord()))) == []
     delta = MetadataDelta(last)
     delta.begin_snapshot()
     delta.replay(replace(kept))
@@ -422,7 +430,9 @@ def test_equal_partitions_share_one_object() -> None:
     loader.replay(map(encode, records), 200, 1)
     loader.replay(map(encode, changes), 300, 1)
     image = loader.publish()
-    assert image == replace(after(after(START, *records), *changes), offset=300, epoch=1)
+    assert image == replace(
+        image_after(image_after(START, *records), *changes), offset=300, epoch=1
+    )
     assert len({id(one) for one in image.topics["c"].partitions}) == 1
 
 
@@ -502,7 +512,7 @@ class Life:
         for _ in range(count):
             change = self.change()
             if change:
-                self.image = after(self.image, *change)
+                self.image = image_after(self.image, *change)
                 yield change, self.image
 
 
@@ -549,7 +559,7 @@ def test_partition_without_directories_has_the_unassigned_directory() -> None:
 def test_unregistered_controller_leaves_the_image() -> None:
     """KIP-1312. Kafka's broker logs a fault for an unknown controller, and goes on."""
     registered = RegisterControllerRecord(7, UUID(int=7), False, (), ())
-    known = after(START, registered)
+    known = image_after(START, registered)
     assert known.controllers == {7: registered}
-    assert after(known, UnregisterControllerRecord(7)).controllers == {}
-    assert after(known, UnregisterControllerRecord(8)).controllers == {7: registered}
+    assert image_after(known, UnregisterControllerRecord(7)).controllers == {}
+    assert image_after(known, UnregisterControllerRecord(8)).controllers == {7: registered}

@@ -22,7 +22,7 @@ from fencepost.coordinator.daemon.cluster_broker import no_longer_followed
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
 from fencepost.coordinator.services.elections import publish_elections
-from tests.support.images import after
+from tests.support.images import image_after
 
 ME, OTHER = 7, 8
 TOPIC, TOPIC_ID, NEXT_ID = "__consumer_offsets", UUID(int=99), UUID(int=100)
@@ -55,7 +55,9 @@ def test_failing_subscriber_is_logged_and_others_are_still_notified() -> None:
 
 def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
     """Return an image with dynamic settings of all brokers; names may be unknown."""
-    return after(MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings))
+    return image_after(
+        MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings)
+    )
 
 
 def test_failing_config_listener_is_logged_and_others_are_still_notified() -> None:
@@ -111,7 +113,7 @@ class Coordinator:
         self.told.append(("resigned", index, leader_epoch))
 
     def publish(self, *records: MetadataRecord) -> Told:
-        old, self.image = self.image, after(self.image, *records)
+        old, self.image = self.image, image_after(self.image, *records)
         self.told = []
         publish_elections(self, TOPIC, ME, old, self.image)
         return self.told
@@ -196,5 +198,5 @@ def test_shutting_down_broker_stops_fetchers_outside_the_isr_or_without_a_leader
     change: PartitionChangeRecord, stopped: list[tuple[UUID, int]]
 ) -> None:
     """KAFKA-14296."""
-    old = after(MetadataImage(), *created())
-    assert no_longer_followed(old, after(old, change), ME) == stopped
+    old = image_after(MetadataImage(), *created())
+    assert no_longer_followed(old, image_after(old, change), ME) == stopped

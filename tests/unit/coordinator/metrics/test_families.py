@@ -42,7 +42,7 @@ from fencepost.logcore.machine import Event
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, Cluster
 from tests.support.daemon import ROOT
-from tests.support.http import Address, asked, page, request
+from tests.support.http import Address, exchange, page, request
 from tests.support.stalls import watched_loop
 from tests.support.waits import DEADLINE_S, until, until_async, until_true
 
@@ -695,10 +695,10 @@ async def test_metrics_server_refuses_unknown_paths_methods_and_hosts(tmp_path: 
     async with serving(tmp_path) as broker:
         address = broker.metrics_address
         assert (await page(address, "/"))[::2] == (404, "there are /metrics, /healthz, /readyz\n")
-        assert (await asked(address, request("/metrics", "POST", b"x")))[0] == 405
-        status, _, body = await asked(address, request("/metrics", "HEAD"))
+        assert (await exchange(address, request("/metrics", "POST", b"x")))[0] == 405
+        status, _, body = await exchange(address, request("/metrics", "HEAD"))
         assert (status, body) == (200, b"")
-        assert (await asked(address, request("/metrics", Host="evil.example")))[0] == 421
+        assert (await exchange(address, request("/metrics", Host="evil.example")))[0] == 421
 
 
 @pytest.mark.parametrize("wrong", ["x", "70000", "127.0.0.1:x"])

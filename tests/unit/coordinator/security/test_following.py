@@ -27,7 +27,7 @@ from fencepost.coordinator.security.principal import ClientSession, Principal
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.protocol.steps import finish
-from tests.support.images import after
+from tests.support.images import image_after
 from tests.support.stalls import watched_loop
 from tests.support.waits import DEADLINE_S
 
@@ -47,7 +47,7 @@ class Cluster:
         self.metadata = KRaftMetadataCache(self.config, node_id=7)
 
     def change(self, *records: MetadataRecord) -> None:
-        self.metadata.install(after(self.metadata.image, *records))
+        self.metadata.install(image_after(self.metadata.image, *records))
 
 
 def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
@@ -224,7 +224,7 @@ async def test_event_loop_stays_responsive_while_ten_thousand_acls_change() -> N
         [rule(at, 2) for at in range(10_000, 20_000)],
     )
     for records in changes:
-        image = after(one.cluster.metadata.image, *records)
+        image = image_after(one.cluster.metadata.image, *records)
         with watched_loop() as watch:
             await asyncio.sleep(0)
             one.cluster.metadata.install(image)

@@ -74,7 +74,7 @@ async def serving(
 
 
 async def asked(server: HttpServer, sent: bytes) -> tuple[int, dict[str, str], bytes]:
-    return await http.asked((server.host, server.port), sent)
+    return await http.exchange((server.host, server.port), sent)
 
 
 async def connected(server: HttpServer) -> bytes:

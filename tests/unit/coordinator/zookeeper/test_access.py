@@ -21,7 +21,7 @@ from fencepost.coordinator.zookeeper.access import (
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, SecurityChange
 from fencepost.coordinator.zookeeper.errors import NotWrittenError
 from tests.support.clock import ManualClock
-from tests.support.images import after
+from tests.support.images import image_after
 from tests.support.waits import DEADLINE_S, until_true
 from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
@@ -39,7 +39,7 @@ class Broker:
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         if self.is_full:
             raise MemoryError
-        self.image = after(self.image, *records)
+        self.image = image_after(self.image, *records)
 
     @property
     def denied(self) -> set[tuple[str, str]]:

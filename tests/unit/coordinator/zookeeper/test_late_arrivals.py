@@ -20,7 +20,7 @@ from fencepost.coordinator.zookeeper.request_batch import ControllerIdentity, re
 from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.schema import Entity
-from tests.support.told import led, updated
+from tests.support.controller_requests import apply_leader_and_isr, apply_update_metadata
 
 TOPIC_ID, EPOCH = UUID(int=7 << 64), 41
 
@@ -72,16 +72,19 @@ def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
     image = MetadataImage()
     for one in (made[ApiKey.UPDATE_METADATA], gone[ApiKey.UPDATE_METADATA]):
-        image = _after(image, updated(broker, image, one, EPOCH))
+        image = _after(image, apply_update_metadata(broker, image, one, EPOCH))
         assert ("t" in image.topics) == (one is made[ApiKey.UPDATE_METADATA])
     late = made[ApiKey.LEADER_AND_ISR]
-    assert led(broker, image, late) == ([], {TOPIC_ID: {0: requests.UNKNOWN_TOPIC_ID}})
-    image = _after(image, updated(broker, image, made[ApiKey.UPDATE_METADATA], EPOCH))
+    assert apply_leader_and_isr(broker, image, late) == (
+        [],
+        {TOPIC_ID: {0: requests.UNKNOWN_TOPIC_ID}},
+    )
+    image = _after(image, apply_update_metadata(broker, image, made[ApiKey.UPDATE_METADATA], EPOCH))
     assert not image.topics
 
 
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
     """Otherwise the broker's ISR changes would have broker epoch -1, and be refused forever."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
-    records = updated(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
+    records = apply_update_metadata(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

@@ -51,7 +51,7 @@ from fencepost.coordinator.zookeeper.requests import (
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
 from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
 from fencepost.protocol.api import ApiKey
-from tests.support.told import led, updated
+from tests.support.controller_requests import apply_leader_and_isr, apply_update_metadata
 
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
 FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
@@ -77,10 +77,10 @@ class Broker:
             }
             unknown = leaders - {-1, self.broker_id} - self.image.brokers.keys()
             assert not unknown, "Apache Kafka's brokers do not follow whom they do not know"
-            records, errors = led(self.request_applier, self.image, request)
+            records, errors = apply_leader_and_isr(self.request_applier, self.image, request)
             assert all(code == 0 for each in errors.values() for code in each.values())
         elif key == ApiKey.UPDATE_METADATA:
-            records = updated(self.request_applier, self.image, request, self.epoch)
+            records = apply_update_metadata(self.request_applier, self.image, request, self.epoch)
         else:
             records, stopped = self.request_applier.stop_replica(self.image, request)
             assert all(code == 0 for _, _, code in stopped)
@@ -483,7 +483,7 @@ def test_late_leader_and_isr_is_a_stale_controller_epoch(scene: Scene):
     topic_id = scene.create("t", (1, 2, 3))
     late, broker = _last(scene, 4), scene.brokers[1]
     scene.go(3)
-    records, errors = led(broker.request_applier, broker.image, late)
+    records, errors = apply_leader_and_isr(broker.request_applier, broker.image, late)
     assert (records, errors) == ([], {topic_id: {0: STALE_CONTROLLER_EPOCH}})
 
 
@@ -492,7 +492,7 @@ def test_late_update_metadata_changes_no_partition(scene: Scene):
     late, broker = _last(scene, 6), scene.brokers[1]
     scene.go(3)
     before = broker.image.topics["t"]
-    broker.replay(updated(broker.request_applier, broker.image, late, broker.epoch))
+    broker.replay(apply_update_metadata(broker.request_applier, broker.image, late, broker.epoch))
     assert broker.image.topics["t"] is before
 
 
@@ -503,7 +503,7 @@ def test_leader_and_isr_for_recreated_topic_is_an_inconsistent_topic_id(scene: S
     scene.decide(lambda one: one.delete_topic(first))
     scene.nodes = {path: node for path, node in scene.nodes.items() if "/t" not in path}
     second = scene.create("t", (1, 2))
-    _, errors = led(broker.request_applier, broker.image, request)
+    _, errors = apply_leader_and_isr(broker.request_applier, broker.image, request)
     assert errors == {first: {0: INCONSISTENT_TOPIC_ID}}
     assert broker.image.topics["t"].topic_id == second
 
@@ -527,11 +527,11 @@ def test_partitions_missing_in_leader_and_isr_have_no_replicas_until_update(scen
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
     first = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
-    records, _ = led(broker.request_applier, broker.image, first)
+    records, _ = apply_leader_and_isr(broker.request_applier, broker.image, first)
     broker.replay(records)
     known = broker.image.topics["t"].partitions
     assert [one.replicas for one in known] == [(), (), (3,)]
-    broker.replay(updated(broker.request_applier, broker.image, _last(scene, 6), 99))
+    broker.replay(apply_update_metadata(broker.request_applier, broker.image, _last(scene, 6), 99))
     assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
 
 

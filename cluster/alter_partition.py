@@ -76,14 +76,14 @@ class AlterPartitions:
         if error != Errors.NONE:
             self.retry_at_ms = now_ms + RETRY_MS
             return ()
-        told = []
+        answers = []
         for change in request.changes:
             key = change.topic_id, change.index
             answer = partitions.get(key)
             if answer is not None:
                 self._unanswered.pop(key, None)
-                told.append((change, answer))
-        return tuple(told)
+                answers.append((change, answer))
+        return tuple(answers)
 
     def __len__(self) -> int:
         return len(self._unanswered)

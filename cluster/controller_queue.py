@@ -81,10 +81,12 @@ class ControllerQueue:
             raise QueueFullError(f"{MAX_QUEUED} requests wait for the controller")
         self._queued.append((token, now_ms))
 
-    def next(self, known: Address | None, now_ms: float) -> SendRequest | RequestsExpired | float:
+    def next(
+        self, controller: Address | None, now_ms: float
+    ) -> SendRequest | RequestsExpired | float:
         """Return the next action, or the time at which to call again.
 
-        ``known`` is the controller according to the metadata.
+        ``controller`` is the controller according to the metadata.
         """
         expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
         if expired:
@@ -94,12 +96,12 @@ class ControllerQueue:
             return self._next_expiry()
         # Switch to a new controller at once. Kafka's channel keeps the previous one until its
         # connection breaks or a request times out (30 s).
-        if known not in (None, self._to):
+        if controller not in (None, self._to):
             self._to = None
         if self._to is None:
-            if known is None or (known == self._lost and now_ms < self._not_before_ms):
+            if controller is None or (controller == self._lost and now_ms < self._not_before_ms):
                 return min(max(self._not_before_ms, now_ms + BACKOFF_MS), self._next_expiry())
-            self._to = known
+            self._to = controller
         self._in_flight = self._queued.popleft()
         return SendRequest(self._in_flight[0], self._to, now_ms + self._request_timeout_ms)
 

@@ -109,17 +109,19 @@ class MetadataDelta:
         """
         # Both contain ``id()``s of registrations, because most partitions share a registration.
         changed: dict[int, PartitionRegistration] = {}
-        others: set[int] = set()
+        reassigned: set[int] = set()
         for name, topic in self.image.topics.items():
             partitions = topic.partitions
             ids = [*map(id, partitions)]
             for one in {*ids} - changed.keys():
-                known = partitions[ids.index(one)]
-                changed[one] = known.merge(change) if known.replicas == replicas else known
-                if known.replicas != replicas:
-                    others.add(one)
-            if others and not others.isdisjoint(ids):
-                indexes: Sequence[int] = [at for at, one in enumerate(ids) if one not in others]
+                partition = partitions[ids.index(one)]
+                changed[one] = (
+                    partition.merge(change) if partition.replicas == replicas else partition
+                )
+                if partition.replicas != replicas:
+                    reassigned.add(one)
+            if reassigned and not reassigned.isdisjoint(ids):
+                indexes: Sequence[int] = [at for at, one in enumerate(ids) if one not in reassigned]
             else:
                 indexes = range(len(ids))
             if indexes:
@@ -194,13 +196,17 @@ class MetadataDelta:
         return table
 
     def _broker(self, broker_id: int, epoch: int) -> BrokerRegistration:
-        known = self._table("brokers").get(broker_id)
-        if known is None or known.epoch != epoch:
+        registration = self._table("brokers").get(broker_id)
+        if registration is None or registration.epoch != epoch:
             raise CorruptRecordError(
                 f"a record of broker {broker_id} with epoch {epoch}, which is "
-                + ("not registered" if known is None else f"registered with {known.epoch}")
+                + (
+                    "not registered"
+                    if registration is None
+                    else f"registered with {registration.epoch}"
+                )
             )
-        found: BrokerRegistration = known
+        found: BrokerRegistration = registration
         return found
 
     def partitions_of(self, topic_id: UUID) -> dict[int, PartitionRegistration]:
@@ -211,10 +217,10 @@ class MetadataDelta:
         """Do :meth:`partitions_of` for the bytes of a topic id."""
         partitions = self._partitions.get(topic_id)
         if partitions is None:
-            known = UUID(bytes=topic_id)
-            topic = None if self._snapshot else self.image.topics_by_id.get(known)
-            if topic is None or known in self.deleted_topics:
-                raise CorruptRecordError(f"a record of an unknown topic: {known}")
+            uuid = UUID(bytes=topic_id)
+            topic = None if self._snapshot else self.image.topics_by_id.get(uuid)
+            if topic is None or uuid in self.deleted_topics:
+                raise CorruptRecordError(f"a record of an unknown topic: {uuid}")
             partitions = dict(enumerate(topic.partitions))
             self._partitions[topic_id] = partitions
             self._names[topic_id] = topic.name
@@ -268,12 +274,12 @@ class MetadataDelta:
         self._table("controllers").pop(record.controller_id, None)
 
     def _topic(self, record: TopicRecord) -> None:
-        known = self.topics.get(record.name)
-        if known is None and not self._snapshot:
-            known = self.image.topics.get(record.name)
-            if known is not None and known.topic_id in self.deleted_topics:
-                known = None
-        if known is not None:
+        existing = self.topics.get(record.name)
+        if existing is None and not self._snapshot:
+            existing = self.image.topics.get(record.name)
+            if existing is not None and existing.topic_id in self.deleted_topics:
+                existing = None
+        if existing is not None:
             raise CorruptRecordError(f"topic {record.name} is created, but exists already")
         self.topics[record.name] = TopicImage(record.name, record.topic_id, ())
         topic_id = record.topic_id.bytes
@@ -297,13 +303,13 @@ class MetadataDelta:
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         partitions = self.partitions_of(record.topic_id)
-        known = partitions.get(record.partition_id)
-        if known is None:
+        partition = partitions.get(record.partition_id)
+        if partition is None:
             name = self._names[record.topic_id.bytes]
             raise CorruptRecordError(
                 f"a change of partition {record.partition_id} of {name}, which does not exist"
             )
-        partitions[record.partition_id] = known.merge(record)
+        partitions[record.partition_id] = partition.merge(record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
         names = [record.topic_name] if record.topic_name else list(self._all_topics())
@@ -312,13 +318,13 @@ class MetadataDelta:
             if topic is None:
                 raise CorruptRecordError(f"a record of an unknown topic: {name}")
             partitions = self.partitions_of(topic.topic_id)
-            for index, known in partitions.items():
-                if known.elr or known.last_known_elr:
+            for index, partition in partitions.items():
+                if partition.elr or partition.last_known_elr:
                     partitions[index] = replace(
-                        known,
+                        partition,
                         elr=(),
                         last_known_elr=(),
-                        partition_epoch=known.partition_epoch + 1,
+                        partition_epoch=partition.partition_epoch + 1,
                     )
 
     def _all_topics(self) -> Iterator[str]:

@@ -82,16 +82,16 @@ class FetchSessionHandler:
         """Whether the next request names every partition."""
         return self.epoch == INITIAL_EPOCH
 
-    def build(self, wanted: Mapping[Key, PartitionFetch]) -> FetchRequest:
-        """Build the next request for the ``wanted`` partitions, in their order."""
+    def build(self, partitions: Mapping[Key, PartitionFetch]) -> FetchRequest:
+        """Build the next request for ``partitions``, in their order."""
         forgotten: tuple[Key, ...] = ()
         if self.is_full:
-            send = tuple(wanted.values())
+            send = tuple(partitions.values())
         else:
-            known = self.partitions
-            send = tuple(one for key, one in wanted.items() if known.get(key) != one)
-            forgotten = tuple(key for key in known if key not in wanted)
-        self.partitions = dict(wanted)
+            in_session = self.partitions
+            send = tuple(one for key, one in partitions.items() if in_session.get(key) != one)
+            forgotten = tuple(key for key in in_session if key not in partitions)
+        self.partitions = dict(partitions)
         return FetchRequest(self.session_id, self.epoch, send, forgotten, self.is_full)
 
     def handle(self, answer: FetchResponse) -> bool:
@@ -102,10 +102,10 @@ class FetchSessionHandler:
             else:
                 self.close()
             return False
-        told = answer.partitions
-        unexpected = any(key not in self.partitions for key in told)
+        partitions = answer.partitions
+        unexpected = any(key not in self.partitions for key in partitions)
         if self.is_full:
-            if unexpected or len(told) != len(self.partitions):
+            if unexpected or len(partitions) != len(self.partitions):
                 self._reset_session()
                 return False
             self.session_id = answer.session_id
@@ -177,16 +177,16 @@ class LeaderFetcher:
         """
         if self.in_flight is not None:
             return None
-        wanted: dict[Key, PartitionFetch] = {}
+        partitions: dict[Key, PartitionFetch] = {}
         for key, follower in self._followers.items():
             fetch = follower.fetch(now_ms)
             if fetch is not None and not (
                 is_throttled is not None and not follower.is_in_sync and is_throttled(follower)
             ):
-                wanted[key] = fetch
-        if not wanted and (self.session.is_full or not self.session.partitions):
+                partitions[key] = fetch
+        if not partitions and (self.session.is_full or not self.session.partitions):
             return None
-        self.in_flight = self.session.build(wanted)
+        self.in_flight = self.session.build(partitions)
         return self.in_flight
 
     def wake_at(self) -> int | None:
@@ -210,14 +210,14 @@ class LeaderFetcher:
         if self.in_flight is None:
             return ()
         self.in_flight = None
-        asked = self.session.partitions
+        requested = self.session.partitions
         if not self.session.handle(answer):
             if answer.error not in SESSION_ERRORS:
                 self._delay_all(now_ms)
             return ()
         results = []
         for key, part in answer.partitions.items():
-            follower, sent = self._followers.get(key), asked[key]
+            follower, sent = self._followers.get(key), requested[key]
             if follower is None:
                 continue
             if part.size:

@@ -489,13 +489,13 @@ class PartitionFollower:
         return FollowerStep(ask=self._offset_request)
 
     def offset_listed(
-        self, asked: ListOffsetsRequest, offset: int, error: int, now_ms: int
+        self, request: ListOffsetsRequest, offset: int, error: int, now_ms: int
     ) -> FollowerStep:
         """Handle the leader's answer to :attr:`FollowerStep.ask`.
 
         Kafka: ``fetchOffsetAndTruncate``.
         """
-        if asked is not self._offset_request:
+        if request is not self._offset_request:
             return NOTHING
         self._offset_request = None
         if error == Errors.FENCED_LEADER_EPOCH:
@@ -503,7 +503,7 @@ class PartitionFollower:
         if error != Errors.NONE:
             return self.delay(now_ms)
         end = self._log.log_end_offset
-        if asked.end is OffsetSpec.LATEST:
+        if request.end is OffsetSpec.LATEST:
             if offset >= end:
                 self._leader_end = offset
                 return self._request_offset(OffsetSpec.EARLIEST)

@@ -92,8 +92,8 @@ class PartitionRegistration:
         if directories is None:
             directories = self.directories
             if change.replicas is not None:
-                known = dict(zip(self.replicas, self.directories, strict=False))
-                directories = tuple(known.get(one, MIGRATING) for one in replicas)
+                directory_of_replica = dict(zip(self.replicas, self.directories, strict=False))
+                directories = tuple(directory_of_replica.get(one, MIGRATING) for one in replicas)
         recovery = change.leader_recovery_state
         return PartitionRegistration(
             replicas=replicas,
@@ -345,8 +345,8 @@ class LocalChanges:
 
 def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
     """Return the topics of the old image that the new one lacks."""
-    known = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
-    return [one for one in known if one is not None and one.topic_id not in new.topics_by_id]
+    topics = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
+    return [one for one in topics if one is not None and one.topic_id not in new.topics_by_id]
 
 
 def local_changes(
@@ -373,18 +373,18 @@ def local_changes(
     if old.topics is new.topics:
         return LocalChanges()
     for topic_id in changed_topics(old, new) if topics is None else topics:
-        known, after = old.topics_by_id.get(topic_id), new.topics_by_id.get(topic_id)
+        before, after = old.topics_by_id.get(topic_id), new.topics_by_id.get(topic_id)
         if after is None:
-            if known is None:
+            if before is None:
                 continue
-            if not sole_replicas and _is_sole_replica(known, broker_id):
-                deleted_sole_replicas.append(known)
+            if not sole_replicas and _is_sole_replica(before, broker_id):
+                deleted_sole_replicas.append(before)
             else:
-                parts = _local(known)
-                deletes += [one for one in parts if broker_id in one.registration.replicas]
+                parts = _local(before)
+                deletes += [local for local in parts if broker_id in local.registration.replicas]
             continue
-        former = () if known is None else known.partitions
-        if not sole_replicas and known is None and _is_sole_replica(after, broker_id):
+        former = () if before is None else before.partitions
+        if not sole_replicas and before is None and _is_sole_replica(after, broker_id):
             continue
         for index, now in enumerate(after.partitions):
             was = former[index] if index < len(former) else None
@@ -392,10 +392,10 @@ def local_changes(
                 was is None and not sole_replicas and now.is_sole_replica_on(broker_id)
             ):
                 continue
-            one = LocalPartition(after.name, topic_id, index, now)
+            local = LocalPartition(after.name, topic_id, index, now)
             if broker_id not in now.replicas:
                 if was is not None and broker_id in was.replicas:
-                    deletes.append(replace(one, registration=was))
+                    deletes.append(replace(local, registration=was))
             elif (
                 was is not None
                 and was.partition_epoch == now.partition_epoch
@@ -405,11 +405,11 @@ def local_changes(
             ):
                 continue
             elif now.leader == broker_id:
-                leaders.append(one)
+                leaders.append(local)
                 if was is None or was.leader_epoch != now.leader_epoch:
-                    elected.append(one)
+                    elected.append(local)
             else:
-                followers.append(one)
+                followers.append(local)
     return LocalChanges(
         tuple(deletes),
         tuple(leaders),
@@ -422,11 +422,11 @@ def local_changes(
 def _is_sole_replica(topic: TopicImage, broker_id: int) -> bool:
     """Whether each partition of a topic has its only replica on the broker."""
     last = None
-    for one in topic.partitions:
-        if one is not last:  # most partitions share their registration
-            if not one.is_sole_replica_on(broker_id):
+    for partition in topic.partitions:
+        if partition is not last:  # most partitions share their registration
+            if not partition.is_sole_replica_on(broker_id):
                 return False
-            last = one
+            last = partition
     return True
 
 

@@ -81,7 +81,7 @@ class ImageLoader:
         """
         body = kind = b""
         partitions: dict[int, PartitionRegistration] = {}
-        known: PartitionRegistration | None = None
+        shared: PartitionRegistration | None = None
         then: PartitionRegistration | None = None
         for value, record in zip(values, records, strict=False):
             if isinstance(value, SimilarPartitionRecords):
@@ -93,7 +93,7 @@ class ImageLoader:
                 then is not None
                 and value[BODY] == body
                 and value[KIND] == kind
-                and (kind == PARTITION_KIND or partitions.get(index) is known)
+                and (kind == PARTITION_KIND or partitions.get(index) is shared)
             ):
                 # The same content as in the previous record, for another partition.
                 partitions[index] = then
@@ -105,12 +105,12 @@ class ImageLoader:
                 continue
             body = value[BODY]
             partitions = self._delta.partitions_at(value[TOPIC_ID])
-            known = None if kind == PARTITION_KIND else partitions.get(index)
-            then = self._shared.get((id(known), value[BODY_AFTER_TOPIC_ID]), (None, None))[1]
+            shared = None if kind == PARTITION_KIND else partitions.get(index)
+            then = self._shared.get((id(shared), value[BODY_AFTER_TOPIC_ID]), (None, None))[1]
             if then is None:
                 self._delta.replay(decode(value) if record is None else record)
                 then = partitions[index]
-                self._shared[id(known), value[BODY_AFTER_TOPIC_ID]] = known, then
+                self._shared[id(shared), value[BODY_AFTER_TOPIC_ID]] = shared, then
             else:
                 partitions[index] = then
         self._offset, self._epoch = last_offset, epoch
@@ -120,19 +120,19 @@ class ImageLoader:
         is_new, at = similar.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""
         partitions: dict[int, PartitionRegistration] = {}
-        known: PartitionRegistration | None = None
+        shared: PartitionRegistration | None = None
         then: PartitionRegistration | None = None
         for index, of_topic in similar.places:
             if of_topic != topic_id:
                 topic_id, partitions = of_topic, at(of_topic)
             was = None if is_new else partitions.get(index)
-            if then is None or was is not known:
-                known = was
-                then = self._shared.get((id(known), similar.body), (None, None))[1]
+            if then is None or was is not shared:
+                shared = was
+                then = self._shared.get((id(shared), similar.body), (None, None))[1]
                 if then is None:
                     self._delta.replay(decode(similar.value_at(index, of_topic)))
                     then = partitions[index]
-                    self._shared[id(known), similar.body] = known, then
+                    self._shared[id(shared), similar.body] = shared, then
             partitions[index] = then
 
     def add_partitions(

@@ -193,9 +193,9 @@ class PartitionLeader:
         return True
 
     def _assign(self, registration: PartitionRegistration) -> None:
-        me, known = self._view.broker_id, self.replicas
+        me, former = self._view.broker_id, self.replicas
         self.replicas = {
-            one: known.get(one) or ReplicaState(one) for one in registration.replicas if one != me
+            one: former.get(one) or ReplicaState(one) for one in registration.replicas if one != me
         }
 
     # --- log offsets ---
@@ -244,15 +244,15 @@ class PartitionLeader:
         incarnation.
         """
         self.check_replica(broker_id)
-        known = self._view.brokers.get(broker_id)
+        broker = self._view.brokers.get(broker_id)
         if (
             broker_epoch != ANY_BROKER_EPOCH
-            and known is not None
-            and not known.fenced
-            and known.epoch > broker_epoch
+            and broker is not None
+            and not broker.fenced
+            and broker.epoch > broker_epoch
         ):
             raise NotLeaderOrFollowerError(
-                f"a fetch of broker {broker_id} in epoch {broker_epoch}, which has {known.epoch}"
+                f"a fetch of broker {broker_id} in epoch {broker_epoch}, which has {broker.epoch}"
             )
         if is_diverging:
             return NOTHING
@@ -279,30 +279,30 @@ class PartitionLeader:
         late = self._out_of_sync(now_ms)
         if not late:
             return NOTHING
-        told = "; ".join(self._describe_lag(one, now_ms) for one in late)
-        return LeaderStep(send=self._propose(IsrTrigger.SHRINK, (), late, told))
+        reason = "; ".join(self._describe_lag(one, now_ms) for one in late)
+        return LeaderStep(send=self._propose(IsrTrigger.SHRINK, (), late, reason))
 
     def _out_of_sync(self, now_ms: int) -> tuple[int, ...]:
         lag, end = self._view.replica_lag_time_max_ms, self.log_end_offset
         late = []
-        for one in self.isr:
-            replica = self.replicas.get(one)
-            if one != self._view.broker_id and (
+        for broker_id in self.isr:
+            replica = self.replicas.get(broker_id)
+            if broker_id != self._view.broker_id and (
                 replica is None or not replica.is_caught_up(end, now_ms, lag)
             ):
-                late.append(one)
+                late.append(broker_id)
         return tuple(late)
 
     def _describe_lag(self, broker_id: int, now_ms: int) -> str:
         replica = self.replicas.get(broker_id)
         if replica is None:
             return f"broker {broker_id} has no replica"
-        known = replica.log_end_offset
-        where = "has not fetched" if known == UNKNOWN_OFFSET else f"is at {known}"
+        end = replica.log_end_offset
+        position = "has not fetched" if end == UNKNOWN_OFFSET else f"is at {end}"
         since = now_ms - replica.last_caught_up_ms
         lag = self._view.replica_lag_time_max_ms
         return (
-            f"broker {broker_id} {where} of {self.log_end_offset}, "
+            f"broker {broker_id} {position} of {self.log_end_offset}, "
             + ("never caught up" if replica.last_caught_up_ms == NEVER_MS else f"{since} ms behind")
             + f", more than replica.lag.time.max.ms={lag}"
         )
@@ -322,16 +322,16 @@ class PartitionLeader:
 
         The replica's broker must be active and registered with the broker epoch of its last fetch.
         """
-        known = self._view.brokers.get(replica.broker_id)
+        broker = self._view.brokers.get(replica.broker_id)
         return (
-            known is not None
-            and known.is_active
+            broker is not None
+            and broker.is_active
             and replica.broker_epoch is not None
             # Brokers that learn of other brokers by UpdateMetadata (ZooKeeper) get no broker
             # epochs.
             and (
-                known.epoch == ANY_BROKER_EPOCH
-                or replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)
+                broker.epoch == ANY_BROKER_EPOCH
+                or replica.broker_epoch in (ANY_BROKER_EPOCH, broker.epoch)
             )
         )
 
@@ -435,26 +435,26 @@ class PartitionLeader:
         return Event("became-leader", str(self), detail)
 
     def _reason_not_live(self, broker_id: int) -> str | None:
-        known = self._view.brokers.get(broker_id)
-        if known is None:
+        broker = self._view.brokers.get(broker_id)
+        if broker is None:
             return f"broker {broker_id} is not registered"
-        if known.fenced:
+        if broker.fenced:
             return f"broker {broker_id} is fenced"
-        return f"broker {broker_id} shuts down" if known.in_controlled_shutdown else None
+        return f"broker {broker_id} shuts down" if broker.in_controlled_shutdown else None
 
     def _reason_of_removal(self, was: tuple[int, ...]) -> str:
         """Return why the controller removed members, as far as the registrations show it."""
         left = (self._reason_not_live(one) for one in was if one not in self.isr)
-        told = [one for one in left if one is not None]
-        return "; ".join(told) or "the controller decided"
+        reasons = [one for one in left if one is not None]
+        return "; ".join(reasons) or "the controller decided"
 
     def _isr_event(self, was: tuple[int, ...], reason: str) -> Event:
-        left = [one for one in was if one not in self.isr]
+        removed = [one for one in was if one not in self.isr]
         joined = [one for one in self.isr if one not in was]
-        kind = "isr-expanded" if not left else "isr-shrunk" if not joined else "isr-changed"
+        kind = "isr-expanded" if not removed else "isr-shrunk" if not joined else "isr-changed"
         detail: dict[str, object] = {"isr": list(self.isr), "reason": reason}
-        if left:
-            detail["left"] = left
+        if removed:
+            detail["left"] = removed
         if joined:
             detail["joined"] = joined
         detail["leader_epoch"] = self.leader_epoch
@@ -491,8 +491,8 @@ class PartitionLeader:
     def _lowest_start(self) -> int:
         brokers, low = self._view.brokers, self.log_start_offset
         for replica in self.replicas.values():
-            known = brokers.get(replica.broker_id)
-            if known is not None and not known.fenced:
+            broker = brokers.get(replica.broker_id)
+            if broker is not None and not broker.fenced:
                 low = min(low, replica.log_start_offset)
         return low
 

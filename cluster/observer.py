@@ -220,8 +220,8 @@ class Observer:
     def _any_controller(self) -> Address:
         """Return a known controller, the same one until a request to it fails."""
         if self._candidate is None:
-            known = self._bootstrap or tuple(self.voters.values())
-            self._candidate = known[self._choose(len(known))]
+            controllers = self._bootstrap or tuple(self.voters.values())
+            self._candidate = controllers[self._choose(len(controllers))]
         return self._candidate
 
     def on_failure(self, now_ms: float) -> None:

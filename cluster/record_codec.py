@@ -220,14 +220,14 @@ def _read_schemas() -> tuple[dict[type, tuple[Field, ...]], dict[type, tuple[int
 def _read_field(line: str) -> Field:
     name, kind, *more = line.split()
     element = kind.removeprefix("[]")
-    given = dict(item.partition("=")[::2] for item in more)
+    attributes = dict(item.partition("=")[::2] for item in more)
     return Field(
         name,
         getattr(records, element, element),
         array=kind != element,
-        since=int(given.get("since", 0)),
-        tag=int(given["tag"]) if "tag" in given else None,
-        nullable="nullable" in given,
+        since=int(attributes.get("since", 0)),
+        tag=int(attributes["tag"]) if "tag" in attributes else None,
+        nullable="nullable" in attributes,
     )
 
 
@@ -319,10 +319,10 @@ class Structure(NamedTuple):
             step.write(out, getattr(value, step.name))
         tags: dict[int, bytes] = {}
         for tag, step in self.tagged.items():
-            one = getattr(value, step.name)
-            if one != step.default:
+            field = getattr(value, step.name)
+            if field != step.default:
                 inner = FieldWriter(None, flexible=True)
-                step.write(inner, one)
+                step.write(inner, field)
                 tags[tag] = inner.done()
         out.tags(tags)
 
@@ -372,8 +372,8 @@ def _array(read: Read, write: Write, field: Field) -> tuple[Read, Write]:
             out.uvarint(0)
             return
         out.count(len(values))
-        for one in values:
-            write(out, one)
+        for value in values:
+            write(out, value)
 
     return read_all, write_all
 
@@ -384,8 +384,8 @@ _BY_KEY: Final = {key: (kind, newest) for kind, (key, newest) in _VERSIONS.items
 
 
 def _structure_of(key: int, version: int) -> Structure:
-    found = _STRUCTURES.get((key, version))
-    if found is None:
+    structure = _STRUCTURES.get((key, version))
+    if structure is None:
         if key not in _BY_KEY:
             raise CorruptRecordError(f"there is no metadata record with the key {key}")
         kind, newest = _BY_KEY[key]
@@ -393,8 +393,8 @@ def _structure_of(key: int, version: int) -> Structure:
             raise CorruptRecordError(
                 f"version {version} of {kind.__name__} is not supported; the newest is {newest}"
             )
-        found = _STRUCTURES[key, version] = _structure(kind, _LAYOUTS[kind], version)
-    return found
+        structure = _STRUCTURES[key, version] = _structure(kind, _LAYOUTS[kind], version)
+    return structure
 
 
 def record_version(kind: type[MetadataRecord], metadata_version: int = METADATA_VERSION) -> int:

@@ -29,15 +29,15 @@ def described(value: bytes) -> dict[str, Any]:
 def _fields(record: object, structure: Structure) -> dict[str, Any]:
     shown = {_camel(step.name): _plain(getattr(record, step.name)) for step in structure.plain}
     for step in structure.tagged.values():
-        one = getattr(record, step.name)
-        if one != step.default:
-            shown[_camel(step.name)] = _plain(one)
+        value = getattr(record, step.name)
+        if value != step.default:
+            shown[_camel(step.name)] = _plain(value)
     return shown
 
 
 def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
+    first, *more = name.split("_")
+    return first + "".join(map(str.capitalize, more))
 
 
 def _plain(value: Any) -> Any:

@@ -66,15 +66,15 @@ class TopicRecords(Sequence[MetadataRecord]):
 
     def prepare(self) -> Steps[None]:
         """Encode the partitions' records, and build their registrations."""
-        made: dict[int, tuple[Template, PartitionRegistration]] = {}
+        shared: dict[int, tuple[Template, PartitionRegistration]] = {}
         values, registrations = list[bytes](), list[PartitionRegistration]()
         number = self.first
         for key, run in groupby(self._forms, id):
-            form, *others = run
-            if key not in made:
-                made[key] = Template(form), PartitionRegistration.of(form)
-            template, registration = made[key]
-            following = number + 1 + len(others)
+            form, *similar = run
+            if key not in shared:
+                shared[key] = Template(form), PartitionRegistration.of(form)
+            template, registration = shared[key]
+            following = number + 1 + len(similar)
             values += template.at(self.topic_id, range(number, following))
             registrations += [registration] * (following - number)
             number = following

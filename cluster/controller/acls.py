@@ -41,7 +41,7 @@ class AclIndex(Protocol):
     def id_of(self, acl: Acl) -> UUID | None:
         """Return the id of an ACL; None if the ACL does not exist."""
 
-    def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
+    def find(self, filtered: AclFilter) -> Steps[list[Acl]]:
         """Return the ACLs that a filter matches."""
 
 
@@ -59,14 +59,14 @@ class AclCreation(NamedTuple):
 
 
 def check_creation(
-    view: ControllerView, wanted: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
+    view: ControllerView, acls: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
 ) -> Steps[AclCreation]:
-    """Return the ``wanted`` ACLs that must be created. Raises PolicyViolationError for too many."""
+    """Return those of ``acls`` that must be created. Raises PolicyViolationError for too many."""
     limits = view.settings.acl_limits
     errors: list[DomainError | None] = []
     created: dict[Acl, None] = {}
     size = 0
-    for acl in wanted:
+    for acl in acls:
         reason = _reason_against(acl, limits) or reason_against(_record(_NO_ID, acl))
         errors.append(None if reason is None else without_traceback(InvalidRequestError(reason)))
         if reason is None and acl not in created and existing.id_of(acl) is None:
@@ -94,9 +94,9 @@ def create_acls(
     return ControllerResult(None, tuple(records))
 
 
-def check_filter(wanted: AclFilter) -> None:
+def check_filter(filtered: AclFilter) -> None:
     """Raise InvalidRequestError for a filter that no ACL can match."""
-    if wanted.is_unknown:
+    if filtered.is_unknown:
         raise InvalidRequestError(
             "the filter has an unknown type, pattern, operation or permission"
         )
@@ -122,24 +122,24 @@ def check_deletion(
     limit = view.settings.acl_limits.max_changes_per_request
     answers: list[list[Acl] | DomainError] = []
     deleted: dict[Acl, None] = {}
-    told = 0
-    for wanted in filters:
+    count = 0
+    for filtered in filters:
         try:
-            check_filter(wanted)
+            check_filter(filtered)
         except InvalidRequestError as error:
             answers.append(without_traceback(error))
             continue
-        found = yield from existing.find(wanted)
-        answers.append(found)
-        for acl in found:
+        matches = yield from existing.find(filtered)
+        answers.append(matches)
+        for acl in matches:
             deleted[acl] = None
             if len(deleted) > limit:
                 raise InvalidRequestError(
                     f"Cannot remove more than {limit} acls in a single delete operation."
                 )
             yield
-        told += len(found)
-        if told > MAX_MATCHES_TOLD:
+        count += len(matches)
+        if count > MAX_MATCHES_TOLD:
             raise InvalidRequestError(
                 f"The filters match more than {MAX_MATCHES_TOLD} ACLs (MAX_MATCHES_TOLD), each"
                 " counted once per filter."

@@ -363,8 +363,10 @@ def _continue_shutdown(
     view: ControllerView, heartbeats: BrokerHeartbeatManager, request: BrokerHeartbeatRequest
 ) -> ControllerResult[bool]:
     """Continue a controlled shutdown with the partitions whose ISR still contains the broker."""
-    some = next(_in_isr(view, request.broker_id), None)
-    return ControllerResult(False) if some is None else _begin_shutdown(view, heartbeats, request)
+    partition = next(_in_isr(view, request.broker_id), None)
+    return (
+        ControllerResult(False) if partition is None else _begin_shutdown(view, heartbeats, request)
+    )
 
 
 def _directories_offline(
@@ -397,8 +399,8 @@ def _directories_offline(
 def _directories_cordoned(
     broker: BrokerRegistration, cordoned: tuple[UUID, ...] | None
 ) -> tuple[MetadataRecord, ...]:
-    known = broker.cordoned_directories
-    if cordoned is None or (known is not None and set(known) == set(cordoned)):
+    current = broker.cordoned_directories
+    if cordoned is None or (current is not None and set(current) == set(cordoned)):
         return ()
     return (
         BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, cordoned_log_dirs=cordoned),
@@ -423,23 +425,26 @@ _STEPS: Final[
 # --- brokers discovered in ZooKeeper ---
 
 
-def discovered(
-    view: ControllerView, heartbeats: BrokerHeartbeatManager, seen: RegisterBrokerRecord, where: str
+def register_discovered(
+    view: ControllerView,
+    heartbeats: BrokerHeartbeatManager,
+    record: RegisterBrokerRecord,
+    location: str,
 ) -> ControllerResult[bool]:
     """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again."""
-    known = view.image.brokers.get(seen.broker_id)
+    registered = view.image.brokers.get(record.broker_id)
     # A new epoch means that the broker's previous session has ended, even if no controller noticed
     # it: fence the broker first (KAFKA-7235).
-    if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
-        return replace(fence(view, known, f"it is {where} in a later epoch"), answer=True)
-    if known is None or known.epoch != seen.broker_epoch:
-        return ControllerResult(True, (replace(seen, fenced=True),))
-    if known.fenced:
-        return unfence(view, heartbeats, known, f"it is {where}")
-    if known.listeners != {one.name: one for one in seen.end_points}:
-        shuts_down = known.in_controlled_shutdown
+    if registered is not None and registered.epoch != record.broker_epoch and not registered.fenced:
+        return replace(fence(view, registered, f"it is {location} in a later epoch"), answer=True)
+    if registered is None or registered.epoch != record.broker_epoch:
+        return ControllerResult(True, (replace(record, fenced=True),))
+    if registered.fenced:
+        return unfence(view, heartbeats, registered, f"it is {location}")
+    if registered.listeners != {one.name: one for one in record.end_points}:
+        shuts_down = registered.in_controlled_shutdown
         return ControllerResult(
-            False, (replace(seen, fenced=False, in_controlled_shutdown=shuts_down),)
+            False, (replace(record, fenced=False, in_controlled_shutdown=shuts_down),)
         )
     return ControllerResult(False)
 
@@ -508,15 +513,15 @@ def elect_leaderless(
     view: ControllerView, heartbeats: BrokerHeartbeatManager
 ) -> ControllerResult[bool]:
     """Elect leaders for queued leaderless partitions; the answer says whether any were queued."""
-    asked, cause = heartbeats.take_elections(MAX_CHANGES)
+    queued, cause = heartbeats.take_elections(MAX_CHANGES)
     leaderless = [
         (topic, index)
-        for topic_id, index in asked
+        for topic_id, index in queued
         if (topic := view.image.topics_by_id.get(topic_id)) is not None
         and topic.partitions[index].leader < 0
     ]
     changes = view.leader_and_isr_updates(leaderless, cause)
-    return replace(_result_of(changes, events=()), answer=bool(asked))
+    return replace(_result_of(changes, events=()), answer=bool(queued))
 
 
 def unregister(view: ControllerView, broker_id: int) -> ControllerResult[bool]:

@@ -70,7 +70,7 @@ def incremental_alter_configs(
     UnknownTopicOrPartitionError, and PolicyViolationError if too many groups have settings.
     """
     current = view.image.configs.get(resource, {})
-    wanted: dict[str, str | None] = {}
+    altered: dict[str, str | None] = {}
     for change in changes:
         if change.op in (OpType.APPEND, OpType.SUBTRACT):
             default = list_default(resource[0], change.name)
@@ -78,16 +78,16 @@ def incremental_alter_configs(
                 raise InvalidConfigError(
                     f"Can't {change.op.name} to key {change.name} because its type is not LIST."
                 )
-            parts = [one for one in current.get(change.name, default).split(",") if one]
-            for one in (change.value or "").split(","):
-                if change.op is OpType.APPEND and one not in parts:
-                    parts.append(one)
+            parts = [element for element in current.get(change.name, default).split(",") if element]
+            for element in (change.value or "").split(","):
+                if change.op is OpType.APPEND and element not in parts:
+                    parts.append(element)
                 elif change.op is OpType.SUBTRACT:
-                    parts = [part for part in parts if part != one]
-            wanted[change.name] = ",".join(parts)
+                    parts = [part for part in parts if part != element]
+            altered[change.name] = ",".join(parts)
         else:
-            wanted[change.name] = None if change.op is OpType.DELETE else change.value
-    return _altered(view, resource, wanted, check_configs, validate_only=validate_only)
+            altered[change.name] = None if change.op is OpType.DELETE else change.value
+    return _altered(view, resource, altered, check_configs, validate_only=validate_only)
 
 
 def legacy_alter_configs(
@@ -110,24 +110,24 @@ def legacy_alter_configs(
 def _altered(
     view: ControllerView,
     resource: Resource,
-    wanted: Mapping[str, str | None],
+    changes: Mapping[str, str | None],
     check_configs: CheckConfigs,
     *,
     validate_only: bool,
 ) -> ControllerResult[None]:
     kind, name = resource
     current = view.image.configs.get(resource, {})
-    after = {key: value for key, value in {**current, **wanted}.items() if value is not None}
+    after = {key: value for key, value in {**current, **changes}.items() if value is not None}
     check_configs(kind, name, after, current)
     if kind == TOPIC_RESOURCE and name not in view.image.topics:
         raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
-    _check_min_isr(view, resource, after, wanted)
+    _check_min_isr(view, resource, after, changes)
     _check_limit(view, resource, after)
     if validate_only:
         return ControllerResult(None)
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
-        for key, value in wanted.items()
+        for key, value in changes.items()
         # Repeat a broker's setting: the file that it names may have changed (KAFKA-14136).
         if current.get(key) != value or kind == BROKER_RESOURCE
     ]
@@ -156,11 +156,11 @@ def _check_min_isr(
     view: ControllerView,
     resource: Resource,
     after: Mapping[str, str],
-    wanted: Mapping[str, str | None],
+    changes: Mapping[str, str | None],
 ) -> None:
     """Raise InvalidConfigError if brokers would differ in ``min.insync.replicas`` with ELRs."""
     kind, name = resource
-    if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in wanted or not view.elr_enabled:
+    if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in changes or not view.elr_enabled:
         return
     if name:
         raise InvalidConfigError(

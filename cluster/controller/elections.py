@@ -33,14 +33,14 @@ def elect_leaders(
 
     If ``partitions`` is None, the answer omits partitions that need no election.
     """
-    asked = (
+    requested = (
         [(topic.name, index) for topic, index, _ in view.partitions()]
         if partitions is None
         else partitions
     )
     answers: list[tuple[Partition, DomainError | None]] = []
     changes: list[PartitionChange] = []
-    for topic, index in asked:
+    for topic, index in requested:
         try:
             changes += _elect(view, topic, index, election, "ElectLeaders")
         except ElectionNotNeededError as error:

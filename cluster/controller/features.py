@@ -54,8 +54,8 @@ def update_features(
     A level that the feature already has is not a change; the answer contains only changed levels.
     With ``validate_only`` nothing changes. Raises InvalidUpdateVersionError.
     """
-    wanted = {update.name: update for update in updates}
-    for update in wanted.values():
+    by_name = {update.name: update for update in updates}
+    for update in by_name.values():
         error = _error_of(view, update)
         if error is not None:
             raise InvalidUpdateVersionError(
@@ -64,7 +64,7 @@ def update_features(
             )
     changed = {
         name: update.level
-        for name, update in wanted.items()
+        for name, update in by_name.items()
         if update.level != view.image.features.get(name, 0)
     }
     if validate_only:
@@ -110,16 +110,18 @@ def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[st
     controller = f"Local controller {view.settings.node_id}"
     yield from _unsupported(controller, view.settings.features.get(update.name), update.level)
     for broker in view.image.brokers.values():
-        found = broker.features.get(update.name, None if update.level else (0, 0))
-        yield from _unsupported(f"Broker {broker.broker_id}", found, update.level)
-    for other in view.image.controllers.values():
-        if other.controller_id != view.settings.node_id:
+        supported = broker.features.get(update.name, None if update.level else (0, 0))
+        yield from _unsupported(f"Broker {broker.broker_id}", supported, update.level)
+    for registration in view.image.controllers.values():
+        if registration.controller_id != view.settings.node_id:
             ranges = {
                 one.name: (one.min_supported_version, one.max_supported_version)
-                for one in other.features
+                for one in registration.features
             }
-            found = ranges.get(update.name, None if update.level else (0, 0))
-            yield from _unsupported(f"Controller {other.controller_id}", found, update.level)
+            supported = ranges.get(update.name, None if update.level else (0, 0))
+            yield from _unsupported(
+                f"Controller {registration.controller_id}", supported, update.level
+            )
     current = view.image.features.get(update.name, 0)
     is_upgrade = update.upgrade_type is UpgradeType.UPGRADE
     if update.level < current and is_upgrade:
@@ -131,11 +133,11 @@ def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[st
         yield "Can't downgrade to a newer version."
 
 
-def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Iterator[str]:
+def _unsupported(node: str, supported: tuple[int, int] | None, level: int) -> Iterator[str]:
     if supported is None:
-        yield f"{who} does not support this feature."
+        yield f"{node} does not support this feature."
     elif not supported[0] <= level <= supported[1]:
-        yield f"{who} only supports versions {supported[0]}-{supported[1]}"
+        yield f"{node} only supports versions {supported[0]}-{supported[1]}"
 
 
 def _unify_min_isr(view: ControllerView) -> Iterator[ConfigRecord]:

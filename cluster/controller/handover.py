@@ -32,8 +32,8 @@ def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
     Raises CorruptRecordError if the broker is not registered.
     """
     delta = MetadataDelta(image)
-    own = image.brokers.get(broker_id)
-    epoch = -1 if own is None else own.epoch
+    broker = image.brokers.get(broker_id)
+    epoch = -1 if broker is None else broker.epoch
     delta.replay(BrokerRegistrationChangeRecord(broker_id, epoch, fenced=_FENCED))
     without_leader = PartitionChangeRecord(UUID(int=0), 0, leader=NO_LEADER)
     for _ in delta.change_all(without_leader, (broker_id,)):
@@ -56,10 +56,10 @@ def reasons_against_successor(before: MetadataImage, after: MetadataImage) -> li
             f" all ids below {before.next_producer_id}"
         )
     for topic in before.topics.values():
-        known = after.topics_by_id.get(topic.topic_id)
-        if known is None:
+        successor = after.topics_by_id.get(topic.topic_id)
+        if successor is None:
             reasons.append(f"it has no topic {topic.name} with this id")
-        elif not _is_successor(topic.partitions, known.partitions):
+        elif not _is_successor(topic.partitions, successor.partitions):
             reasons.append(f"its topic {topic.name} is in an earlier state")
     return reasons
 
@@ -107,7 +107,7 @@ def as_standalone(
             alone[one] = _sole_replica(one, broker_id, directory_id)
         partitions = tuple(alone[one] for one in topic.partitions)
         topics[name] = TopicImage(name, topic.topic_id, partitions)
-    own = {one: known for one, known in image.brokers.items() if one == broker_id}
+    brokers = {one: known for one, known in image.brokers.items() if one == broker_id}
     configs = {
         (kind, name): values
         for (kind, name), values in image.configs.items()
@@ -116,7 +116,7 @@ def as_standalone(
     after = replace(
         image,
         features=levels,
-        brokers=own,
+        brokers=brokers,
         controllers={},
         topics=topics,
         topics_by_id={one.topic_id: one for one in topics.values()},
@@ -127,13 +127,13 @@ def as_standalone(
 
 
 def _sole_replica(
-    one: PartitionRegistration, broker_id: int, directory_id: UUID
+    partition: PartitionRegistration, broker_id: int, directory_id: UUID
 ) -> PartitionRegistration:
     return PartitionRegistration(
         replicas=(broker_id,),
         isr=(broker_id,),
         leader=broker_id,
-        leader_epoch=one.leader_epoch,
-        partition_epoch=one.partition_epoch + 1,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch + 1,
         directories=(directory_id,),
     )

@@ -123,11 +123,11 @@ class BrokerHeartbeatManager:
 
     def register(self, broker_id: int, epoch: int, offset: int) -> None:
         """Note a RegisterBrokerRecord at ``offset``. A new broker epoch ends the session."""
-        known = self._contacts.get(broker_id)
-        if known is None or known.epoch != epoch:
+        contact = self._contacts.get(broker_id)
+        if contact is None or contact.epoch != epoch:
             self._contacts[broker_id] = BrokerHeartbeatState(epoch, offset)
         else:
-            known.registration_offset = offset
+            contact.registration_offset = offset
 
     def unregister(self, broker_id: int) -> None:
         """Forget an unregistered broker."""
@@ -172,8 +172,8 @@ class BrokerHeartbeatManager:
 
     def take_elections(self, count: int) -> tuple[list[tuple[UUID, int]], str]:
         """Remove up to ``count`` partitions from the queue; return them and the cause."""
-        taken, self._elections = self._elections[:count], self._elections[count:]
-        return taken, self._elections_cause
+        partitions, self._elections = self._elections[:count], self._elections[count:]
+        return partitions, self._elections_cause
 
     def has_valid_session(self, broker_id: int, now_ms: int) -> bool:
         """Whether the registered process sent a heartbeat within the session timeout."""
@@ -206,9 +206,9 @@ class BrokerHeartbeatManager:
 
     def extend(self, lost_ms: int) -> None:
         """Extend every session by ``lost_ms``, during which the controller itself was stopped."""
-        for one in self._contacts.values():
-            if one.last_contact_ms is not None:
-                one.last_contact_ms += lost_ms
+        for contact in self._contacts.values():
+            if contact.last_contact_ms is not None:
+                contact.last_contact_ms += lost_ms
 
     def is_caught_up(self, heartbeat: BrokerHeartbeatRequest) -> bool:
         """Whether the broker has applied the record of its own registration."""

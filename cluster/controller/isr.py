@@ -78,9 +78,9 @@ def alter_partition(
         change.raises_leader_epoch, change.is_alter_partition = False, change.raises_leader_epoch
         change.isr = tuple(replica for replica, _ in item.new_isr)
         change.leader_recovery_state = item.leader_recovery_state
-        made = view.changed(topic, change, f"AlterPartition of the leader, broker {broker_id}")
-        changes += made
-        after = made[0].after if made else change.partition
+        altered = view.changed(topic, change, f"AlterPartition of the leader, broker {broker_id}")
+        changes += altered
+        after = altered[0].after if altered else change.partition
         answers.append(
             after
             if after.leader == broker_id
@@ -96,73 +96,76 @@ def _validated(view: ControllerView, broker_id: int, item: ProposedIsr) -> Topic
     topic = view.image.topics_by_id.get(item.topic_id)
     if topic is None:
         raise UnknownTopicIdError(f"there is no topic {item.topic_id}")
-    known = view.image.partition(item.topic_id, item.index)
-    if known is None:
+    partition = view.image.partition(item.topic_id, item.index)
+    if partition is None:
         raise UnknownTopicOrPartitionError(f"there is no partition {topic.name}-{item.index}")
-    if item.leader_epoch > known.leader_epoch or item.partition_epoch > known.partition_epoch:
+    if (
+        item.leader_epoch > partition.leader_epoch
+        or item.partition_epoch > partition.partition_epoch
+    ):
         # The sender has newer metadata than this controller, which therefore is no longer active.
         raise NotControllerError("this controller is behind the partition's leader")
-    if item.leader_epoch < known.leader_epoch:
+    if item.leader_epoch < partition.leader_epoch:
         raise FencedLeaderEpochError(
-            f"the leader epoch is {known.leader_epoch}, not {item.leader_epoch}"
+            f"the leader epoch is {partition.leader_epoch}, not {item.leader_epoch}"
         )
-    if broker_id != known.leader:
-        raise InvalidRequestError(f"broker {known.leader} leads, not {broker_id}")
-    if item.partition_epoch < known.partition_epoch:
+    if broker_id != partition.leader:
+        raise InvalidRequestError(f"broker {partition.leader} leads, not {broker_id}")
+    if item.partition_epoch < partition.partition_epoch:
         raise InvalidUpdateVersionError(
-            f"the partition epoch is {known.partition_epoch}, not {item.partition_epoch}"
+            f"the partition epoch is {partition.partition_epoch}, not {item.partition_epoch}"
         )
-    _check_isr(known, item)
+    _check_isr(partition, item)
     reasons = [f"{replica} ({reason})" for replica, reason in _ineligible(view, item)]
     if reasons:
         raise IneligibleReplicaError(f"ineligible replicas: {', '.join(reasons)}")
     return topic
 
 
-def _check_isr(known: PartitionRegistration, item: ProposedIsr) -> None:
+def _check_isr(partition: PartitionRegistration, item: ProposedIsr) -> None:
     isr = [replica for replica, _ in item.new_isr]
-    if not isr or len(set(isr)) != len(isr) or not set(isr) <= set(known.replicas):
-        raise InvalidRequestError(f"{isr} cannot be the ISR of replicas {list(known.replicas)}")
-    if known.leader not in isr:
+    if not isr or len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
+        raise InvalidRequestError(f"{isr} cannot be the ISR of replicas {list(partition.replicas)}")
+    if partition.leader not in isr:
         raise InvalidRequestError(f"the ISR {isr} is without the leader")
     if item.leader_recovery_state not in (RECOVERED, RECOVERING):
         raise InvalidRequestError(f"there is no recovery state {item.leader_recovery_state}")
     if item.leader_recovery_state == RECOVERING:
         if len(isr) > 1:
             raise InvalidRequestError("a leader that recovers is alone in its ISR")
-        if known.leader_recovery_state == RECOVERED:
+        if partition.leader_recovery_state == RECOVERED:
             raise InvalidRequestError("a leader that has recovered does not recover again")
 
 
 def _ineligible(view: ControllerView, item: ProposedIsr) -> list[tuple[int, str]]:
-    found = []
+    replicas = []
     for replica, epoch in item.new_isr:
         broker = view.image.brokers.get(replica)
         if broker is None:
-            found.append((replica, "not registered"))
+            replicas.append((replica, "not registered"))
         elif broker.in_controlled_shutdown:
-            found.append((replica, "shutting down"))
+            replicas.append((replica, "shutting down"))
         elif broker.fenced:
-            found.append((replica, "fenced"))
+            replicas.append((replica, "fenced"))
         elif epoch not in (-1, broker.epoch):
-            found.append(
+            replicas.append(
                 (replica, f"broker epoch mismatch: requested={epoch} VS expected={broker.epoch}")
             )
-    return found
+    return replicas
 
 
 def record_lost_replicas(
     view: ControllerView,
     broker_id: int,
     lost: Iterable[TopicIdPartition],
-    found: Iterable[TopicIdPartition],
+    recovered: Iterable[TopicIdPartition],
 ) -> ControllerResult[None]:
     """Record the lost and the recovered replicas that a broker's LeaderAndIsr response reports.
 
     Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
     """
     changes: list[PartitionChange] = []
-    for places, directory in ((lost, LOST), (found, MIGRATING)):
+    for places, directory in ((lost, LOST), (recovered, MIGRATING)):
         for topic_id, index in places:
             topic = view.image.topics_by_id.get(topic_id)
             partition = view.image.partition(topic_id, index)
@@ -186,8 +189,8 @@ def record_lost_replicas(
     )
 
 
-def _with(broker_id: int, others: Callable[[int], bool], one: int) -> bool:
-    return one == broker_id or others(one)
+def _with(broker_id: int, is_active: Callable[[int], bool], candidate: int) -> bool:
+    return candidate == broker_id or is_active(candidate)
 
 
 @dataclass(frozen=True, slots=True)

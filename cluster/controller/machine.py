@@ -128,9 +128,11 @@ class Controller:
         """See :func:`brokers.heartbeat`."""
         return brokers.heartbeat(self.view, self.heartbeats, request, now_ms)
 
-    def broker_discovered(self, seen: RegisterBrokerRecord, where: str) -> ControllerResult[bool]:
-        """See :func:`brokers.discovered`."""
-        return brokers.discovered(self.view, self.heartbeats, seen, where)
+    def broker_discovered(
+        self, record: RegisterBrokerRecord, location: str
+    ) -> ControllerResult[bool]:
+        """See :func:`brokers.register_discovered`."""
+        return brokers.register_discovered(self.view, self.heartbeats, record, location)
 
     def broker_gone(self, broker_id: int, cause: str) -> ControllerResult[bool]:
         """Unregister a broker whose ZooKeeper node is gone, and remove it from every ISR.
@@ -192,10 +194,10 @@ class Controller:
         self,
         broker_id: int,
         lost: Iterable[isr.TopicIdPartition],
-        found: Iterable[isr.TopicIdPartition],
+        recovered: Iterable[isr.TopicIdPartition],
     ) -> ControllerResult[None]:
         """See :func:`isr.record_lost_replicas`."""
-        return isr.record_lost_replicas(self.view, broker_id, lost, found)
+        return isr.record_lost_replicas(self.view, broker_id, lost, recovered)
 
     def elect_leaders(
         self, election: Election, partitions: Sequence[elections.Partition] | None
@@ -354,16 +356,16 @@ class Controller:
     # --- ACLs ---
 
     def check_acl_creation(
-        self, wanted: Iterable[Acl], existing: acls.AclIndex, reason_against: acls.ReasonAgainst
+        self, new: Iterable[Acl], existing: acls.AclIndex, reason_against: acls.ReasonAgainst
     ) -> Steps[acls.AclCreation]:
         """See :func:`acls.check_creation`."""
-        return acls.check_creation(self.view, wanted, existing, reason_against)
+        return acls.check_creation(self.view, new, existing, reason_against)
 
     def create_acls(
-        self, wanted: Iterable[Acl], existing: acls.AclIndex, draw_id: Callable[[], UUID]
+        self, new: Iterable[Acl], existing: acls.AclIndex, draw_id: Callable[[], UUID]
     ) -> ControllerResult[None]:
         """See :func:`acls.create_acls`."""
-        return acls.create_acls(self.view, wanted, existing, draw_id)
+        return acls.create_acls(self.view, new, existing, draw_id)
 
     def check_acl_deletion(
         self, filters: Iterable[AclFilter], existing: acls.AclIndex
@@ -371,20 +373,22 @@ class Controller:
         """See :func:`acls.check_deletion`."""
         return acls.check_deletion(self.view, filters, existing)
 
-    def delete_acls(self, wanted: Iterable[Acl], existing: acls.AclIndex) -> ControllerResult[None]:
+    def delete_acls(
+        self, deleted: Iterable[Acl], existing: acls.AclIndex
+    ) -> ControllerResult[None]:
         """See :func:`acls.delete_acls`."""
-        return acls.delete_acls(wanted, existing)
+        return acls.delete_acls(deleted, existing)
 
     # --- users, quotas ---
 
     def check_credentials(
         self,
-        asked: Iterable[scram.ScramCredentialAlteration],
+        alterations: Iterable[scram.ScramCredentialAlteration],
         least_iterations: scram.LeastIterations,
         reason_against: acls.ReasonAgainst,
     ) -> Steps[tuple[dict[str, DomainError], list[scram.ScramCredentialAlteration]]]:
         """See :func:`scram.check_credentials`."""
-        return scram.check_credentials(self.view, asked, least_iterations, reason_against)
+        return scram.check_credentials(self.view, alterations, least_iterations, reason_against)
 
     def alter_credentials(
         self, alterations: Iterable[scram.ScramCredentialAlteration], derive_keys: scram.DeriveKeys
@@ -399,10 +403,10 @@ class Controller:
         return scram.add_credentials(self.view, added, derive_keys)
 
     def check_quotas(
-        self, asked: Iterable[quotas.ClientQuotaAlteration]
+        self, alterations: Iterable[quotas.ClientQuotaAlteration]
     ) -> Steps[list[quotas.CheckedAlteration]]:
         """See :func:`quotas.check_quotas`."""
-        return quotas.check_quotas(self.view, asked)
+        return quotas.check_quotas(self.view, alterations)
 
     def alter_client_quotas(
         self,

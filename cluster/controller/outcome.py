@@ -45,8 +45,8 @@ class PartitionChange:
 
 def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
     """Yield the events about leaders, ISRs and reassignments that changes add to the history."""
-    for one in changes:
-        old, new, subject = one.before, one.after, f"{one.topic}-{one.index}"
+    for change in changes:
+        old, new, subject = change.before, change.after, f"{change.topic}-{change.index}"
         if new.leader_epoch != old.leader_epoch:
             yield Event(
                 "leader-elected" if new.leader >= 0 else "leader-lost",
@@ -56,16 +56,16 @@ def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
                     "to": new.leader,
                     "leader_epoch": new.leader_epoch,
                     "election": _election(old, new),
-                    "cause": one.cause,
+                    "cause": change.cause,
                 },
             )
         joined = [replica for replica in new.isr if replica not in old.isr]
-        left = [replica for replica in old.isr if replica not in new.isr]
-        if joined or left:
+        removed = [replica for replica in old.isr if replica not in new.isr]
+        if joined or removed:
             yield Event(
                 "isr-changed",
                 subject,
-                {"joined": joined, "left": left, "isr": list(new.isr), "cause": one.cause},
+                {"joined": joined, "left": removed, "isr": list(new.isr), "cause": change.cause},
             )
         if (old.adding_replicas, old.removing_replicas) != (
             new.adding_replicas,
@@ -79,7 +79,7 @@ def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
                     "replicas": list(new.replicas),
                     "adding": list(new.adding_replicas),
                     "removing": list(new.removing_replicas),
-                    "cause": one.cause,
+                    "cause": change.cause,
                 },
             )
 

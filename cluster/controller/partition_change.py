@@ -159,8 +159,8 @@ class PartitionChangeBuilder:
         if self.election is Election.UNCLEAN:
             at_last += replicas
         # Kafka elects the last known leader even if it is not alive, which helps no client.
-        found = next((one for one in at_last if self.is_acceptable(one)), NO_LEADER)
-        return found, found != NO_LEADER
+        elected = next((one for one in at_last if self.is_acceptable(one)), NO_LEADER)
+        return elected, elected != NO_LEADER
 
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
         """Return the new last known ELR, None if it does not change.
@@ -179,11 +179,11 @@ class PartitionChangeBuilder:
         state = self.partition
         if replicas is state.replicas and not self.directories:
             return None
-        known = dict(zip(state.replicas, state.directories, strict=False)) | self.directories
-        wanted = tuple(
-            known[one] if one in known else self.default_directory(one) for one in replicas
+        assigned = dict(zip(state.replicas, state.directories, strict=False)) | self.directories
+        directories = tuple(
+            assigned[one] if one in assigned else self.default_directory(one) for one in replicas
         )
-        return None if wanted == state.directories else wanted
+        return None if directories == state.directories else directories
 
 
 def _or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,8 +61,8 @@ class _Rack:
     fenced: _BrokerList = field(default_factory=_BrokerList)
 
     def next(self, epoch: int) -> int:
-        found = self.unfenced.next(epoch)
-        return self.fenced.next(epoch) if found == _NO_BROKER else found
+        broker_id = self.unfenced.next(epoch)
+        return self.fenced.next(epoch) if broker_id == _NO_BROKER else broker_id
 
 
 class _RackList:
@@ -94,8 +94,8 @@ class _RackList:
         if self._epoch == self.unfenced and self.unfenced > 1:
             # Every broker has been first once: shuffle, so that the placements do not repeat.
             self._draw.shuffle(self._racks)
-            for one in self._lists():
-                self._draw.shuffle(one.brokers)
+            for brokers in self._lists():
+                self._draw.shuffle(brokers.brokers)
             self._epoch = 0
         count = len(self._racks)
         self._offset %= count
@@ -127,7 +127,9 @@ def place(
 
     Brokers in controlled shutdown, and brokers whose directories are all cordoned, get no replica.
     """
-    racks = _RackList((one for one in view.image.brokers.values() if _is_usable(one)), draw)
+    racks = _RackList(
+        (brokers for brokers in view.image.brokers.values() if _is_usable(brokers)), draw
+    )
     if replication_factor <= 0:
         raise InvalidReplicationFactorError(
             f"Invalid replication factor {replication_factor}: the replication factor must be "

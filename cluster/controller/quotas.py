@@ -49,28 +49,28 @@ class CheckedAlteration(NamedTuple):
 
 
 def check_quotas(
-    view: ControllerView, asked: Iterable[ClientQuotaAlteration]
+    view: ControllerView, alterations: Iterable[ClientQuotaAlteration]
 ) -> Steps[list[CheckedAlteration]]:
     """Check the changes, and return each entity once; one that is named twice gets an error."""
     checked: dict[object, CheckedAlteration] = {}
-    for one in asked:
-        reason = yield from _reason_against(one)
+    for alteration in alterations:
+        reason = yield from _reason_against(alteration)
         # A longer entity is refused in any case, because one of its types is unknown.
-        is_short = len(one.named) <= len(ENTITY_TYPES)
-        key = _entity_of(one.named) if is_short else len(checked)
+        is_short = len(alteration.named) <= len(ENTITY_TYPES)
+        key = _entity_of(alteration.named) if is_short else len(checked)
         if key in checked:
             # Kafka makes the first of the changes, although its answer is an error.
             reason = "Ignoring duplicate entity"
-        checked[key] = CheckedAlteration(one, None if reason is None else _error(reason))
+        checked[key] = CheckedAlteration(alteration, None if reason is None else _error(reason))
         yield
     changes = 0
-    for one, error in checked.values():
-        changes += 0 if error is not None else len(_changes(view, one))
+    for alteration, error in checked.values():
+        changes += 0 if error is not None else len(_changes(view, alteration))
         yield
     if changes <= MAX_CHANGES:
         return [*checked.values()]
     error = PolicyViolationError("Unable to perform excessively large batch operation.")
-    return [CheckedAlteration(one, error) for one, _ in checked.values()]
+    return [CheckedAlteration(alteration, error) for alteration, _ in checked.values()]
 
 
 def alter_client_quotas(
@@ -85,11 +85,11 @@ def alter_client_quotas(
     """
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
-    for one in alterations:
-        parts = tuple(EntityData(*part) for part in _entity_of(one.named))
+    for alteration in alterations:
+        parts = tuple(EntityData(*part) for part in _entity_of(alteration.named))
         changed = [
             ClientQuotaRecord(parts, key, value or 0.0, remove=value is None)
-            for key, value in _changes(view, one).items()
+            for key, value in _changes(view, alteration).items()
         ]
         more = added_quotas(view.image, changed)
         error: DomainError | None = None
@@ -121,25 +121,25 @@ def _entity_of(named: Mapping[str, str | None]) -> Entity:
     return tuple(sorted(named.items(), key=lambda one: one[0]))
 
 
-def _changes(view: ControllerView, one: ClientQuotaAlteration) -> dict[str, float | None]:
-    now = view.image.quotas.get(_entity_of(one.named), {})
-    return {key: value for key, value in one.ops if now.get(key) != value}
+def _changes(view: ControllerView, alteration: ClientQuotaAlteration) -> dict[str, float | None]:
+    now = view.image.quotas.get(_entity_of(alteration.named), {})
+    return {key: value for key, value in alteration.ops if now.get(key) != value}
 
 
-def _reason_against(one: ClientQuotaAlteration) -> Steps[str | None]:
+def _reason_against(alteration: ClientQuotaAlteration) -> Steps[str | None]:
     keys: set[str] = set()
     reason = None
-    for key, _ in one.ops:
+    for key, _ in alteration.ops:
         if key in keys:
             reason = f"Duplicate quota key {key}"
         keys.add(key)
         yield
     if reason is None:
-        reason = reason_against(one.named)
+        reason = reason_against(alteration.named)
     if reason is not None:
         return reason
-    for key, value in one.ops:
-        if value is not None and (reason := reason_against_value(one.named, key, value)):
+    for key, value in alteration.ops:
+        if value is not None and (reason := reason_against_value(alteration.named, key, value)):
             return reason
         yield
     return None

@@ -79,10 +79,10 @@ def _altered(
 
 def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> None:
     """Raise if the replication factor would change; removed replicas do not count (KIP-860)."""
-    known = len(set(partition.replicas) - set(partition.removing_replicas))
-    if len(target) != known:
+    factor = len(set(partition.replicas) - set(partition.removing_replicas))
+    if len(target) != factor:
         raise InvalidReplicationFactorError(
-            f"The replication factor is changed from {known} to {len(target)}"
+            f"The replication factor is changed from {factor} to {len(target)}"
         )
 
 
@@ -117,12 +117,12 @@ def resume_reassignments(
     Source: ``KafkaController.maybeResumeReassignments``.
     """
     changes: list[PartitionChange] = []
-    for name, index, one in list_partition_reassignments(view, partitions):
+    for name, index, partition in list_partition_reassignments(view, partitions):
         change = view.change(view.image.topics[name], index)
-        change.always_writes = one.leader >= 0
+        change.always_writes = partition.leader >= 0
         changes += view.changed(view.image.topics[name], change, "the reassignment is resumed")
     return ControllerResult(
-        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
+        None, tuple(partition.record for partition in changes), events=tuple(events_of(changes))
     )
 
 
@@ -131,11 +131,11 @@ def list_partition_reassignments(
 ) -> list[tuple[str, int, PartitionRegistration]]:
     """Return the reassignments in progress, of these partitions or of all."""
     if partitions is None:
-        found = ((topic.name, index, one) for topic, index, one in view.partitions())
+        rows = ((topic.name, index, one) for topic, index, one in view.partitions())
     else:
-        found = (
+        rows = (
             (name, index, view.image.topics[name].partitions[index])
             for name, index in partitions
             if name in view.image.topics and 0 <= index < len(view.image.topics[name].partitions)
         )
-    return [one for one in found if is_in_progress(one[2])]
+    return [one for one in rows if is_in_progress(one[2])]

@@ -76,33 +76,35 @@ DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
 
 def check_credentials(
     view: ControllerView,
-    asked: Iterable[ScramCredentialAlteration],
+    alterations: Iterable[ScramCredentialAlteration],
     least_iterations: LeastIterations,
     reason_against: ReasonAgainst,
 ) -> Steps[tuple[dict[str, DomainError], list[ScramCredentialAlteration]]]:
     """Return the first error of each user, and the changes of all other users."""
     errors: dict[str, DomainError] = {}
     accepted: dict[str, ScramCredentialAlteration] = {}
-    for one in asked:
-        if accepted.pop(one.name, None) is not None:
-            errors[one.name] = DuplicateResourceError(
+    for alteration in alterations:
+        if accepted.pop(alteration.name, None) is not None:
+            errors[alteration.name] = DuplicateResourceError(
                 "A user credential cannot be altered twice in the same request"
             )
-        elif one.name not in errors:
+        elif alteration.name not in errors:
             try:
-                _check(view, one, least_iterations, reason_against)
+                _check(view, alteration, least_iterations, reason_against)
             except DomainError as error:
-                errors[one.name] = without_traceback(error)
+                errors[alteration.name] = without_traceback(error)
             else:
-                accepted[one.name] = one
+                accepted[alteration.name] = alteration
         yield
     new = 0
-    for one in accepted.values():
-        new += isinstance(one, ScramCredentialUpsertion) and not _exists(view, one)
+    for alteration in accepted.values():
+        new += isinstance(alteration, ScramCredentialUpsertion) and not _exists(view, alteration)
         yield
     if new > MAX_CREDENTIALS - len(view.image.scram):
         refused = [
-            one.name for one in accepted.values() if isinstance(one, ScramCredentialUpsertion)
+            alteration.name
+            for alteration in accepted.values()
+            if isinstance(alteration, ScramCredentialUpsertion)
         ]
         for name in refused:
             errors[name] = _too_many()
@@ -118,18 +120,20 @@ def alter_credentials(
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     room = MAX_CREDENTIALS - len(view.image.scram)
-    for one in alterations:
+    for alteration in alterations:
         error: DomainError | None = None
-        exists = _exists(view, one)
-        if isinstance(one, ScramCredentialDeletion):
+        exists = _exists(view, alteration)
+        if isinstance(alteration, ScramCredentialDeletion):
             if exists:
                 room += 1
-                records.append(RemoveUserScramCredentialRecord(one.name, one.mechanism))
+                records.append(
+                    RemoveUserScramCredentialRecord(alteration.name, alteration.mechanism)
+                )
             else:
                 error = _not_found()
         elif exists or room > 0:
             room -= not exists
-            records.append(_record(one, derive_keys))
+            records.append(_record(alteration, derive_keys))
         else:
             error = _too_many()
         errors.append(error)
@@ -150,40 +154,47 @@ def add_credentials(
 
 def _check(
     view: ControllerView,
-    one: ScramCredentialAlteration,
+    alteration: ScramCredentialAlteration,
     least_iterations: LeastIterations,
     reason_against: ReasonAgainst,
 ) -> None:
-    if not one.name:
+    if not alteration.name:
         raise UnacceptableCredentialError("Username must not be empty")
-    least = least_iterations.get(one.mechanism)
+    least = least_iterations.get(alteration.mechanism)
     if least is None:
         raise UnsupportedSaslMechanismError("Unknown SCRAM mechanism")
-    if isinstance(one, ScramCredentialDeletion):
-        if not _exists(view, one):
+    if isinstance(alteration, ScramCredentialDeletion):
+        if not _exists(view, alteration):
             raise _not_found()
         return
-    if one.iterations < least:
+    if alteration.iterations < least:
         raise UnacceptableCredentialError("Too few iterations")
-    if one.iterations > MAX_ITERATIONS:
+    if alteration.iterations > MAX_ITERATIONS:
         raise UnacceptableCredentialError("Too many iterations")
-    if len(one.salt) > MAX_SALT_BYTES:
+    if len(alteration.salt) > MAX_SALT_BYTES:
         raise UnacceptableCredentialError("Too long a salt")
-    if len(one.salted_password) > MAX_SALTED_PASSWORD_BYTES:
+    if len(alteration.salted_password) > MAX_SALTED_PASSWORD_BYTES:
         raise UnacceptableCredentialError("Too long a salted password")
-    record = UserScramCredentialRecord(one.name, one.mechanism, b"", b"", b"", 0)
+    record = UserScramCredentialRecord(alteration.name, alteration.mechanism, b"", b"", b"", 0)
     if reason := reason_against(record):
         raise UnacceptableCredentialError(reason)
 
 
-def _exists(view: ControllerView, one: ScramCredentialAlteration) -> bool:
-    return (one.name, one.mechanism) in view.image.scram
+def _exists(view: ControllerView, alteration: ScramCredentialAlteration) -> bool:
+    return (alteration.name, alteration.mechanism) in view.image.scram
 
 
-def _record(one: ScramCredentialUpsertion, derive_keys: DeriveKeys) -> UserScramCredentialRecord:
-    stored_key, server_key = derive_keys(one.mechanism, one.salted_password)
+def _record(
+    alteration: ScramCredentialUpsertion, derive_keys: DeriveKeys
+) -> UserScramCredentialRecord:
+    stored_key, server_key = derive_keys(alteration.mechanism, alteration.salted_password)
     return UserScramCredentialRecord(
-        one.name, one.mechanism, one.salt, stored_key, server_key, one.iterations
+        alteration.name,
+        alteration.mechanism,
+        alteration.salt,
+        stored_key,
+        server_key,
+        alteration.iterations,
     )
 
 

@@ -85,8 +85,8 @@ class PreparedPartitions:
 
     def can_be_added(self, view: ControllerView, topic_id: UUID, first: int) -> bool:
         """Whether the partitions can still be added to the topic, from index ``first`` on."""
-        place = self.records.topic_id, self.records.first
-        return view.image.brokers is self.brokers and place == (topic_id, first)
+        position = self.records.topic_id, self.records.first
+        return view.image.brokers is self.brokers and position == (topic_id, first)
 
 
 def _check_new_name(view: ControllerView, name: str) -> None:
@@ -99,9 +99,9 @@ def _check_new_name(view: ControllerView, name: str) -> None:
     if "." in name or "_" in name:
         # Metric names have '_' in place of '.', so a.b and a_b would share their metrics.
         unified = name.replace(".", "_")
-        for other in image.topics:
-            if other.replace(".", "_") == unified:
-                raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {other}")
+        for existing in image.topics:
+            if existing.replace(".", "_") == unified:
+                raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {existing}")
 
 
 # --- creating ---
@@ -236,23 +236,23 @@ def _assigned(view: ControllerView, topic: NewTopic) -> Steps[Sequence[tuple[int
             "A manual partition assignment was specified, but numPartitions was not set to -1."
         )
     check_request_size(view, len(topic.assignment))
-    found: dict[int, tuple[int, ...]] = {}
+    by_index: dict[int, tuple[int, ...]] = {}
     factor: int | None = None
     for index, replicas in topic.assignment:
-        if index in found:
+        if index in by_index:
             raise InvalidReplicaAssignmentError(
                 f"Found multiple manual partition assignments for partition {index}"
             )
-        found[index] = tuple(replicas)
+        by_index[index] = tuple(replicas)
         check_assignment(view, replicas, factor)
         factor = len(replicas)
         _check_has_leader(view, index, replicas)
         yield
-    if sorted(found) != list(range(len(found))):
+    if sorted(by_index) != list(range(len(by_index))):
         raise InvalidReplicaAssignmentError(
             "partitions should be a consecutive 0-based integer sequence"
         )
-    return [found[index] for index in range(len(found))]
+    return [by_index[index] for index in range(len(by_index))]
 
 
 def check_assignment(
@@ -358,14 +358,14 @@ def _records(
 ) -> Steps[TopicRecords]:
     """Return the records of new partitions; those with the same replicas share a form."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
-    found = []
+    similar_forms = []
     for replicas in assignments:
         form = forms.get(replicas)
         if form is None:
             form = forms[replicas] = partition_record(view, NO_TOPIC, 0, replicas)
-        found.append(form)
+        similar_forms.append(form)
         yield
-    return TopicRecords((), topic_id, first, found)
+    return TopicRecords((), topic_id, first, similar_forms)
 
 
 # --- growing and deleting ---
@@ -416,13 +416,13 @@ def create_partitions(
     if prepared is None or not is_fit or len(prepared.assignments) != added:
         prepared = None
     if prepared is None:
-        wanted = finish(_added(view, topic, added, assignments, draw))
+        replicas_of_added = finish(_added(view, topic, added, assignments, draw))
     else:
-        wanted = prepared.assignments
+        replicas_of_added = prepared.assignments
     if validate_only:
         return ControllerResult(added)
     if prepared is None:
-        records = finish(_records(view, topic.topic_id, current, wanted))
+        records = finish(_records(view, topic.topic_id, current, replicas_of_added))
     else:
         records = prepared.records
     return ControllerResult(added, records)
@@ -444,10 +444,10 @@ def prepare_partitions(
         return None
     try:
         check_request_size(view, added)
-        wanted = yield from _added(view, topic, added, assignments, draw)
+        replicas_of_added = yield from _added(view, topic, added, assignments, draw)
     except DomainError:
         return None
-    return (yield from _prepared(view, topic.topic_id, current, wanted))
+    return (yield from _prepared(view, topic.topic_id, current, replicas_of_added))
 
 
 def _added(
@@ -461,13 +461,13 @@ def _added(
     factor = len(topic.partitions[0].replicas)
     if assignments is None:
         return (yield from _placements(view, added, factor, draw))
-    wanted = []
+    checked = []
     for index, replicas in enumerate(map(tuple, assignments), len(topic.partitions)):
         check_assignment(view, replicas, factor)
         _check_has_leader(view, index, replicas)
-        wanted.append(replicas)
+        checked.append(replicas)
         yield
-    return wanted
+    return checked
 
 
 NEVER_LED: Final = -1

@@ -124,8 +124,8 @@ BUGS: Final = (
     Bug(
         "the leader accepts fetches with an old broker epoch",
         (
-            (_Leader.fetched, "known.epoch > broker_epoch", "False"),
-            (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)", "True"),
+            (_Leader.fetched, "broker.epoch > broker_epoch", "False"),
+            (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, broker.epoch)", "True"),
             (_Leader._epoch_of, "return replica.broker_epoch", "return ANY_BROKER_EPOCH"),
         ),
     ),
@@ -272,38 +272,42 @@ BUGS: Final = (
         (
             (
                 fetcher.FetchSessionHandler.build,
-                "known.get(key) != one",
-                "key not in known or known[key].fetch_offset != one.fetch_offset",
+                "in_session.get(key) != one",
+                "key not in in_session or in_session[key].fetch_offset != one.fetch_offset",
             ),
         ),
     ),
     # --- the controller ---
     Bug(
         "the controller accepts an old partition epoch",
-        ((controller_isr._validated, "item.partition_epoch < known.partition_epoch", "False"),),
+        ((controller_isr._validated, "item.partition_epoch < partition.partition_epoch", "False"),),
     ),
     Bug(
         "the controller accepts an ISR change of a former leader",
         (
-            (controller_isr._validated, "item.leader_epoch < known.leader_epoch", "False"),
-            (controller_isr._validated, "broker_id != known.leader", "False"),
-            (controller_isr._validated, "item.partition_epoch < known.partition_epoch", "False"),
-            (controller_isr._check_isr, "known.leader not in isr", "False"),
+            (controller_isr._validated, "item.leader_epoch < partition.leader_epoch", "False"),
+            (controller_isr._validated, "broker_id != partition.leader", "False"),
+            (
+                controller_isr._validated,
+                "item.partition_epoch < partition.partition_epoch",
+                "False",
+            ),
+            (controller_isr._check_isr, "partition.leader not in isr", "False"),
         ),
     ),
     Bug(
         "a fenced replica joins the ISR",
         (
             (controller_isr._ineligible, "broker.fenced", "False"),
-            (_Leader._eligible, "known.is_active", "True"),
+            (_Leader._eligible, "broker.is_active", "True"),
         ),
     ),
     Bug(
         "the controller adds a former incarnation of a broker to the ISR",
         (
             (controller_isr._ineligible, "epoch not in (-1, broker.epoch)", "False"),
-            (_Leader.fetched, "known.epoch > broker_epoch", "False"),
-            (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)", "True"),
+            (_Leader.fetched, "broker.epoch > broker_epoch", "False"),
+            (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, broker.epoch)", "True"),
         ),
     ),
     Bug(
@@ -384,7 +388,7 @@ BUGS: Final = (
     ),
     Bug(
         "a broker keeps a replica after its removal by a reassignment",
-        ((image.local_changes, "deletes.append(replace(one, registration=was))", "pass"),),
+        ((image.local_changes, "deletes.append(replace(local, registration=was))", "pass"),),
     ),
     # --- the log, the process ---
     Bug(

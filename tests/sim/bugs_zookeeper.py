@@ -94,14 +94,14 @@ ZOOKEEPER: Final = (
         "the controller ignores that a broker has a new session",
         (
             (
-                brokers.discovered,
-                "known is not None and known.epoch != seen.broker_epoch and not known.fenced",
+                brokers.register_discovered,
+                "registered.epoch != record.broker_epoch and not registered.fenced",
                 "False",
             ),
             (
-                brokers.discovered,
-                "known is None or known.epoch != seen.broker_epoch",
-                "known is None",
+                brokers.register_discovered,
+                "registered is None or registered.epoch != record.broker_epoch",
+                "registered is None",
             ),
         ),
     ),

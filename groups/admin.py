@@ -111,13 +111,13 @@ def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: 
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
     listed = (group.listed() for group in shard.groups.values())
-    wanted = (
+    groups = (
         item
         for item in listed
         if (not states or item.state.lower() in states)
         and (not types or item.group_type.lower() in types)
     )
-    in_order = sorted(wanted, key=lambda item: item.group_id)
+    in_order = sorted(groups, key=lambda item: item.group_id)
     decision.reply(token, ListGroupsResult(tuple(in_order)))
 
 

@@ -75,12 +75,12 @@ def sync_group(shard: Shard, decision: DecisionBuilder, token: Token, command: S
         classic_in_consumer.sync_group(shard, decision, consumers, token, command)
         return
     group, member = _member(shard, command)
-    for told, known in (
+    for reported, current in (
         (command.protocol_type, group.protocol_type),
         (command.protocol_name, group.protocol_name),
     ):
-        if told is not None and known is not None and told != known:
-            raise InconsistentGroupProtocolError(f"{told!r} is not the group's {known!r}")
+        if reported is not None and current is not None and reported != current:
+            raise InconsistentGroupProtocolError(f"{reported!r} is not the group's {current!r}")
     if group.state is ClassicState.PREPARING_REBALANCE:
         raise RebalanceInProgressError("the group rebalances; rejoin")
     sync_arrived(decision, group, member)
@@ -159,7 +159,7 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
         decision.reply(token, LeaveGroupResult(all_members))
         return
     results: list[tuple[str, str | None, DomainError | None]] = []
-    left: list[ClassicMember] = []
+    departed: list[ClassicMember] = []
     has_left = False
     for leaving in command.members:
         error_of_member: GroupError | None = None
@@ -170,7 +170,7 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
         else:
             has_left = True
             if member is not None:
-                left.append(member)
+                departed.append(member)
         results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
     decision.reply(token, LeaveGroupResult(tuple(results)))
     if not has_left:
@@ -178,8 +178,8 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
     if group.state is ClassicState.PREPARING_REBALANCE:
         maybe_complete_join(decision, group)
     elif group.state is not ClassicState.EMPTY:
-        names = ", ".join(member.member_id for member in left) or "a pending member"
-        cause = left[0] if len(left) == 1 else None
+        names = ", ".join(member.member_id for member in departed) or "a pending member"
+        cause = departed[0] if len(departed) == 1 else None
         prepare_rebalance(shard, decision, group, f"{names} left", cause)
 
 

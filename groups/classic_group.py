@@ -464,8 +464,8 @@ class ClassicGroup(GroupBase):
         if self.protocol_type is None:
             return commit_timestamp_ms
         if self.is_empty:
-            known = self.state_timestamp_ms != NO_TIMESTAMP
-            return self.state_timestamp_ms if known else commit_timestamp_ms
+            is_set = self.state_timestamp_ms != NO_TIMESTAMP
+            return self.state_timestamp_ms if is_set else commit_timestamp_ms
         if self.state is ClassicState.STABLE and self._topics is not None:
             return commit_timestamp_ms
         return None

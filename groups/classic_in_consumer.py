@@ -153,11 +153,11 @@ def _update_of(
         owned=tuple(owned.items()),
         visibility=command.visibility,
     )
-    known, current = group.members.get(heartbeat.member_id), group.current(heartbeat.member_id)
+    member, current = group.members.get(heartbeat.member_id), group.current(heartbeat.member_id)
     draft = GroupDraft.of(group, topics)
     classic = cr.ClassicMemberMetadata(command.session_timeout_ms, command.protocols)
     return MemberUpdate(
-        heartbeat, settings, group, draft, heartbeat.member_id, known, current, classic
+        heartbeat, settings, group, draft, heartbeat.member_id, member, current, classic
     )
 
 
@@ -209,12 +209,12 @@ def sync_group(
     member_id = command.member_id
     classic = _classic_member(group, member_id, command.group_instance_id, command.generation_id)
     first_name, first_metadata = classic.protocols[0]
-    for told, known in (
+    for reported, stored in (
         (command.protocol_type, CONSUMER_PROTOCOL_TYPE),
         (command.protocol_name, first_name),
     ):
-        if told is not None and told != known:
-            raise InconsistentGroupProtocolError(f"{told!r} is not the member's {known!r}")
+        if reported is not None and reported != stored:
+            raise InconsistentGroupProtocolError(f"{reported!r} is not the member's {stored!r}")
     current = group.current(member_id)
     may_move = _may_move(shard, decision, group, member_id)
     if may_move and current.state is not MemberState.UNREVOKED_PARTITIONS:
@@ -285,7 +285,7 @@ def leave_group(
 ) -> None:
     """Remove members of either protocol; the group epoch is bumped once."""
     results: list[tuple[str, str | None, DomainError | None]] = []
-    left: dict[str, str] = {}
+    departed: dict[str, str] = {}
     for leaving in command.members:
         error_of_member: GroupError | None = None
         try:
@@ -294,11 +294,11 @@ def leave_group(
             error_of_member = without_traceback(error)
         else:
             reason = leaving.reason[: shard.limits.max_reason_chars] or "LeaveGroup"
-            left.setdefault(member_id, reason)
+            departed.setdefault(member_id, reason)
         results.append((leaving.member_id, leaving.group_instance_id, error_of_member))
-    if left:
-        reasons = "; ".join(dict.fromkeys(left.values()))[: shard.limits.max_reason_chars]
-        remove_members(shard, decision, group, list(left), EventKind.MEMBER_LEFT, reasons)
+    if departed:
+        reasons = "; ".join(dict.fromkeys(departed.values()))[: shard.limits.max_reason_chars]
+        remove_members(shard, decision, group, list(departed), EventKind.MEMBER_LEFT, reasons)
     decision.reply(token, LeaveGroupResult(tuple(results)))
 
 

@@ -86,9 +86,9 @@ def _heartbeat(
 ) -> None:
     environment = shard.environment(command.group_id)
     settings = environment.settings
-    known = shard.groups.get(command.group_id)
-    if isinstance(known, ConsumerGroup) and is_unchanged(known, command, environment):
-        decision.arm(known.timer("session", command.member_id), settings.session_timeout_ms)
+    existing = shard.groups.get(command.group_id)
+    if isinstance(existing, ConsumerGroup) and is_unchanged(existing, command, environment):
+        decision.arm(existing.timer("session", command.member_id), settings.session_timeout_ms)
         result = ConsumerHeartbeatResult(
             command.member_id, command.member_epoch, settings.heartbeat_interval_ms
         )
@@ -100,7 +100,7 @@ def _heartbeat(
         return
     group = _group(shard, decision, command, environment)
     update = _member(decision, command, environment, group)
-    if isinstance(known, ClassicGroup) and any(map(known.is_sync_pending, known.members)):
+    if isinstance(existing, ClassicGroup) and any(map(existing.is_sync_pending, existing.members)):
         # The group needs a new target even if a static member only replaces another one: members
         # that joined since the last generation have no partitions yet.
         update.reasons.append("the classic group was rebalancing")
@@ -108,8 +108,8 @@ def _heartbeat(
     before = update.current
     move_member(shard, decision, update)
     require_small(shard, decision)
-    if isinstance(known, ClassicGroup):
-        finish_upgrade(shard, decision, known)
+    if isinstance(existing, ClassicGroup):
+        finish_upgrade(shard, decision, existing)
     group.stop_classic_timers(decision, update.member_id)
     save_soft_state(decision, update)
     decision.arm(group.timer("session", update.member_id), settings.session_timeout_ms)
@@ -191,9 +191,9 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
     _require(command.rebalance_timeout_ms >= NO_TIMEOUT, "RebalanceTimeoutMs is negative.")
     assignor = command.server_assignor
     if assignor is not None and assignor not in settings.assignors:
-        known = ", ".join(settings.assignors.names)
+        supported = ", ".join(settings.assignors.names)
         raise UnsupportedAssignorError(
-            f"ServerAssignor {assignor} is not supported. Supported assignors: {known}."
+            f"ServerAssignor {assignor} is not supported. Supported assignors: {supported}."
         )
     shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
     shard.require_short("member id", command.member_id)
@@ -249,14 +249,14 @@ def _member(
 ) -> MemberUpdate:
     """Find the member and check its epoch, or check that it may join."""
     member_id = command.member_id or command.new_member_id
-    known = group.members.get(member_id)
+    member = group.members.get(member_id)
     is_static = command.instance_id is not None
     owner = group.owner_of(command.instance_id)
-    if known is None and owner is None and len(group.members) >= environment.settings.max_size:
+    if member is None and owner is None and len(group.members) >= environment.settings.max_size:
         raise GroupMaxSizeReachedError(f"group {group.group_id!r} is full")
     draft = GroupDraft.of(group, environment.topics)
     update = MemberUpdate(
-        command, environment.settings, group, draft, member_id, known, group.current(member_id)
+        command, environment.settings, group, draft, member_id, member, group.current(member_id)
     )
     joins = command.member_epoch == JOIN_EPOCH
     if is_static and joins and owner is not None:
@@ -264,7 +264,7 @@ def _member(
     elif not joins:
         if is_static:
             require_owner(command.instance_id, command.member_id, owner)
-        elif known is None:
+        elif member is None:
             raise _unknown(group, member_id)
         _require_epoch(update)
     return update

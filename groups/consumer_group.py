@@ -172,8 +172,8 @@ class ConsumerGroup(GroupBase):
 
     def is_all_classic_without(self, member_ids: Collection[str]) -> bool:
         """Whether all other members speak the classic protocol."""
-        left = [member for name, member in self.members.items() if name not in member_ids]
-        return all(member.classic is not None for member in left)
+        remaining = [member for name, member in self.members.items() if name not in member_ids]
+        return all(member.classic is not None for member in remaining)
 
     def waits_for_partitions(self, member_id: str) -> bool:
         """Whether other members still hold partitions of the member's target."""
@@ -435,10 +435,10 @@ class ConsumerGroup(GroupBase):
             if member.instance_id is not None
         }
         self._require(static == self.static_members, "instance ids and members differ")
-        wanted = Subscriptions()
+        expected = Subscriptions()
         for member in self.members.values():
-            wanted.change(None, member)
-        self._require(wanted == self.subscriptions, "the subscriptions are miscounted")
+            expected.change(None, member)
+        self._require(expected == self.subscriptions, "the subscriptions are miscounted")
         self._require(self.currents.keys() <= self.members.keys(), "a non-member has an assignment")
         self._require(self.targets.keys() <= self.members.keys(), "a non-member has a target")
         classic = {name for name, member in self.members.items() if member.classic is not None}
@@ -544,11 +544,11 @@ def read_current(value: cr.CurrentAssignmentValue) -> CurrentAssignment:
             )
         }
 
-    known = value.state in set(MemberState)
+    is_known = value.state in set(MemberState)
     return CurrentAssignment(
         value.member_epoch,
         value.previous_member_epoch,
-        MemberState(value.state) if known else MemberState.UNKNOWN,
+        MemberState(value.state) if is_known else MemberState.UNKNOWN,
         read(value.assigned),
         read(value.pending_revocation),
     )

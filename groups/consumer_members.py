@@ -32,8 +32,8 @@ def remove_members(
     """
     group_id = group.group_id
     for member_id in member_ids:
-        told = identity(member_id, group.members[member_id])
-        decision.event(kind, group_id, reason=reason, **told)
+        fields = identity(member_id, group.members[member_id])
+        decision.event(kind, group_id, reason=reason, **fields)
     if may_downgrade(shard, group, member_ids):
         why = f"the group became classic; {', '.join(member_ids)}: {reason}"
         if downgrade(shard, decision, group, member_ids, rebalance_reason=why):
@@ -43,14 +43,14 @@ def remove_members(
         decision.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
         decision.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
         group.stop_timers(decision, member_id)
-    left = group.subscriptions.copy()
+    remaining = group.subscriptions.copy()
     for member_id in set(member_ids):
-        left.change(group.members[member_id], None)
-    for regex in group.regexes.keys() - left.expressions:
+        remaining.change(group.members[member_id], None)
+    for regex in group.regexes.keys() - remaining.expressions:
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
     epoch = group.epoch + 1
     topics = shard.environment(group_id).topics
-    hashed = metadata_hash(topics, left.topics(group.regexes))
+    hashed = metadata_hash(topics, remaining.topics(group.regexes))
     why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
     gone = group.members[member_ids[0]]
     write_epoch(

@@ -121,9 +121,9 @@ class GroupDraft:
 
     def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
         """Return the ids of the existing topics that a member subscribes to."""
-        known = self.topics.topics
+        topics = self.topics.topics
         names = topics_of(member, self.regexes)
-        return frozenset(known[name][0] for name in names if name in known)
+        return frozenset(topics[name][0] for name in names if name in topics)
 
     def target(self, member_id: str) -> Target:
         """Return a member's target."""
@@ -136,10 +136,10 @@ class GroupDraft:
 
 def metadata_hash(topics: TopicsImage, names: frozenset[str]) -> int:
     """Return Kafka's hash of the existing topics among ``names``; 0 for none."""
-    known = topics.topics
+    topics_by_name = topics.topics
     return group_hash(
-        (name, topic_hash(name, *known[name], topics.racks_of(name)))
-        for name in names & known.keys()
+        (name, topic_hash(name, *topics_by_name[name], topics.racks_of(name)))
+        for name in names & topics_by_name.keys()
     )
 
 
@@ -255,8 +255,8 @@ def _compute_remotely(
     held = valid_targets(spec)
     members = {name: replace(spec.members[name], assigned=mine) for name, mine in held.items()}
     group_id = draft.group.group_id
-    asked = GroupSpec(members, spec.partition_counts)
-    decision.effect(ComputeTarget(group_id, assignor.name, asked))
+    request = GroupSpec(members, spec.partition_counts)
+    decision.effect(ComputeTarget(group_id, assignor.name, request))
     shard.note_assignor_request(group_id, assignor.name, decision.now_ms)
     decision.arm(draft.group.timer("assignor"), RETRY_MS)
     return held
@@ -343,9 +343,9 @@ def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> G
             topic_ids = wants[subscription] = draft.topic_ids_of(member)
         held = draft.targets.get(member_id, frozenset())
         specs[member_id] = MemberSpec(member.instance_id, topic_ids, held)
-    wanted = frozenset().union(*wants.values())
+    subscribed = frozenset().union(*wants.values())
     counts = dict(draft.topics.topics.values())
-    return GroupSpec(specs, {topic_id: counts[topic_id] for topic_id in wanted})
+    return GroupSpec(specs, {topic_id: counts[topic_id] for topic_id in subscribed})
 
 
 def preferred_assignor(

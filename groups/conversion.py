@@ -168,8 +168,8 @@ def _consumers(
             server_assignor=None,
             classic=cr.ClassicMemberMetadata(member.session_timeout_ms, member.protocols),
         )
-        mine = assigned[member.member_id] = list(ids_of(partitions, topics))
-        for partition in mine:
+        owned = assigned[member.member_id] = list(ids_of(partitions, topics))
+        for partition in owned:
             if owners.setdefault(partition, member.member_id) != member.member_id:
                 raise _stays_classic(classic, "a partition has two owners")
         if classic.is_sync_pending(member.member_id):
@@ -293,9 +293,9 @@ def ids_of(
 ) -> Iterator[TopicIdPartition]:
     """Yield (topic id, partition); skip topics that do not exist."""
     for name, index in partitions:
-        known = topics.topics.get(name)
-        if known is not None:
-            yield known[0], index
+        topic = topics.topics.get(name)
+        if topic is not None:
+            yield topic[0], index
 
 
 def named(partitions: Iterable[TopicIdPartition], topics: TopicsImage) -> Iterator[tuple[str, int]]:

@@ -75,8 +75,8 @@ def _start_scan(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> N
     is_stale = draft.regexes_version != version
     # A wall clock may go back; then the last time lies in the future.
     is_early = 0 <= decision.now_ms - checked_ms < shard.limits.min_regex_refresh_interval_ms
-    known = draft.regexes.keys() | draft.refused_regexes.keys()
-    due = used if is_stale and not is_early else used - known
+    matched = draft.regexes.keys() | draft.refused_regexes.keys()
+    due = used if is_stale and not is_early else used - matched
     if due:
         may_see = None if visibility is None else visibility.may_see
         draft.scan = RegexScan(due, draft.topics.topics, draft.topics.version, may_see)
@@ -100,8 +100,8 @@ def _continue_scan(
     is_done = scan.advance(shard.limits.max_regex_steps_per_turn)
     most_bytes = _most_bytes(shard, draft.group.group_id)
     while scan.found:
-        regex, found = next(iter(scan.found.items()))
-        value = cr.RegularExpressionValue(found, scan.version, decision.now_ms)
+        regex, matches = next(iter(scan.found.items()))
+        value = cr.RegularExpressionValue(matches, scan.version, decision.now_ms)
         record = cr.regular_expression(draft.group.group_id, regex, value)
         size = len(record.key) + len(record.value or b"")
         if room < size <= most_bytes:

@@ -227,11 +227,11 @@ def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Move the member one step nearer to its target."""
     group, draft, member_id = update.group, update.draft, update.member_id
     allowed = draft.topic_ids_of(draft.member(member_id))
-    mine = {member_id, update.replaced}
+    own_ids = {member_id, update.replaced}
 
     def is_held_by_other(partition: TopicIdPartition) -> bool:
         owner = group.owners.get(partition)
-        return owner is not None and owner not in mine
+        return owner is not None and owner not in own_ids
 
     owned = None if update.command.owned is None else flat(update.command.owned)
     after = reconcile(

@@ -182,29 +182,29 @@ def fetch_offsets(
     if group is not None:
         group.validate_fetch(command.member_id, command.member_epoch)
     offsets = shard.offsets.of_group(command.group_id) or _NO_OFFSETS
-    stable, wanted = command.require_stable, command.topics
-    asked: Iterable[_TopicQuery]
-    if wanted is None:
+    stable, topics = command.require_stable, command.topics
+    queries: Iterable[_TopicQuery]
+    if topics is None:
         by_topic: dict[str, list[int]] = {}
         for name, index in offsets.committed:
             by_topic.setdefault(name, []).append(index)
-        asked = ((name, sorted(indexes), None) for name, indexes in sorted(by_topic.items()))
+        queries = ((name, sorted(indexes), None) for name, indexes in sorted(by_topic.items()))
         count = len(offsets.committed)
     else:
-        asked = ((topic.topic, topic.partitions, topic.topic_id) for topic in wanted)
-        count = sum(len(topic.partitions) for topic in wanted)
+        queries = ((topic.topic, topic.partitions, topic.topic_id) for topic in topics)
+        count = sum(len(topic.partitions) for topic in topics)
     if count <= MAX_OFFSETS_PER_TURN:
-        rows = _rows(offsets, asked, stable)
+        rows = _rows(offsets, queries, stable)
         decision.reply(token, FetchOffsetsResult(tuple((name, tuple(of)) for name, of in rows)))
     else:
         as_of_now = GroupOffsets(dict(offsets.committed), dict(offsets.pending))
-        decision.reply(token, FetchOffsetsResult(_rows(as_of_now, asked, stable)))
+        decision.reply(token, FetchOffsetsResult(_rows(as_of_now, queries, stable)))
 
 
 def _rows(
-    offsets: GroupOffsets, asked: Iterable[_TopicQuery], require_stable: bool
+    offsets: GroupOffsets, queries: Iterable[_TopicQuery], require_stable: bool
 ) -> Iterator[tuple[str, Iterator[FetchedOffset]]]:
-    for name, indexes, topic_id in asked:
+    for name, indexes, topic_id in queries:
         yield name, _of_topic(offsets, name, indexes, topic_id, require_stable)
 
 
@@ -233,8 +233,8 @@ def _fetched(
 
 def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
     """Whether an offset belongs to the topic with this id, as far as both ids are known."""
-    known = stored.value.topic_id
-    return topic_id is None or known is None or known == topic_id
+    stored_id = stored.value.topic_id
+    return topic_id is None or stored_id is None or stored_id == topic_id
 
 
 # --- deleting ------------------------------------------------------------------------------------

@@ -139,17 +139,17 @@ def _next(
     owned: AbstractSet[TopicIdPartition] | None,
     is_subscribed: Callable[[bytes], bool],
 ) -> CurrentAssignment:
-    wanted = {tp for tp in target.partitions if is_subscribed(tp[0])}
-    kept = {tp: epoch for tp, epoch in member.assigned.items() if tp in wanted}
-    revoked = {tp: epoch for tp, epoch in member.assigned.items() if tp not in wanted}
+    targeted = {tp for tp in target.partitions if is_subscribed(tp[0])}
+    retained = {tp: epoch for tp, epoch in member.assigned.items() if tp in targeted}
+    revoked = {tp: epoch for tp, epoch in member.assigned.items() if tp not in targeted}
     if _owns(owned, revoked):
         return replace(
             member,
             state=MemberState.UNREVOKED_PARTITIONS,
-            assigned=kept,
+            assigned=retained,
             pending_revocation=revoked,
         )
-    missing = {tp for tp in wanted if tp not in kept}
+    missing = {tp for tp in targeted if tp not in retained}
     free = {tp: target.epoch for tp in missing if not is_held_by_other(tp)}
     waits = len(free) < len(missing)
     moves = member.member_epoch != target.epoch
@@ -158,5 +158,5 @@ def _next(
         # If the response with the new epoch is lost, the client sends the previous epoch again.
         previous_member_epoch=member.member_epoch if moves else member.previous_member_epoch,
         state=MemberState.UNRELEASED_PARTITIONS if waits else MemberState.STABLE,
-        assigned={**kept, **free},
+        assigned={**retained, **free},
     )

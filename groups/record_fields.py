@@ -28,9 +28,9 @@ def write_int32s(writer: FieldWriter, numbers: tuple[int, ...]) -> None:
 
 def write_topics(writer: FieldWriter, topics: Iterable[TopicPartitions]) -> None:
     """Write an array of topic ids with partitions."""
-    known = tuple(topics)
-    writer.count(len(known))
-    for topic_id, partitions in known:
+    rows = tuple(topics)
+    writer.count(len(rows))
+    for topic_id, partitions in rows:
         writer.raw(topic_id)
         write_int32s(writer, partitions)
         writer.tags({})

@@ -285,18 +285,18 @@ class ShareGroup(GroupBase):
 
     def check(self) -> None:
         """See ``ClassicGroup``."""
-        wanted = Counter(
+        expected = Counter(
             name for member in self.members.values() for name in set(member.subscribed_topic_names)
         )
-        self._require(wanted == self._subscriptions, "the subscriptions are miscounted")
+        self._require(expected == self._subscriptions, "the subscriptions are miscounted")
         self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
         self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")
         for current in self.currents.values():
             self._require(current.member_epoch <= self.epoch, "a member is ahead of its group")
         state = self.state
         deleting = {topic_id for topic_id, _ in state.deleting}
-        known = {topic.topic_id for topic in (*state.initializing, *state.initialized)}
-        self._require(deleting.isdisjoint(known), "a topic is deleted and has state")
+        with_state = {topic.topic_id for topic in (*state.initializing, *state.initialized)}
+        self._require(deleting.isdisjoint(with_state), "a topic is deleted and has state")
 
 
 def identity(member_id: str, member: sr.ShareMemberValue) -> dict[str, object]:

@@ -203,15 +203,15 @@ def _moved(
         members = {**group.members, member_id: value}
         targets = compute_target(decision, group, members, topics, epoch)
         target_epoch = epoch
-    wanted = {
+    subscribed = {
         topics.topics[name][0] for name in value.subscribed_topic_names if name in topics.topics
     }
-    mine = frozenset(place for place in targets.get(member_id, ()) if place[0] in wanted)
+    assigned = frozenset(place for place in targets.get(member_id, ()) if place[0] in subscribed)
     current = fresh = group.current(member_id)
     if target_epoch > current.member_epoch:
-        fresh = ShareAssignment(target_epoch, current.member_epoch, mine)
+        fresh = ShareAssignment(target_epoch, current.member_epoch, assigned)
     elif is_bumped:
-        fresh = replace(current, partitions=mine)
+        fresh = replace(current, partitions=assigned)
     if fresh != current:
         decision.append(sr.current_assignment(group.group_id, member_id, fresh.written()))
     return names, epoch, fresh

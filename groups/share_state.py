@@ -115,9 +115,11 @@ def state_initialized(
         topic_id: (name, frozenset(i for i in indexes if (topic_id, i) in command.initialized))
         for topic_id, (name, indexes) in initializing.items()
     }
-    left = without(initializing, command.initialized | command.failed)
+    remaining = without(initializing, command.initialized | command.failed)
     initialized = union(by_topic_id(state.initialized), done)
-    value = sr.StatePartitionsValue(state_topics(left), state_topics(initialized), state.deleting)
+    value = sr.StatePartitionsValue(
+        state_topics(remaining), state_topics(initialized), state.deleting
+    )
     if value != state:
         decision.append(sr.state_partitions(group.group_id, value))
         decision.event(
@@ -135,15 +137,15 @@ def list_state(
 ) -> None:
     """List the initialized partitions of existing topics."""
     group = shard.groups.get(command.group_id)
-    found: tuple[NamedPartitions, ...] = ()
+    partitions: tuple[NamedPartitions, ...] = ()
     if isinstance(group, ShareGroup):
         names = shard.environment(command.group_id).topics.names()
-        found = tuple(
+        partitions = tuple(
             NamedPartitions(topic.topic_id, names[topic.topic_id], topic.partitions)
             for topic in group.state.initialized
             if topic.topic_id in names
         )
-    decision.reply(token, ListShareStateResult(found))
+    decision.reply(token, ListShareStateResult(partitions))
 
 
 def alter_offsets(
@@ -183,8 +185,8 @@ def alter_offsets(
             topics=sorted(name for name, _ in partitions.values()),
             partitions=len(offsets),
         )
-    wanted = tuple((*place, offset) for place, offset in sorted(offsets.items()))
-    result = AlterShareOffsetsResult(StateToInitialize(group.epoch, wanted), frozenset(unknown))
+    rows = tuple((*place, offset) for place, offset in sorted(offsets.items()))
+    result = AlterShareOffsetsResult(StateToInitialize(group.epoch, rows), frozenset(unknown))
     decision.reply(token, result)
 
 
@@ -196,21 +198,21 @@ def delete_offsets(
     topics = shard.environment(command.group_id).topics.topics
     initialized = by_topic_id(group.state.initialized)
     deleting = dict(group.state.deleting)
-    found: dict[bytes, tuple[str, frozenset[int]]] = {}
+    deleted: dict[bytes, tuple[str, frozenset[int]]] = {}
     unknown, without_state = [], []
     for name in dict.fromkeys(command.topics):
         topic_id, count = topics.get(name, (b"", 0))
         if name not in topics:
             unknown.append(name)
         elif topic_id in initialized:
-            found[topic_id] = initialized.pop(topic_id)
+            deleted[topic_id] = initialized.pop(topic_id)
             deleting[topic_id] = name
         elif topic_id in deleting:
-            found[topic_id] = (name, frozenset(range(count)))
+            deleted[topic_id] = (name, frozenset(range(count)))
         else:
             without_state.append(name)
     _save(decision, group, by_topic_id(group.state.initializing), initialized, deleting)
-    result = StateToDelete(_named(found), tuple(unknown), tuple(without_state))
+    result = StateToDelete(_named(deleted), tuple(unknown), tuple(without_state))
     decision.reply(token, result)
 
 
@@ -220,16 +222,16 @@ def delete_state(
     """Begin to delete the state of all topics, or try again to delete it."""
     group = _empty_group(shard, command.group_id)
     state = group.state
-    found = union(by_topic_id(state.initialized), by_topic_id(state.initializing))
+    partitions = union(by_topic_id(state.initialized), by_topic_id(state.initializing))
     topics = shard.environment(command.group_id).topics
     names = topics.names()
     for topic_id, _ in state.deleting:
         if topic_id in names:
             name = names[topic_id]
             again = {topic_id: (name, frozenset(range(topics.topics[name][1])))}
-            found = union(found, again)
-    _save(decision, group, {}, {}, {topic_id: name for topic_id, (name, _) in found.items()})
-    decision.reply(token, StateToDelete(_named(found)))
+            partitions = union(partitions, again)
+    _save(decision, group, {}, {}, {topic_id: name for topic_id, (name, _) in partitions.items()})
+    decision.reply(token, StateToDelete(_named(partitions)))
 
 
 def state_deleted(
@@ -261,8 +263,10 @@ def topics_deleted(
 
 def _knows(group: ShareGroup, topic_ids: frozenset[bytes]) -> bool:
     state = group.state
-    known = (topic.topic_id for topic in (*state.initializing, *state.initialized))
-    return not topic_ids.isdisjoint(known) or any(one in topic_ids for one, _ in state.deleting)
+    with_state = (topic.topic_id for topic in (*state.initializing, *state.initialized))
+    return not topic_ids.isdisjoint(with_state) or any(
+        one in topic_ids for one, _ in state.deleting
+    )
 
 
 def _forget(

@@ -44,19 +44,19 @@ def state_topics(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
     )
 
 
-def union(one: Partitions, other: Partitions) -> dict[bytes, tuple[str, frozenset[int]]]:
+def union(first: Partitions, second: Partitions) -> dict[bytes, tuple[str, frozenset[int]]]:
     """Return the partitions of both."""
-    found = dict(one)
-    for topic_id, (name, indexes) in other.items():
-        found[topic_id] = (name, indexes | found.get(topic_id, (name, frozenset()))[1])
-    return found
+    result = dict(first)
+    for topic_id, (name, indexes) in second.items():
+        result[topic_id] = (name, indexes | result.get(topic_id, (name, frozenset()))[1])
+    return result
 
 
-def without(one: Partitions, pairs: Collection[TopicIdPartition]) -> Partitions:
+def without(partitions: Partitions, pairs: Collection[TopicIdPartition]) -> Partitions:
     """Return partitions that are not among ``pairs``."""
     return {
         topic_id: (name, frozenset(i for i in indexes if (topic_id, i) not in pairs))
-        for topic_id, (name, indexes) in one.items()
+        for topic_id, (name, indexes) in partitions.items()
     }
 
 
@@ -74,9 +74,9 @@ def awaits_assignment(group: ShareGroup, topics: TopicsImage) -> bool:
     for topic_id, index in assigned:
         of_topic.setdefault(topic_id, set()).add(index)
     subscribed = group.subscribed_topics() & topics.topics.keys()
-    wanted = {topics.topics[name][0] for name in subscribed}
+    topic_ids = {topics.topics[name][0] for name in subscribed}
     return bool(group.members) and any(
-        topic.topic_id in wanted and of_topic.get(topic.topic_id, set()) != set(topic.partitions)
+        topic.topic_id in topic_ids and of_topic.get(topic.topic_id, set()) != set(topic.partitions)
         for topic in group.state.initialized
     )
 
@@ -89,15 +89,17 @@ def compute_target(
     epoch: int,
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Append the target of a group epoch, and return it."""
-    known = topics.topics
+    topics_by_name = topics.topics
     wants: dict[tuple[str, ...], frozenset[bytes]] = {}
     topic_ids: dict[str, frozenset[bytes]] = {}
     for member_id, member in members.items():
         names = member.subscribed_topic_names
         if names not in wants:
-            wants[names] = frozenset(known[name][0] for name in names if name in known)
+            wants[names] = frozenset(
+                topics_by_name[name][0] for name in names if name in topics_by_name
+            )
         topic_ids[member_id] = wants[names]
-    counts = dict(known.values())
+    counts = dict(topics_by_name.values())
     assignable = [place for place in group.initialized if place[1] < counts.get(place[0], 0)]
     targets = simple.assign(topic_ids, assignable, group.targets)
     for member_id, target in targets.items():
@@ -132,17 +134,17 @@ def uninitialized(
     It begins again if the share coordinator has not answered within ``initialize_retry_ms``.
     """
     state = group.state
-    known = by_topic_id(state.initialized)
+    with_state = by_topic_id(state.initialized)
     if now_ms - group.state_saved_ms < settings.initialize_retry_ms:
-        known = union(known, by_topic_id(state.initializing))
-    found = {}
+        with_state = union(with_state, by_topic_id(state.initializing))
+    result = {}
     for name in names:
         if name in topics.topics:
             topic_id, count = topics.topics[name]
-            missing = frozenset(range(count)) - known.get(topic_id, (name, frozenset()))[1]
+            missing = frozenset(range(count)) - with_state.get(topic_id, (name, frozenset()))[1]
             if missing:
-                found[topic_id] = (name, missing)
-    return found
+                result[topic_id] = (name, missing)
+    return result
 
 
 def begin_initialization(
@@ -163,9 +165,9 @@ def begin_initialization(
 def state_to_initialize(group: ShareGroup, epoch: int, partitions: Partitions) -> StateToInitialize:
     """Return the partitions with the start offsets that the share coordinator must set."""
     state = group.state
-    known = {topic.topic_id for topic in (*state.initializing, *state.initialized)}
+    with_state = {topic.topic_id for topic in (*state.initializing, *state.initialized)}
     offsets = tuple(
-        (topic_id, index, START_EARLIEST if topic_id in known else START_UNKNOWN)
+        (topic_id, index, START_EARLIEST if topic_id in with_state else START_UNKNOWN)
         for topic_id, (_, indexes) in sorted(partitions.items())
         for index in sorted(indexes)
     )

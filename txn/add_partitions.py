@@ -56,14 +56,14 @@ def decide(
     if command.verify_only:
         decision.reply(token, _verify(command.partitions, txn.partitions))
         return
-    wanted = frozenset(command.partitions)
+    partitions = frozenset(command.partitions)
     begun = txn.state is TransactionState.ONGOING
-    if begun and wanted <= txn.partitions:
+    if begun and partitions <= txn.partitions:
         decision.reply(token, _ADDED)
         return
     extended = state.extended(
         txn,
-        wanted,
+        partitions,
         client_transaction_version=command.client_transaction_version,
         now_ms=decision.now_ms,
     )
@@ -80,13 +80,13 @@ def decide(
 
 
 def _verify(
-    asked: tuple[TopicPartition, ...], present: frozenset[TopicPartition]
+    partitions: tuple[TopicPartition, ...], present: frozenset[TopicPartition]
 ) -> AddPartitionsResult:
     errors: dict[TopicPartition, DomainError] = {
         partition: TransactionAbortableError(
             f"{partition[0]}-{partition[1]} is not in the transaction"
         )
-        for partition in asked
+        for partition in partitions
         if partition not in present
     }
     return AddPartitionsResult(errors)

@@ -52,11 +52,11 @@ def list_transactions(
 def _filtered(
     transactions: list[tuple[str, TransactionMetadata]], command: ListTransactions, now_ms: int
 ) -> Iterator[ListedTransaction | None]:
-    wanted = {_STATES_BY_NAME[name] for name in command.states if name in _STATES_BY_NAME}
+    states = {_STATES_BY_NAME[name] for name in command.states if name in _STATES_BY_NAME}
     producer_ids = frozenset(command.producer_ids)
     for transactional_id, txn in transactions:
         if (
-            (not command.states or txn.state in wanted)
+            (not command.states or txn.state in states)
             and (not producer_ids or txn.producer_id in producer_ids)
             and (command.min_duration_ms < 0 or now_ms - txn.start_ms > command.min_duration_ms)
         ):

@@ -113,19 +113,19 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
             f"{transactional_id} is not the id of producer {command.producer_id}"
         )
     owner = txn.client_identity
-    found = verdict(
+    outcome = verdict(
         txn.state, commit=command.commit, relation=relation, transaction_version=version
     )
-    if found is EndTxnVerdict.FENCED:
+    if outcome is EndTxnVerdict.FENCED:
         refuse_fenced(decision, token, transactional_id, request, owner, "EndTxn")
         return
-    if pending or found is EndTxnVerdict.WAIT:
+    if pending or outcome is EndTxnVerdict.WAIT:
         raise ConcurrentTransactionsError("the last transaction is being completed")
-    if found is EndTxnVerdict.ILLEGAL:
-        wanted = "commit" if command.commit else "abort"
-        raise InvalidTransactionStateError(f"no {wanted} in state {txn.state.kafka_name}")
+    if outcome is EndTxnVerdict.ILLEGAL:
+        operation = "commit" if command.commit else "abort"
+        raise InvalidTransactionStateError(f"no {operation} in state {txn.state.kafka_name}")
     after, open_ms = owner, 0
-    if found is EndTxnVerdict.END:
+    if outcome is EndTxnVerdict.END:
         prepared = _end(shard, decision, transactional_id, txn, version, commit=command.commit)
         by_operator = command.by_operator
         _record_end(decision, transactional_id, txn, prepared, "EndTxn", by_operator=by_operator)

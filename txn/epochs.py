@@ -124,14 +124,14 @@ def may_continue(request: ProducerIdentity, stored: ProducerIdentity, previous_i
 
 
 def claim(
-    given: ProducerIdentity | None, stored: ProducerIdentity, last: ProducerIdentity | None
+    claimed: ProducerIdentity | None, stored: ProducerIdentity, last: ProducerIdentity | None
 ) -> EpochClaim:
     """Choose the identity that an InitProducerId gets while no transaction is open.
 
-    ``given`` is the identity in the request (KIP-360), which ``may_continue`` has accepted, or
+    ``claimed`` is the identity in the request (KIP-360), which ``may_continue`` has accepted, or
     None. ``last`` is the identity that ``stored`` replaced, if known.
     """
-    if given is None or stored.epoch == NO_EPOCH or given == stored:
+    if claimed is None or stored.epoch == NO_EPOCH or claimed == stored:
         return EpochClaim.ROTATE if is_exhausted(stored.epoch) else EpochClaim.BUMP
     # A retry must not bump the epoch again: its sender would be fenced.
-    return EpochClaim.REPEAT if given == last else EpochClaim.FENCED
+    return EpochClaim.REPEAT if claimed == last else EpochClaim.FENCED

@@ -253,11 +253,11 @@ class TxnMachine:
         if shard.offsets.keys() != shard.transactions.keys():
             raise InvariantViolation("offsets and transactions name different ids")
         for request in shard.markers.requests():
-            found = shard.transactions.get(request.transactional_id)
-            if found is None or found.state not in state.PREPARED:
-                raise InvariantViolation(f"nothing to complete in {found} by {request}")
-            if request.stamp != ProducerStamp(*found.identity):
-                raise InvariantViolation(f"{request} does not end {found}")
+            pending = shard.transactions.get(request.transactional_id)
+            if pending is None or pending.state not in state.PREPARED:
+                raise InvariantViolation(f"nothing to complete in {pending} by {request}")
+            if request.stamp != ProducerStamp(*pending.identity):
+                raise InvariantViolation(f"{request} does not end {pending}")
         if not all(shard.is_pending(transactional_id) for transactional_id in shard.parked):
             raise InvariantViolation("a request waits for markers that nobody writes")
         if len(shard.parked) > shard.limits.max_parked_requests:

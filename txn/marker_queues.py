@@ -213,8 +213,8 @@ class MarkerQueues:
         job = self._jobs.get(transactional_id)
         if job is None:
             return True
-        own = None if self._own_id is None else self._destinations.get(self._own_id)
-        return not job.routes and (own is None or job not in own.queue)
+        destination = None if self._own_id is None else self._destinations.get(self._own_id)
+        return not job.routes and (destination is None or job not in destination.queue)
 
     def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
         """Queue markers for the leaders of their partitions until ``is_over()``.
@@ -241,36 +241,36 @@ class MarkerQueues:
 
         Markers that the caller does not iterate over stay queued.
         """
-        for broker_id, one in tuple(self._destinations.items()):
+        for broker_id, destination in tuple(self._destinations.items()):
             if broker_id == self._own_id:
-                for job in tuple(one.queue):
-                    while job in one.queue:
-                        yield from self._send(broker_id, one, (job,))
-            elif not one.sent:
-                yield from self._send(broker_id, one, tuple(one.queue))
+                for job in tuple(destination.queue):
+                    while job in destination.queue:
+                        yield from self._send(broker_id, destination, (job,))
+            elif not destination.sent:
+                yield from self._send(broker_id, destination, tuple(destination.queue))
 
     def _send(
-        self, broker_id: int, one: _MarkerDestination, jobs: Iterable[_PendingMarkers]
+        self, broker_id: int, destination: _MarkerDestination, jobs: Iterable[_PendingMarkers]
     ) -> Iterator[SendMarkers]:
         """Take the content of one request from a queue; yield nothing if there is none."""
         room, markers, sent = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
         for job in jobs:
             if not self._is_current(job):
-                del one.queue[job]
+                del destination.queue[job]
                 continue
             if not room:
                 break
-            partitions = one.queue[job]
+            partitions = destination.queue[job]
             sent[job] = partitions[:room]
             del partitions[:room]
             if not partitions:
-                del one.queue[job]
+                del destination.queue[job]
             room -= len(sent[job])
             request = job.request
             markers.append(Marker(request.transactional_id, request.marker, tuple(sent[job])))
         if markers:
             self._numbers += 1
-            one.sent[self._numbers] = sent
+            destination.sent[self._numbers] = sent
             yield SendMarkers(broker_id, self._numbers, tuple(markers))
 
     # --- answers ---
@@ -304,8 +304,8 @@ class MarkerQueues:
             self._wait(job, partitions)
 
     def _sent(self, send: SendMarkers) -> _Queue:
-        one = self._destinations.get(send.broker_id)
-        return {} if one is None else one.sent.pop(send.number, {})
+        destination = self._destinations.get(send.broker_id)
+        return {} if destination is None else destination.sent.pop(send.number, {})
 
     # --- retries ---
 
@@ -335,18 +335,18 @@ class MarkerQueues:
         caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []
-        for broker_id, one in self._destinations.items():
-            for job, partitions in one.queue.items():
+        for broker_id, destination in self._destinations.items():
+            for job, partitions in destination.queue.items():
                 self._route_later(job, partitions)
-            one.queue.clear()
+            destination.queue.clear()
             if broker_id == self._own_id:
                 continue  # the local appends need no connection, so they get an answer
             # A broker that no longer leads any of a request's partitions may be dead. Giving up the
             # request saves the transactions from waiting until it times out.
-            for number, sent in tuple(one.sent.items()):
+            for number, sent in tuple(destination.sent.items()):
                 if not self._leads_any(broker_id, sent):
                     abandoned.append(broker_id)
-                    del one.sent[number]
+                    del destination.sent[number]
                     for job, partitions in sent.items():
                         self._route_later(job, partitions)
         self.retry()
@@ -390,8 +390,8 @@ class MarkerQueues:
             by_leader.setdefault(self._leader_of(partition), []).append(partition)
         for leader, led in by_leader.items():
             if not isinstance(leader, NoDestination):
-                found = self._destinations.setdefault(leader, _MarkerDestination())
-                found.queue.setdefault(job, []).extend(led)
+                destination = self._destinations.setdefault(leader, _MarkerDestination())
+                destination.queue.setdefault(job, []).extend(led)
         self._wait(job, by_leader.get(NoDestination.NO_LEADER, ()))
         return self._written(job, by_leader.get(NoDestination.NO_PARTITION, ()))
 

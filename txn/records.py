@@ -176,9 +176,9 @@ def _decode_body(reader: FieldReader) -> TransactionMetadata:
 
 
 def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:
-    known = _last_encoded
-    if known.encoded and known.flexible is reader.flexible and reader.passes(known.encoded):
-        return known.partitions
+    last = _last_encoded
+    if last.encoded and last.flexible is reader.flexible and reader.passes(last.encoded):
+        return last.partitions
     topics = reader.nullable_count()
     if topics is None:
         return None

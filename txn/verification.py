@@ -88,22 +88,24 @@ class Verifications:
         if former is None:
             waiting[transactional_id] = question
             return []
-        known, epoch = former.command.producer_epoch, command.producer_epoch
-        if epoch < known:
+        former_epoch, epoch = former.command.producer_epoch, command.producer_epoch
+        if epoch < former_epoch:
             return [question.refused(INVALID_PRODUCER_EPOCH)]
         waiting[transactional_id] = question
-        return [former.refused(INVALID_PRODUCER_EPOCH if known < epoch else NETWORK_EXCEPTION)]
+        return [
+            former.refused(INVALID_PRODUCER_EPOCH if former_epoch < epoch else NETWORK_EXCEPTION)
+        ]
 
     def next_requests(self) -> Iterator[VerificationRequest]:
         """Yield the requests to send now, at most one for each broker."""
-        for broker_id, one in self._destinations.items():
-            if one.sent is None and one.waiting:
-                ids = list(one.waiting)[:MAX_TRANSACTIONS_PER_REQUEST]
-                one.sent = {name: one.waiting.pop(name) for name in ids}
+        for broker_id, destination in self._destinations.items():
+            if destination.sent is None and destination.waiting:
+                ids = list(destination.waiting)[:MAX_TRANSACTIONS_PER_REQUEST]
+                destination.sent = {name: destination.waiting.pop(name) for name in ids}
                 self._numbers += 1
-                one.number = self._numbers
-                commands = tuple(question.command for question in one.sent.values())
-                yield VerificationRequest(broker_id, one.number, commands)
+                destination.number = self._numbers
+                commands = tuple(question.command for question in destination.sent.values())
+                yield VerificationRequest(broker_id, destination.number, commands)
 
     def answered(
         self,
@@ -117,16 +119,18 @@ class Verifications:
         """
         if error == CLUSTER_AUTHORIZATION_FAILED:
             error = INVALID_TXN_STATE  # the client cannot act on this broker's lack of permission
-        found: list[VerificationResult] = []
+        answers: list[VerificationResult] = []
         for name, question in self._sent(request).items():
             if error != NONE:
-                found.append(question.refused(error))
+                answers.append(question.refused(error))
                 continue
-            told = results.get(name, {})
-            codes = {one: told.get(one, NETWORK_EXCEPTION) for one in question.command.partitions}
+            error_codes = results.get(name, {})
+            codes = {
+                one: error_codes.get(one, NETWORK_EXCEPTION) for one in question.command.partitions
+            }
             refused = {one: code for one, code in codes.items() if code != NONE}
-            found.append(VerificationResult(question.token, refused))
-        return found
+            answers.append(VerificationResult(question.token, refused))
+        return answers
 
     def failed(self, request: VerificationRequest) -> list[VerificationResult]:
         """Refuse the verifications of a request without an answer: the producers will retry."""
@@ -147,8 +151,8 @@ class Verifications:
         ]
 
     def _sent(self, request: VerificationRequest) -> dict[str, _PendingVerification]:
-        one = self._destinations.get(request.broker_id)
-        if one is None or one.sent is None or one.number != request.number:
+        destination = self._destinations.get(request.broker_id)
+        if destination is None or destination.sent is None or destination.number != request.number:
             return {}
-        sent, one.sent = one.sent, None
+        sent, destination.sent = destination.sent, None
         return sent

@@ -76,17 +76,17 @@ class AssignorRegistry:
     """
 
     def __init__(self, assignors: Iterable[Assignor]) -> None:
-        known = tuple(assignors)
-        by_name = {assignor.name: assignor for assignor in known}
-        if not 0 < len(known) <= MAX_ASSIGNORS:
-            raise ValueError(f"expected 1 to {MAX_ASSIGNORS} assignors, not {len(known)}")
-        counts = Counter(assignor.name for assignor in known)
+        all_assignors = tuple(assignors)
+        by_name = {assignor.name: assignor for assignor in all_assignors}
+        if not 0 < len(all_assignors) <= MAX_ASSIGNORS:
+            raise ValueError(f"expected 1 to {MAX_ASSIGNORS} assignors, not {len(all_assignors)}")
+        counts = Counter(assignor.name for assignor in all_assignors)
         for name, count in counts.items():
             if count > 1:
                 raise ValueError(f"{count} of the assignors have the name {name!r}")
         self._by_name = MappingProxyType(by_name)
-        self.default = known[0]
-        self.has_remote = any(hasattr(assignor, "is_remote") for assignor in known)
+        self.default = all_assignors[0]
+        self.has_remote = any(hasattr(assignor, "is_remote") for assignor in all_assignors)
         """Whether some assignor is remote."""
 
     def __contains__(self, name: object) -> bool:
@@ -121,22 +121,22 @@ def checked(
     name: str, group: GroupSpec, result: GroupAssignment
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Return ``result`` of the assignor ``name`` with every member in it; see :func:`run`."""
-    given: set[TopicIdPartition] = set()
-    found = dict.fromkeys(group.members, frozenset[TopicIdPartition]())
+    assigned: set[TopicIdPartition] = set()
+    targets = dict.fromkeys(group.members, frozenset[TopicIdPartition]())
     for member_id, partitions in result.items():
         member = group.members.get(member_id)
         if member is None:
             raise AssignorFault(name, f"it invents member {member_id!r}")
-        mine = frozenset(partitions)
-        for topic_id, index in mine:
+        target = frozenset(partitions)
+        for topic_id, index in target:
             exists = 0 <= index < group.partition_counts.get(topic_id, 0)
             if not exists or topic_id not in member.topic_ids:
                 raise AssignorFault(name, f"{member_id!r} may not get {topic_id.hex()}-{index}")
-        if len(mine) != len(list(partitions)) or not given.isdisjoint(mine):
+        if len(target) != len(list(partitions)) or not assigned.isdisjoint(target):
             raise AssignorFault(name, "it gives a partition twice")
-        given |= mine
-        found[member_id] = mine
-    return found
+        assigned |= target
+        targets[member_id] = target
+    return targets
 
 
 def member_order(item: tuple[str, MemberSpec]) -> tuple[bool, str]:

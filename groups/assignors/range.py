@@ -23,7 +23,9 @@ class RangeAssignor:
 
     def assign(self, group: GroupSpec) -> GroupAssignment:
         """Return the assignment. If the division leaves a remainder, the first members get more."""
-        given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in group.members}
+        targets: dict[str, set[TopicIdPartition]] = {
+            member_id: set() for member_id in group.members
+        }
         in_order = sorted(group.members.items(), key=member_order)
         for topic_id, partition_count in group.partition_counts.items():
             subscribers = [name for name, spec in in_order if topic_id in spec.topic_ids]
@@ -33,6 +35,6 @@ class RangeAssignor:
             start = 0
             for position, member_id in enumerate(subscribers):
                 end = start + quota + (position < extra)
-                given[member_id].update((topic_id, index) for index in range(start, end))
+                targets[member_id].update((topic_id, index) for index in range(start, end))
                 start = end
-        return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
+        return {member_id: frozenset(partitions) for member_id, partitions in targets.items()}

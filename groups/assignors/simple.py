@@ -32,18 +32,18 @@ def assign(
     assigned, ``held`` the members' present targets.
     """
     if len(set(topic_ids.values())) == 1:  # one subscription: balanced over all topics
-        wanted = next(iter(topic_ids.values()))
-        places = [partition for partition in partitions if partition[0] in wanted]
+        common_ids = next(iter(topic_ids.values()))
+        places = [partition for partition in partitions if partition[0] in common_ids]
         return _balanced(sorted(topic_ids), sorted(places), held)
-    found: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in topic_ids}
+    targets: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in topic_ids}
     by_topic: dict[bytes, list[TopicIdPartition]] = {}
     for partition in sorted(partitions):
         by_topic.setdefault(partition[0], []).append(partition)
     for topic_id, places in by_topic.items():
-        members = sorted(name for name, wanted in topic_ids.items() if topic_id in wanted)
-        for member_id, mine in _balanced(members, places, held).items():
-            found[member_id] |= mine
-    return {member_id: frozenset(mine) for member_id, mine in found.items()}
+        members = sorted(name for name, common_ids in topic_ids.items() if topic_id in common_ids)
+        for member_id, target in _balanced(members, places, held).items():
+            targets[member_id] |= target
+    return {member_id: frozenset(target) for member_id, target in targets.items()}
 
 
 def _balanced(
@@ -54,15 +54,15 @@ def _balanced(
         return {member_id: frozenset() for member_id in members}
     sharing = -(-len(members) // len(partitions))
     quotas = _quotas(members, sharing * len(partitions))
-    known = set(partitions)
-    mine = {member_id: set(held.get(member_id, ())) & known for member_id in members}
+    all_partitions = set(partitions)
+    target_of = {member_id: set(held.get(member_id, ())) & all_partitions for member_id in members}
     holders: dict[TopicIdPartition, set[str]] = {partition: set() for partition in partitions}
-    for member_id, kept in mine.items():
-        for partition in kept:
+    for member_id, target in target_of.items():
+        for partition in target:
             holders[partition].add(member_id)
 
     def revoke(member_id: str, partition: TopicIdPartition) -> None:
-        mine[member_id].remove(partition)
+        target_of[member_id].remove(partition)
         holders[partition].remove(member_id)
 
     for partition in partitions:
@@ -70,27 +70,27 @@ def _balanced(
         if excess > 0:
             # Members with too many partitions lose one first.
             order = sorted(
-                holders[partition], key=lambda name: (len(mine[name]) <= quotas[name], name)
+                holders[partition], key=lambda name: (len(target_of[name]) <= quotas[name], name)
             )
             for member_id in order[:excess]:
                 revoke(member_id, partition)
     for member_id in members:
-        excess = len(mine[member_id]) - quotas[member_id]
+        excess = len(target_of[member_id]) - quotas[member_id]
         if excess > 0:
-            order_of = sorted(mine[member_id], key=lambda place: (-len(holders[place]), place))
+            order_of = sorted(target_of[member_id], key=lambda place: (-len(holders[place]), place))
             for partition in order_of[:excess]:
                 revoke(member_id, partition)
-    unfilled = {name: None for name in members if len(mine[name]) < quotas[name]}
+    unfilled = {name: None for name in members if len(target_of[name]) < quotas[name]}
     for partition in partitions:
         # If every member with room already has the partition, fewer members share it.
         for member_id in [name for name in unfilled if name not in holders[partition]]:
             if len(holders[partition]) >= sharing:
                 break
-            mine[member_id].add(partition)
+            target_of[member_id].add(partition)
             holders[partition].add(member_id)
-            if len(mine[member_id]) == quotas[member_id]:
+            if len(target_of[member_id]) == quotas[member_id]:
                 del unfilled[member_id]
-    return {member_id: frozenset(kept) for member_id, kept in mine.items()}
+    return {member_id: frozenset(target) for member_id, target in target_of.items()}
 
 
 def _quotas(members: list[str], places: int) -> dict[str, int]:

@@ -53,11 +53,11 @@ def check(
 
 def check_server_result(assignor: Assignor, group: GroupSpec, result: GroupAssignment) -> None:
     """Raise AssignorFault unless ``result`` is valid and assigns every assignable partition."""
-    given = {partition for mine in result.values() for partition in mine}
-    wanted = {topic for member in group.members.values() for topic in member.topic_ids}
+    assigned = {partition for mine in result.values() for partition in mine}
+    subscribed = {topic for member in group.members.values() for topic in member.topic_ids}
     for topic, count in group.partition_counts.items():
-        missing = [index for index in range(count) if (topic, index) not in given]
-        if topic in wanted and missing:
+        missing = [index for index in range(count) if (topic, index) not in assigned]
+        if topic in subscribed and missing:
             raise AssignorFault(assignor.name, f"it leaves {missing} of {topic.hex()} unassigned")
 
 
@@ -70,15 +70,15 @@ def check_client_result(
     """
     if result.keys() != members.keys():
         raise AssignorFault(assignor.name, f"members {sorted(result)} instead of {sorted(members)}")
-    seen: dict[NamedPartition, str] = {}
+    owners: dict[NamedPartition, str] = {}
     owner = {partition: name for name, member in members.items() for partition in member.owned}
-    for name, mine in result.items():
-        for topic, index in mine:
+    for name, target in result.items():
+        for topic, index in target:
             if topic not in members[name].topics or not 0 <= index < len(topics.get(topic, ())):
                 raise AssignorFault(assignor.name, f"it gives {name} {topic}-{index}")
-            if (topic, index) in seen:
+            if (topic, index) in owners:
                 raise AssignorFault(assignor.name, f"it gives {topic}-{index} twice")
-            seen[topic, index] = name
+            owners[topic, index] = name
             if assignor.is_cooperative and owner.get((topic, index), name) != name:
                 former = owner[topic, index]
                 newer = members[former].generation >= members[name].generation
@@ -87,11 +87,11 @@ def check_client_result(
                         assignor.name,
                         f"{topic}-{index} moves from {former} to {name} before it is revoked",
                     )
-    wanted = {topic for member in members.values() for topic in member.topics}
-    for topic in sorted(wanted & topics.keys()):
+    subscribed = {topic for member in members.values() for topic in member.topics}
+    for topic in sorted(subscribed & topics.keys()):
         for index in range(len(topics[topic])):
             free = not assignor.is_cooperative or (topic, index) not in owner
-            if free and (topic, index) not in seen:
+            if free and (topic, index) not in owners:
                 raise AssignorFault(assignor.name, f"it leaves {topic}-{index} unassigned")
 
 
@@ -124,8 +124,8 @@ def _server_life(dice: _Random, assignor: Assignor) -> Iterator[None]:
             members.setdefault(f"m{number}", MemberSpec(None, frozenset()))
         alike = dice.randrange(2)
         for name, spec in members.items():
-            wanted = frozenset(ids[one] for one in (names if alike else dice.sample(names)))
-            members[name] = replace(spec, topic_ids=wanted)
+            topic_ids = frozenset(ids[one] for one in (names if alike else dice.sample(names)))
+            members[name] = replace(spec, topic_ids=topic_ids)
         group = GroupSpec(dict(members), counts)
         result = run(assignor, group)
         check_server_result(assignor, group, result)
@@ -152,13 +152,13 @@ def _client_life(dice: _Random, assignor: ClientAssignor) -> Iterator[None]:
             members.setdefault(f"m{number}", Subscription((), rack_id=rack))
         alike = dice.randrange(2)
         for name, member in members.items():
-            wanted = tuple(names if alike else sorted(dice.sample(names)))
+            subscribed = tuple(names if alike else sorted(dice.sample(names)))
             owned = tuple(
                 (topic, index)
                 for topic, index in member.owned
-                if topic in wanted and index < len(topics.get(topic, ()))
+                if topic in subscribed and index < len(topics.get(topic, ()))
             )
-            members[name] = replace(member, topics=wanted, owned=owned)
+            members[name] = replace(member, topics=subscribed, owned=owned)
         result = assignor.assign(topics, members)
         check_client_result(assignor, topics, members, result)
         if assignor.assign(topics, members) != result:

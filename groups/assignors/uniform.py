@@ -38,9 +38,13 @@ class UniformAssignor:
         """Return the assignment; it keeps the current targets in ``group`` if possible."""
         if not group.members:
             return {}
-        kept = _retained_targets(group)
-        given = _homogeneous(group, kept) if group.is_homogeneous else _heterogeneous(group, kept)
-        return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
+        retained = _retained_targets(group)
+        targets = (
+            _homogeneous(group, retained)
+            if group.is_homogeneous
+            else _heterogeneous(group, retained)
+        )
+        return {member_id: frozenset(partitions) for member_id, partitions in targets.items()}
 
 
 def _retained_targets(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
@@ -48,25 +52,25 @@ def _retained_targets(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
 
     Members are ordered by name, so that equal input gives equal output.
     """
-    taken: set[TopicIdPartition] = set()
-    kept: dict[str, list[TopicIdPartition]] = {}
+    assigned: set[TopicIdPartition] = set()
+    targets: dict[str, list[TopicIdPartition]] = {}
     for member_id, spec in sorted(group.members.items(), key=member_order):
-        mine = sorted(
+        target = sorted(
             partition
             for partition in spec.assigned
-            if partition not in taken
+            if partition not in assigned
             and partition[0] in spec.topic_ids
             and 0 <= partition[1] < group.partition_counts.get(partition[0], 0)
         )
-        taken.update(mine)
-        kept[member_id] = mine
-    return kept
+        assigned.update(target)
+        targets[member_id] = target
+    return targets
 
 
 def _unassigned(
-    group: GroupSpec, topic_ids: Sequence[bytes], kept: dict[str, list[TopicIdPartition]]
+    group: GroupSpec, topic_ids: Sequence[bytes], targets: dict[str, list[TopicIdPartition]]
 ) -> list[TopicIdPartition]:
-    held = {partition for partitions in kept.values() for partition in partitions}
+    held = {partition for partitions in targets.values() for partition in partitions}
     return [
         (topic_id, index)
         for topic_id in topic_ids
@@ -79,24 +83,26 @@ def _unassigned(
 
 
 def _homogeneous(
-    group: GroupSpec, kept: dict[str, list[TopicIdPartition]]
+    group: GroupSpec, retained: dict[str, list[TopicIdPartition]]
 ) -> dict[str, list[TopicIdPartition]]:
     topic_ids = sorted(next(iter(group.members.values())).topic_ids)
     partition_count = sum(group.partition_counts.get(topic_id, 0) for topic_id in topic_ids)
-    quota, extra = divmod(partition_count, len(kept))
+    quota, extra = divmod(partition_count, len(retained))
     # Members with the most partitions get the remainder: any other choice would move more.
-    by_held = sorted(kept, key=lambda member_id: -len(kept[member_id]))
+    by_held = sorted(retained, key=lambda member_id: -len(retained[member_id]))
     size = {member_id: quota + (rank < extra) for rank, member_id in enumerate(by_held)}
-    given = {member_id: mine[: size[member_id]] for member_id, mine in kept.items()}
-    unassigned = deque(_unassigned(group, topic_ids, given))
+    targets = {member_id: mine[: size[member_id]] for member_id, mine in retained.items()}
+    unassigned = deque(_unassigned(group, topic_ids, targets))
     # One partition at a time in turn, so that a topic's partitions spread over the members.
-    below_quota = deque(member_id for member_id in given if len(given[member_id]) < size[member_id])
+    below_quota = deque(
+        member_id for member_id in targets if len(targets[member_id]) < size[member_id]
+    )
     while unassigned:
         member_id = below_quota.popleft()
-        given[member_id].append(unassigned.popleft())
-        if len(given[member_id]) < size[member_id]:
+        targets[member_id].append(unassigned.popleft())
+        if len(targets[member_id]) < size[member_id]:
             below_quota.append(member_id)
-    return given
+    return targets
 
 
 # --- different subscriptions ---------------------------------------------------------------------
@@ -107,10 +113,10 @@ def _homogeneous(
 
 
 def _heterogeneous(
-    group: GroupSpec, kept: dict[str, list[TopicIdPartition]]
+    group: GroupSpec, retained: dict[str, list[TopicIdPartition]]
 ) -> dict[str, list[TopicIdPartition]]:
-    names, crowd = list(kept), len(kept)
-    fullness = [len(mine) * crowd + rank for rank, mine in enumerate(kept.values())]
+    names, crowd = list(retained), len(retained)
+    fullness = [len(target) * crowd + rank for rank, target in enumerate(retained.values())]
     subscribers: dict[bytes, list[int]] = defaultdict(list)
     for rank, name in enumerate(names):
         for topic_id in group.members[name].topic_ids:
@@ -118,10 +124,10 @@ def _heterogeneous(
     # Topics with the fewest subscribers first: the others leave more freedom to balance.
     topic_ids = sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id))
     owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {one: {} for one in topic_ids}
-    for rank, mine in enumerate(kept.values()):
-        for partition in mine:
+    for rank, target in enumerate(retained.values()):
+        for partition in target:
             owned[partition[0]].setdefault(rank, []).append(partition)
-    for topic_id, unassigned in groupby(_unassigned(group, topic_ids, kept), key=itemgetter(0)):
+    for topic_id, unassigned in groupby(_unassigned(group, topic_ids, retained), key=itemgetter(0)):
         queue = [fullness[rank] for rank in subscribers[topic_id]]
         heapify(queue)
         for partition in unassigned:
@@ -131,11 +137,11 @@ def _heterogeneous(
             fullness[rank] = fuller
             heapreplace(queue, fuller)
     _balance(owned, subscribers, fullness)
-    given: dict[str, list[TopicIdPartition]] = {name: [] for name in names}
+    targets: dict[str, list[TopicIdPartition]] = {name: [] for name in names}
     for owners in owned.values():
         for rank, partitions in owners.items():
-            given[names[rank]] += partitions
-    return given
+            targets[names[rank]] += partitions
+    return targets
 
 
 def _balance(

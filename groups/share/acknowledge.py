@@ -76,10 +76,10 @@ def acknowledge(
         if partition.is_gone:
             raise partition.gone_error()
         for batch in batches:
-            for known, first, last, kind in _parts(partition, batch, member_id):
-                for run in known.overlapping(first, last):
-                    _require_owner(known, run, member_id)
-                    runs = known.carve(max(first, run.first), min(last, run.last))
+            for in_flight, first, last, kind in _parts(partition, batch, member_id):
+                for run in in_flight.overlapping(first, last):
+                    _require_owner(in_flight, run, member_id)
+                    runs = in_flight.carve(max(first, run.first), min(last, run.last))
                     changed += _apply(partition, decision, runs, kind, member_id, write_id)
     except DomainError as error:
         for run in changed:
@@ -250,30 +250,30 @@ def _parts(
         raise InvalidShareRequestError(FIRST_PAST_END)
     if last_known.last < batch.last:
         raise InvalidShareRequestError(LAST_PAST_END)
-    for known in records.overlapping(max(batch.first, start), batch.last):
-        first, last = max(known.first, batch.first, start), min(known.last, batch.last)
+    for in_flight in records.overlapping(max(batch.first, start), batch.last):
+        first, last = max(in_flight.first, batch.first, start), min(in_flight.last, batch.last)
         if len(types) == 1:
-            yield known, first, last, types[0]
+            yield in_flight, first, last, types[0]
             continue
-        if not known.is_divided:
-            _require_owner(known, known.runs[0], member_id)
-            known.is_divided = True
+        if not in_flight.is_divided:
+            _require_owner(in_flight, in_flight.runs[0], member_id)
+            in_flight.is_divided = True
         offset = first
         for kind, same in groupby(types[first - batch.first : last - batch.first + 1]):
             size = len(list(same))
-            yield known, offset, offset + size - 1, kind
+            yield in_flight, offset, offset + size - 1, kind
             offset += size
 
 
-def _require_owner(known: InFlightBatch, run: Run, member_id: str) -> None:
+def _require_owner(batch: InFlightBatch, run: Run, member_id: str) -> None:
     """Raise InvalidRecordStateError unless the member holds the lock of a run."""
     if run.state is not RecordState.ACQUIRED:
         raise InvalidRecordStateError(
-            OFFSET_NOT_ACQUIRED if known.is_divided else BATCH_NOT_ACQUIRED
+            OFFSET_NOT_ACQUIRED if batch.is_divided else BATCH_NOT_ACQUIRED
         )
     if run.member_id != member_id:
         raise InvalidRecordStateError(
-            OFFSET_OF_ANOTHER_MEMBER if known.is_divided else BATCH_OF_ANOTHER_MEMBER
+            OFFSET_OF_ANOTHER_MEMBER if batch.is_divided else BATCH_OF_ANOTHER_MEMBER
         )
 
 

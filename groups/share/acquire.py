@@ -89,8 +89,8 @@ def _room(partition: SharePartition, request: AcquireRequest, fetched: Fetched) 
     # Offsets that are in flight already may be acquired again, but none after them: otherwise many
     # releasing consumers exceed the limit (KAFKA-19555), or a short read stretches a range to the
     # end offset (KAFKA-19808).
-    known = partition.end_offset - fetched.fetch_offset + 1
-    return min(last, partition.end_offset), min(request.max_records, known)
+    unread = partition.end_offset - fetched.fetch_offset + 1
+    return min(last, partition.end_offset), min(request.max_records, unread)
 
 
 class _Acquisition:
@@ -129,10 +129,10 @@ class _Acquisition:
             base = floor.first
         else:
             base = max(base, partition.start_offset)
-        known = partition.records.begun_within(min(first_read, base), self.last)
-        self._acquire_known(known, base)
+        in_flight = partition.records.begun_within(min(first_read, base), self.last)
+        self._acquire_in_flight(in_flight, base)
         if self.count < self.room:
-            next_first = known[-1].last + 1 if known else base
+            next_first = in_flight[-1].last + 1 if in_flight else base
             self._acquire_new(next_first, self.last)
         if self.acquired:
             partition.gaps_read_up_to(self.acquired[-1].last + 1)
@@ -157,10 +157,10 @@ class _Acquisition:
         kind = EventKind.SHARE_RECORDS_GIVEN_UP
         self.partition.record_ranges(self.decision, kind, ranges, cause=cause.value)
 
-    def _acquire_known(self, known: Sequence[InFlightBatch], base: int) -> None:
+    def _acquire_in_flight(self, batches: Sequence[InFlightBatch], base: int) -> None:
         first_read = self.fetched.batches[0].first
         gap_first = base
-        for batch in known:
+        for batch in batches:
             if self.count >= self.room:
                 return
             if self.partition.has_gaps:

@@ -55,17 +55,17 @@ def _overlay(combined: list[StateBatch], batch: StateBatch) -> None:
     while combined and combined[-1].last >= batch.first:
         tail.append(combined.pop())
     rest: StateBatch | None = batch
-    for known in reversed(tail):
+    for older in reversed(tail):
         if rest is None:
-            combined.append(known)
+            combined.append(older)
             continue
-        if known.first < rest.first:
-            combined.append(known._replace(last=rest.first - 1))
-        first, last = rest.first, min(known.last, rest.last)
-        winner = max(known, rest, key=attrgetter("delivery_count", "state"))
+        if older.first < rest.first:
+            combined.append(older._replace(last=rest.first - 1))
+        first, last = rest.first, min(older.last, rest.last)
+        winner = max(older, rest, key=attrgetter("delivery_count", "state"))
         combined.append(winner._replace(first=first, last=last))
-        if known.last > last:
-            combined.append(known._replace(first=last + 1))
+        if older.last > last:
+            combined.append(older._replace(first=last + 1))
         rest = rest._replace(first=last + 1) if rest.last > last else None
     if rest is not None:
         combined.append(rest)

@@ -368,8 +368,8 @@ class SharePartition:
 
     def watch_lock(self, decision: DecisionBuilder, deadline_ms: int) -> None:
         """Have the timer of the acquisition locks fire at ``deadline_ms`` at the latest."""
-        known = self._lock_deadline_ms
-        if known is None or deadline_ms < known:
+        watched = self._lock_deadline_ms
+        if watched is None or deadline_ms < watched:
             self._lock_deadline_ms = deadline_ms
             decision.arm(self._timer_key, deadline_ms - decision.now_ms)
 

@@ -40,10 +40,12 @@ def writing_failed(error: DomainError) -> DomainError:
         return errors.SharePartitionFencedError(str(error))
     if isinstance(error, errors.ShareCoordinatorUnloadedError):
         return errors.ShareCoordinatorUnavailableError(str(error))
-    kept = (
+    reported_as_is = (
         errors.SharePartitionFencedError,
         errors.ShareCoordinatorUnavailableError,
         errors.UnknownSharePartitionError,
         errors.ShareGroupGoneError,
     )
-    return error if isinstance(error, kept) else errors.SharePartitionFailedError(str(error))
+    return (
+        error if isinstance(error, reported_as_is) else errors.SharePartitionFailedError(str(error))
+    )

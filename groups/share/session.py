@@ -158,11 +158,11 @@ class ShareSessions:
         return session
 
     def _check_room(
-        self, known: Mapping[TopicPartition, bool], additions: Iterable[TopicPartition]
+        self, partitions: Mapping[TopicPartition, bool], additions: Iterable[TopicPartition]
     ) -> None:
-        """Raise an error if a session with ``known`` partitions has no room for ``additions``."""
-        count = len({one for one in additions if one not in known})
-        if len(known) + count > MAX_SESSION_PARTITIONS:
+        """Raise an error if a session of ``partitions`` has no room for ``additions``."""
+        count = len({one for one in additions if one not in partitions})
+        if len(partitions) + count > MAX_SESSION_PARTITIONS:
             raise InvalidShareRequestError(TOO_MANY)
         if self.partition_count + count > MAX_PARTITIONS:
             raise ShareSessionLimitReachedError(LIMIT_REACHED)

@@ -227,7 +227,7 @@ class ShareStateMachine:
 
         The written start offset is one step behind: complete records at the front are skipped.
         """
-        found: dict[SharePartitionKey, tuple[int, list[InFlightRange]]] = {}
+        states: dict[SharePartitionKey, tuple[int, list[InFlightRange]]] = {}
         for key, entry in self._entries.items():
             if key.group_id == group_id:
                 start_offset, ranges = entry.value.start_offset, list[InFlightRange]()
@@ -237,8 +237,8 @@ class ShareStateMachine:
                         start_offset = last + 1
                     else:
                         ranges.append(InFlightRange(first, last, state, count, None, None, False))
-                found[key] = start_offset, ranges
-        return found
+                states[key] = start_offset, ranges
+        return states
 
     # --- the contract of machines ----------------------------------------------------------------
 

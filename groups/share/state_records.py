@@ -120,8 +120,8 @@ def _write_batches(writer: FieldWriter, batches: Sequence[StateBatch]) -> None:
 
 
 def _write_count(writer: FieldWriter, delivery_complete_count: int) -> None:
-    known = delivery_complete_count != UNKNOWN_COUNT
-    writer.tags({_COUNT_TAG: _COUNT.pack(delivery_complete_count)} if known else {})
+    is_known = delivery_complete_count != UNKNOWN_COUNT
+    writer.tags({_COUNT_TAG: _COUNT.pack(delivery_complete_count)} if is_known else {})
 
 
 def decode(record: Record) -> DecodedRecord | None:

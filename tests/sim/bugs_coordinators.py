@@ -142,7 +142,7 @@ _GROUPS: Final = (
         (
             (
                 member_update.reconcile_member,
-                "return owner is not None and owner not in mine",
+                "return owner is not None and owner not in own_ids",
                 "return False",
             ),
         ),

@@ -88,9 +88,9 @@ def subscribed(topics: Topics, members: Mapping[str, Subscription]) -> dict[str,
 
     ``members`` are in table order already. Topics without partitions are omitted.
     """
-    wanted = table_order(topic for member in members.values() for topic in member.topics)
-    known = [topic for topic in wanted if topics.get(topic)]
-    return {topic: topics[topic] for topic in table_order(known)}
+    names = table_order(topic for member in members.values() for topic in member.topics)
+    existing = [topic for topic in names if topics.get(topic)]
+    return {topic: topics[topic] for topic in table_order(existing)}
 
 
 def member_order(item: tuple[str, Subscription]) -> tuple[bool, bytes]:

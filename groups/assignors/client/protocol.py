@@ -159,11 +159,11 @@ def _topics(out: FieldWriter, grouped: dict[str, list[int]]) -> None:
 
 
 def _read_topics(reader: FieldReader) -> tuple[TopicPartition, ...]:
-    found: list[TopicPartition] = []
+    partitions: list[TopicPartition] = []
     for _ in range(reader.count()):
         topic = reader.string()
-        found.extend((topic, reader.int32()) for _ in range(reader.count()))
-    return tuple(found)
+        partitions.extend((topic, reader.int32()) for _ in range(reader.count()))
+    return tuple(partitions)
 
 
 def _nullable_bytes(out: FieldWriter, data: bytes | None) -> None:

@@ -33,7 +33,7 @@ class RangeAssignor(ClientAssignor):
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
         """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
-        given: Result = {member_id: [] for member_id in members}
+        result: Result = {member_id: [] for member_id in members}
         in_order = sorted(members.items(), key=member_order)
         parts = [
             _Topic(topic, racks, in_order)
@@ -41,13 +41,13 @@ class RangeAssignor(ClientAssignor):
         ]
         by_rack = any(part.needs_racks for part in parts)
         if by_rack:
-            _match_racks(parts, given)
+            _match_racks(parts, result)
         for part in parts:
-            _assign_ranges(part, lambda _member, _index: True, given)
+            _assign_ranges(part, lambda _member, _index: True, result)
         if by_rack:
-            for mine in given.values():
-                mine.sort(key=lambda partition: (utf16(partition[0]), partition[1]))
-        return given
+            for partitions in result.values():
+                partitions.sort(key=lambda partition: (utf16(partition[0]), partition[1]))
+        return result
 
 
 class _Topic:
@@ -63,11 +63,11 @@ class _Topic:
             for member_id, member in in_order
             if name in member.topics
         }
-        self.left = dict.fromkeys(range(len(racks)))
+        self.unassigned = dict.fromkeys(range(len(racks)))
         self._quota, self._extra = divmod(len(racks), len(self.consumers))
         self._counts = dict.fromkeys(self.consumers, 0)
-        known = {rack for rack in self.consumers.values() if rack is not None}
-        self.needs_racks = racks_matter(known, racks)
+        member_racks = {rack for rack in self.consumers.values() if rack is not None}
+        self.needs_racks = racks_matter(member_racks, racks)
 
     def match(self, member_id: str, index: int) -> bool:
         """Whether the member may read the partition from its own rack, or has no rack."""
@@ -78,25 +78,25 @@ class _Topic:
         """Return the number of partitions that the member may still get."""
         return max(0, self._quota + (self._extra > 0) - self._counts[member_id])
 
-    def assign(self, member_id: str, indexes: Sequence[int], given: Result) -> None:
+    def assign(self, member_id: str, indexes: Sequence[int], result: Result) -> None:
         """Assign partitions to a member."""
-        given[member_id].extend((self.name, index) for index in indexes)
+        result[member_id].extend((self.name, index) for index in indexes)
         self._counts[member_id] += len(indexes)
         if self._counts[member_id] > self._quota:
             self._extra -= 1
         for index in indexes:
-            del self.left[index]
+            del self.unassigned[index]
 
 
-def _assign_ranges(part: _Topic, may_have: Callable[[str, int], bool], given: Result) -> None:
+def _assign_ranges(part: _Topic, may_have: Callable[[str, int], bool], result: Result) -> None:
     for member_id in part.consumers:
-        fitting = [index for index in part.left if may_have(member_id, index)]
+        fitting = [index for index in part.unassigned if may_have(member_id, index)]
         fitting = fitting[: part.max_assignable(member_id)]
         if fitting:
-            part.assign(member_id, fitting, given)
+            part.assign(member_id, fitting, result)
 
 
-def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
+def _match_racks(parts: Sequence[_Topic], result: Result) -> None:
     """Assign the partitions that can be read within racks."""
     alike: dict[tuple[tuple[tuple[str, str | None], ...], int], list[_Topic]] = {}
     for part in parts:
@@ -106,12 +106,12 @@ def _match_racks(parts: Sequence[_Topic], given: Result) -> None:
         alike.setdefault(key, []).append(part)
     for (_, count), group in alike.items():
         if len(group) > 1:
-            _match_together(group, count, given)
+            _match_together(group, count, result)
         elif group[0].needs_racks:
-            _assign_ranges(group[0], group[0].match, given)
+            _assign_ranges(group[0], group[0].match, result)
 
 
-def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:
+def _match_together(group: Sequence[_Topic], count: int, result: Result) -> None:
     """Give partition n of all topics to one member, if it can read all of them in its rack."""
     open_members = list(group[0].consumers)
     for index in range(count):
@@ -124,7 +124,7 @@ def _match_together(group: Sequence[_Topic], count: int, given: Result) -> None:
         else:
             continue
         for part in group:
-            part.assign(member_id, [index], given)
+            part.assign(member_id, [index], result)
         if all(part.max_assignable(member_id) <= 0 for part in group):
             open_members.remove(member_id)
         if not open_members:

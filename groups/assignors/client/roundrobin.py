@@ -27,17 +27,17 @@ class RoundRobinAssignor(ClientAssignor):
 
     def assign(self, topics: Topics, members: Mapping[str, Subscription]) -> Result:
         """See :class:`fencepost.groups.assignors.client.model.ClientAssignor`."""
-        given: Result = {member_id: [] for member_id in members}
+        result: Result = {member_id: [] for member_id in members}
         ring = [
             (member_id, frozenset(member.topics))
             for member_id, member in sorted(members.items(), key=member_order)
         ]
-        wanted = {topic for _, subscribed in ring for topic in subscribed}
+        names = {topic for _, subscribed in ring for topic in subscribed}
         turn = 0
-        for topic in sorted(wanted & topics.keys(), key=utf16):
+        for topic in sorted(names & topics.keys(), key=utf16):
             for index in range(len(topics[topic])):
                 while topic not in ring[turn % len(ring)][1]:
                     turn += 1
-                given[ring[turn % len(ring)][0]].append((topic, index))
+                result[ring[turn % len(ring)][0]].append((topic, index))
                 turn += 1
-        return given
+        return result

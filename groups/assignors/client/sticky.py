@@ -108,8 +108,8 @@ def _moving(members: Mapping[str, Subscription], result: Result) -> dict[TopicPa
     """Return partition → new owner for the partitions that move from one member to another."""
     added: dict[TopicPartition, str] = {}
     revoked: set[TopicPartition] = set()
-    for member_id, mine in result.items():
+    for member_id, partitions in result.items():
         before = members[member_id].owned
-        added |= {partition: member_id for partition in mine if partition not in before}
-        revoked |= set(before) - set(mine)
+        added |= {partition: member_id for partition in partitions if partition not in before}
+        revoked |= set(before) - set(partitions)
     return {partition: to for partition, to in added.items() if partition in revoked}

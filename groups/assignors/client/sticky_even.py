@@ -34,15 +34,15 @@ class EvenBuilder:
         self._over_quota_count = 0
         self._below_quota: list[str] = []
         self._exactly_at_quota: list[str] = []
-        self._given: Result = {member_id: [] for member_id in owned.by_member}
+        self._result: Result = {member_id: [] for member_id in owned.by_member}
         self._revoked: dict[TopicPartition, str] = {}
         self._turn = 0
 
     def build(self) -> Result:
         """Return the assignment."""
-        if not self._given:
+        if not self._result:
             return {}
-        self._keep()
+        self._assign_owned()
         unassigned = self._unassigned()
         self._below_quota.sort(key=utf16)
         self._exactly_at_quota.sort(key=utf16)
@@ -50,29 +50,29 @@ class EvenBuilder:
         if self._racks.of_member:
             unassigned = [tp for tp in unassigned if not self._assign_in_rack(tp)]
         self._assign_round_robin(unassigned)
-        return self._given
+        return self._result
 
-    def _keep(self) -> None:
+    def _assign_owned(self) -> None:
         """Let each member keep its owned partitions, up to its size."""
         for member_id, partitions in self._owned.by_member.items():
-            mine = []
+            retained = []
             for partition in sorted(partitions, key=lambda tp: (tp[1], utf16(tp[0]))):
                 if self._racks.mismatch(member_id, partition):
                     self._revoked[partition] = member_id
                 elif partition not in self._owned.contested:
-                    mine.append(partition)
-            if len(mine) < self._quota:
-                size = len(mine)
+                    retained.append(partition)
+            if len(retained) < self._quota:
+                size = len(retained)
                 self._below_quota.append(member_id)
-            elif len(mine) >= self._full_size and self._over_quota_count < self._max_over_quota:
+            elif len(retained) >= self._full_size and self._over_quota_count < self._max_over_quota:
                 size = self._full_size
                 self._count_over_quota()
             else:
                 size = self._quota
                 if self._over_quota_count < self._max_over_quota:
                     self._exactly_at_quota.append(member_id)
-            self._given[member_id] += mine[:size]
-            self._revoked |= dict.fromkeys(mine[size:], member_id)
+            self._result[member_id] += retained[:size]
+            self._revoked |= dict.fromkeys(retained[size:], member_id)
 
     def _count_over_quota(self) -> None:
         self._over_quota_count += 1
@@ -80,12 +80,12 @@ class EvenBuilder:
             self._exactly_at_quota.clear()
 
     def _unassigned(self) -> list[TopicPartition]:
-        kept = {partition for mine in self._given.values() for partition in mine}
+        assigned = {partition for mine in self._result.values() for partition in mine}
         return [
             (topic, index)
             for topic in sorted(self._parts, key=utf16)
             for index in range(len(self._parts[topic]))
-            if (topic, index) not in kept
+            if (topic, index) not in assigned
         ]
 
     def _assign_in_rack(self, partition: TopicPartition) -> bool:
@@ -93,7 +93,7 @@ class EvenBuilder:
         position = self._racks.next_reader(partition, self._below_quota, self._turn)
         if position is not None:
             member_id = self._below_quota[position]
-            count = len(self._given[member_id]) + 1
+            count = len(self._result[member_id]) + 1
             if count >= self._quota:
                 self._below_quota.remove(member_id)
                 if count < self._full_size and self._over_quota_count < self._max_over_quota:
@@ -106,7 +106,7 @@ class EvenBuilder:
             if position is None:
                 return False
             member_id = self._exactly_at_quota[position]
-            if len(self._given[member_id]) + 1 == self._full_size:
+            if len(self._result[member_id]) + 1 == self._full_size:
                 del self._exactly_at_quota[position]
                 self._count_over_quota()
         self._assign_to(partition, member_id)
@@ -120,7 +120,7 @@ class EvenBuilder:
                 position %= len(self._below_quota)
                 member_id = self._below_quota[position]
                 self._assign_to(partition, member_id)
-                if len(self._given[member_id]) == self._quota:
+                if len(self._result[member_id]) == self._quota:
                     del self._below_quota[position]
                     self._exactly_at_quota.append(member_id)
                 else:
@@ -129,7 +129,7 @@ class EvenBuilder:
                 self._assign_to(partition, self._exactly_at_quota.pop(0))
 
     def _assign_to(self, partition: TopicPartition, member_id: str) -> None:
-        self._given[member_id].append(partition)
+        self._result[member_id].append(partition)
         former = self._revoked.get(partition, member_id)
         if former != member_id or partition in self._owned.contested:
             self.moving[partition] = member_id

@@ -60,7 +60,7 @@ class GeneralBuilder:
     ) -> None:
         self._parts = parts
         self._racks = racks
-        self._given: Result = owned.by_member
+        self._result: Result = owned.by_member
         self._topics_of = {
             name: frozenset(topic for topic in member.topics if topic in parts)
             for name, member in members.items()
@@ -69,7 +69,7 @@ class GeneralBuilder:
         for name, topics in self._topics_of.items():
             for topic in topics:
                 self._readers[topic].append(name)
-        self._owner = {tp: name for name, mine in self._given.items() for tp in mine}
+        self._owner = {tp: name for name, mine in self._result.items() for tp in mine}
         in_order = sorted(parts, key=lambda topic: (len(self._readers[topic]), utf16(topic)))
         self._all = [(topic, index) for topic in in_order for index in range(len(parts[topic]))]
         self._former = _older(former)
@@ -80,40 +80,40 @@ class GeneralBuilder:
 
     def build(self) -> Result:
         """Return the assignment."""
-        kept = self._keep()
-        unassigned = [partition for partition in self._all if partition not in kept]
-        self._by_size = sorted(self._rank(name) for name in self._given)
+        assigned = self._assign_owned()
+        unassigned = [partition for partition in self._all if partition not in assigned]
+        self._by_size = sorted(self._rank(name) for name in self._result)
         self._topic_counts = Counter(
-            (tp[0], name) for name, mine in self._given.items() for tp in mine
+            (tp[0], name) for name, mine in self._result.items() for tp in mine
         )
-        was_empty = not self._given[self._by_size[-1][2]]
+        was_empty = not self._result[self._by_size[-1][2]]
         self._assign_unassigned(unassigned)
         shared = {topic for topic, readers in self._readers.items() if len(readers) >= 2}
         movable = [partition for partition in self._all if partition[0] in shared]
         fixed = self._exclude_fixed(shared)
-        before = {name: list(mine) for name, mine in self._given.items()}
+        before = {name: list(mine) for name, mine in self._result.items()}
         if not self._must_revoke:
             # As in Kafka, first try to balance with the newly assigned partitions alone.
             self._balance([partition for partition in unassigned if partition[0] in shared])
         moved = self._balance(movable)
-        if moved and not was_empty and _unevenness(self._given) >= _unevenness(before):
-            self._given = before
-        return self._given | fixed
+        if moved and not was_empty and _unevenness(self._result) >= _unevenness(before):
+            self._result = before
+        return self._result | fixed
 
-    def _keep(self) -> set[TopicPartition]:
-        kept: set[TopicPartition] = set()
-        for name, mine in self._given.items():
+    def _assign_owned(self) -> set[TopicPartition]:
+        retained: set[TopicPartition] = set()
+        for name, owned in self._result.items():
             stays = []
-            for partition in mine:
+            for partition in owned:
                 if partition[0] in self._topics_of[name] and not self._racks.mismatch(
                     name, partition
                 ):
                     stays.append(partition)
                 else:
                     self._must_revoke = True
-            self._given[name] = stays
-            kept.update(stays)
-        return kept
+            self._result[name] = stays
+            retained.update(stays)
+        return retained
 
     def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
         if self._racks.of_member:
@@ -136,11 +136,13 @@ class GeneralBuilder:
         """Remove members that can neither receive nor give partitions; return their assignments."""
         fixed: Result = {}
         for name, topics in self._topics_of.items():
-            mine = self._given[name]
+            partitions = self._result[name]
             most = sum(len(self._parts[topic]) for topic in topics)
-            if len(mine) >= most and not any(partition[0] in shared for partition in mine):
+            if len(partitions) >= most and not any(
+                partition[0] in shared for partition in partitions
+            ):
                 self._unrank(name)
-                fixed[name] = self._given.pop(name)
+                fixed[name] = self._result.pop(name)
         return fixed
 
     # --- moving ----------------------------------------------------------------------------------
@@ -162,14 +164,14 @@ class GeneralBuilder:
     def _improve(self, partition: TopicPartition) -> bool:
         """Move the partition, or another one of its topic, if that helps."""
         owner = self._owner[partition]
-        size = len(self._given[owner])
+        size = len(self._result[owner])
         former = self._former.get(partition, ("", 0))[0]
         # Kafka returns a partition even to a member that no longer subscribes to it.
-        may_return = former in self._given and partition[0] in self._topics_of[former]
-        if may_return and size > len(self._given[former]) + 1:
+        may_return = former in self._result and partition[0] in self._topics_of[former]
+        if may_return and size > len(self._result[former]) + 1:
             self._move(partition, former)
             return True
-        if any(size > len(self._given[name]) + 1 for name in self._readers[partition[0]]):
+        if any(size > len(self._result[name]) + 1 for name in self._readers[partition[0]]):
             topic = partition[0]
             to = next(name for _, _, name in self._by_size if topic in self._topics_of[name])
             self._move(partition, to)
@@ -182,8 +184,8 @@ class GeneralBuilder:
             return True
         fullest: dict[str, list[tuple[int, str]]] = {}
         for (topic, name), count in self._topic_counts.items():
-            if count and name in self._given:
-                fullest.setdefault(topic, []).append((len(self._given[name]), name))
+            if count and name in self._result:
+                fullest.setdefault(topic, []).append((len(self._result[name]), name))
         largest = {topic: max(owners)[0] for topic, owners in fullest.items()}
         return not any(
             largest.get(topic, 0) > size + 1
@@ -196,20 +198,20 @@ class GeneralBuilder:
         source = self._owner[partition]
         self._movements.move(partition, source, to)
         self._unrank(source)
-        self._given[source].remove(partition)
+        self._result[source].remove(partition)
         self._topic_counts[partition[0], source] -= 1
         insort(self._by_size, self._rank(source))
         self._put(partition, to)
 
     def _put(self, partition: TopicPartition, name: str) -> None:
         self._unrank(name)
-        self._given[name].append(partition)
+        self._result[name].append(partition)
         self._owner[partition] = name
         self._topic_counts[partition[0], name] += 1
         insort(self._by_size, self._rank(name))
 
     def _rank(self, name: str) -> tuple[int, bytes, str]:
-        return len(self._given[name]), utf16(name), name
+        return len(self._result[name]), utf16(name), name
 
     def _unrank(self, name: str) -> None:
         del self._by_size[bisect_left(self._by_size, self._rank(name))]
@@ -218,16 +220,16 @@ class GeneralBuilder:
 def _older(former: Mapping[str, PreviousOwnership]) -> dict[TopicPartition, tuple[str, int]]:
     """Return partition → (member, generation) of the newest claim below the newest generation."""
     newest = max((claim.generation for claim in former.values()), default=-1)
-    found: dict[TopicPartition, tuple[str, int]] = {}
+    previous: dict[TopicPartition, tuple[str, int]] = {}
     for name, (partitions, generation) in former.items():
         if generation < newest:
             for partition in partitions:
-                if partition not in found or generation > found[partition][1]:
-                    found[partition] = name, generation
-    return found
+                if partition not in previous or generation > previous[partition][1]:
+                    previous[partition] = name, generation
+    return previous
 
 
-def _unevenness(given: Result) -> int:
+def _unevenness(result: Result) -> int:
     """Return the sum, over all pairs of members, of the differences of their counts."""
-    sizes = sorted(len(mine) for mine in given.values())
+    sizes = sorted(len(mine) for mine in result.values())
     return sum(size * (2 * rank - len(sizes) + 1) for rank, size in enumerate(sizes))

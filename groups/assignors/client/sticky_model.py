@@ -49,17 +49,17 @@ def owned_now(
         for partition in partitions:
             if not 0 <= partition[1] < len(parts.get(partition[0], ())):
                 continue
-            other = owner.get(partition)
+            claimant = owner.get(partition)
             # Kafka compares with the generation in the other member's subscription, not in its user
             # data.
-            if other is None:
+            if claimant is None:
                 owned.by_member[member_id].append(partition)
-            elif generation < members[other].generation:
+            elif generation < members[claimant].generation:
                 continue
             else:
-                if partition in owned.by_member[other]:
-                    owned.by_member[other].remove(partition)
-                if generation == members[other].generation:
+                if partition in owned.by_member[claimant]:
+                    owned.by_member[claimant].remove(partition)
+                if generation == members[claimant].generation:
                     owned.contested.add(partition)
                 else:
                     owned.by_member[member_id].append(partition)

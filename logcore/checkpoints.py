@@ -302,8 +302,8 @@ def clean_shutdown_epoch(fs: FileSystem, directory: str) -> int:
 
     Source: ``CleanShutdownFileHandler``.
     """
-    found = _BROKER_EPOCH.search(fs.read_file(f"{directory}/{CLEAN_SHUTDOWN}") or b"")
-    return -1 if found is None else int(found[1])
+    match = _BROKER_EPOCH.search(fs.read_file(f"{directory}/{CLEAN_SHUTDOWN}") or b"")
+    return -1 if match is None else int(match[1])
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:

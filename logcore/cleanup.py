@@ -97,12 +97,12 @@ class Cleanup:
 
     def _removable_segments(self, now_ms: int, mark: int) -> list[Segment]:
         log, config = self._log, self._log.config
-        found = beyond_log_start(log, self._marks.log_start_offset, mark)
-        if not found and "delete" in config.cleanup_policy:
-            found = beyond_size(log, config.retention_bytes, mark) or beyond_age(
+        segments = beyond_log_start(log, self._marks.log_start_offset, mark)
+        if not segments and "delete" in config.cleanup_policy:
+            segments = beyond_size(log, config.retention_bytes, mark) or beyond_age(
                 log, config.retention_ms, mark, now_ms
             )
-        return found
+        return segments
 
     def _removing(self, segments: list[Segment], now_ms: int) -> DiskSteps[None]:
         log = self._log
@@ -144,7 +144,7 @@ class Cleanup:
         log = self._log
         truncation_count = log.truncation_count
         try:
-            found = plan_round(
+            compaction = plan_round(
                 self._fs,
                 log,
                 dirty,
@@ -157,9 +157,9 @@ class Cleanup:
             )
         except STORAGE_FAILURES as error:
             raise self._marks.refuse(error) from error
-        if found is not None:
-            found.relies_on = log.log_end_offset
-        return found
+        if compaction is not None:
+            compaction.relies_on = log.log_end_offset
+        return compaction
 
     def install_cleaned(self, compaction: CompactionRound) -> bool:
         """Replace the segments that the round has just rewritten.

@@ -45,8 +45,8 @@ def cluster_clock(clock: Clock) -> Clock:
     and fetches would be late at once; such a clock therefore provides a second one,
     ``between_nodes``.
     """
-    found: Clock = getattr(clock, "between_nodes", clock)
-    return found
+    result: Clock = getattr(clock, "between_nodes", clock)
+    return result
 
 
 class SystemClock:

@@ -439,13 +439,13 @@ class CompactionRound:
         dropped = self._filter.figures.batches_dropped
         changed = False
         with closing(self._with_last_batch(self._read_all(group, throttle))) as batches:
-            for kept in self._filter.run(batches):
-                changed |= kept is not self._input_batch
-                header = parse_header(kept)
+            for retained in self._filter.run(batches):
+                changed |= retained is not self._input_batch
+                header = parse_header(retained)
                 if output.size + header.size > MAX_SEGMENT_BYTES:
                     raise OSError(errno.EFBIG, "a cleaned segment is too large", output.path)
                 throttle(header.size)
-                output.append((kept,), header.size, header.last_offset, header.max_timestamp)
+                output.append((retained,), header.size, header.last_offset, header.max_timestamp)
         return changed or self._filter.figures.batches_dropped > dropped
 
     def _read_all(

@@ -246,15 +246,15 @@ def _member_pieces(
         while not member.eof:
             if len(out) == PIECE_BYTES:
                 # The same input may give more output. (zlib returns its unread input.)
-                given: Data = getattr(member, "unconsumed_tail", b"")
+                source: Data = getattr(member, "unconsumed_tail", b"")
             elif pos == end:
                 raise CorruptRecordError(f"{name} records are cut short")
             else:
-                given = data[pos : pos + chunk]
-                pos += len(given)
+                source = data[pos : pos + chunk]
+                pos += len(source)
                 chunk = min(2 * chunk, PIECE_BYTES)
             try:
-                out = member.decompress(given, PIECE_BYTES)
+                out = member.decompress(source, PIECE_BYTES)
             except error as reason:
                 raise CorruptRecordError(f"{name} records do not inflate: {reason}") from None
             yield out
@@ -464,8 +464,8 @@ def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int
             if stop > len(data):
                 raise _lz4_cut_short()
             # Wrap the block in a frame, so that the library checks the block's checksum.
-            one = b"".join((head, data[pos:stop], _LZ4_END_MARK))
-            used = cramjam.lz4.decompress_into(one, out)
+            single_block = b"".join((head, data[pos:stop], _LZ4_END_MARK))
+            used = cramjam.lz4.decompress_into(single_block, out)
             inflated += used
             yield memoryview(out)[:used]
             pos = stop

@@ -197,15 +197,15 @@ class _Dump:
     def _contents(self, position: int, header: BatchHeader, batch: bytes) -> Iterator[Row]:
         try:
             check_offsets(header)
-            found: Iterable[LogRecord]
+            records: Iterable[LogRecord]
             if header.magic < MAGIC:
                 message = parse_message(batch)
                 verify_message_crc(batch, 0, message)
-                found = decode_message(batch, 0, message)
+                records = decode_message(batch, 0, message)
             else:
                 verify_crc(batch, 0, header)
-                found = iter_records(batch, 0, header)
-            for record in found:
+                records = iter_records(batch, 0, header)
+            for record in records:
                 # Without a decoder, ordinary records are not interpreted.
                 if self._records or self._decoder is not None or header.is_control:
                     row = self._record_row(header, record)
@@ -253,15 +253,15 @@ class _Dump:
         for (before, _), (offset, _) in pairwise(entries):
             if offset <= before:
                 yield _problem(f"offset {offset} follows {before}", offset=offset)
-        wanted = {position: offset for offset, position in entries}
+        indexed = {position: offset for offset, position in entries}
         for position, header in self._log_headers():
-            offset = wanted.pop(position, header.last_offset)
+            offset = indexed.pop(position, header.last_offset)
             if offset != header.last_offset:
                 yield _problem(
                     f"the batch at position {position} ends with offset {header.last_offset}",
                     offset=offset,
                 )
-        for position, offset in wanted.items():
+        for position, offset in indexed.items():
             yield _problem(f"no batch begins at position {position}", offset=offset)
 
     def time_index(self) -> Iterator[Row]:
@@ -360,14 +360,14 @@ class _Dump:
         fs, directory, name = self._fs, self._directory, self._name
         try:
             if name.endswith(COPY_SUFFIX):
-                found = read_copy(fs, directory, name.removesuffix(COPY_SUFFIX))
+                checkpoint = read_copy(fs, directory, name.removesuffix(COPY_SUFFIX))
             else:
-                found = read_offsets(fs, directory, name, on_damage=damage.append)
+                checkpoint = read_offsets(fs, directory, name, on_damage=damage.append)
         except CheckpointError as error:
             yield _problem(error)
             return
         yield from map(_problem, damage)
-        for (topic, index), offset in found.items():
+        for (topic, index), offset in checkpoint.items():
             yield {"kind": "checkpoint", "topic": topic, "partition": index, "offset": offset}
 
     def epochs(self) -> Iterator[Row]:
@@ -439,10 +439,10 @@ def read_batches(
             try:
                 header = _header_at(chunk, position - start)
             except LogError as error:
-                left = f"{error}; {size - position} bytes are left"
+                remainder = f"{error}; {size - position} bytes are left"
                 if is_blank(fs, handle, position):
-                    left += ", all zeros: preallocated and not trimmed, or lost with the power"
-                yield position, left, b""
+                    remainder += ", all zeros: preallocated and not trimmed, or lost with the power"
+                yield position, remainder, b""
                 return
             if header.size > size - position:
                 yield (

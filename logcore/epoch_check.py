@@ -53,18 +53,18 @@ def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
 
     Segments in which the epoch does not change are not walked. Raises as :func:`agree`.
     """
-    found: list[tuple[int, int]] = []
+    entries: list[tuple[int, int]] = []
     segments = [one for one in log.from_offset(log_start_offset) if one.size]
     for at, segment in enumerate(segments):
-        latest = found[-1][0] if found else NO_EPOCH
+        latest = entries[-1][0] if entries else NO_EPOCH
         following = segments[at + 1].header_at(0) if at + 1 < len(segments) else None
         if following is not None and following.leader_epoch == latest:
             continue
         position = segment.locate(max(log_start_offset, segment.base_offset)) or 0
         for _, header, _ in segment.batches(position, with_payload=False):
-            if header.leader_epoch > (found[-1][0] if found else NO_EPOCH):
-                found.append((header.leader_epoch, max(header.base_offset, log_start_offset)))
-    return found
+            if header.leader_epoch > (entries[-1][0] if entries else NO_EPOCH):
+                entries.append((header.leader_epoch, max(header.base_offset, log_start_offset)))
+    return entries
 
 
 def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:

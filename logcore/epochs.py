@@ -20,14 +20,14 @@ UNDEFINED_EPOCH: Final = -1
 UNDEFINED_EPOCH_OFFSET: Final = -1
 
 
-def check_leader_epoch(asked: int, ours: int) -> None:
+def check_leader_epoch(requested: int, current: int) -> None:
     """Compare a request's leader epoch with the partition's; −1 is not checked.
 
     Raises FencedLeaderEpochError, UnknownLeaderEpochError.
     """
-    if asked not in {UNDEFINED_EPOCH, ours}:
-        error = FencedLeaderEpochError if asked < ours else UnknownLeaderEpochError
-        raise error(f"leader epoch {asked}, ours is {ours}")
+    if requested not in {UNDEFINED_EPOCH, current}:
+        error = FencedLeaderEpochError if requested < current else UnknownLeaderEpochError
+        raise error(f"leader epoch {requested}, ours is {current}")
 
 
 class LeaderEpochs:

@@ -512,8 +512,8 @@ def time_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], s
 
 
 def _entries(entry: struct.Struct, raw: bytes) -> tuple[list[tuple[int, int]], str]:
-    count, left = divmod(len(raw), entry.size)
-    found: list[tuple[int, int]] = list(entry.iter_unpack(raw[: count * entry.size]))
-    while found and found[-1] == (0, 0):
-        found.pop()
-    return found, f"{left} bytes follow the last entry" if left else ""
+    count, rest = divmod(len(raw), entry.size)
+    entries: list[tuple[int, int]] = list(entry.iter_unpack(raw[: count * entry.size]))
+    while entries and entries[-1] == (0, 0):
+        entries.pop()
+    return entries, f"{rest} bytes follow the last entry" if rest else ""

@@ -186,8 +186,8 @@ class Log:
 
     def _roll_after_ms(self, segment: Segment) -> int:
         """Return :meth:`LogConfig.roll_after_ms`, cached for all appends to a segment."""
-        config, known, roll_after_ms = self._roll_after
-        if config is not self.config or known is not segment:
+        config, cached, roll_after_ms = self._roll_after
+        if config is not self.config or cached is not segment:
             roll_after_ms = self.config.roll_after_ms(self._name, segment.base_offset)
             self._roll_after = self.config, segment, roll_after_ms
         return roll_after_ms
@@ -309,11 +309,11 @@ class Log:
 
     def aborted_between(self, offset: int, upper_bound: int) -> list[tuple[int, int]]:
         """Return (producer id, first offset) of aborted transactions in [offset, upper bound)."""
-        found: list[tuple[int, int]] = []
+        aborted: list[tuple[int, int]] = []
         for segment in self.from_offset(offset):
-            if segment.txn_index.collect(offset, upper_bound, found):
+            if segment.txn_index.collect(offset, upper_bound, aborted):
                 break
-        return found
+        return aborted
 
     def batches(
         self, offset: int = 0, *, with_payload: bool = True

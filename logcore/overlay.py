@@ -126,8 +126,8 @@ class OverlayFileSystem:
     def _find(self, path: str) -> _File | None:
         names, name = self._locate(path)
         if name in names:
-            found = names[name]
-            return found if isinstance(found, _File) else None
+            entry = names[name]
+            return entry if isinstance(entry, _File) else None
         if self._base.is_directory(path):
             return None
         try:
@@ -219,9 +219,9 @@ class OverlayFileSystem:
             self.make_directory(target)
             for name in inside:
                 self.rename(f"{source}/{name}", f"{target}/{name}")
-        for path, found in ((target, file or _Folder()), (source, None)):
+        for path, entry in ((target, file or _Folder()), (source, None)):
             names, name = self._locate(path)
-            names[name] = found
+            names[name] = entry
 
     def remove(self, path: str) -> None:
         names, name = self._locate(path)
@@ -248,9 +248,9 @@ class OverlayFileSystem:
     def list_directory(self, path: str) -> list[str] | None:
         if not self.is_directory(path):
             return None
-        known = self._names.get(path, {})
-        names = set(self._base.list_directory(path) or ()) - known.keys()
-        return [*names, *(name for name, found in known.items() if found is not None)]
+        changed = self._names.get(path, {})
+        names = set(self._base.list_directory(path) or ()) - changed.keys()
+        return [*names, *(name for name, found in changed.items() if found is not None)]
 
     def is_directory(self, path: str) -> bool:
         names, name = self._locate(path)

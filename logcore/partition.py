@@ -249,12 +249,12 @@ class Partition:
         self.marks.raise_if_stopped()
         header, data, now_ms = batch
         if header.producer_id >= 0:
-            known = self.producers.find_duplicate(header)
-            if known is not None:
+            duplicate = self.producers.find_duplicate(header)
+            if duplicate is not None:
                 return Appended(
-                    known.first_offset,
-                    known.last_offset,
-                    known.timestamp,
+                    duplicate.first_offset,
+                    duplicate.last_offset,
+                    duplicate.timestamp,
                     self.marks.log_start_offset,
                     duplicate=True,
                 )
@@ -339,8 +339,8 @@ class Partition:
         offset = log.log_end_offset
         try:
             segment = self._segment_for(header, offset, now_ms)
-            place = _PLACE.pack(offset, header.size - LOG_OVERHEAD, self.marks.leader_epoch)
-            buffers = place, memoryview(data)[16:]
+            prefix = _PLACE.pack(offset, header.size - LOG_OVERHEAD, self.marks.leader_epoch)
+            buffers = prefix, memoryview(data)[16:]
             last_offset = offset + header.last_offset_delta
             if aborted is None:
                 log.append(buffers, header.size, last_offset, header.max_timestamp, segment)
@@ -482,9 +482,9 @@ class Partition:
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:
     """Return whether ``partition.metadata`` has this topic id; StorageError if it has another."""
     try:
-        found = read_partition_metadata(fs, directory)
+        stored = read_partition_metadata(fs, directory)
     except CheckpointError:
         return False
-    if found is not None and found != topic_id:
-        raise StorageError(f"{directory} belongs to the topic id {found}, not {topic_id}")
-    return found is not None
+    if stored is not None and stored != topic_id:
+        raise StorageError(f"{directory} belongs to the topic id {stored}, not {topic_id}")
+    return stored is not None

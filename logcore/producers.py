@@ -396,9 +396,9 @@ class ProducerStateManager:
         """
         return {first: last for first, last in self._unreplicated.items() if last < offset}
 
-    def hold_unreplicated(self, known: Mapping[int, int]) -> None:
+    def hold_unreplicated(self, transactions: Mapping[int, int]) -> None:
         """Have the LSO wait for these transactions too: snapshots do not record them."""
-        self._unreplicated.update(known)
+        self._unreplicated.update(transactions)
         self._update_first_unstable()
 
     def uncommitted(self, high_watermark: int) -> list[tuple[int, int, int]]:
@@ -457,8 +457,8 @@ class ProducerStateManager:
     def _update_first_unstable(self) -> None:
         first = self._open.keys()[0] if self._open else None
         if self._unreplicated:
-            other = self._unreplicated.keys()[0]
-            first = other if first is None else min(first, other)
+            unreplicated = self._unreplicated.keys()[0]
+            first = unreplicated if first is None else min(first, unreplicated)
         self.first_unstable_offset = first
 
     # --- expiry, truncation ---

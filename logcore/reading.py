@@ -142,11 +142,11 @@ class LogReader:
         self._marks.raise_if_stopped()
         limit = self.end_of(isolation)
         try:
-            found = yield from search
+            match = yield from search
         except STORAGE_FAILURES as error:
             raise self._marks.refuse(error) from error
         self._marks.raise_if_stopped()
-        return found if found is not None and found.offset < limit else None
+        return match if match is not None and match.offset < limit else None
 
     def offset_for_leader_epoch(self, epoch: int) -> tuple[int, int]:
         """Return (epoch, end offset) of the largest epoch not above ``epoch``; (−1, −1) if none."""

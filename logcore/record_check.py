@@ -247,8 +247,8 @@ def _walk_times(header: BatchHeader, window: RecordWindow, count: int) -> Sequen
     base, one_byte = header.base_timestamp, ONE_BYTE
     append_time = header.max_timestamp if header.is_log_append_time else None
     last_delta, previous = header.last_offset_delta, window.delta
-    found: list[tuple[int, int]] = []
-    append = found.append
+    times: list[tuple[int, int]] = []
+    append = times.append
     for _ in range(count):
         if pos >= edge:
             break
@@ -273,7 +273,7 @@ def _walk_times(header: BatchHeader, window: RecordWindow, count: int) -> Sequen
         previous, pos = delta, end
         append((delta, wrap_int64(base + time) if append_time is None else append_time))
     window.pos, window.delta = pos, previous
-    return found
+    return times
 
 
 def times_outside(
@@ -283,14 +283,14 @@ def times_outside(
 
     A record without a timestamp (-1) is accepted. The records have passed :func:`check_records`.
     """
-    found: list[tuple[int, int]] = []
+    outside: list[tuple[int, int]] = []
     for chunk in record_times(header, window):
-        found += (
+        outside += (
             (index, time_ms)
             for index, time_ms in chunk
             if not earliest_ms <= time_ms <= latest_ms and time_ms != NO_TIMESTAMP
         )
-        if len(found) >= MAX_RECORD_ERRORS:
+        if len(outside) >= MAX_RECORD_ERRORS:
             break
         yield
-    return found[:MAX_RECORD_ERRORS]
+    return outside[:MAX_RECORD_ERRORS]

@@ -244,12 +244,12 @@ class RecordFilter:
         for header, buf in batches:
             self.figures.bytes_read += header.size
             self.figures.records_read += header.record_count
-            kept = self._filter(header, buf)
-            if kept is None:
+            retained = self._filter(header, buf)
+            if retained is None:
                 self.figures.batches_dropped += 1
                 continue
-            self.figures.bytes_kept += len(kept)
-            yield kept
+            self.figures.bytes_kept += len(retained)
+            yield retained
 
     def _filter(self, header: BatchHeader, buf: Buffer) -> Buffer | None:
         """Return the retained form of a batch: itself, a smaller one, or None."""
@@ -266,26 +266,26 @@ class RecordFilter:
             choose = _retain_all
         else:
             choose = partial(self._retained, header.base_offset, expired=expired)
-        kept = self._tally(header, buf, choose)
-        self.figures.records_kept += kept.count
-        if not kept.count:
+        retained = self._tally(header, buf, choose)
+        self.figures.records_kept += retained.count
+        if not retained.count:
             if not self._retains_empty(header):
                 return None
             # A marker without its record would be useless to a producer-state rebuild.
             return buf if header.is_control else _emptied(header)
-        tombstones = not header.is_control and kept.has_tombstones
+        tombstones = not header.is_control and retained.has_tombstones
         if horizon is None and (tombstones or done_marker):
             horizon = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
-        elif kept.count == header.record_count:
+        elif retained.count == header.record_count:
             return buf
-        return self._rebuilt(header, buf, choose, kept, horizon)
+        return self._rebuilt(header, buf, choose, retained, horizon)
 
     def _window(self, header: BatchHeader, buf: Buffer) -> RecordWindow:
         return record_window(buf, 0, header, self.max_output_bytes, self.max_record_bytes)
 
     def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _RetainedBatch:
         """Determine the retained part of a batch, chunk by chunk."""
-        kept = _RetainedBatch()
+        retained = _RetainedBatch()
         first = header.base_timestamp
         for spans in span_chunks(header, self._window(header, buf)):
             chosen = choose(spans)
@@ -293,19 +293,19 @@ class RecordFilter:
                 times = [wrap_int64(first + time) for _, time, *_ in chosen]
                 if header.is_log_append_time:
                     times = [header.max_timestamp]
-                if not kept.count:
-                    kept.first_ms = kept.latest_ms = times[0]
-                kept.count += len(chosen)
-                kept.latest_ms = max(kept.latest_ms, *times)
-                kept.has_tombstones |= not all(has_value for _, _, _, has_value, *_ in chosen)
-        return kept
+                if not retained.count:
+                    retained.first_ms = retained.latest_ms = times[0]
+                retained.count += len(chosen)
+                retained.latest_ms = max(retained.latest_ms, *times)
+                retained.has_tombstones |= not all(has_value for _, _, _, has_value, *_ in chosen)
+        return retained
 
     def _rebuilt(
         self,
         header: BatchHeader,
         buf: Buffer,
         choose: Choose,
-        kept: _RetainedBatch,
+        retained: _RetainedBatch,
         horizon_ms: int | None,
     ) -> bytes:
         """Return the batch with only the chosen records.
@@ -318,13 +318,13 @@ class RecordFilter:
         chunks = span_chunks(header, window)
         before_ms = header.base_timestamp
         if horizon_ms is None:
-            header = header._replace(base_timestamp=kept.first_ms)
+            header = header._replace(base_timestamp=retained.first_ms)
         else:
             header = header.with_horizon(horizon_ms)
-        header = header._replace(max_timestamp=kept.latest_ms, record_count=kept.count)
+        header = header._replace(max_timestamp=retained.latest_ms, record_count=retained.count)
         later_ms, time = header.base_timestamp - before_ms, None
         if header.is_log_append_time:  # each record's timestamp becomes the broker's
-            time = wrap_int64(kept.latest_ms - header.base_timestamp)
+            time = wrap_int64(retained.latest_ms - header.base_timestamp)
         payload = (
             joined(window.data, chosen, later_ms, time) for chosen in map(choose, chunks) if chosen
         )

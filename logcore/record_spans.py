@@ -37,8 +37,8 @@ def _walk(  # noqa: C901 - inlined for speed
     """Parse up to ``count`` records; one-byte numbers are looked up instead of decoded."""
     data, pos, edge = window.data, window.pos, window.edge(LENGTH_BYTES)
     one_byte, limit, previous = ONE_BYTE, len(data), window.delta
-    found: list[Span] = []
-    append = found.append
+    spans: list[Span] = []
+    append = spans.append
     for _ in range(count):
         if (start := pos) >= edge:
             break
@@ -90,7 +90,7 @@ def _walk(  # noqa: C901 - inlined for speed
             raise InvalidRecordError(f"a record's length is wrong by {pos - end} bytes")
         append((delta, time, key, size >= 0, start, after_time, end))
     window.pos, window.delta = pos, previous
-    return found
+    return spans
 
 
 def joined(data: bytes, spans: Sequence[Span], later_ms: int, time: int | None = None) -> bytes:

@@ -141,14 +141,14 @@ class RecordWindow:
         try:
             while count:
                 data, pos = self.data, self.pos
-                found = read(self, min(count, CHUNK_RECORDS))
+                chunk = read(self, min(count, CHUNK_RECORDS))
                 if self._max_record_bytes is not None:
-                    self._check_sizes(data, pos, len(found))
-                count -= len(found)
-                yield found
-                if not found:
+                    self._check_sizes(data, pos, len(chunk))
+                count -= len(chunk)
+                yield chunk
+                if not chunk:
                     while not self.advance():
-                        yield found
+                        yield chunk
         except IndexError:
             raise InvalidRecordError("the records end inside a field") from None
         rest = len(self.data) - self.pos

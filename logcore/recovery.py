@@ -267,8 +267,8 @@ class _Loader:
         segments = self._log.from_offset(scan_from)
         first = segments[0]
         self._load_producers(first.base_offset)
-        known = self._epochs.entries
-        self._known_starts = dict(known)
+        former_epochs = self._epochs.entries
+        self._known_starts = dict(former_epochs)
         claimed = self._epochs.epoch_at(first.base_offset)
         with suppress(CorruptRecordError):
             self._epoch = lowest_epoch(self._log, first, claimed)
@@ -295,7 +295,7 @@ class _Loader:
         for epoch, start in self._new_epochs:
             self._epochs.assign(epoch, start)
         # Entries that the file already has need not be written again.
-        self._epochs.is_synced = self._epochs.entries == known
+        self._epochs.is_synced = self._epochs.entries == former_epochs
 
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
@@ -386,11 +386,11 @@ class _Loader:
             return None
         later = self._log.from_offset(segment.base_offset)[1:]
         high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
-        found = next_intact(segment, position, expected, high, self._flushed)
-        if found is None and later and high <= self._flushed:
+        intact = next_intact(segment, position, expected, high, self._flushed)
+        if intact is None and later and high <= self._flushed:
             # The rest of a sealed segment is bad; the segment that follows was on disk as well.
             return segment.size, high
-        return found
+        return intact
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
         """Check a batch's offsets against the previous batch: no CRC covers its base offset."""
@@ -490,8 +490,8 @@ class _Loader:
         if end > segment.base_offset and end < later[0].base_offset:
             log.create_segment(end, self._options.now_ms)
             self._fs.sync_directory(self._directory)
-        for one in reversed(later):
-            self._drop(one)
+        for dropped in reversed(later):
+            self._drop(dropped)
         if end > segment.base_offset and log.active is segment:
             log.create_segment(end, self._options.now_ms)
 
@@ -557,12 +557,12 @@ class _Loader:
     def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
         """Build the result; report checkpointed offsets beyond the log end as lost."""
         options, end = self._options, self._log.log_end_offset
-        known = end if options.clean else min(options.recovery_point, end)
+        point = end if options.clean else min(options.recovery_point, end)
         lost = max(options.recovery_point, options.high_watermark) - end
         if lost > 0:
             report = report or RecoveryReport()
             report.lost_offsets = lost
-        return LoadedLog(self._log, start, max(known, start), report)
+        return LoadedLog(self._log, start, max(point, start), report)
 
 
 def replay_producers(

@@ -28,18 +28,18 @@ class RefusedSequences:
 
     def note(self, producer_id: int, epoch: int, sequence: int) -> None:
         """Remember a refused batch by its first sequence."""
-        known = self._lowest.get(producer_id)
-        if known is None or epoch > known[0]:
-            if known is None and len(self._lowest) >= MAX_REFUSED_PRODUCERS:
+        lowest = self._lowest.get(producer_id)
+        if lowest is None or epoch > lowest[0]:
+            if lowest is None and len(self._lowest) >= MAX_REFUSED_PRODUCERS:
                 del self._lowest[next(iter(self._lowest))]
             self._lowest[producer_id] = epoch, sequence
-        elif epoch == known[0] and sequence < known[1]:
+        elif epoch == lowest[0] and sequence < lowest[1]:
             self._lowest[producer_id] = epoch, sequence
 
     def lowest(self, producer_id: int, epoch: int) -> int | None:
         """Return the sequence that must come first; None if any may."""
-        known = self._lowest.get(producer_id)
-        return known[1] if known is not None and known[0] == epoch else None
+        batch = self._lowest.get(producer_id)
+        return batch[1] if batch is not None and batch[0] == epoch else None
 
     def forget(self, producer_id: int) -> None:
         """Drop the entry of a producer that has become known."""

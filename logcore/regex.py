@@ -108,22 +108,22 @@ class Regex:
         if self._is_built:
             return
         piece = yield from parse(self.pattern)
-        stack, first, made, asks = [self._build(piece, _FINAL)], 0, 0, 0
-        asked: int | None = None
+        stack, first, reported, asks = [self._build(piece, _FINAL)], 0, 0, 0
+        result: int | None = None
         while stack:
             try:
-                part, after = stack[-1].send(asked) if asked is not None else next(stack[-1])
+                part, after = stack[-1].send(result) if result is not None else next(stack[-1])
             except StopIteration as end:
                 stack.pop()
-                asked = first = end.value
+                result = first = end.value
             else:
                 stack.append(self._build(part, after))
-                asked = None
+                result = None
             asks += 1
             done = len(self._nexts) + asks
-            if done - made > AT_ONCE:
-                yield BUILD_STEPS * (done - made)
-                made = done
+            if done - reported > AT_ONCE:
+                yield BUILD_STEPS * (done - reported)
+                reported = done
         self._first = _StateSet(frozenset((first,)), _BEGIN)
         # Only now: other tasks may need the automaton in the meantime, and this task may be given
         # up. A second build adds states of its own.
@@ -200,15 +200,15 @@ class Regex:
             at = following
         yield len(text)
         if at.accepts is None:
-            seen, _ = yield from self._reachable_states(at, "", _BEGIN)
-            at.accepts = _FINAL in seen
+            states, _ = yield from self._reachable_states(at, "", _BEGIN)
+            at.accepts = _FINAL in states
         return at.accepts
 
     def forget(self, most_states: int) -> None:
         """Clear the cached transitions, if they take more than ``most_states``."""
         if self._cached_states > most_states:
-            for one in (self._first, *self._sets.values()):
-                one.steps.clear()
+            for state_set in (self._first, *self._sets.values()):
+                state_set.steps.clear()
             self._sets.clear()
             self._cached_states = 0
 
@@ -216,17 +216,17 @@ class Regex:
         """Compute the transition for a character."""
         kind = _kind(char)
         _, following = yield from self._reachable_states(at, char, kind)
-        found = None
+        result = None
         if following:
             self.forget(MAX_CACHED_STATES)
             key = frozenset(following), kind if self._looks_around else _OTHER
-            found = self._sets.get(key)
-            if found is None:
-                found = self._sets[key] = _StateSet(*key)
+            result = self._sets.get(key)
+            if result is None:
+                result = self._sets[key] = _StateSet(*key)
                 self._cached_states += len(following)
-        at.steps[char] = found
+        at.steps[char] = result
         self._cached_states += 1
-        return found
+        return result
 
     def _reachable_states(
         self, at: _StateSet, char: str, after: int
@@ -236,15 +236,15 @@ class Regex:
         holding = _holding(at.before, after)
         wide_sets = self._wide_sets if char and not char.isascii() else {}
         bit = _bit(char) if char else 0
-        seen: set[int] = set()
+        reached: set[int] = set()
         following: set[int] = set()
         todo = list(at.states)
         while todo:
             state = todo.pop()
-            if state in seen:
+            if state in reached:
                 continue
-            seen.add(state)
-            if not len(seen) % AT_ONCE:
+            reached.add(state)
+            if not len(reached) % AT_ONCE:
                 yield AT_ONCE
             if characters[state] != _NOTHING:
                 if characters[state] & bit and (
@@ -255,8 +255,8 @@ class Regex:
             assertion = assertions[state]
             if assertion is None or holding >> assertion & 1:
                 todo += nexts[state]
-        yield len(seen) % AT_ONCE
-        return seen, following
+        yield len(reached) % AT_ONCE
+        return reached, following
 
 
 def in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:

@@ -152,12 +152,12 @@ Yi: a000-a48c a490-a4c6
 @lru_cache(maxsize=1)
 def scripts() -> dict[str, tuple[tuple[int, int], ...]]:
     """Return the first and last code point of each range, by script."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    ranges_of: dict[str, list[tuple[int, int]]] = {}
     ranges: list[tuple[int, int]] = []
     for word in _TABLE.split():
         if word.endswith(":"):
-            ranges = found[word[:-1]] = []
+            ranges = ranges_of[word[:-1]] = []
         else:
             low, _, high = word.partition("-")
             ranges.append((int(low, 16), int(high or low, 16)))
-    return {name: tuple(ranges) for name, ranges in found.items()}
+    return {name: tuple(ranges) for name, ranges in ranges_of.items()}

@@ -135,12 +135,12 @@ def _base(code: int) -> int:
 @lru_cache(maxsize=1)
 def _extra_cases() -> dict[int, list[int]]:
     """Return the further cases of each base, besides itself and its upper case."""
-    found: dict[int, list[int]] = {}
+    cases: dict[int, list[int]] = {}
     for code in range(ASCII_END, _EXTRA_CASES_END):
         base = _base(code)
         if code != base and chr(code) != chr(base).upper():
-            found.setdefault(base, []).append(code)
-    return found
+            cases.setdefault(base, []).append(code)
+    return cases
 
 
 @lru_cache(maxsize=1_024)
@@ -148,10 +148,10 @@ def _cases(code: int) -> tuple[int, ...]:
     """Return all characters that equal a character without regard to case."""
     base = _base(code)
     upper = chr(base).upper()
-    found = {code, base, *_extra_cases().get(base, ())}
+    cases = {code, base, *_extra_cases().get(base, ())}
     if len(upper) == 1 and base != _DOTLESS_I:
-        found.add(ord(upper))
-    return tuple(found)
+        cases.add(ord(upper))
+    return tuple(cases)
 
 
 def _is_between(low: int, high: int, code: int) -> bool:
@@ -164,8 +164,8 @@ def _is_in_ranges(ranges: tuple[tuple[int, int], ...], code: int) -> bool:
 
 
 def _is_of_category(names: tuple[str, ...], code: int) -> bool:
-    found = category(chr(code))
-    return found.startswith(names) and found != "Cn"
+    code_category = category(chr(code))
+    return code_category.startswith(names) and code_category != "Cn"
 
 
 def _has_a_case_in(test: Test, code: int) -> bool:

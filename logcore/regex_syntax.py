@@ -182,8 +182,8 @@ class _Parser:
         return piece
 
     def _steps(self) -> int:
-        told, self._reported = self._reported, self._at
-        return READ_STEPS * (self._at - told)
+        reported, self._reported = self._reported, self._at
+        return READ_STEPS * (self._at - reported)
 
     def _refuse(self, why: str) -> NoReturn:
         raise InvalidRegularExpressionError(
@@ -240,13 +240,13 @@ class _Parser:
             self._at = name.end()
             self._groups.append(_Group(self._flags))
             return
-        found = _FLAGS.match(pattern, self._at)
-        if found is None:
+        match = _FLAGS.match(pattern, self._at)
+        if match is None:
             self._refuse("invalid or unsupported group")
-        self._at = found.end()
-        if found[3] == ":":
+        self._at = match.end()
+        if match[3] == ":":
             self._groups.append(_Group(self._flags))
-        self._flags = self._flags.union(found[1]).difference(found[2] or "")
+        self._flags = self._flags.union(match[1]).difference(match[2] or "")
 
     def _close(self) -> None:
         if len(self._groups) == 1:
@@ -264,15 +264,15 @@ class _Parser:
 
     def _repeat(self) -> None:
         """Parse ``*``, ``+``, ``?``, a count, or a literal brace."""
-        found = self._bounds()
+        bounds = self._bounds()
         parts = self._groups[-1].parts
-        if found is None:
+        if bounds is None:
             self._at += 1
             self._literals("{")
         elif not parts:
             self._refuse("nothing to repeat")
         else:
-            parts[-1] = self._repeated(parts[-1], *found)
+            parts[-1] = self._repeated(parts[-1], *bounds)
             if self._pattern.startswith("?", self._at):
                 self._at += 1
         # RE2/J refuses a repetition after a literal brace, too.
@@ -295,16 +295,16 @@ class _Parser:
         if mark is not None:
             self._at += 1
             return mark
-        found = _COUNT.match(self._pattern, self._at)
-        if found is None:
+        match = _COUNT.match(self._pattern, self._at)
+        if match is None:
             return None
-        low, comma, high = found.groups()
+        low, comma, high = match.groups()
         longest = max(len(low), len(high or ""))
         least = int(low) if longest <= 4 else MAX_REPEAT + 1
         most = least if not comma else None if high is None else int(high[:5])
         if least > MAX_REPEAT or (most is not None and not least <= most <= MAX_REPEAT):
             self._refuse("invalid repeat count")
-        self._at = found.end()
+        self._at = match.end()
         return least, most
 
     # --- escapes and classes ---
@@ -322,11 +322,11 @@ class _Parser:
             self._at += 2
             self._put(_ASSERTIONS[char])
         else:
-            found = self._escaped_set()
-            if found is None:
+            characters = self._escaped_set()
+            if characters is None:
                 code = self._escaped_code()
-                found = self._range(code, code)
-            self._put(found)
+                characters = self._range(code, code)
+            self._put(characters)
 
     def _escaped_set(self) -> CharSet | None:
         r"""Parse ``\pN``, ``\p{Name}``, ``\d`` and the like; None if none of them follows."""
@@ -335,11 +335,11 @@ class _Parser:
             return None
         if char in "pP":
             return self._unicode_class(negated=char == "P")
-        found = PERL.get(char.lower())
-        if found is None:
+        predefined = PERL.get(char.lower())
+        if predefined is None:
             return None
         self._at += 2
-        characters = self._with_cases(found)
+        characters = self._with_cases(predefined)
         return complement(characters) if char.isupper() else characters
 
     def _unicode_class(self, *, negated: bool) -> CharSet:
@@ -353,26 +353,26 @@ class _Parser:
             self._refuse("invalid character class")
         if name.startswith("^"):
             negated, name = not negated, name[1:]
-        found = unicode_set(name, is_folded="i" in self._flags)
-        if found is None:
+        characters = unicode_set(name, is_folded="i" in self._flags)
+        if characters is None:
             self._refuse(f"no Unicode class {name[:SHOWN_CHARS]!r}")
         self._at = end
-        return complement(found) if negated else found
+        return complement(characters) if negated else characters
 
     def _escaped_code(self) -> int:
         """Parse the escape of one character, inside or outside of a class."""
         begin = self._at + 1
         char = self._pattern[begin : begin + 1]
-        found = _HEX.match(self._pattern, begin)
-        if found is not None:
-            digits = (found[1] or found[2]).lstrip("0")
+        match = _HEX.match(self._pattern, begin)
+        if match is not None:
+            digits = (match[1] or match[2]).lstrip("0")
             if len(digits) <= 6 and int(digits or "0", 16) <= _UNICODE_END:
-                self._at = found.end()
+                self._at = match.end()
                 return int(digits or "0", 16)
-        found = _OCTAL.match(self._pattern, begin)
-        if found is not None:
-            self._at = found.end()
-            return int(found.group(), 8)
+        match = _OCTAL.match(self._pattern, begin)
+        if match is not None:
+            self._at = match.end()
+            return int(match.group(), 8)
         if not char or (char.isascii() and char.isalnum() and char not in _ESCAPES):
             self._refuse("invalid escape sequence")
         self._at = begin + 1
@@ -400,8 +400,8 @@ class _Parser:
                 inside |= part.inside
                 tests.append(part.has)
         self._at += 1
-        found = union(inside, tests)
-        self._put(complement(found) if negated else found)
+        characters = union(inside, tests)
+        self._put(complement(characters) if negated else characters)
 
     def _posix_class(self) -> CharSet | None:
         if not self._pattern.startswith("[:", self._at):
@@ -410,11 +410,11 @@ class _Parser:
         if end < 0:
             return None
         name = self._pattern[self._at + 2 : end]
-        found = POSIX.get(name.removeprefix("^"))
-        if found is None:
+        predefined = POSIX.get(name.removeprefix("^"))
+        if predefined is None:
             self._refuse("unknown character class")
         self._at = end + 2
-        characters = self._with_cases(found)
+        characters = self._with_cases(predefined)
         return complement(characters) if name.startswith("^") else characters
 
     def _class_range(self) -> CharSet:

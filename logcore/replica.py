@@ -162,9 +162,9 @@ class ReplicaLog:
         marks, log = self._marks, self._log
         marks.raise_if_stopped()
         warnings: list[str] = []
-        batches, taken = self._checked(records, leader_epoch_limit, start, most, warnings)
+        batches, consumed = self._checked(records, leader_epoch_limit, start, most, warnings)
         if not batches:
-            return FollowerAppend(NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, taken, tuple(warnings))
+            return FollowerAppend(NO_OFFSET, NO_OFFSET, NO_LEADER_EPOCH, consumed, tuple(warnings))
         first = batches[0].header
         if first.base_offset < log.log_end_offset:
             self.restart_at(first.base_offset)
@@ -186,7 +186,7 @@ class ReplicaLog:
             self._has_skipped = False
             self._flushes.begin(now_ms)
         return FollowerAppend(
-            first.base_offset, last.last_offset, last.leader_epoch, taken, tuple(warnings)
+            first.base_offset, last.last_offset, last.leader_epoch, consumed, tuple(warnings)
         )
 
     def _checked(

@@ -95,11 +95,11 @@ def next_intact(
     """
     by_length = ((end_by_length(segment, position), high),)
     searched = ((at, min(high, flushed)) for at in _candidates(segment, position + 1, low))
-    for found, highest in chain(by_length, searched):
-        raw = segment.file.read(found, found + 8) if found < segment.size else b""
+    for candidate, highest in chain(by_length, searched):
+        raw = segment.file.read(candidate, candidate + 8) if candidate < segment.size else b""
         base_offset = int.from_bytes(raw, "big", signed=True)
-        if low < base_offset <= highest and is_intact(segment, found):
-            return found, base_offset
+        if low < base_offset <= highest and is_intact(segment, candidate):
+            return candidate, base_offset
     return None
 
 

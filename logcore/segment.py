@@ -333,10 +333,10 @@ class Segment:
         if not self._index_checked:
             self._check_index()
         _, position = self.offset_index.lookup(offset)
-        for found, _, _, last_offset in self._walk(position):
+        for start, _, _, last_offset in self._walk(position):
             if last_offset >= offset:
-                self.hint(offset, found)
-                return found
+                self.hint(offset, start)
+                return start
         return None
 
     def hint(self, offset: int, position: int) -> None:
@@ -359,9 +359,9 @@ class Segment:
         position = start
         if max_bytes > _WALK_BYTES:
             position = max(start, self.offset_index.lookup_position(target)[1])
-        for found, base_offset, size, _ in self._walk(position):
-            if found + size > target:
-                return found, base_offset
+        for batch_start, base_offset, size, _ in self._walk(position):
+            if batch_start + size > target:
+                return batch_start, base_offset
         return limit, None
 
     def header_at(self, position: int) -> BatchHeader:
@@ -434,10 +434,10 @@ class Segment:
         chunk = memoryview(b"")
         start = position
         while position < self.size:
-            here = position - start
-            if here + HEADER_SIZE > len(chunk):
-                chunk, start, here = self._chunk(position, SCAN_BYTES), position, 0
-            if magic_at(chunk, here) < MAGIC:
+            offset_in_chunk = position - start
+            if offset_in_chunk + HEADER_SIZE > len(chunk):
+                chunk, start, offset_in_chunk = self._chunk(position, SCAN_BYTES), position, 0
+            if magic_at(chunk, offset_in_chunk) < MAGIC:
                 if with_payload:
                     raw = self._old_messages(position)
                     converted = memoryview(to_v2(raw))
@@ -445,16 +445,16 @@ class Segment:
                         yield position, header, converted[at : at + header.size]
                     position += len(raw)
                     continue
-                header = as_batch_header(parse_message(chunk, here))
+                header = as_batch_header(parse_message(chunk, offset_in_chunk))
             else:
-                header = parse_header(chunk, here)
+                header = parse_header(chunk, offset_in_chunk)
             size = header.size
             if size > self.size - position:
                 raise CorruptRecordError(f"{self.stem}: a torn batch at position {position}")
-            if with_payload and here + size > len(chunk):
+            if with_payload and offset_in_chunk + size > len(chunk):
                 chunk = self._chunk(position, max(size, SCAN_BYTES))
-                start, here = position, 0
-            yield position, header, chunk[here : here + size]
+                start, offset_in_chunk = position, 0
+            yield position, header, chunk[offset_in_chunk : offset_in_chunk + size]
             position += size
 
     def _old_messages(self, position: int) -> memoryview:
@@ -480,14 +480,14 @@ class Segment:
         end = self.size
         chunk, start = b"", position
         while position < end:
-            here = position - start
-            if here + HEADER_SIZE > len(chunk):
+            offset_in_chunk = position - start
+            if offset_in_chunk + HEADER_SIZE > len(chunk):
                 chunk = self.file.read(position, min(position + _WALK_BYTES, end))
-                start, here = position, 0
+                start, offset_in_chunk = position, 0
                 if len(chunk) < HEADER_SIZE:
                     # A message of an older format may be shorter; a torn batch fails below.
                     chunk = chunk.ljust(HEADER_SIZE, b"\x00")
-            base_offset, length, magic, delta = _PEEK.unpack_from(chunk, here)
+            base_offset, length, magic, delta = _PEEK.unpack_from(chunk, offset_in_chunk)
             size, smallest = length + LOG_OVERHEAD, HEADER_SIZE
             if magic < MAGIC:
                 delta, smallest = 0, MIN_MESSAGE_SIZE

@@ -329,10 +329,10 @@ def allow_usual_descriptors() -> None:
     if sys.platform != "win32" and _HAS_POSIX:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limited = hard != resource.RLIM_INFINITY
-        wanted = min(LEAST_DESCRIPTORS, hard) if limited else LEAST_DESCRIPTORS
-        if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = min(LEAST_DESCRIPTORS, hard) if limited else LEAST_DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < limit:
             with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def open_descriptors() -> int | None:
@@ -347,9 +347,9 @@ def local_datagram_socket() -> socket.socket | None:
     """Return a non-blocking datagram socket of this machine; None where there is no such kind."""
     if not hasattr(socket, "AF_UNIX"):
         return None
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_NONBLOCK", 0))
-    made.setblocking(False)
-    return made
+    result = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_NONBLOCK", 0))
+    result.setblocking(False)
+    return result
 
 
 def acknowledge_quickly(connection: socket.socket) -> None:
@@ -474,8 +474,8 @@ def age_s() -> float | None:
     if sys.platform == "linux" and hasattr(time, "CLOCK_BOOTTIME"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # Field 22, the start in clock ticks since boot; the name in brackets may hold blanks.
-            told = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2]
-            ticks = int(told.split()[19])
+            stat = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2]
+            ticks = int(stat.split()[19])
             alive: float = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _ticks_per_s()
             return alive
     return None

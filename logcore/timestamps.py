@@ -33,11 +33,11 @@ Search = Generator[None, None, TimestampOffset | None]
 def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
     """Find the first record at or after ``start_offset`` that is not older than the target."""
     for segment in _iter_segments(log):
-        found = yield from first_in(
+        match = yield from first_in(
             segment, timestamp_ms, start_offset, log.config.max_record_bytes
         )
-        if found is not None and log.holds((segment,)):
-            return found
+        if match is not None and log.holds((segment,)):
+            return match
         yield
     return None
 
@@ -53,26 +53,26 @@ def latest(log: Log, start_offset: int) -> Search:
         bound = yield from _bound(segment, start_offset)
         bounds.append((bound, segment))
         yield
-    found: TimestampOffset | None = None
-    for bound, segment in sorted(bounds, key=lambda one: -one[0]):
-        if bound < (0 if found is None else found.timestamp_ms):
+    result: TimestampOffset | None = None
+    for bound, segment in sorted(bounds, key=lambda candidate: -candidate[0]):
+        if bound < (0 if result is None else result.timestamp_ms):
             break
-        one = None
+        candidate = None
         if log.holds((segment,)):
             most_bytes = log.config.max_record_bytes
-            one = yield from first_in(segment, bound, start_offset, most_bytes)
-            if one is None:
-                one = yield from _latest_in(segment, start_offset, most_bytes)
+            candidate = yield from first_in(segment, bound, start_offset, most_bytes)
+            if candidate is None:
+                candidate = yield from _latest_in(segment, start_offset, most_bytes)
         if not log.holds((segment,)):
             return (yield from latest(log, start_offset))
-        if one is not None and (found is None or _rank(one) > _rank(found)):
-            found = one
+        if candidate is not None and (result is None or _rank(candidate) > _rank(result)):
+            result = candidate
         yield
-    return found
+    return result
 
 
-def _rank(one: TimestampOffset) -> tuple[int, int]:
-    return one.timestamp_ms, -one.offset
+def _rank(timestamp_offset: TimestampOffset) -> tuple[int, int]:
+    return timestamp_offset.timestamp_ms, -timestamp_offset.offset
 
 
 def _iter_segments(log: Log) -> Iterator[Segment]:
@@ -126,20 +126,20 @@ def _times(
 
 def _latest_in(segment: Segment, start_offset: int, max_record_bytes: int | None) -> Search:
     """Find the first record with the largest timestamp in a segment, from the log start on."""
-    found: TimestampOffset | None = None
+    result: TimestampOffset | None = None
     with segment.file.pinned():
         for _, header, batch in segment.batches():
             yield
-            most = NO_TIMESTAMP if found is None else found.timestamp_ms
+            most = NO_TIMESTAMP if result is None else result.timestamp_ms
             if header.max_timestamp <= most or header.last_offset < start_offset:
                 continue
             for chunk in _times(header, batch, start_offset, max_record_bytes):
                 for offset, time_ms in chunk:
                     if time_ms > most:
                         most = time_ms
-                        found = TimestampOffset(offset, most, header.leader_epoch)
+                        result = TimestampOffset(offset, most, header.leader_epoch)
                 yield
-    return found
+    return result
 
 
 def _bound(segment: Segment, start_offset: int) -> Generator[None, None, int]:

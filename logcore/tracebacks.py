@@ -21,14 +21,14 @@ def without_traceback(error: E) -> E:
     ``__context__``, the error handled at that moment, is dropped as well. An error that may be a
     bug gets a note with its place in the code.
     """
-    one: BaseException | None = error
-    seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        if one.__traceback__ is not None and isinstance(one, Exception):
-            _add_traceback_note(one)
-        one.__traceback__ = one.__context__ = None
-        one = one.__cause__
+    cause: BaseException | None = error
+    ids: set[int] = set()
+    while cause is not None and id(cause) not in ids:
+        ids.add(id(cause))
+        if cause.__traceback__ is not None and isinstance(cause, Exception):
+            _add_traceback_note(cause)
+        cause.__traceback__ = cause.__context__ = None
+        cause = cause.__cause__
     return error
 
 

@@ -85,10 +85,10 @@ def _generate_methods(kind: type) -> Any:
     if isinstance(late, _DeferredMethods):
         written = type(kind)(kind.__name__, kind.__bases__, dict(late.body))
         whole = vars(dataclasses.dataclass(slots=True, **late.options)(written))
-        made = {name: whole[name] for name in _GENERATED if name in whole}
+        methods = {name: whole[name] for name in _GENERATED if name in whole}
         if late.has_fast_init:
-            made["__init__"] = _storing_init(kind, made)
-        for name, method in made.items():
+            methods["__init__"] = _storing_init(kind, methods)
+        for name, method in methods.items():
             setattr(kind, name, method)
     return kind
 
@@ -109,8 +109,8 @@ def mutable_class(kind: type) -> type:
     return type(kind)(kind.__name__, kind.__bases__, body)
 
 
-def _storing_init(kind: type, made: dict[str, Any]) -> Any:
-    fields = made["__dataclass_fields__"].values()
+def _storing_init(kind: type, methods: dict[str, Any]) -> Any:
+    fields = methods["__dataclass_fields__"].values()
     makes = any(one.default_factory is not dataclasses.MISSING for one in fields)
     if makes or hasattr(kind, "__post_init__"):
         raise TypeError(f"{kind.__qualname__} does more than store what it is given")
@@ -122,7 +122,7 @@ def _storing_init(kind: type, made: dict[str, Any]) -> Any:
         "_kind": kind,
         "_opened": mutable_class(kind),
         "_become": object.__dict__["__class__"].__set__,
-        "_usual": made["__init__"],
+        "_usual": methods["__init__"],
     }
     lines = [
         f"def __init__(self, {', '.join(heads)}):",
@@ -149,8 +149,8 @@ def _state(self: Any) -> list[Any]:
 
 
 def _restore(self: Any, state: list[Any]) -> None:
-    for one, value in zip(dataclasses.fields(self), state, strict=True):
-        object.__setattr__(self, one.name, value)
+    for field, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, field.name, value)
 
 
 def _frozen(_self: object, name: str, *_value: object) -> NoReturn:

@@ -133,16 +133,18 @@ def bases_of(names: list[str]) -> list[int]:
 
 
 def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
-    found = ((offset_of(name), name) for name in names)
+    files = ((offset_of(name), name) for name in names)
     return {
-        offset for offset, name in found if offset is not None and name[OFFSET_DIGITS:] == suffix
+        offset for offset, name in files if offset is not None and name[OFFSET_DIGITS:] == suffix
     }
 
 
 def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
     """Return the end offsets of metadata snapshots, at which the metadata log may start."""
-    found = (one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX))
-    return [int(digits) for digits in found if digits.isdecimal()]
+    digits_of_files = (
+        one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX)
+    )
+    return [int(digits) for digits in digits_of_files if digits.isdecimal()]
 
 
 def verify_partition(
@@ -239,14 +241,14 @@ class _Replay:
             entries = TransactionIndex(self._fs, path, exists=exists).entries
         except CorruptIndexError:
             return  # reported for the file itself
-        known = {(one.producer_id, one.last_offset) for one in entries}
-        for one in aborted:
-            if (one.producer_id, one.last_offset) not in known:
+        indexed = {(txn.producer_id, txn.last_offset) for txn in entries}
+        for txn in aborted:
+            if (txn.producer_id, txn.last_offset) not in indexed:
                 yield _problem(
                     path,
-                    f"the aborted transaction of producer {one.producer_id} that ends at offset"
-                    f" {one.last_offset} is missing",
-                    offset=one.last_offset,
+                    f"the aborted transaction of producer {txn.producer_id} that ends at offset"
+                    f" {txn.last_offset} is missing",
+                    offset=txn.last_offset,
                 )
 
     # --- snapshots ---
@@ -298,13 +300,13 @@ class _Replay:
 
     def _missing_producers(self, offset: int) -> Iterator[Row]:
         """Yield missing producers with an open transaction; others may have expired."""
-        known = {entry.producer_id for entry in self._read_snapshot(offset) or ()}
-        for one in self._producers.view():
-            if one.current_txn_first_offset >= 0 and one.producer_id not in known:
+        ids = {entry.producer_id for entry in self._read_snapshot(offset) or ()}
+        for producer in self._producers.view():
+            if producer.current_txn_first_offset >= 0 and producer.producer_id not in ids:
                 yield _problem(
                     self._snapshot(offset),
-                    f"producer {one.producer_id} with a transaction from offset"
-                    f" {one.current_txn_first_offset} is missing",
+                    f"producer {producer.producer_id} with a transaction from offset"
+                    f" {producer.current_txn_first_offset} is missing",
                 )
 
     # --- epochs ---

@@ -17,9 +17,9 @@ from kio.static.primitive import i16
 
 def _added(name: str, code: int) -> ErrorCode:
     """Return the error of this name; if kio lacks it, add it, marked as not retriable."""
-    found = ErrorCode.__members__.get(name)
-    if found is not None:
-        return found
+    existing = ErrorCode.__members__.get(name)
+    if existing is not None:
+        return existing
     value = i16(code)
     error: Any = int.__new__(ErrorCode, value)
     error._name_, error._value_ = name, value

@@ -285,10 +285,10 @@ _NAMED_ONLY: Final = {93: "StreamsGroupTopologyDescriptionUpdate"}
 
 def api_name(api_key: int) -> str | None:
     """Return Kafka's name of an API, served or not; None if no API has the key."""
-    known = KNOWN_APIS.get(api_key)
-    if known is not None:
-        return known.name
+    api = KNOWN_APIS.get(api_key)
+    if api is not None:
+        return api.name
     from kio.schema.index import api_key_map  # noqa: PLC0415 - few callers ask for such a key
 
-    found = api_key_map.get(api_key)
-    return _NAMED_ONLY.get(api_key) if found is None else found.title().replace("_", "")
+    name = api_key_map.get(api_key)
+    return _NAMED_ONLY.get(api_key) if name is None else name.title().replace("_", "")

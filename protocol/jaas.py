@@ -64,8 +64,8 @@ def parse_jaas(text: str) -> JaasLogin:
     while at < len(tokens) and tokens[at] != ("sign", ";"):
         is_option = kinds[at] == "word" and tokens[at + 1 : at + 2] == [("sign", "=")]
         if not is_option or at + 2 >= len(tokens) or kinds[at + 2] == "sign":
-            told = f", after {list(options)[-1]}" if options else ""
-            raise JaasError(f'an option is not NAME="VALUE"{told}')
+            position = f", after {list(options)[-1]}" if options else ""
+            raise JaasError(f'an option is not NAME="VALUE"{position}')
         options[values[at]] = values[at + 2]
         at += 3
     if at == len(tokens):
@@ -76,7 +76,7 @@ def parse_jaas(text: str) -> JaasLogin:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    tokens: list[tuple[str, str]] = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -86,10 +86,10 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         kind = match.lastgroup or ""
         value = match[kind]
         if kind in {"double", "single"}:
-            found.append(("text", _ESCAPE.sub(_unescaped, value)))
+            tokens.append(("text", _ESCAPE.sub(_unescaped, value)))
         elif kind != "blank":
-            found.append((kind, value))
-    return found
+            tokens.append((kind, value))
+    return tokens
 
 
 def _unescaped(match: re.Match[str]) -> str:

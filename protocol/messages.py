@@ -76,31 +76,33 @@ class MessageFactory:
         plans: dict[tuple[str, ...], Callable[[dict[str, Any]], Entity]] = {}
         unfrozen = mutable_class(cls)
 
-        def plan_for(given: tuple[str, ...]) -> Callable[[dict[str, Any]], Entity]:
-            for name in given:
+        def plan_for(names_given: tuple[str, ...]) -> Callable[[dict[str, Any]], Entity]:
+            for name in names_given:
                 if name not in names:
                     self._check_known(cls, name)
-            kept = {names[name]: name for name in given if name in names}
+            set_fields = {names[name]: name for name in names_given if name in names}
             src = FunctionSource(
                 new=object.__new__, unfrozen=unfrozen, cls=cls, shortened=_shortened
             )
             src.line("    ", "entity = new(unfrozen)")
             for target, default in defaults.items():
-                if target not in kept:
+                if target not in set_fields:
                     value = src.name(default, "default")
                 else:
-                    value = f"values[{kept[target]!r}]"
+                    value = f"values[{set_fields[target]!r}]"
                     value = f"shortened({value})" if target in ERROR_TEXTS else value
                 src.line("    ", f"entity.{target} = {value}")
             src.line("    ", "entity.__class__ = cls")
             src.line("    ", "return entity")
-            plans[given] = src.function("def build(values):", f"builder of {cls.__qualname__}")
-            return plans[given]
+            plans[names_given] = src.function(
+                "def build(values):", f"builder of {cls.__qualname__}"
+            )
+            return plans[names_given]
 
         def build(**values: Any) -> Entity:
             # A call site always passes the same names, so the plan is made once.
-            given = tuple(values)
-            return (plans.get(given) or plan_for(given))(values)
+            names_given = tuple(values)
+            return (plans.get(names_given) or plan_for(names_given))(values)
 
         return build
 

@@ -198,7 +198,7 @@ Message = tuple[int, int, str]
 @cache
 def _texts() -> Mapping[Message, Sequence[str]]:
     """Return the lines of each message, its name first."""
-    found: dict[Message, list[str]] = {}
+    texts: dict[Message, list[str]] = {}
     rows: list[str] = []
     for line in _TEXT.strip().splitlines():
         if line.startswith(" "):
@@ -206,8 +206,8 @@ def _texts() -> Mapping[Message, Sequence[str]]:
             continue
         name, key, version = line.split()
         side = "request" if name.endswith("Request") else "response"
-        rows = found[int(key), int(version), side] = [name]
-    return found
+        rows = texts[int(key), int(version), side] = [name]
+    return texts
 
 
 def messages() -> Iterator[Message]:
@@ -239,18 +239,18 @@ def _classes(key: int, version: int, side: str, lines: Sequence[str]) -> Iterato
         "__api_key__": i16(key),
         "__header_schema__": RequestHeader if side == "request" else response_header,
     }
-    made: dict[str, type] = {}
+    classes: dict[str, type] = {}
 
     def build(cls_name: str, kind: EntityType, rows: Sequence[str]) -> None:
         members: list[Any] = []
         depth = len(rows[0]) - len(rows[0].lstrip())
-        own = [at for at, row in enumerate(rows) if row[depth] != " "]
-        for at, end in zip(own, [*own[1:], len(rows)], strict=True):
+        starts = [at for at, row in enumerate(rows) if row[depth] != " "]
+        for at, end in zip(starts, [*starts[1:], len(rows)], strict=True):
             field_name, type_name, *more = rows[at].split()
             if end > at + 1:
                 build(type_name[2:], EntityType.nested, rows[at + 1 : end])
-            members.append(_member(field_name, type_name, more, made))
-        made[cls_name] = make_dataclass(
+            members.append(_member(field_name, type_name, more, classes))
+        classes[cls_name] = make_dataclass(
             cls_name,
             members,
             namespace={"__type__": kind, **facts},
@@ -260,18 +260,18 @@ def _classes(key: int, version: int, side: str, lines: Sequence[str]) -> Iterato
         )
 
     build(lines[0], EntityType[side], lines[1:])
-    yield from made.values()
+    yield from classes.values()
 
 
-def _member(name: str, kind: str, more: list[str], made: Mapping[str, type]) -> tuple[Any, ...]:
+def _member(name: str, kind: str, more: list[str], classes: Mapping[str, type]) -> tuple[Any, ...]:
     """Return a field's name, annotation and default, as ``make_dataclass`` takes them."""
     options = dict(one.partition("=")[::2] for one in more)
     element = kind.removeprefix("[]")
-    of_element: Any = made.get(element) or _TYPES[element]
+    of_element: Any = classes.get(element) or _TYPES[element]
     annotation: Any = of_element if kind == element else tuple[of_element, ...]
     if "nullable" in options:
         annotation |= None
-    settings: dict[str, Any] = {"metadata": {} if element in made else {"kafka_type": element}}
+    settings: dict[str, Any] = {"metadata": {} if element in classes else {"kafka_type": element}}
     if "tag" in options:
         settings["metadata"]["tag"] = int(options["tag"])
         settings["default"] = () if kind != element else of_element(0)

@@ -53,5 +53,5 @@ def private_keys(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    for found in _BLOCK.finditer(text):
-        yield found[1], f"{found[0]}\n"
+    for block in _BLOCK.finditer(text):
+        yield block[1], f"{block[0]}\n"

@@ -42,11 +42,11 @@ def read_in_steps(cls: type, frame: Frame, pos: int, walk: Walk) -> Steps[Entity
     arrays = walk.long.get(pos)
     if arrays is None:
         return reader(cls)(frame, pos)[0]
-    cuts = [(one.start, one.end, _NO_ELEMENTS[one.flexible]) for one in arrays]
+    cuts = [(array.start, array.end, _NO_ELEMENTS[array.flexible]) for array in arrays]
     entity = reader(cls)(apply_cuts(frame, cuts, pos, walk.ends[pos]), 0)[0]
-    for one in arrays:
-        elements = yield from _elements(one, frame, walk)
-        object.__setattr__(entity, one.field.name, elements)
+    for array in arrays:
+        elements = yield from _elements(array, frame, walk)
+        object.__setattr__(entity, array.field.name, elements)
     return entity
 
 
@@ -80,10 +80,10 @@ def free_in_steps(held: list[Entity]) -> Steps[None]:
     """Free messages in steps. ``held`` has the last references to them, and is empty afterwards."""
     count = 0
     while held:
-        one = held.pop()
-        cls: type = type(one)
+        message = held.pop()
+        cls: type = type(message)
         for name in _array_names(cls):
-            held.extend(getattr(one, name) or ())
+            held.extend(getattr(message, name) or ())
         count += 1
         if count % FREED_PER_STEP == 0:
             yield

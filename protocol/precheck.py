@@ -233,16 +233,16 @@ def _has_loops(cls: type) -> bool:
     )
 
 
-def _enter(count: int, smallest: int, left: int, walk: Walk) -> None:
-    if count * smallest > left:
-        raise MalformedRequest(f"an array of {count} elements in {left} bytes")
+def _enter(count: int, smallest: int, remaining: int, walk: Walk) -> None:
+    if count * smallest > remaining:
+        raise MalformedRequest(f"an array of {count} elements in {remaining} bytes")
     _charge(count, walk)
 
 
 def _note(
-    walk: Walk, owner: int, start: int, first: int, end: int, known: tuple[FieldInfo, bool]
+    walk: Walk, owner: int, start: int, first: int, end: int, field: tuple[FieldInfo, bool]
 ) -> None:
-    walk.long.setdefault(owner, []).append(ArrayPosition(start, first, end, *known))
+    walk.long.setdefault(owner, []).append(ArrayPosition(start, first, end, *field))
 
 
 def _charge(count: int, walk: Walk) -> None:
@@ -260,28 +260,28 @@ def _tag_walker(field: FieldInfo) -> Walker:
     return walker
 
 
-def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, FieldInfo]) -> int:
+def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, fields: dict[int, FieldInfo]) -> int:
     """Skip a tag section that is not empty; record its replacement if tags are unknown."""
     start = pos
-    kept: list[tuple[int, int, int, list[Cut]]] = []
+    sections: list[tuple[int, int, int, list[Cut]]] = []
     count, pos = read_uvarint(frame, pos)
     _enter(count, 2, end - pos, walk)
-    _charge(max(count - len(known), 0) * (UNKNOWN_TAG_OBJECTS - 1), walk)
+    _charge(max(count - len(fields), 0) * (UNKNOWN_TAG_OBJECTS - 1), walk)
     for _ in range(count):
         tag, pos = read_uvarint(frame, pos)
         size, pos = read_uvarint(frame, pos)
         if size > end - pos:
             raise MalformedRequest("a tagged field is longer than the message")
-        if tag in known:
+        if tag in fields:
             cuts_before = len(walk.cuts)
-            if _tag_walker(known[tag])(frame, pos, pos + size, walk) != pos + size:
+            if _tag_walker(fields[tag])(frame, pos, pos + size, walk) != pos + size:
                 raise MalformedRequest(f"tagged field {tag} does not have the size it says")
-            kept.append((tag, pos, pos + size, walk.cuts[cuts_before:]))
+            sections.append((tag, pos, pos + size, walk.cuts[cuts_before:]))
             del walk.cuts[cuts_before:]
         pos += size
-    if len(kept) < count or any(cuts for _, _, _, cuts in kept):
-        section = [uvarint(len(kept))]
-        for tag, first, behind, cuts in kept:
+    if len(sections) < count or any(cuts for _, _, _, cuts in sections):
+        section = [uvarint(len(sections))]
+        for tag, first, behind, cuts in sections:
             value = apply_cuts(frame, cuts, first, behind)
             section += (uvarint(tag), uvarint(len(value)), value)
         walk.cuts.append((start, pos, b"".join(section)))
@@ -311,8 +311,8 @@ def _compile(cls: type, *, notes: bool) -> Any:
 
 def walker(cls: type) -> Walker:
     """Return the walker that :func:`check` uses for messages of ``cls``."""
-    found: Walker = _compile(cls, notes=False)
-    return found
+    compiled: Walker = _compile(cls, notes=False)
+    return compiled
 
 
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:

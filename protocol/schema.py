@@ -181,8 +181,10 @@ def module_of(api_key: int, version: int, side: Side) -> ModuleType:
 def message_class(api_key: int, version: int, side: Side) -> type:
     """Return the class of the whole message."""
     classes = vars(module_of(api_key, version, side)).values()
-    found: type = next(one for one in classes if getattr(one, "__type__", None) is EntityType[side])
-    return found
+    result: type = next(
+        one for one in classes if getattr(one, "__type__", None) is EntityType[side]
+    )
+    return result
 
 
 _CLASS_FACTS = ("__type__", "__version__", "__flexible__", "__api_key__", "__header_schema__")
@@ -252,9 +254,9 @@ def is_known(api_key: int, side: Side, name: str, field_name: str | None = None)
 
 def _text_of(api_key: int, version: int, side: Side) -> str | None:
     """Return the source of one message's module; None if the file does not exist."""
-    place = f"{KNOWN_APIS[api_key].module}/v{version}/{side}.py"
+    path = f"{KNOWN_APIS[api_key].module}/v{version}/{side}.py"
     try:
-        return Path(kio.schema.__path__[0], place).read_text(encoding="utf-8")
+        return Path(kio.schema.__path__[0], path).read_text(encoding="utf-8")
     except OSError:
         return None
 

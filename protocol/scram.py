@@ -121,14 +121,14 @@ class ClientFirst:
     @classmethod
     def parse(cls, token: bytes) -> ClientFirst:
         """Parse a token. Raises ScramError."""
-        found = _parse(_CLIENT_FIRST, token, "the first message of a client")
-        pairs = (one.partition("=") for one in found["extensions"].split(",")[1:])
+        message = _parse(_CLIENT_FIRST, token, "the first message of a client")
+        pairs = (one.partition("=") for one in message["extensions"].split(",")[1:])
         return cls(
-            found["header"],
-            found["bare"],
-            user_name(found["name"]),
-            user_name(found["authorized"] or ""),
-            found["nonce"],
+            message["header"],
+            message["bare"],
+            user_name(message["name"]),
+            user_name(message["authorized"] or ""),
+            message["nonce"],
             {key: value for key, _, value in pairs},
         )
 
@@ -156,11 +156,11 @@ class ServerFirst:
     @classmethod
     def parse(cls, token: bytes) -> ServerFirst:
         """Parse a token. Raises ScramError."""
-        found = _parse(_SERVER_FIRST, token, "the first message of a broker")
-        iterations = int(found["iterations"])
+        message = _parse(_SERVER_FIRST, token, "the first message of a broker")
+        iterations = int(message["iterations"])
         if iterations == 0:
             raise ScramError("the broker requires no iterations")
-        return cls(found[0], found["nonce"], base64.b64decode(found["salt"]), iterations)
+        return cls(message[0], message["nonce"], base64.b64decode(message["salt"]), iterations)
 
     def encode(self) -> bytes:
         """Return the token."""
@@ -187,9 +187,9 @@ class ClientFinal:
     @classmethod
     def parse(cls, token: bytes) -> ClientFinal:
         """Parse a token. Raises ScramError."""
-        found = _parse(_CLIENT_FINAL, token, "the last message of a client")
-        channel, proof = base64.b64decode(found["channel"]), base64.b64decode(found["proof"])
-        return cls(found["unsigned"], channel, found["nonce"], proof)
+        message = _parse(_CLIENT_FINAL, token, "the last message of a client")
+        channel, proof = base64.b64decode(message["channel"]), base64.b64decode(message["proof"])
+        return cls(message["unsigned"], channel, message["nonce"], proof)
 
     def encode(self) -> bytes:
         """Return the token."""
@@ -203,17 +203,17 @@ def server_final(signature: bytes) -> bytes:
 
 def parse_server_final(token: bytes) -> bytes:
     """Return the signature in the broker's last token. Raises ScramError, also for a refusal."""
-    found = _parse(_SERVER_FINAL, token, "the last message of a broker")
-    if found["error"] is not None:
-        raise ScramError(f"the broker refuses the login: {found['error'][:100]}")
-    return base64.b64decode(found["signature"])
+    message = _parse(_SERVER_FINAL, token, "the last message of a broker")
+    if message["error"] is not None:
+        raise ScramError(f"the broker refuses the login: {message['error'][:100]}")
+    return base64.b64decode(message["signature"])
 
 
 def _parse(pattern: re.Pattern[str], token: bytes, what: str) -> re.Match[str]:
-    found = pattern.fullmatch(token.decode(errors="replace"))
-    if found is None:
+    match = pattern.fullmatch(token.decode(errors="replace"))
+    if match is None:
         raise ScramError(f"{what} is not a SCRAM message")
-    return found
+    return match
 
 
 def _text(data: bytes) -> str:
@@ -272,5 +272,5 @@ def _hash(mechanism: ScramMechanism, data: bytes) -> bytes:
     return hashlib.new(mechanism.digest, data).digest()
 
 
-def _xor(one: bytes, other: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+def _xor(left: bytes, right: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(left, right, strict=True))

@@ -25,6 +25,9 @@ from fencepost.cluster.records import (
 from fencepost.logcore.values import dataclass
 
 NO_LEADER: Final = -1
+NEVER_LED: Final = -1
+"""The partition epoch of a partition that has replicas but never had a leader (ZooKeeper): another
+program has written its assignment."""
 NO_LEADER_CHANGE: Final = -2
 """The leader in a PartitionChangeRecord that does not change the leader."""
 

@@ -11,7 +11,12 @@ from enum import Enum
 from uuid import UUID
 
 from fencepost.cluster.controller.reassignment_steps import completed
-from fencepost.cluster.image import NO_LEADER, NO_LEADER_CHANGE, PartitionRegistration
+from fencepost.cluster.image import (
+    NEVER_LED,
+    NO_LEADER,
+    NO_LEADER_CHANGE,
+    PartitionRegistration,
+)
 from fencepost.cluster.records import PartitionChangeRecord
 from fencepost.logcore.values import dataclass
 
@@ -76,6 +81,10 @@ class PartitionChangeBuilder:
         if done is not None:
             (replicas, isr), adding, removing = done, (), ()
 
+        is_first = state.partition_epoch == NEVER_LED
+        if is_first:  # kafka: PartitionStateMachine.initializeLeaderAndIsrForPartitions
+            isr = tuple(filter(self.is_acceptable, replicas))
+
         elr = self._elr(isr, replicas)
         leader, is_unclean = self._elect(replicas, isr, elr)
         recovery = self.leader_recovery_state
@@ -85,7 +94,7 @@ class PartitionChangeBuilder:
             isr, elr = (leader,), tuple(one for one in elr if one != leader)
         if is_unclean:
             isr, elr, recovery = (leader,), (), RECOVERING
-        if not isr and not self.elr_enabled:
+        if not isr and not self.elr_enabled and not is_first:
             # Without an ELR, only the last ISR shows which replicas have the records.
             isr = tuple(one for one in state.isr if one in replicas) or replicas[:1]
 

@@ -27,7 +27,12 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.placement import RandomSource, place
 from fencepost.cluster.controller.view import ControllerView
-from fencepost.cluster.image import TOPIC_RESOURCE, BrokerRegistration, TopicImage
+from fencepost.cluster.image import (
+    NEVER_LED,
+    TOPIC_RESOURCE,
+    BrokerRegistration,
+    TopicImage,
+)
 from fencepost.cluster.records import (
     ConfigRecord,
     MetadataRecord,
@@ -468,10 +473,6 @@ def _added(
         checked.append(replicas)
         yield
     return checked
-
-
-NEVER_LED: Final = -1
-"""The partition epoch of a partition that has replicas but never had a leader."""
 
 
 def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResult[None]:

@@ -12,9 +12,14 @@ from uuid import UUID
 
 import structlog
 
-from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.delta import MetadataDelta
-from fencepost.cluster.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    NEVER_LED,
+    NO_LEADER,
+    TOPIC_RESOURCE,
+    MetadataImage,
+)
 from fencepost.cluster.records import (
     ConfigRecord,
     MetadataRecord,

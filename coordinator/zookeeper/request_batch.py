@@ -16,9 +16,9 @@ from dataclasses import field
 from typing import Final
 from uuid import UUID
 
-from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.image import (
     LOST,
+    NEVER_LED,
     BrokerRegistration,
     MetadataImage,
     PartitionRegistration,

@@ -14,8 +14,8 @@ from typing import Final
 from uuid import UUID
 
 from fencepost.cluster.controller.producer_ids import BLOCK_SIZE
-from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.image import (
+    NEVER_LED,
     TOPIC_RESOURCE,
     MetadataImage,
     PartitionRegistration,

@@ -22,9 +22,14 @@ import structlog
 from fencepost.cluster.controller.errors import NotControllerError
 from fencepost.cluster.controller.machine import Controller as Machine
 from fencepost.cluster.controller.outcome import ControllerResult
-from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.delta import replayed
-from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, TopicImage, changed_topics
+from fencepost.cluster.image import (
+    NEVER_LED,
+    TOPIC_RESOURCE,
+    MetadataImage,
+    TopicImage,
+    changed_topics,
+)
 from fencepost.cluster.records import MetadataRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import ActiveController, Remember

@@ -6,6 +6,7 @@ from typing import Final
 
 from fencepost.cluster import image
 from fencepost.cluster.controller import brokers
+from fencepost.cluster.controller.partition_change import PartitionChangeBuilder
 from fencepost.coordinator.handlers import answers
 from fencepost.coordinator.zookeeper import loading, writes, znodes
 from fencepost.coordinator.zookeeper.access import SecurityZnodes, _MultiWrite
@@ -304,6 +305,16 @@ ZOOKEEPER: Final = (
                 AdminNodes.look_at_elections,
                 "self._session.get(path, self._watches.once(path, self._elected))",
                 "self._session.get(path)",
+            ),
+        ),
+    ),
+    Bug(
+        "a new controller creates a partition's state without a leader",
+        (
+            (
+                PartitionChangeBuilder.build,
+                "is_first = state.partition_epoch == NEVER_LED",
+                "is_first = False",
             ),
         ),
     ),

@@ -149,6 +149,9 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "faults": ("admin_elect", "kill"),
     },
     "the controller gives a tool's topic no id": Staged("adoption"),
+    "a new controller creates a partition's state without a leader": Staged(
+        "automatic creation", Step(4, RESIGN)
+    ),
     "a broker does not check the version of a user's znode": _USERS,
     "a change of a user creates no notification": _USERS,
     "a broker does not apply its own change of a user": _USERS,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from fencepost.cluster.image import BROKER_RESOURCE, PartitionRegistration
 from fencepost.coordinator.zookeeper import znodes
@@ -130,15 +131,28 @@ class Creation(Script):
 class Adoption(Script):
     """A tool of a release without topic ids creates a topic."""
 
+    described: Mapping[str, object] = {"version": 1}
+
     def begin(self) -> None:
         parts = {str(index): self.ids[index : index + 2] for index in (0, 1)}
-        self.faults.write_topic(OTHER, {"version": 1, "partitions": parts})
+        self.faults.write_topic(OTHER, {**self.described, "partitions": parts})
 
     def unfinished(self) -> list[str]:
         found = self.history.image.topics.get(OTHER)
         if found is None:
             return ["the topic was not taken"]
         return [f"nobody leads: {one}" for one in found.partitions if one.leader < 0]
+
+
+class AutomaticCreation(Adoption):
+    """A broker of Apache Kafka 3.9 creates a topic that a client has asked for."""
+
+    described: Mapping[str, object] = {
+        "version": 3,
+        "topic_id": znodes.id_to_text(UUID(int=9 << 64)),
+        "adding_replicas": {},
+        "removing_replicas": {},
+    }
 
 
 class Deletion(Script):
@@ -443,6 +457,7 @@ SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "election": Election,
     "creation": Creation,
     "adoption": Adoption,
+    "automatic creation": AutomaticCreation,
     "reassignment": Reassignment,
     "reading": Reading,
     "early state": EarlyState,

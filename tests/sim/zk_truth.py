@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from fencepost.cluster.delta import MetadataDelta
-from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import (
     MetadataRecord,
     RemoveTopicRecord,
@@ -101,9 +101,13 @@ class Truth:
                 f"{who} does {one.kind} {one.path}, and {self.elected} was elected in {self.epoch}"
             )
         if one.path.endswith("/state") and one.kind != "delete":
-            epoch = znodes.state_of(one.path, one.data).controller_epoch
-            if epoch != self.epoch:
-                raise BrokenInvariantError(f"{one.path} is of {epoch}, not {self.epoch}")
+            state = znodes.state_of(one.path, one.data)
+            if state.controller_epoch != self.epoch:
+                raise BrokenInvariantError(
+                    f"{one.path} is of {state.controller_epoch}, not {self.epoch}"
+                )
+            if one.kind == "create" and state.leader == NO_LEADER:
+                raise BrokenInvariantError(f"{one.path} is created without a leader")
 
         parts = one.path.split("/")[1:]
         if one.kind == "set" and parts[:2] == ["brokers", "topics"] and len(parts) == 3:

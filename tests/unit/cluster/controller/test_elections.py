@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -12,7 +13,9 @@ from fencepost.cluster.controller.errors import (
     PreferredLeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.controller.partition_change import RECOVERED, Election
+from fencepost.cluster.image import NEVER_LED, NO_LEADER
+from fencepost.cluster.records import PartitionRecord, TopicRecord
 from fencepost.logcore.machine import DomainError
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster
 
@@ -232,3 +235,64 @@ def test_controller_activated_again_queues_one_election_per_partition() -> None:
     waiting, cause = cluster.controller.heartbeats.take_elections(1_000)
     assert [index for _, index in waiting] == [0]
     assert cause == "the controller has become active"
+
+
+# --- partitions that never had a leader (ZooKeeper) ---
+
+
+def assigned_elsewhere(cluster: Cluster, name: str, *replicas: int) -> None:
+    """Add a topic whose assignment another program has written to ZooKeeper."""
+    topic_id = UUID(int=(1 << 100) + len(cluster.log))
+    cluster.append(
+        [
+            TopicRecord(name, topic_id),
+            PartitionRecord(
+                topic_id=topic_id,
+                partition_id=0,
+                replicas=replicas,
+                isr=(),
+                removing_replicas=(),
+                adding_replicas=(),
+                leader=NO_LEADER,
+                leader_epoch=-1,
+                partition_epoch=NEVER_LED,
+            ),
+        ]
+    )
+
+
+def check_first_leader(cluster: Cluster, name: str, leader: int, *isr: int) -> None:
+    found = cluster.partition(name)
+    assert (found.leader, found.isr, found.leader_epoch) == (leader, isr, 0)
+    assert found.leader_recovery_state == RECOVERED
+
+
+def test_new_controller_elects_first_leaders_of_partitions_that_never_had_one() -> None:
+    cluster = Cluster()
+    assigned_elsewhere(cluster, "foo", 1, 2, 0)
+    cluster.fence(1)
+    cluster.restart()
+    cluster.controller.begin(cluster.now_ms)
+    cluster.pass_time(1_000, beating=(0, 2))
+    check_first_leader(cluster, "foo", 2, 2, 0)
+
+
+def test_partition_that_never_had_a_leader_waits_for_a_live_replica() -> None:
+    cluster = Cluster()
+    assigned_elsewhere(cluster, "foo", 1, 2)
+    cluster.fence(1, 2)
+    cluster.restart()
+    cluster.controller.begin(cluster.now_ms)
+    cluster.pass_time(1_000, beating=(0,))
+    found = cluster.partition("foo")
+    assert (found.leader, found.isr, found.partition_epoch) == (NO_LEADER, (), NEVER_LED)
+    cluster.unfence(2)
+    check_first_leader(cluster, "foo", 2, 2)
+
+
+@pytest.mark.parametrize("election", [Election.PREFERRED, Election.UNCLEAN])
+def test_requested_election_elects_the_first_leader_cleanly(election: Election) -> None:
+    cluster = Cluster()
+    assigned_elsewhere(cluster, "foo", 1, 2)
+    assert elect(cluster, election, [("foo", 0)]) == {("foo", 0): None}
+    check_first_leader(cluster, "foo", 1, 1, 2)

@@ -49,7 +49,7 @@ def decide(
     if request != owner or request.epoch > epochs.LAST_CLIENT_EPOCH:
         refuse_fenced(decision, token, transactional_id, request, owner, "AddPartitions")
         return
-    if txn.is_kept:
+    if txn.is_kept_prepared:
         raise InvalidTransactionStateError("a prepared transaction can only be ended")
     if txn.state in state.PREPARED:
         raise ConcurrentTransactionsError("the last transaction is being completed")

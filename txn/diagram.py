@@ -30,11 +30,11 @@ def ends() -> str:
         "| state | TV1 commit | TV1 abort | TV2 commit | its retry | TV2 abort | its retry |",
         "|---|---|---|---|---|---|---|",
     ]
-    for where in sorted({state for state, _ in TV1_TABLE}):
-        verdicts = [TV1_TABLE[where, column] for column in TV1_COLUMNS]
-        verdicts += [TV2_TABLE[where, *column] for column in TV2_COLUMNS]
+    for row_state in sorted({state for state, _ in TV1_TABLE}):
+        verdicts = [TV1_TABLE[row_state, column] for column in TV1_COLUMNS]
+        verdicts += [TV2_TABLE[row_state, *column] for column in TV2_COLUMNS]
         cells = " | ".join(_WORDS[verdict] for verdict in verdicts)
-        lines.append(f"| {where.kafka_name} | {cells} |")
+        lines.append(f"| {row_state.kafka_name} | {cells} |")
     return "\n".join(lines)
 
 

@@ -84,14 +84,14 @@ previous one."""
 
 
 def verdict(
-    where: TransactionState, *, commit: bool, relation: EpochRelation, transaction_version: int
+    state: TransactionState, *, commit: bool, relation: EpochRelation, transaction_version: int
 ) -> EndTxnVerdict:
     """Return the result of an EndTxn with the stored producer id or the previous one."""
     if relation is EpochRelation.FENCED:
         return EndTxnVerdict.FENCED
     if transaction_version >= TV2:
-        return TV2_TABLE[where, commit, relation]
-    return TV1_TABLE[where, commit]
+        return TV2_TABLE[state, commit, relation]
+    return TV1_TABLE[state, commit]
 
 
 def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, command: EndTxn) -> None:
@@ -195,7 +195,7 @@ def _end(
     """Add the Prepare record and its markers to the decision."""
     next_producer_id = NO_PRODUCER_ID
     if version >= TV2 and epochs.is_exhausted(txn.client_identity.epoch):
-        next_producer_id = shard.ids.take()
+        next_producer_id = shard.ids.next_id()
     prepared = state.prepared(
         txn,
         commit=commit,
@@ -234,8 +234,8 @@ def _record_end(
         detail["state"] = owned.state.kafka_name
     kind = EventKind.TRANSACTION_COMMITTED if is_commit else EventKind.TRANSACTION_ABORTED
     # A commit is routine, unless an operator has decided it or the transaction was kept.
-    is_routine = is_commit and not owned.is_kept and not by_operator
-    decision.remember(Event(str(kind), transactional_id, detail, routine=is_routine))
+    is_routine = is_commit and not owned.is_kept_prepared and not by_operator
+    decision.add_event(Event(str(kind), transactional_id, detail, routine=is_routine))
     report_identity(
         decision, transactional_id, owned.client_identity, prepared.next_identity, cause
     )

@@ -33,7 +33,7 @@ def needs_producer_id(command: object) -> bool:
 class ProducerIds(Protocol):
     """A source of producer ids, each of which is returned once."""
 
-    def take(self) -> int:
+    def next_id(self) -> int:
         """Return a new producer id. Raises ProducerIdsUnavailableError."""
 
 
@@ -71,7 +71,7 @@ class BlockProducerIds:
         """Whether the next block should be reserved now."""
         return not self._blocks or self.remaining <= self._blocks[0].length * LOW_AT
 
-    def take(self) -> int:
+    def next_id(self) -> int:
         """Return a new producer id. Raises ProducerIdsUnavailableError."""
         if not self._blocks:
             raise ProducerIdsUnavailableError("no producer ids are reserved")

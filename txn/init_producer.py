@@ -54,7 +54,7 @@ def decide(
     if txn is None:
         if not shard.memory.has_room(state.memory_bytes(transactional_id)):
             raise TooManyTransactionalIdsError(shard.memory.budget.exceeded)
-        txn = state.created(shard.ids.take(), command.transaction_timeout_ms, decision.now_ms)
+        txn = state.created(shard.ids.next_id(), command.transaction_timeout_ms, decision.now_ms)
     claimed = _claimed_identity(command)
     owner = txn.client_identity
     if claimed is not None and not epochs.may_continue(claimed, owner, txn.previous_producer_id):
@@ -92,7 +92,7 @@ def init_producer_id(
             f"{transactional_id} belongs to producer {stored.producer_id} at epoch {stored.epoch}"
         )
     if verdict is EpochClaim.ROTATE:
-        identity = ProducerIdentity(shard.ids.take(), 0)
+        identity = ProducerIdentity(shard.ids.next_id(), 0)
     elif verdict is EpochClaim.BUMP:
         identity = ProducerIdentity(stored.producer_id, epochs.bump(stored.epoch))
     else:
@@ -182,13 +182,13 @@ def _keep_prepared(
     transactional_id = command.transactional_id
     before = txn.client_identity
     if epochs.is_exhausted(before.epoch):
-        client = ProducerIdentity(shard.ids.take(), 0)
+        client = ProducerIdentity(shard.ids.next_id(), 0)
     else:
         client = ProducerIdentity(before.producer_id, epochs.bump(before.epoch))
     # A claim must not shorten the timeout of an open transaction.
     timeout_ms = TWO_PHASE_COMMIT_TIMEOUT_MS if command.enable_2pc else txn.timeout_ms
-    kept = state.kept(txn, client, timeout_ms=timeout_ms, now_ms=decision.now_ms)
-    decision.append(shard.record(transactional_id, kept))
+    updated = state.kept_prepared(txn, client, timeout_ms=timeout_ms, now_ms=decision.now_ms)
+    decision.append(shard.record(transactional_id, updated))
     if timeout_ms != txn.timeout_ms:
         decision.disarm((TIMEOUT_TIMER, transactional_id))
     shard.last_producer_identity.pop(transactional_id, None)

@@ -57,7 +57,7 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
     transaction of a TV2 client, and a kept one, is always written as version 1, because version 0
     cannot contain the identity that the client was given.
     """
-    promised = txn.client_transaction_version >= TV2 or txn.is_kept
+    promised = txn.client_transaction_version >= TV2 or txn.is_kept_prepared
     flexible = transaction_version >= FLEXIBLE_VERSION or promised
     key, value = encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible)
     if not flexible or (txn.state is TransactionState.EMPTY and txn.partitions):
@@ -204,7 +204,7 @@ def _tagged_fields(txn: TransactionMetadata) -> bytes:
     if txn.client_transaction_version:
         version = txn.client_transaction_version
         fields.append(_SHORT_FIELD.pack(_TAG_CLIENT_TRANSACTION_VERSION, 2, version))
-    if txn.is_kept:
+    if txn.is_kept_prepared:
         fields.append(_SHORT_FIELD.pack(_TAG_NEXT_PRODUCER_EPOCH, 2, txn.next_producer_epoch))
     return b"".join((bytes((len(fields),)), *fields))
 

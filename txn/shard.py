@@ -190,6 +190,6 @@ def report_identity(
     # A new id had no identity before. Its event is not logged, because 10,000 new ids would log
     # 10,000 lines.
     is_first = before.epoch < 0
-    decision.remember(
+    decision.add_event(
         Event(str(kind), transactional_id, detail, routine=is_routine, quiet=is_first)
     )

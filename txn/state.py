@@ -114,19 +114,19 @@ class TransactionMetadata:
         return ProducerIdentity(self.producer_id, self.producer_epoch)
 
     @property
-    def is_kept(self) -> bool:
+    def is_kept_prepared(self) -> bool:
         """Whether the client's identity differs from its transaction's (KIP-939)."""
         return self.next_producer_epoch != NO_EPOCH
 
     @property
     def client_identity(self) -> ProducerIdentity:
         """The producer id and epoch that the current producer must send."""
-        return self.next_identity if self.is_kept else self.identity
+        return self.next_identity if self.is_kept_prepared else self.identity
 
     @property
     def next_identity(self) -> ProducerIdentity:
         """The client's identity once the transaction is complete."""
-        if self.is_kept:
+        if self.is_kept_prepared:
             return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
             return ProducerIdentity(self.next_producer_id, 0)
@@ -181,7 +181,7 @@ def initialised(
     )
 
 
-def kept(
+def kept_prepared(
     old: TransactionMetadata, client: ProducerIdentity, *, timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
     """Keep an open transaction, and give its transactional id to ``client`` (KIP-939)."""
@@ -233,7 +233,7 @@ def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMet
     turned = replace(old, state=_S.PREPARE_EPOCH_FENCE)
     if transaction_version >= TV2:
         return turned
-    if old.is_kept:
+    if old.is_kept_prepared:
         return replace(turned, next_producer_epoch=epochs.bump_to_fence(old.next_producer_epoch))
     return replace(turned, producer_epoch=epochs.bump_to_fence(old.producer_epoch))
 
@@ -258,10 +258,10 @@ def prepared(
         raise InvariantViolation(f"only TV2 may abort what has not begun ({old.state.name})")
     tv2 = client_transaction_version >= TV2
     epoch = old.producer_epoch
-    if tv2 or old.is_kept:
+    if tv2 or old.is_kept_prepared:
         epoch = epochs.bump(epoch) if commit else epochs.bump_to_fence(epoch)
     next_epoch = NO_EPOCH
-    if old.is_kept:
+    if old.is_kept_prepared:
         next_epoch = epochs.bump(old.next_producer_epoch) if tv2 else old.next_producer_epoch
         if next_producer_id != NO_PRODUCER_ID:
             next_epoch = 0
@@ -290,7 +290,7 @@ def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     return TransactionMetadata(
         producer_id=producer_id,
         # The client's previous id, which identifies a retry of its EndTxn across a rotation.
-        previous_producer_id=old.previous_producer_id if old.is_kept else old.producer_id,
+        previous_producer_id=old.previous_producer_id if old.is_kept_prepared else old.producer_id,
         next_producer_id=NO_PRODUCER_ID,
         producer_epoch=epoch,
         timeout_ms=old.timeout_ms,
@@ -328,14 +328,14 @@ def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> Non
         sound = _is_legal_prepare(old, new)
     else:
         sound = new.identity == old.next_identity and new.start_ms != NO_TIMESTAMP_MS
-    timeout_may_change = new.state is _S.EMPTY or new.is_kept
+    timeout_may_change = new.state is _S.EMPTY or new.is_kept_prepared
     if not sound or (new.timeout_ms != old.timeout_ms and not timeout_may_change):
         raise InvariantViolation(f"unsound transition from {old} to {new}")
 
 
 def _is_legal_addition(old: TransactionMetadata, new: TransactionMetadata) -> bool:
-    if not new.is_kept:
-        return new.partitions >= old.partitions and not old.is_kept
+    if not new.is_kept_prepared:
+        return new.partitions >= old.partitions and not old.is_kept_prepared
     same = new.partitions == old.partitions and new.start_ms == old.start_ms
     return same and _moves_on(old.client_identity, new.client_identity)
 
@@ -357,7 +357,7 @@ def _is_legal_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
     legal_epochs = {epochs.bump_to_fence(old.producer_epoch)} if tv2 else {old.producer_epoch}
     if new.state is _S.PREPARE_ABORT:
         legal_epochs.add(epochs.bump_to_fence(old.producer_epoch))
-    if old.is_kept:
+    if old.is_kept_prepared:
         legal_epochs = {epochs.bump_to_fence(old.producer_epoch)}
         moved = _moves_on(old.client_identity, new.next_identity)
         succession = moved or (not tv2 and _is_legal_tv1_end(old, new))
@@ -368,7 +368,7 @@ def _is_legal_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
         new.producer_id == old.producer_id
         and new.producer_epoch in legal_epochs
         and new.partitions == old.partitions
-        and new.is_kept == old.is_kept
+        and new.is_kept_prepared == old.is_kept_prepared
         and (new.start_ms == old.start_ms or old.state in AT_REST)
         and succession
     )
@@ -399,7 +399,7 @@ def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
 
 
 def _is_legal_next(txn: TransactionMetadata) -> bool:
-    if txn.is_kept:
+    if txn.is_kept_prepared:
         begun = txn.state is _S.ONGOING or txn.state in PREPARED
         ahead = txn.next_producer_id != txn.producer_id or (
             txn.next_producer_epoch > txn.producer_epoch

@@ -142,12 +142,12 @@ class Verifications:
 
     def withdraw(self, broker_id: int) -> list[VerificationResult]:
         """Refuse all verifications for a broker that is gone, including those in flight."""
-        gone = self._destinations.pop(broker_id, None)
-        if gone is None:
+        destination = self._destinations.pop(broker_id, None)
+        if destination is None:
             return []
         return [
             one.refused(NETWORK_EXCEPTION)
-            for one in [*(gone.sent or {}).values(), *gone.waiting.values()]
+            for one in [*(destination.sent or {}).values(), *destination.waiting.values()]
         ]
 
     def _sent(self, request: VerificationRequest) -> dict[str, _PendingVerification]:

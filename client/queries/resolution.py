@@ -136,7 +136,7 @@ def _ended(offset: int, txn: TransactionMetadata, before: TransactionMetadata | 
             rotated = ProducerIdentity(txn.previous_producer_id, LAST_CLIENT_EPOCH)
             return Outcome(offset, rotated, commit, version)
         return Outcome(offset, _previous(txn.identity), commit, version)
-    if commit and not txn.is_kept:
+    if commit and not txn.is_kept_prepared:
         return Outcome(offset, txn.identity, commit, version)
     if commit:
         return Outcome(offset, _previous(txn.identity), commit, version)
@@ -191,7 +191,7 @@ def partitions_of(
         if txn is not None and txn.partitions:
             ended = _ended(one.offset, txn, before) if txn.state in PREPARED else None
             names = {txn.identity} if ended is None else {ended.identity, *ended.others}
-            if identity in names or (txn.is_kept and identity == txn.client_identity):
+            if identity in names or (txn.is_kept_prepared and identity == txn.client_identity):
                 found |= txn.partitions
         before = txn
     return found
@@ -202,7 +202,7 @@ def target_of(asked: ProducerIdentity, log: StateLog) -> ProducerIdentity:
 
     A successor's identity stands for the transaction that it has kept.
     """
-    kept = [one.txn for one in log.records if one.txn is not None and one.txn.is_kept]
+    kept = [one.txn for one in log.records if one.txn is not None and one.txn.is_kept_prepared]
     return next((one.identity for one in reversed(kept) if one.client_identity == asked), asked)
 
 
@@ -334,7 +334,7 @@ def _resolve_open(found: _Analysis, current: Transaction) -> Resolution:
     because = [f"its coordinator has it as {current.state}"]
     ends_as = target
     last = records[-1].txn if records else None
-    if last is not None and last.is_kept and last.identity == target:
+    if last is not None and last.is_kept_prepared and last.identity == target:
         owner = last.client_identity
         ends_as = owner if asked in {None, owner} else None
         because.append(

@@ -213,7 +213,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     def _new_producer(self) -> asyncio.Future[object]:
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         try:
-            future.set_result(InitProducerIdResult(self._ids.take(), 0))
+            future.set_result(InitProducerIdResult(self._ids.next_id(), 0))
         except ProducerIdsUnavailableError as error:
             future.set_exception(without_traceback(error))
         return future

@@ -44,7 +44,7 @@ class CountingIds:
         self.next = first
         self.available = True
 
-    def take(self) -> int:
+    def next_id(self) -> int:
         if not self.available:
             raise ProducerIdsUnavailableError("no block")
         self.next += 1

@@ -19,7 +19,7 @@ def reserved(*blocks: ProducerIdBlock) -> BlockProducerIds:
 def test_producer_ids_are_taken_from_blocks_in_order() -> None:
     ids = reserved(ProducerIdBlock(0, 3), ProducerIdBlock(10, 2))
     assert ids.remaining == 5
-    assert [ids.take() for _ in range(5)] == [0, 1, 2, 10, 11]
+    assert [ids.next_id() for _ in range(5)] == [0, 1, 2, 10, 11]
     assert ids.remaining == 0
 
 
@@ -27,11 +27,11 @@ def test_taking_producer_id_without_block_is_unavailable() -> None:
     ids = reserved()
     for _ in range(2):
         with pytest.raises(ProducerIdsUnavailableError):
-            ids.take()
+            ids.next_id()
     ids.add(ProducerIdBlock(7, 1))
-    assert ids.take() == 7
+    assert ids.next_id() == 7
     with pytest.raises(ProducerIdsUnavailableError):
-        ids.take()
+        ids.next_id()
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_producer_ids_are_low_at_the_last_tenth_of_the_block() -> None:
     assert ids.is_low
     ids.add(ProducerIdBlock(0, 10))
     for _ in range(8):
-        ids.take()
+        ids.next_id()
         assert not ids.is_low
-    ids.take()
+    ids.next_id()
     assert ids.is_low
     ids.add(ProducerIdBlock(10, 10))
     assert not ids.is_low
-    assert [ids.take() for _ in range(11)] == list(range(9, 20))
+    assert [ids.next_id() for _ in range(11)] == list(range(9, 20))
 
 
 def test_producer_id_block_beyond_int64_is_refused() -> None:
@@ -67,7 +67,7 @@ def test_producer_id_block_beyond_int64_is_refused() -> None:
     ids = reserved(ProducerIdBlock(top, 1))
     with pytest.raises(ProducerIdsUnavailableError):
         ids.add(ProducerIdBlock(top + 1, 1))
-    assert ids.take() == top
+    assert ids.next_id() == top
 
 
 @pytest.mark.parametrize(

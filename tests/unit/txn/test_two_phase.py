@@ -257,7 +257,7 @@ def test_end_of_kept_transaction_marks_its_epoch_and_bumps_client_epoch(
     assert (order.stamp.producer_id, order.stamp.producer_epoch) == (1000, identity.epoch + 1)
     assert (order.commit, order.partitions) == (commit, (A, B))
     assert driver.stored == after
-    assert not driver.txn().is_kept
+    assert not driver.txn().is_kept_prepared
     driver.transact(after)
 
 

@@ -59,7 +59,7 @@ class Log:
 
     def keep(self, epoch: int) -> Log:
         client = ProducerIdentity(P, epoch)
-        return self.put(state.kept(self.txn, client, timeout_ms=1, now_ms=0))
+        return self.put(state.kept_prepared(self.txn, client, timeout_ms=1, now_ms=0))
 
     def compacted(self, keep: int = 1) -> Log:
         self.records = self.records[-keep:]

@@ -168,10 +168,10 @@ class MetadataDelta:
             by_name, by_id = _copied(self.image.topics), _copied(self.image.topics_by_id)
             unified, count = _copied(self.image.unified), self.image.partition_count
             self._resized = bool(self.deleted_topics)
-            for gone in self.deleted_topics.values():
-                del by_name[gone.name], by_id[gone.topic_id]
-                unified.pop(unified_name(gone.name), None)
-                count -= len(gone.partitions)
+            for deleted in self.deleted_topics.values():
+                del by_name[deleted.name], by_id[deleted.topic_id]
+                unified.pop(unified_name(deleted.name), None)
+                count -= len(deleted.partitions)
         for name, topic in self.topics.items():
             former = by_name.get(name)
             more = len(topic.partitions) - (0 if former is None else len(former.partitions))

@@ -164,7 +164,7 @@ class BrokerLifecycleManager:
         self._shut_down_until_ms = math.inf
         self._session_until_ms = math.inf
         """When a broker that is shutting down stops waiting for a silent controller."""
-        self._asked_to_shut_down = False
+        self._shutdown_requested = False
 
     @property
     def is_over(self) -> bool:
@@ -316,9 +316,9 @@ class BrokerLifecycleManager:
                 if answer.should_shut_down:
                     return steps + self._shut_down(LifecycleEvent.SHUT_DOWN)
                 self._session_until_ms = now_ms + self._intervals.session_ms
-                if not self._asked_to_shut_down:
+                if not self._shutdown_requested:
                     interval_ms = SHUTDOWN_INTERVAL_MS
-                self._asked_to_shut_down = True
+                self._shutdown_requested = True
         self._schedule(now_ms, interval_ms)
         return steps
 

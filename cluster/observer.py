@@ -131,7 +131,7 @@ class SnapshotFetched:
     size: int = 0
     """The size of the whole snapshot in bytes."""
     position: int = 0
-    piece: bytes = b""
+    chunk: bytes = b""
     """A chunk that may begin and end in the middle of a batch."""
 
 
@@ -361,10 +361,10 @@ class Observer:
         if answer.position != self._position or self._snapshot is None:
             self._snapshot = None
             return []
-        self._chunks.append(answer.piece)
-        self._position += len(answer.piece)
+        self._chunks.append(answer.chunk)
+        self._position += len(answer.chunk)
         if self._position < answer.size:
-            if not answer.piece:
+            if not answer.chunk:
                 raise CorruptRecordError("a part of a snapshot is empty")
             return []
         snapshot, content = self._snapshot, b"".join(self._chunks)
@@ -420,8 +420,8 @@ class Observer:
         """Return the images to publish, none before the broker has caught up with the metadata."""
         if self._caught_up:
             return images
-        is_there = self._catch_up_to >= 0 and self.image.offset >= self._catch_up_to - 1
-        if not is_there or self.image.offset < 0:
+        has_caught_up = self._catch_up_to >= 0 and self.image.offset >= self._catch_up_to - 1
+        if not has_caught_up or self.image.offset < 0:
             return []
         self._caught_up = True
         return [self.image]  # the first publication has no earlier image to compare with

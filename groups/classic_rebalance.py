@@ -123,7 +123,7 @@ def _record_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
         "awaited": [*(member.member_id for member in awaited), *group.pending_members],
         "clients": [f"{one.client_id}@{one.client_host.removeprefix('/')}" for one in awaited],
     }
-    decision.remember(Event(EventKind.REBALANCE_WAITS, group.group_id, detail, quiet=True))
+    decision.add_event(Event(EventKind.REBALANCE_WAITS, group.group_id, detail, quiet=True))
 
 
 def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:

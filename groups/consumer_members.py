@@ -52,7 +52,7 @@ def remove_members(
     topics = shard.environment(group_id).topics
     hashed = metadata_hash(topics, remaining.topics(group.regexes))
     why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
-    gone = group.members[member_ids[0]]
+    member = group.members[member_ids[0]]
     write_epoch(
         decision,
         group,
@@ -60,8 +60,8 @@ def remove_members(
         cr.GroupEpochValue(epoch, hashed),
         why,
         member=member_ids[0],
-        client_id=gone.client_id,
-        client_host=gone.client_host,
+        client_id=member.client_id,
+        client_host=member.client_host,
     )
     if len(group.members) == len(set(member_ids)):
         # No heartbeat will compute this target. The record has no timestamp, so the assignment

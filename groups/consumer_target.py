@@ -271,7 +271,7 @@ def _retry_remote(
     members = draft.members()
     assignor = preferred_assignor(members, settings)
     group_id = draft.group.group_id
-    if isinstance(assignor, RemoteAssignor) and shard.may_ask_assignor(
+    if isinstance(assignor, RemoteAssignor) and shard.may_request_assignor(
         group_id, assignor.name, decision.now_ms
     ):
         _compute_remotely(shard, decision, draft, assignor, _spec(draft, members))
@@ -335,15 +335,15 @@ def target_computed(
 def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> GroupSpec:
     specs: dict[str, MemberSpec] = {}
     # In a large group, most members have the same subscription.
-    wants: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+    ids_by_subscription: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
     for member_id, member in members.items():
         subscription = member.subscribed_topic_names, member.subscribed_topic_regex
-        topic_ids = wants.get(subscription)
+        topic_ids = ids_by_subscription.get(subscription)
         if topic_ids is None:
-            topic_ids = wants[subscription] = draft.topic_ids_of(member)
+            topic_ids = ids_by_subscription[subscription] = draft.topic_ids_of(member)
         held = draft.targets.get(member_id, frozenset())
         specs[member_id] = MemberSpec(member.instance_id, topic_ids, held)
-    subscribed = frozenset().union(*wants.values())
+    subscribed = frozenset().union(*ids_by_subscription.values())
     counts = dict(draft.topics.topics.values())
     return GroupSpec(specs, {topic_id: counts[topic_id] for topic_id in subscribed})
 

@@ -99,15 +99,15 @@ def _continue_scan(
         return
     is_done = scan.advance(shard.limits.max_regex_steps_per_turn)
     most_bytes = _most_bytes(shard, draft.group.group_id)
-    while scan.found:
-        regex, matches = next(iter(scan.found.items()))
+    while scan.matches:
+        regex, matches = next(iter(scan.matches.items()))
         value = cr.RegularExpressionValue(matches, scan.version, decision.now_ms)
         record = cr.regular_expression(draft.group.group_id, regex, value)
         size = len(record.key) + len(record.value or b"")
         if room < size <= most_bytes:
             is_done = False
             break
-        del scan.found[regex]
+        del scan.matches[regex]
         if size > most_bytes:
             scan.refused[regex] = "its topics do not fit a record"
         elif _update_topics(decision, draft, regex, value, reasons):

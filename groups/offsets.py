@@ -279,8 +279,8 @@ def topics_deleted(
     """Delete the offsets of deleted topics, in every group of the shard."""
     ids = dict(command.topics)
     offsets_only = (look for look in _all_offsets(shard) if look[1] is not None)
-    looks, more = _next_pass(shard, command, offsets_only)
-    for group_id, partitions in looks:
+    batch, more = _next_pass(shard, command, offsets_only)
+    for group_id, partitions in batch:
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
         deleted = [
             partition
@@ -316,8 +316,8 @@ def expire_offsets(
 ) -> None:
     """Delete expired offsets, and empty groups without offsets."""
     expired_offsets = expired_groups = 0
-    looks, more = _next_pass(shard, command, _all_offsets(shard))
-    for group_id, partitions in looks:
+    entries, more = _next_pass(shard, command, _all_offsets(shard))
+    for group_id, partitions in entries:
         group = shard.groups.get(group_id)
         if group is None:
             continue
@@ -332,13 +332,8 @@ def expire_offsets(
         if expired:
             decision.event(EventKind.OFFSETS_EXPIRED, group_id, offsets=len(expired))
         nothing_left = len(expired) == len(offsets.committed) and not offsets.pending
-        is_seen_whole = partitions[-1] is None
-        if (
-            is_seen_whole
-            and nothing_left
-            and group.is_empty
-            and not group.is_exempt_from_expiration
-        ):
+        is_complete = partitions[-1] is None
+        if is_complete and nothing_left and group.is_empty and not group.is_exempt_from_expiration:
             tombstone_group(decision, group, "empty and without offsets")
             expired_groups += 1
         expired_offsets += len(expired)
@@ -392,9 +387,9 @@ def _next_pass(
     state: a reloaded shard starts again.
     """
     walk = shard.upkeep_passes.pop(command, walk)
-    looks = list(islice(walk, shard.limits.max_looks_per_pass))
-    more = len(looks) == shard.limits.max_looks_per_pass
+    entries = list(islice(walk, shard.limits.max_looks_per_pass))
+    more = len(entries) == shard.limits.max_looks_per_pass
     if more:
         shard.upkeep_passes[command] = walk
-    by_group = groupby(looks, key=itemgetter(0))
+    by_group = groupby(entries, key=itemgetter(0))
     return [(group_id, [partition for _, partition in of]) for group_id, of in by_group], more

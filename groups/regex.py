@@ -35,7 +35,7 @@ class RegexScan:
     ) -> None:
         self.version = version
         """The version of the names, for the record of the result."""
-        self.found: dict[str, tuple[str, ...]] = {}
+        self.matches: dict[str, tuple[str, ...]] = {}
         """The matching names, in order, of each finished expression."""
         self.refused: dict[str, str] = {}
         """Unusable expressions, with the reasons."""
@@ -45,8 +45,8 @@ class RegexScan:
 
     def advance(self, steps: int) -> bool:
         """Take about ``steps`` steps; return whether the scan is complete."""
-        for taken in self._work:
-            steps -= taken
+        for work in self._work:
+            steps -= work
             if steps <= 0:
                 if self._regex is not None:
                     self._regex.forget(MAX_KEPT_STATES)
@@ -66,4 +66,4 @@ class RegexScan:
                 does_match = yield from regex.walk(name)
                 if does_match and (self._may_see is None or self._may_see(name)):
                     matching.append(name)
-            self.found[pattern] = tuple(sorted(matching))
+            self.matches[pattern] = tuple(sorted(matching))

@@ -87,7 +87,7 @@ class Shard:
         if (group_id, assignor) in self._retry_at_ms:
             self._retry_at_ms[group_id, assignor] = _NEVER
 
-    def may_ask_assignor(self, group_id: str, assignor: str, now_ms: int) -> bool:
+    def may_request_assignor(self, group_id: str, assignor: str, now_ms: int) -> bool:
         """Whether the assignor was not asked since the load, or has not answered in time."""
         return now_ms >= self._retry_at_ms.get((group_id, assignor), 0)
 

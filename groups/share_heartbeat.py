@@ -73,7 +73,7 @@ def heartbeat(
         is_settled = not decision.records and not group.state.initializing
         group.settled_version = topics.version if is_settled else None
     decision.arm(group.timer("session", command.member_id), settings.session_timeout_ms)
-    is_told = (
+    reports_assignment = (
         command.member_epoch == JOIN_EPOCH
         or command.subscribed_topic_names is not None
         or fresh.partitions != current.partitions
@@ -82,7 +82,7 @@ def heartbeat(
         command.member_id,
         fresh.member_epoch,
         settings.heartbeat_interval_ms,
-        by_topic(fresh.partitions) if is_told else None,
+        by_topic(fresh.partitions) if reports_assignment else None,
         to_initialize,
     )
     decision.reply(token, result)

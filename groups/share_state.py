@@ -276,12 +276,12 @@ def _forget(
     *,
     is_deleting_only: bool,
 ) -> None:
-    state, gone = group.state, frozenset() if is_deleting_only else topic_ids
+    state, removed = group.state, frozenset() if is_deleting_only else topic_ids
     names = {topic_id: name for topic_id, name in state.deleting if topic_id in topic_ids}
     names |= {
         topic.topic_id: topic.name
         for topic in (*state.initializing, *state.initialized)
-        if topic.topic_id in gone
+        if topic.topic_id in removed
     }
     if names:
         decision.event(
@@ -292,7 +292,11 @@ def _forget(
         )
     deleting = {topic_id: name for topic_id, name in state.deleting if topic_id not in topic_ids}
     initializing, initialized = (
-        {topic_id: value for topic_id, value in by_topic_id(topics).items() if topic_id not in gone}
+        {
+            topic_id: value
+            for topic_id, value in by_topic_id(topics).items()
+            if topic_id not in removed
+        }
         for topics in (state.initializing, state.initialized)
     )
     _save(decision, group, initializing, initialized, deleting)

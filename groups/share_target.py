@@ -90,15 +90,15 @@ def compute_target(
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Append the target of a group epoch, and return it."""
     topics_by_name = topics.topics
-    wants: dict[tuple[str, ...], frozenset[bytes]] = {}
+    ids_by_names: dict[tuple[str, ...], frozenset[bytes]] = {}
     topic_ids: dict[str, frozenset[bytes]] = {}
     for member_id, member in members.items():
         names = member.subscribed_topic_names
-        if names not in wants:
-            wants[names] = frozenset(
+        if names not in ids_by_names:
+            ids_by_names[names] = frozenset(
                 topics_by_name[name][0] for name in names if name in topics_by_name
             )
-        topic_ids[member_id] = wants[names]
+        topic_ids[member_id] = ids_by_names[names]
     counts = dict(topics_by_name.values())
     assignable = [place for place in group.initialized if place[1] < counts.get(place[0], 0)]
     targets = simple.assign(topic_ids, assignable, group.targets)

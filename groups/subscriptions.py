@@ -38,12 +38,12 @@ class Subscriptions:
         """Count a member as ``new`` and not as ``old``; None if it joins or leaves."""
         for member, by in ((old, -1), (new, 1)):
             if member is not None:
-                wants = member.subscribed_topic_names, member.subscribed_topic_regex or ""
-                count = self._counts.get(wants, 0) + by
+                subscription = member.subscribed_topic_names, member.subscribed_topic_regex or ""
+                count = self._counts.get(subscription, 0) + by
                 if count:
-                    self._counts[wants] = count
+                    self._counts[subscription] = count
                 else:
-                    del self._counts[wants]
+                    del self._counts[subscription]
 
     @property
     def expressions(self) -> set[str]:

@@ -92,7 +92,7 @@ OFFSET_CHECKPOINTS: Final = (
 SNAPSHOT_OF_METADATA_SUFFIX: Final = ".checkpoint"
 """Suffix of a snapshot of ``__cluster_metadata-0``: a file of batches, like a log."""
 
-_ON_THE_WAY: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
+_INTERIM_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 _OFFSET_DIGITS: Final = len(file_stem(0))
 
 
@@ -110,7 +110,7 @@ def dump_file(
     Raises ValueError if the name matches no known kind of file.
     """
     plain = without_stray_suffix(name)
-    for suffix in _ON_THE_WAY:
+    for suffix in _INTERIM_SUFFIXES:
         plain = plain.removesuffix(suffix)
     if name.endswith(SNAPSHOT_OF_METADATA_SUFFIX):
         plain = SNAPSHOT_OF_METADATA_SUFFIX  # its offsets begin at 0, not at the one in its name
@@ -145,8 +145,8 @@ def is_problem(row: Mapping[str, object]) -> bool:
     return row["kind"] == "problem"
 
 
-def _problem(text: object, **where: object) -> Row:
-    return {"kind": "problem", "problem": str(text), **where}
+def _problem(text: object, **position: object) -> Row:
+    return {"kind": "problem", "problem": str(text), **position}
 
 
 class _Dump:
@@ -164,7 +164,7 @@ class _Dump:
         self._fs = fs
         self._directory = directory
         self._name = name
-        self._on_the_way = name[len(plain) :]
+        self._interim_suffix = name[len(plain) :]
         self._stem = plain[:_OFFSET_DIGITS]
         self._base = int(self._stem) if self._stem.isdecimal() else 0
         self._verify = verify
@@ -229,7 +229,7 @@ class _Dump:
 
     def _log_headers(self) -> Iterator[tuple[int, BatchHeader]]:
         """Yield the headers of the log that belongs to this index, as far as it is readable."""
-        name = self._stem + LOG_SUFFIX + self._on_the_way
+        name = self._stem + LOG_SUFFIX + self._interim_suffix
         try:
             for position, header, _ in read_batches(
                 self._fs, f"{self._directory}/{name}", payload=False

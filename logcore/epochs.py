@@ -87,8 +87,8 @@ class LeaderEpochs:
         """Add an entry unless it has the latest epoch; remove contradicting later entries."""
         if epoch < 0 or epoch == self.latest:
             return False
-        keep = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
-        del self._epochs[keep:], self._starts[keep:]
+        count = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
+        del self._epochs[count:], self._starts[count:]
         self._epochs.append(epoch)
         self._starts.append(start_offset)
         self.latest = epoch
@@ -115,9 +115,9 @@ class LeaderEpochs:
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Remove epochs that begin at ``end_offset`` or later."""
-        keep = bisect_left(self._starts, end_offset)
-        if keep < len(self._starts):
-            del self._epochs[keep:], self._starts[keep:]
+        count = bisect_left(self._starts, end_offset)
+        if count < len(self._starts):
+            del self._epochs[count:], self._starts[count:]
             self.latest = self._epochs[-1] if self._epochs else UNDEFINED_EPOCH
             self.is_synced = False
 

@@ -35,13 +35,13 @@ class FileRange:
         return self._end - self._start
 
     def peek(self, count: int) -> bytes:
-        """Return the next ``count`` bytes without consuming them; OSError as :meth:`take`."""
-        start, data = self._start, self.take(count)
+        """Return the next ``count`` bytes without consuming them; OSError as :meth:`read`."""
+        start, data = self._start, self.read(count)
         self._start = start
         return data
 
     def at(self, position: int, count: int) -> bytes:
-        """Return up to ``count`` unread bytes, from ``position`` on; OSError as :meth:`take`."""
+        """Return up to ``count`` unread bytes, from ``position`` on; OSError as :meth:`read`."""
         start = self._start + position
         stop = min(start + count, self._end)
         data = self._file.read(start, stop)
@@ -53,7 +53,7 @@ class FileRange:
         """Return the unread bytes from position ``begin`` to ``end`` as a range of its own."""
         return FileRange(self._file, self._start + begin, self._start + end)
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """Return the next ``count`` bytes, or all remaining ones.
 
         Raises OSError if the file cannot be read, or was truncated below the end of the range.
@@ -68,7 +68,7 @@ class FileRange:
     def send(self, count: int, target: int) -> int:
         """Have the kernel send up to ``count`` bytes to the socket ``target``; return how many.
 
-        Raises OSError as ``FileSystem.send``, and as :meth:`take`.
+        Raises OSError as ``FileSystem.send``, and as :meth:`read`.
         """
         sent = self._file.send(self._start, min(self._start + count, self._end), target)
         if not sent:

@@ -448,11 +448,11 @@ class TransactionIndex:
 
     def truncate_to(self, offset: int) -> None:
         """Remove the transactions whose marker lies at ``offset`` or above."""
-        keep = bisect_left(self.entries, offset, key=_last_offset)
-        if keep < len(self.entries):
+        count = bisect_left(self.entries, offset, key=_last_offset)
+        if count < len(self.entries):
             with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
-                self._fs.truncate(handle, keep * _ABORTED_TXN.size)
-            del self.entries[keep:]
+                self._fs.truncate(handle, count * _ABORTED_TXN.size)
+            del self.entries[count:]
 
     @property
     def is_on_disk(self) -> bool:

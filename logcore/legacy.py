@@ -275,20 +275,20 @@ def to_v2(buf: Buffer, *, max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES) -> b
             size = parse_header(buf, pos).size
             if size > end - pos:
                 raise CorruptRecordError(f"a batch of {size} bytes where {end - pos} are left")
-            out += run.take(), bytes(buf[pos : pos + size])
+            out += run.finish(), bytes(buf[pos : pos + size])
             pos += size
             continue
         header = parse_message(buf, pos)
         verify_message_crc(buf, pos, header)
         records = decode_message(buf, pos, header, max_output_bytes=max_output_bytes)
         if header.codec is not Codec.NONE:
-            out += run.take(), _wrapper_to_v2(header, records)
+            out += run.finish(), _wrapper_to_v2(header, records)
         else:
             if not run.fits(header):
-                out.append(run.take())
+                out.append(run.finish())
             run.add(header, records[0])
         pos += header.size
-    out.append(run.take())
+    out.append(run.finish())
     return b"".join(out)
 
 
@@ -332,7 +332,7 @@ class _Run:
         self._records.append(record)
         self._bytes += header.size
 
-    def take(self) -> bytes:
+    def finish(self) -> bytes:
         """Return the batch, empty bytes without messages, and start the next one."""
         if not self._headers:
             return b""

@@ -195,9 +195,9 @@ class DecisionBuilder:
 
     def event(self, kind: str, subject: str, **detail: object) -> None:
         """Record an event."""
-        self.remember(Event(str(kind), subject, detail))
+        self.add_event(Event(str(kind), subject, detail))
 
-    def remember(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Record an event that may be marked as routine or quiet."""
         self._events.append(event)
 

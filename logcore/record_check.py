@@ -61,7 +61,7 @@ class CheckBudget:
     records: int = TURN_RECORDS
     bytes: int = TURN_BYTES
 
-    def take(self, records: int, size: int) -> None:
+    def charge(self, records: int, size: int) -> None:
         """Use a part of the budget. Raises CheckBudgetExceededError beyond it."""
         self.records -= records
         self.bytes -= size
@@ -84,19 +84,19 @@ def open_records(
     codec = header.codec
     if codec is Codec.NONE:
         if budget is not None:
-            budget.take(header.record_count, 0)
+            budget.charge(header.record_count, 0)
         return RecordWindow.over(data, HEADER_SIZE)
     stored = memoryview(data)[HEADER_SIZE:]
     pieces = inflated_pieces(codec, stored, DEFAULT_MAX_OUTPUT_BYTES, strict=True)
     if budget is not None:
-        budget.take(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
+        budget.charge(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
         pieces = _within(budget, pieces)
     return RecordWindow(pieces, max_record_bytes)
 
 
 def _within(budget: CheckBudget, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
-        budget.take(0, len(piece))
+        budget.charge(0, len(piece))
         yield piece
 
 
@@ -222,7 +222,7 @@ def skip_headers(
     if count * 2 > stop - pos:
         raise InvalidRecordError(f"{count} headers in {stop - pos} bytes")
     if budget is not None:
-        budget.take(count, 0)
+        budget.charge(count, 0)
     for _ in range(count):
         size, pos = _read_size(data, pos)
         pos += size

@@ -503,7 +503,7 @@ class _Loader:
         if segment.size:
             report.valid_data_removed = True
         if self._strays is not None and segment.size:
-            self._strays.take(segment)
+            self._strays.set_aside(segment)
             report.kept = self._strays.kept
         else:
             self._log.remove([segment], now_ms=0, delay_ms=0)

@@ -93,7 +93,7 @@ class Regex:
         """Sets by state, where the bit for all characters beyond ASCII is not precise enough."""
         self._assertions: list[Assertion | None] = [None]
         self._nexts: list[tuple[int, ...]] = [()]
-        self._looks_around = False
+        self._has_context_assertions = False
         self._cached_states = 0
         self._sets: dict[tuple[frozenset[int], int], _StateSet] = {}
         self._first = _StateSet(frozenset((_FINAL,)), _BEGIN)
@@ -108,7 +108,7 @@ class Regex:
         if self._is_built:
             return
         piece = yield from parse(self.pattern)
-        stack, first, reported, asks = [self._build(piece, _FINAL)], 0, 0, 0
+        stack, first, reported, nested = [self._build(piece, _FINAL)], 0, 0, 0
         result: int | None = None
         while stack:
             try:
@@ -119,8 +119,8 @@ class Regex:
             else:
                 stack.append(self._build(part, after))
                 result = None
-            asks += 1
-            done = len(self._nexts) + asks
+            nested += 1
+            done = len(self._nexts) + nested
             if done - reported > AT_ONCE:
                 yield BUILD_STEPS * (done - reported)
                 reported = done
@@ -142,7 +142,7 @@ class Regex:
         """Add the states of a piece, whose transitions lead to ``after``."""
         match piece:
             case Assertion():
-                self._looks_around |= piece > Assertion.TEXT_END
+                self._has_context_assertions |= piece > Assertion.TEXT_END
                 return self._add(_NOTHING, piece, after)
             case int() | WideSet():
                 return self._add(piece, None, after)
@@ -219,7 +219,7 @@ class Regex:
         result = None
         if following:
             self.forget(MAX_CACHED_STATES)
-            key = frozenset(following), kind if self._looks_around else _OTHER
+            key = frozenset(following), kind if self._has_context_assertions else _OTHER
             result = self._sets.get(key)
             if result is None:
                 result = self._sets[key] = _StateSet(*key)

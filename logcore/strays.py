@@ -49,7 +49,7 @@ class TruncatedData:
         self.kept: list[str] = []
         """Names of the created files."""
 
-    def take(self, segment: Segment) -> None:
+    def set_aside(self, segment: Segment) -> None:
         """Rename a whole segment, durably: it must leave the log before an earlier one does."""
         name = self._name(segment.base_offset)
         self._log.set_aside(segment, f"{self._log.directory}/{name}")

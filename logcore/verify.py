@@ -56,8 +56,8 @@ SMALL_FILES: Final = (
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<index>[0-9]+)")
 
 
-def _problem(file: str, text: object, **where: object) -> Row:
-    return {"kind": "problem", "file": file, "problem": str(text), **where}
+def _problem(file: str, text: object, **position: object) -> Row:
+    return {"kind": "problem", "file": file, "problem": str(text), **position}
 
 
 def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:

@@ -75,8 +75,8 @@ class FrameBuffer:
         Raises :class:`MalformedRequest` as soon as a length is negative or above the limit, before
         anything is allocated for it. The buffer must not be used after that.
         """
-        have = self._end - self._start
-        if have < _PREFIX_BYTES:
+        received = self._end - self._start
+        if received < _PREFIX_BYTES:
             self._frame_size = 0
             return None
         size: int = _LENGTH(self._buffer, self._start)[0]
@@ -84,7 +84,7 @@ class FrameBuffer:
             # The first bytes of TLS: a handshake record in any of its versions.
             hint = "; a client that speaks TLS?" if size >> 16 == 0x1603 else ""
             raise MalformedRequest(f"a frame of {size} bytes; the limit is {self.max_bytes}{hint}")
-        if have < size + _PREFIX_BYTES:
+        if received < size + _PREFIX_BYTES:
             self._frame_size = size + _PREFIX_BYTES
             return None
         self._frame_size = 0

@@ -41,7 +41,7 @@ class InFile(Protocol):
     def __len__(self) -> int:
         """Return the number of remaining bytes."""
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """Read the next ``count`` bytes, or all remaining ones. Raises OSError."""
 
     def send(self, count: int, target: int) -> int:

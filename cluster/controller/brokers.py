@@ -372,13 +372,13 @@ def _continue_shutdown(
 def _directories_offline(
     view: ControllerView, broker: BrokerRegistration, offline: tuple[UUID, ...]
 ) -> ControllerResult[bool]:
-    gone = set(offline) & set(broker.directories)
-    if not gone:
+    failed = set(offline) & set(broker.directories)
+    if not failed:
         return ControllerResult(False)
     inside = (
         (topic, index)
         for topic, index in _in_isr(view, broker.broker_id)
-        if topic.partitions[index].directory_of(broker.broker_id) in gone
+        if topic.partitions[index].directory_of(broker.broker_id) in failed
     )
     cause = f"a log directory of broker {broker.broker_id} is offline"
     changes = view.leader_and_isr_updates(
@@ -386,12 +386,12 @@ def _directories_offline(
     )
     if len(changes) > MAX_CHANGES:
         return _first_of(changes)
-    online = tuple(one for one in broker.directories if one not in gone)
+    online = tuple(one for one in broker.directories if one not in failed)
     record = BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, log_dirs=online)
     event = Event(
         "log-directories-offline",
         f"broker {broker.broker_id}",
-        {"offline": sorted(map(str, gone)), "online": sorted(map(str, online))},
+        {"offline": sorted(map(str, failed)), "online": sorted(map(str, online))},
     )
     return _result_of(changes, after=(record,), events=(event,))
 

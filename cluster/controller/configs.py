@@ -103,8 +103,10 @@ def legacy_alter_configs(
     With ``validate_only`` nothing changes. Raises the errors of :func:`incremental_alter_configs`.
     """
     current = view.image.configs.get(resource, {})
-    gone: dict[str, str | None] = {name: None for name in current if name not in configs}
-    return _altered(view, resource, {**configs, **gone}, check_configs, validate_only=validate_only)
+    removed: dict[str, str | None] = {name: None for name in current if name not in configs}
+    return _altered(
+        view, resource, {**configs, **removed}, check_configs, validate_only=validate_only
+    )
 
 
 def _altered(

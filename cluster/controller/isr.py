@@ -165,8 +165,8 @@ def record_lost_replicas(
     Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
     """
     changes: list[PartitionChange] = []
-    for places, directory in ((lost, LOST), (recovered, MIGRATING)):
-        for topic_id, index in places:
+    for partitions, directory in ((lost, LOST), (recovered, MIGRATING)):
+        for topic_id, index in partitions:
             topic = view.image.topics_by_id.get(topic_id)
             partition = view.image.partition(topic_id, index)
             if topic is None or partition is None or broker_id not in partition.replicas:

@@ -245,7 +245,7 @@ class Controller:
         topic_id: UUID,
         draw: RandomSource,
         check_configs: configs.CheckConfigs,
-        take: ChargeQuota = unlimited,
+        charge: ChargeQuota = unlimited,
         validate_only: bool = False,
         prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[topics.CreatedTopic]:
@@ -256,7 +256,7 @@ class Controller:
             topic_id=topic_id,
             draw=draw,
             check_configs=check_configs,
-            take=take,
+            charge=charge,
             validate_only=validate_only,
             prepared=prepared,
         )
@@ -285,7 +285,7 @@ class Controller:
         *,
         assignments: Sequence[Sequence[int]] | None,
         draw: RandomSource,
-        take: ChargeQuota = unlimited,
+        charge: ChargeQuota = unlimited,
         validate_only: bool = False,
         prepared: topics.PreparedPartitions | None = None,
     ) -> ControllerResult[int]:
@@ -296,7 +296,7 @@ class Controller:
             count,
             assignments=assignments,
             draw=draw,
-            take=take,
+            charge=charge,
             validate_only=validate_only,
             prepared=prepared,
         )
@@ -310,10 +310,10 @@ class Controller:
         return topics.elect_first_leaders(self.view, topic_id)
 
     def delete_topic(
-        self, topic_id: UUID, take: ChargeQuota = unlimited, *, allows_internal: bool = False
+        self, topic_id: UUID, charge: ChargeQuota = unlimited, *, allows_internal: bool = False
     ) -> ControllerResult[None]:
         """See :func:`topics.delete_topic`."""
-        return topics.delete_topic(self.view, topic_id, take, allows_internal=allows_internal)
+        return topics.delete_topic(self.view, topic_id, charge, allows_internal=allows_internal)
 
     def incremental_alter_configs(
         self,

@@ -71,9 +71,9 @@ def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
             new.adding_replicas,
             new.removing_replicas,
         ):
-            going_on = bool(new.adding_replicas or new.removing_replicas)
+            is_in_progress = bool(new.adding_replicas or new.removing_replicas)
             yield Event(
-                "reassignment-changed" if going_on else "reassignment-ended",
+                "reassignment-changed" if is_in_progress else "reassignment-ended",
                 subject,
                 {
                     "replicas": list(new.replicas),

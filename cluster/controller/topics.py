@@ -119,15 +119,15 @@ def create_topic(
     topic_id: UUID,
     draw: RandomSource,
     check_configs: CheckConfigs,
-    take: ChargeQuota = unlimited,
+    charge: ChargeQuota = unlimited,
     validate_only: bool = False,
     prepared: PreparedPartitions | None = None,
 ) -> ControllerResult[CreatedTopic]:
     """Create a topic, or with ``validate_only`` only check that it could be created.
 
     ``draw`` chooses the brokers; ``prepared`` are the partitions, if :func:`prepare_topic` has
-    placed them. ``take`` charges the quota for the partitions, as in Kafka even with
-    ``validate_only``. Raises the errors of ``check_configs`` and ``take``, InvalidTopicError,
+    placed them. ``charge`` charges the quota for the partitions, as in Kafka even with
+    ``validate_only``. Raises the errors of ``check_configs`` and ``charge``, InvalidTopicError,
     TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
     InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
     PolicyViolationError.
@@ -145,7 +145,7 @@ def create_topic(
     else:
         assignments = prepared.assignments
     check_partition_limit(view, 1, len(assignments))
-    take(len(assignments))
+    charge(len(assignments))
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
     if validate_only:
         return ControllerResult(created)
@@ -383,14 +383,14 @@ def create_partitions(
     *,
     assignments: Sequence[Sequence[int]] | None,
     draw: RandomSource,
-    take: ChargeQuota = unlimited,
+    charge: ChargeQuota = unlimited,
     validate_only: bool = False,
     prepared: PreparedPartitions | None = None,
 ) -> ControllerResult[int]:
     """Give a topic ``count`` partitions in total; the answer is the number added.
 
     ``prepared`` are the new partitions, if :func:`prepare_partitions` has placed them. With
-    ``validate_only`` none are added. Raises the errors of ``take``, UnknownTopicOrPartitionError,
+    ``validate_only`` none are added. Raises the errors of ``charge``, UnknownTopicOrPartitionError,
     InvalidTopicError, InvalidPartitionsError, InvalidReplicaAssignmentError,
     InvalidReplicationFactorError, PolicyViolationError.
     """
@@ -416,7 +416,7 @@ def create_partitions(
         )
     check_request_size(view, added)
     check_partition_limit(view, 0, added)
-    take(added)
+    charge(added)
     is_fit = prepared is not None and prepared.can_be_added(view, topic.topic_id, current)
     if prepared is None or not is_fit or len(prepared.assignments) != added:
         prepared = None
@@ -496,19 +496,19 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
 def delete_topic(
     view: ControllerView,
     topic_id: UUID,
-    take: ChargeQuota = unlimited,
+    charge: ChargeQuota = unlimited,
     *,
     allows_internal: bool = False,
 ) -> ControllerResult[None]:
     """Delete a topic.
 
-    Raises the errors of ``take``, UnknownTopicIdError, and InvalidTopicError for an internal topic,
-    unless ``allows_internal`` is set because ZooKeeper has a deletion marker.
+    Raises the errors of ``charge``, UnknownTopicIdError, and InvalidTopicError for an internal
+    topic, unless ``allows_internal`` is set because ZooKeeper has a deletion marker.
     """
     topic = view.image.topics_by_id.get(topic_id)
     if topic is None:
         raise UnknownTopicIdError("This server does not host this topic ID.")
     if topic.name in view.settings.internal_topics and not allows_internal:
         raise InvalidTopicError(f"{topic.name} holds the coordinators' state")
-    take(len(topic.partitions))
+    charge(len(topic.partitions))
     return ControllerResult(None, (RemoveTopicRecord(topic_id),))

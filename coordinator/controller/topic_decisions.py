@@ -74,7 +74,7 @@ def create_topic(
             topic_id=new_topic_id() if prepared is None else prepared.records.topic_id,
             draw=DRAW,
             check_configs=partial(check_configs, config),
-            take=take,
+            charge=take,
             validate_only=validate_only,
             prepared=prepared,
         )

@@ -63,7 +63,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
                 topic.count,
                 assignments=wanted,
                 draw=DRAW,
-                take=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
+                charge=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
                 validate_only=ctx.body.validate_only,
                 prepared=prepared,
             )

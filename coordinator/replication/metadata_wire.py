@@ -123,7 +123,7 @@ def snapshot_fetched(answer: Entity) -> SnapshotFetched:
         hint=_hint(row.current_leader, answer),
         size=row.size,
         position=row.position,
-        piece=bytes(row.unaligned_records or b""),
+        chunk=bytes(row.unaligned_records or b""),
     )
 
 

@@ -235,7 +235,7 @@ class RequestStream:
                 parts.append(view[:count])
                 unsent[0] = view[count:]
             else:
-                parts.append(chunk.take(count))
+                parts.append(chunk.read(count))
             if not unsent[0]:
                 unsent.popleft()
             room -= count

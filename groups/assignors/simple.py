@@ -33,15 +33,15 @@ def assign(
     """
     if len(set(topic_ids.values())) == 1:  # one subscription: balanced over all topics
         common_ids = next(iter(topic_ids.values()))
-        places = [partition for partition in partitions if partition[0] in common_ids]
-        return _balanced(sorted(topic_ids), sorted(places), held)
+        common = [partition for partition in partitions if partition[0] in common_ids]
+        return _balanced(sorted(topic_ids), sorted(common), held)
     targets: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in topic_ids}
     by_topic: dict[bytes, list[TopicIdPartition]] = {}
     for partition in sorted(partitions):
         by_topic.setdefault(partition[0], []).append(partition)
-    for topic_id, places in by_topic.items():
-        members = sorted(name for name, common_ids in topic_ids.items() if topic_id in common_ids)
-        for member_id, target in _balanced(members, places, held).items():
+    for topic_id, of_topic in by_topic.items():
+        members = sorted(name for name, ids in topic_ids.items() if topic_id in ids)
+        for member_id, target in _balanced(members, of_topic, held).items():
             targets[member_id] |= target
     return {member_id: frozenset(target) for member_id, target in targets.items()}
 
@@ -93,7 +93,7 @@ def _balanced(
     return {member_id: frozenset(target) for member_id, target in target_of.items()}
 
 
-def _quotas(members: list[str], places: int) -> dict[str, int]:
+def _quotas(members: list[str], partition_count: int) -> dict[str, int]:
     """Return each member's number of partitions: two members differ by one at most."""
-    upto = [-(-places * index // len(members)) for index in range(len(members) + 1)]
+    upto = [-(-partition_count * index // len(members)) for index in range(len(members) + 1)]
     return {name: upto[at + 1] - upto[at] for at, name in enumerate(members)}

@@ -261,7 +261,7 @@ BUGS: Final = (
     ),
     Bug(
         "a truncation keeps leader epochs that start after it",
-        ((LeaderEpochs.truncate_from_end, "if keep < len(self._starts):", "if False:"),),
+        ((LeaderEpochs.truncate_from_end, "if count < len(self._starts):", "if False:"),),
     ),
     Bug(
         "a failed fetch stays in flight forever",

@@ -38,7 +38,7 @@ def fetch_bytes(
     fetched = partition.reader.fetch(offset, max_bytes, isolation, at_least_one=at_least_one)
     records = fetched.records
     if isinstance(records, FileRange):
-        records = records.take(len(records))
+        records = records.read(len(records))
     return fetched._replace(records=records)
 
 

@@ -88,9 +88,9 @@ class _Topic:
             del self.unassigned[index]
 
 
-def _assign_ranges(part: _Topic, may_have: Callable[[str, int], bool], result: Result) -> None:
+def _assign_ranges(part: _Topic, is_assignable: Callable[[str, int], bool], result: Result) -> None:
     for member_id in part.consumers:
-        fitting = [index for index in part.unassigned if may_have(member_id, index)]
+        fitting = [index for index in part.unassigned if is_assignable(member_id, index)]
         fitting = fitting[: part.max_assignable(member_id)]
         if fitting:
             part.assign(member_id, fitting, result)

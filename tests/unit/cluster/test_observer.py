@@ -111,7 +111,7 @@ class Following:
             asked = self.observer.next_request(self.now)
             assert asked == FetchSnapshot(A, end, position, self.observer.epoch)
             piece = data[position : position + cut]
-            answer = SnapshotFetched(size=len(data), position=position, piece=piece)
+            answer = SnapshotFetched(size=len(data), position=position, chunk=piece)
             images += self.observer.on_snapshot_fetched(answer, self.now)
         self.images += images
         return images
@@ -448,7 +448,7 @@ def test_snapshot_fetch_continues_at_the_new_leader() -> None:
 def test_snapshot_chunk_at_wrong_position_starts_fetch_again() -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
-    wrong = SnapshotFetched(size=9, position=3, piece=b"x")
+    wrong = SnapshotFetched(size=9, position=3, chunk=b"x")
     following.observer.on_snapshot_fetched(wrong, following.now)
     assert following.request().offset == 0
 
@@ -457,7 +457,7 @@ def test_snapshot_chunk_at_wrong_position_starts_fetch_again() -> None:
 def test_snapshot_above_the_size_limit_is_corrupt(too_much: int) -> None:
     following = Following().found()
     following.answer(snapshot=OffsetAndEpoch(50, 1), hw=60)
-    answer = SnapshotFetched(size=rules.MAX_SNAPSHOT_BYTES + too_much, piece=b"x")
+    answer = SnapshotFetched(size=rules.MAX_SNAPSHOT_BYTES + too_much, chunk=b"x")
     if too_much:
         with pytest.raises(CorruptRecordError, match="the limit is"):
             following.observer.on_snapshot_fetched(answer, following.now)

@@ -116,7 +116,7 @@ class Desk:
             answer = error.answer
         if not answer:
             return None
-        data = b"".join(bytes(one) for one in answer if not hasattr(one, "take"))
+        data = b"".join(bytes(one) for one in answer if not hasattr(one, "read"))
         assert int.from_bytes(data[:4]) == len(data) - 4
         return data[4:]
 

@@ -136,7 +136,7 @@ def test_each_step_of_regex_matching_is_bounded_for_any_pattern(pattern):
     while not scan.advance(500):
         turns += 1
     assert turns >= (0 if pattern.startswith("(a*)*") else 20)
-    assert scan.found == {
+    assert scan.matches == {
         pattern: tuple(name for name in ("a" * 249, "ab" * 100) if regex.matches(name))
     }
 

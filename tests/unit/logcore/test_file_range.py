@@ -31,7 +31,7 @@ def ranged(partition: Partition) -> FileRange:
 def drained(records: FileRange, count: int = 100_000) -> bytes:
     pieces = []
     while len(records):
-        pieces.append(records.take(count))
+        pieces.append(records.read(count))
     return b"".join(pieces)
 
 
@@ -73,7 +73,7 @@ def test_file_of_an_unfinished_range_stays_open_after_close_or_deletion(
     disk = large._fs
     expected = b"".join(data for _, data in read_log(large))
     records = ranged(large)
-    first = records.take(1)
+    first = records.read(1)
     end(large)
     assert len(disk.open_paths) == 1
     assert first + drained(records) == expected

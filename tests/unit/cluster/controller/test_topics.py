@@ -184,7 +184,7 @@ def test_create_topic_validates_configs_and_takes_from_the_quota() -> None:
     with pytest.raises(InvalidConfigError):
         create(cluster, NewTopic("foo", configs={"x": "y"}), check_configs=refuses)
     taken: list[int] = []
-    create(cluster, NewTopic("foo", 7), take=taken.append)
+    create(cluster, NewTopic("foo", 7), charge=taken.append)
     assert taken == [7]
 
 
@@ -322,11 +322,11 @@ def test_topics_and_partitions_above_the_cluster_limits_are_refused() -> None:
     create(cluster, NewTopic("a", 2, 1))
     taken: list[int] = []
     with pytest.raises(PolicyViolationError, match=r"6 .* fencepost\.max\.partitions=5"):
-        create(cluster, NewTopic("b", 4, 1), topic_id=UUID(int=9), take=taken.append)
-    create(cluster, NewTopic("b", 1, 1), topic_id=UUID(int=9), take=taken.append)
+        create(cluster, NewTopic("b", 4, 1), topic_id=UUID(int=9), charge=taken.append)
+    create(cluster, NewTopic("b", 1, 1), topic_id=UUID(int=9), charge=taken.append)
     with pytest.raises(PolicyViolationError, match=r"3 .* fencepost\.max\.topics=2"):
         create(cluster, NewTopic("c", 1, 1), topic_id=UUID(int=10), validate_only=True)
-    grow = {"assignments": None, "draw": random.Random(1), "take": taken.append}
+    grow = {"assignments": None, "draw": random.Random(1), "charge": taken.append}
     with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.partitions=5"):
         cluster.controller.create_partitions("b", 4, **grow)
     cluster.do(cluster.controller.create_partitions("b", 3, **grow))
@@ -336,7 +336,7 @@ def test_topics_and_partitions_above_the_cluster_limits_are_refused() -> None:
 def test_validate_only_takes_from_the_quota_and_writes_nothing() -> None:
     cluster, taken = Cluster(), []
     create(cluster, NewTopic("a", 1, 1))
-    how = {"draw": random.Random(1), "take": taken.append, "validate_only": True}
+    how = {"draw": random.Random(1), "charge": taken.append, "validate_only": True}
     created = cluster.controller.create_topic(
         NewTopic("b", 3, 2), topic_id=TOPIC_ID, check_configs=any_config, **how
     )

@@ -75,7 +75,7 @@ def records(partition: Partition) -> Any:
 
 def content(partition: Partition) -> bytes:
     taken = records(partition)
-    return bytes(taken.take(len(taken)))
+    return bytes(taken.read(len(taken)))
 
 
 def answering(service: Service, partitions: list[Partition]) -> None:

@@ -189,7 +189,7 @@ def test_remembered_assignor_requests_are_bounded(monkeypatch):
     state = driver().machine._shard
     for group_id in ("g1", "g2", "g3"):
         state.note_assignor_request(group_id, "mine", 0)
-    assert [state.may_ask_assignor(name, "mine", 1) for name in ("g1", "g2", "g3")] == [
+    assert [state.may_request_assignor(name, "mine", 1) for name in ("g1", "g2", "g3")] == [
         True,
         False,
         False,

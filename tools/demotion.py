@@ -15,10 +15,10 @@ from fencepost.cluster.controller.handover import as_standalone
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.quorum_state import (
+    is_of_fencepost,
     is_of_member,
-    is_ours,
+    mark_standalone,
     promoted_as,
-    stand_alone,
 )
 from fencepost.coordinator.metadata.snapshots import write_snapshot
 from fencepost.coordinator.metadata.stopped import StoppedMetadata, read_stopped
@@ -60,7 +60,7 @@ def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> De
     """
     log = f"{data_dir}/{METADATA_DIRECTORY}"
     meta = _identity(fs, data_dir)
-    if not is_ours(fs, log):
+    if not is_of_fencepost(fs, log):
         raise PromotionError(f"the broker of {data_dir} has never been standalone")
     if not is_of_member(fs, log):
         return Demotion(data_dir, None, ())
@@ -139,4 +139,4 @@ def carry_out(fs: FileSystem, plan: Demotion, now_ms: int) -> None:
     if plan.metadata is not None:
         write_snapshot(fs, log, plan.metadata.image, now_ms, plan.metadata.last_timestamp_ms)
     if plan.metadata is not None or promoted_as(fs, log) is not None:
-        stand_alone(fs, log)
+        mark_standalone(fs, log)

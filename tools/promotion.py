@@ -40,8 +40,8 @@ from fencepost.coordinator.metadata.control_records import Voter
 from fencepost.coordinator.metadata.metadata import FEATURES, SHARE_VERSION
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import (
+    is_of_fencepost,
     is_of_member,
-    is_ours,
     note_promotion,
 )
 from fencepost.coordinator.metadata.snapshots import SnapshotId, write_snapshot
@@ -194,7 +194,7 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
         meta = read_meta_properties(fs, directory)
     except CheckpointError as error:
         raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
-    if meta is None or not is_ours(fs, log):
+    if meta is None or not is_of_fencepost(fs, log):
         raise PromotionError(f"{directory} is not the data directory of a standalone broker")
     if is_of_member(fs, log):
         raise PromotionError(f"the broker of {directory} has already joined controllers")

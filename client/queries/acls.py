@@ -19,7 +19,7 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.security.principal import one_form
+from fencepost.coordinator.security.principal import canonical_host
 from fencepost.coordinator.security.rules import RuleTable
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def why(
     settings, notes = _settings(session)
     if principal in [one.strip() for one in settings.get("super.users", "").split(";")]:
         return AclVerdict(True, "super user", None, notes)
-    place = NO_ADDRESS if host is None else one_form(host)
+    place = NO_ADDRESS if host is None else canonical_host(host)
     decision = RuleTable.of(rules).decide(principal, place, operation, kind, name)
     if host is None and any(one.host != "*" and one.principal == principal for one in rules):
         notes.append("some rules apply to single addresses: name one with --host")

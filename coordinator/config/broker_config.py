@@ -36,7 +36,7 @@ from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.config.settings_file import read_file
 from fencepost.coordinator.config.topic_keys import REFUSED_TOPIC_KEYS, TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 from fencepost.logcore.config import LogConfig
 
 __all__ = [
@@ -242,9 +242,9 @@ class BrokerConfig:
     def settings(self, name: str) -> list[Setting]:
         """Return the levels that set a broker key, the strongest first; the last is its default."""
         default = Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)
-        return [*self._places([name]), default]
+        return [*self._settings_of_keys([name]), default]
 
-    def _places(self, names: Collection[str]) -> list[Setting]:
+    def _settings_of_keys(self, names: Collection[str]) -> list[Setting]:
         """Return where these keys are set, by level, then in the order of ``names``."""
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         return [
@@ -267,7 +267,7 @@ class BrokerConfig:
         Source: ``ConfigHelper.configSynonyms``.
         """
         names = _synonyms(name)
-        found = self._places(names)
+        found = self._settings_of_keys(names)
         defaults = ((one, BROKER_KEYS[one].default) for one in names if one in BROKER_KEYS)
         found += [
             Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
@@ -388,7 +388,7 @@ class BrokerConfig:
     def _changed(self) -> None:
         self._refresh()
         for listener in self._listeners:
-            with survived("settings changed"):
+            with swallow("settings changed"):
                 listener()
 
     def _refresh(self) -> None:

@@ -184,7 +184,7 @@ def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str
             )
 
 
-def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
+def config_synonyms(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
     """Return where a group's key is set, the strongest first, then the levels of its broker key."""
     found: list[Setting] = []
     if name in settings:

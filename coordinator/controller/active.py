@@ -107,7 +107,7 @@ class ActiveController:
 
     # --- decisions ---
 
-    def look(self) -> Controller:
+    def current_machine(self) -> Controller:
         """Return the machine with the newest image, for reading only."""
         self._sync()
         return self.machine
@@ -133,18 +133,20 @@ class ActiveController:
             base_offset = image.offset - len(outcome.records) + 1
             self.machine.install(image, outcome.records, base_offset, self.now_ms())
             self._sync()
-        self._tell(outcome.events, origin, trigger)
+        self._record_events(outcome.events, origin, trigger)
         self._arm()
         return outcome.answer
 
-    def learned(self, records: Sequence[MetadataRecord]) -> None:
+    def replay_records(self, records: Sequence[MetadataRecord]) -> None:
         """Replay the latest records, written by another controller; they may trigger decisions."""
         image = self.store.image
         self.machine.install(image, records, image.offset - len(records) + 1, self.now_ms())
         self._sync()
         self._arm()
 
-    def _tell(self, events: Sequence[Event], origin: Origin | None, trigger: str | None) -> None:
+    def _record_events(
+        self, events: Sequence[Event], origin: Origin | None, trigger: str | None
+    ) -> None:
         """Record the events, and log the first ones: a broker's failure can cause thousands."""
         for event in events:
             self._remember(event, origin, trigger)
@@ -236,6 +238,6 @@ class ActiveController:
             self._arm_at(now_ms + RETRY_MS)
             return
         if self._log is not None:
-            self._log.look_after(now_ms)
+            self._log.maybe_write_snapshot(now_ms)
         if is_more:
             self._arm_at(now_ms)

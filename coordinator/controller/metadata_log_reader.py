@@ -195,7 +195,7 @@ class MetadataLogReader:
             return DivergingEpoch(max(reader.latest_epoch, 0), self.partition.log_end_offset)
         return found
 
-    def is_worth_an_answer(self, read: MetadataRead, known_high_watermark: int) -> bool:
+    def has_news(self, read: MetadataRead, known_high_watermark: int) -> bool:
         """Return whether a read has news for an observer that knows this high watermark."""
         return bool(
             read.records
@@ -235,14 +235,14 @@ class MetadataLogReader:
             raise SnapshotNotFoundError(f"there is no snapshot {asked.file_name}")
         return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
 
-    def look_after(self, now_ms: int) -> None:
+    def maybe_write_snapshot(self, now_ms: int) -> None:
         """Write a snapshot if the log has outgrown the last one; checked every :data:`CUT_MS`."""
         if now_ms >= self._cut_ms and self._cutting is None:
             self._cut_ms = now_ms + CUT_MS
             if self._metadata.has_grown():
-                self._cutting = spawn(self._cut(), "cut the metadata log")
+                self._cutting = spawn(self._write_snapshot(), "cut the metadata log")
 
-    async def _cut(self) -> None:
+    async def _write_snapshot(self) -> None:
         """Write a snapshot in a thread, so that neither encoding nor the disk blocks the loop."""
         write = self._metadata.plan_snapshot()
         try:
@@ -253,7 +253,7 @@ class MetadataLogReader:
         finally:
             self._cutting = None
 
-    def snapshot_piece(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
+    def snapshot_slice(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
         """Return the size of a snapshot, and its bytes from ``position`` on.
 
         Raises SnapshotNotFoundError, PositionOutOfRangeError.

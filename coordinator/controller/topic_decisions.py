@@ -80,7 +80,7 @@ def create_topic(
         )
     )
     if not validate_only:
-        _tell(created)
+        _log_created(created)
     return created
 
 
@@ -113,7 +113,7 @@ def with_fixed_configs(
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
 
 
-def _tell(created: CreatedTopic) -> None:
+def _log_created(created: CreatedTopic) -> None:
     _log.info(
         "topic created",
         topic=created.name,

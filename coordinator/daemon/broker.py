@@ -43,8 +43,8 @@ from fencepost.coordinator.daemon.data_directory import (
     has_identity,
     identify,
     lock,
-    metadata_of_before,
     note_joined,
+    standalone_metadata,
 )
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.metadata_failure import stop_on_failure
@@ -266,7 +266,7 @@ class Broker:
             self._services = services = Services(
                 self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
-            stop_on_failure(self.storage.metadata_log, self._lost)
+            stop_on_failure(self.storage.metadata_log, self._on_membership_lost)
             await services.start()
             await self._add_users(services)
             await self._serve(services)
@@ -301,7 +301,7 @@ class Broker:
             directory = await threads.run(self._take_directory)
             previous = clean_shutdown_epoch(self.fs, directory)
             part = await self._decide(directory, threads)
-            self._member = member = self._of_a_cluster(part)
+            self._member = member = self._make_cluster_broker(part)
             node_id = self.config.int("node.id")
             asks = self.roles.elects or not has_identity(self.fs, directory)
             cluster_id = await member.find_cluster_id() if asks else ""
@@ -309,7 +309,7 @@ class Broker:
             addresses = {name: self.advertised_on(name) for name in self._listeners.all}
             before = None
             if part is None:
-                before = await threads.run(partial(metadata_of_before, self.fs, directory))
+                before = await threads.run(partial(standalone_metadata, self.fs, directory))
             image = await member.join(meta, addresses, previous)
             if before is not None:
                 note_joined(self.fs, directory, before, image)
@@ -346,21 +346,23 @@ class Broker:
         if self._metrics is not None and self._server is not None:
             self._metrics.serves(services, self._server)
 
-    def _of_a_cluster(self, part: ControllerPart | None) -> ClusterBroker:
+    def _make_cluster_broker(self, part: ControllerPart | None) -> ClusterBroker:
         """Return this broker's cluster membership; the broker has not joined yet."""
         # Imported here because most brokers are standalone.
         from fencepost.coordinator.daemon.cluster_broker import ClusterBroker  # noqa: PLC0415
 
         if not self.roles.elects:
             return ClusterBroker(
-                self.config, self._controllers(part), self._listeners.all, self._lost
+                self.config, self._controllers(part), self._listeners.all, self._on_membership_lost
             )
         try:
             from fencepost.coordinator.daemon.zookeeper_broker import ZooKeeperBroker  # noqa: PLC0415
         except ModuleNotFoundError as error:
             needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
             raise BrokerError(needs) from error
-        found = ZooKeeperBroker(self.config, self.roles, self._listeners.all, self._lost)
+        found = ZooKeeperBroker(
+            self.config, self.roles, self._listeners.all, self._on_membership_lost
+        )
         try:
             found.open(cluster_clock(self.clock))
         except ConfigError as error:
@@ -384,7 +386,7 @@ class Broker:
             threads,
         )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
-        stop_on_failure(part.storage.metadata_log, self._lost)
+        stop_on_failure(part.storage.metadata_log, self._on_membership_lost)
         await self._add_users(part.services)
         await part.serve(self.certificates)
         return part
@@ -396,7 +398,7 @@ class Broker:
         address = part.listeners.address_of(self.roles.controller_listener)
         return replace(self.roles, bootstrap=(address,), voters=())
 
-    def _lost(self, why: Exception) -> None:
+    def _on_membership_lost(self, why: Exception) -> None:
         _log.error("the broker has to stop", cause=str(why))
         if self.on_lost is not None:
             self.on_lost(BrokerError(str(why)))

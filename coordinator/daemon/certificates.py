@@ -79,7 +79,7 @@ class ListenerCertificates:
         if self._is_running:
             return
         self._is_running = True
-        self._config.listen(self.look)
+        self._config.listen(self.check_now)
         self._looks.start(LOOK_MS)
 
     async def stop(self) -> None:
@@ -90,7 +90,7 @@ class ListenerCertificates:
             await asyncio.wait({self._again})
         self._threads.close()
 
-    def look(self) -> None:
+    def check_now(self) -> None:
         """Check all certificates now, in a task."""
         if self._is_running and (self._again is None or self._again.done()):
             self._again = spawn(self._schedule_check(), "look at certificates")
@@ -125,7 +125,7 @@ class ListenerCertificates:
             tls.failed_reloads += 1
             _log.error("certificate not read again", listener=name, cause=str(error))
             return
-        tls.take(loaded)
+        tls.install(loaded)
         tls.is_stale = False
         tls.reloads += 1
         self._refused.pop(name, None)
@@ -140,7 +140,7 @@ class ListenerCertificates:
         """
         found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 
-        async def tell() -> None:
+        async def report_result() -> None:
             refusal: Exception | None = None
             try:
                 await self._check(config)
@@ -153,7 +153,7 @@ class ListenerCertificates:
             else:
                 found.set_exception(without_traceback(refusal))
 
-        spawn(tell(), "check certificates")
+        spawn(report_result(), "check certificates")
         return found
 
     async def _check(self, config: BrokerConfig) -> None:

@@ -127,7 +127,7 @@ class ClusterBroker:
                     f" based on currently configured listeners are {','.join(listeners)}",
                 )
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
-        self._quorum = self._way_to_controllers(config, roles)
+        self._quorum = self._quorum_config(config, roles)
         self._beside_controller = roles.is_controller
         """Whether a controller runs in this process: the history already has its decisions, so the
         differences between images are not recorded."""
@@ -145,7 +145,7 @@ class ClusterBroker:
         """Return listener names that other nodes use, by configuration key. Raises ConfigError."""
         return {BETWEEN_BROKERS: between_brokers(config)[0]}
 
-    def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> QuorumConfig:
+    def _quorum_config(self, config: BrokerConfig, roles: Roles) -> QuorumConfig:
         """Return how to find the controllers and connect to them. Raises ConfigError."""
         return QuorumConfig.of(config, roles)
 
@@ -264,13 +264,13 @@ class ClusterBroker:
 
     def _ask_about_controllers(self, services: Services) -> None:
         if services.controller is not None:
-            services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
+            services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_retrieve_exception)
 
     async def _begin(self, services: Services) -> None:
         """Start the replica fetchers and the coordinators for the installed image."""
         config, clock, view = self._config, cluster_clock(services.clock), self.cluster_view
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
-        services.history.place = HistoryPartition(
+        services.history.find_partition = HistoryPartition(
             config,
             services.metadata,
             services.replicas,
@@ -302,7 +302,7 @@ class ClusterBroker:
 
     def _leave(self, replicas: ReplicaManager, old: MetadataImage, image: MetadataImage) -> None:
         if self.cluster_view.in_controlled_shutdown:
-            replicas.stop_following(no_longer_followed(old, image, replicas.node_id))
+            replicas.stop_following(partitions_to_stop_fetching(old, image, replicas.node_id))
 
     def _place_replicas(self, replicas: ReplicaManager, channel: ControllerChannel) -> None:
         """Report the log directories of replicas to the controller."""
@@ -368,13 +368,13 @@ class ClusterBroker:
         return steps
 
 
-def _passed_over(answer: asyncio.Future[Entity]) -> None:
+def _retrieve_exception(answer: asyncio.Future[Entity]) -> None:
     """Retrieve the exception of an ignored response, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()
 
 
-def no_longer_followed(
+def partitions_to_stop_fetching(
     old: MetadataImage, image: MetadataImage, broker_id: int
 ) -> list[tuple[UUID, int]]:
     """Return the partitions that a broker in controlled shutdown must stop fetching.

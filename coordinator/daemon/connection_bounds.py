@@ -56,7 +56,7 @@ def _number(value: Value) -> int:
     return value
 
 
-def keep_to(
+def enforce_limits(
     server: Server, config: BrokerConfig, quotas: ClientQuotas, listeners: Collection[str]
 ) -> None:
     """Have the server enforce limits and quotas, now and after each change."""

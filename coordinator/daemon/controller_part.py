@@ -69,7 +69,7 @@ class ControllerPart:
             )
         )
         services = Services(storage, cluster_id=meta.cluster_id, advertised=listeners.address_of)
-        services.history.place = lambda: None  # this process's broker writes the entries
+        services.history.find_partition = lambda: None  # this process's broker writes the entries
         return cls(listeners, storage, services)
 
     async def serve(self, certificates: ListenerCertificates | None) -> None:

@@ -12,11 +12,11 @@ from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import (
     is_of_apache_kafka,
+    is_of_fencepost,
     is_of_member,
-    is_ours,
+    mark_standalone,
     note_membership,
     promoted_as,
-    stand_alone,
 )
 from fencepost.logcore.checkpoints import (
     LOCK,
@@ -54,7 +54,7 @@ def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
         try:
             _refuse_foreign(fs, directory, is_member)
             if not is_member:
-                _go_on_alone(fs, f"{directory}/{METADATA_DIRECTORY}")
+                _resume_standalone(fs, f"{directory}/{METADATA_DIRECTORY}")
         except BaseException:
             fs.close(held)
             raise
@@ -102,11 +102,11 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
         )
 
 
-def _go_on_alone(fs: FileSystem, log: str) -> None:
+def _resume_standalone(fs: FileSystem, log: str) -> None:
     """Resume as a standalone broker, which outdates the output of ``fencepost cluster promote``."""
     snapshot = promoted_as(fs, log)
     if snapshot is not None:
-        stand_alone(fs, log)
+        mark_standalone(fs, log)
         _log.warning(
             (
                 "the broker continues standalone: the output of `fencepost cluster promote` is"
@@ -116,7 +116,7 @@ def _go_on_alone(fs: FileSystem, log: str) -> None:
         )
 
 
-def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
+def standalone_metadata(fs: FileSystem, directory: str) -> MetadataImage | None:
     """Return the metadata that the broker had while it was standalone.
 
     Return None if the directory has no such metadata, or if the broker has joined controllers
@@ -124,7 +124,7 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
     copied only a part of the metadata.
     """
     log = f"{directory}/{METADATA_DIRECTORY}"
-    if not is_ours(fs, log) or is_of_member(fs, log):
+    if not is_of_fencepost(fs, log) or is_of_member(fs, log):
         return None
     from fencepost.coordinator.metadata.stopped import read_stopped  # noqa: PLC0415 - needed once in a directory's life
 

@@ -20,7 +20,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, Run
 from fencepost.coordinator.history.entries import MAX_REQUEST_BYTES
 from fencepost.coordinator.history.recorded_apis import CONNECTION_CLOSED, REQUEST, SUBJECTS
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.batch import HEADER_SIZE
@@ -194,7 +194,7 @@ def _frame(ctx: Context, message: Any, *, is_request: bool) -> bytes | int:
     """Return the frame of a message without records; if it is not recorded, return its size."""
     key, version, correlation_id = ctx.api_key, ctx.version, ctx.correlation_id
     # No failure of the recording may fail the request.
-    with survived("request not recorded"), suppress(TooLargeError):
+    with swallow("request not recorded"), suppress(TooLargeError):
         if is_request:
             reduced = _reduced(message, _LEFT_OUT)
             chunks = encode_request(key, version, correlation_id, ctx.client_id, reduced)

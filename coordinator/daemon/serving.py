@@ -19,7 +19,7 @@ from fencepost.coordinator.config.listeners import (
     check_closed,
     sends_plaintext_passwords,
 )
-from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
+from fencepost.coordinator.daemon.connection_bounds import enforce_limits, window_of
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.server.server import Server, bind
@@ -104,7 +104,7 @@ class Listeners:
         server.on_closed = services.connection_closed
         if services.storage.is_broker and config.bool("fencepost.history.enable"):
             _watch_requests(server, services, registry)
-        keep_to(server, config, services.quotas, self.all)
+        enforce_limits(server, config, services.quotas, self.all)
         return server
 
     async def open(self, server: Server, certificates: ListenerCertificates | None) -> None:

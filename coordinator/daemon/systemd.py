@@ -29,25 +29,27 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Report that the broker serves, and start feeding the watchdog."""
-        self._tell("READY=1", f"STATUS={status}")
+        self._notify("READY=1", f"STATUS={status}")
         if self._watchdog is None and (wait_ms := _watchdog_ms()) is not None:
-            self._feed(wait_ms / FEEDS_PER_WATCHDOG)
+            self._send_watchdog(wait_ms / FEEDS_PER_WATCHDOG)
 
     def reloading(self) -> None:
         """Report that the settings are being reloaded; :meth:`ready` follows."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """Report that the broker stops; a last feed of the watchdog gives the stop enough time."""
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._tell("STOPPING=1", "WATCHDOG=1")
+        self._notify("STOPPING=1", "WATCHDOG=1")
 
-    def _feed(self, wait_ms: float) -> None:
-        self._tell("WATCHDOG=1")
-        self._watchdog = call_later(self._loop, wait_ms, "watchdog", lambda: self._feed(wait_ms))
+    def _send_watchdog(self, wait_ms: float) -> None:
+        self._notify("WATCHDOG=1")
+        self._watchdog = call_later(
+            self._loop, wait_ms, "watchdog", lambda: self._send_watchdog(wait_ms)
+        )
 
-    def _tell(self, *lines: str) -> None:
+    def _notify(self, *lines: str) -> None:
         if not self._path or (made := local_datagram_socket()) is None:
             return
         # A name in Linux's abstract space is written with @ and begins with a zero byte.

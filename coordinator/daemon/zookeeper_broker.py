@@ -68,7 +68,7 @@ class ZooKeeperBroker(ClusterBroker):
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
         return {**super()._listeners_within(config), CONTROL_PLANE: control_plane(config)[0]}
 
-    def _way_to_controllers(self, config: BrokerConfig, _roles: Roles) -> QuorumConfig:
+    def _quorum_config(self, config: BrokerConfig, _roles: Roles) -> QuorumConfig:
         name, protocol = control_plane(config)
         mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
         return QuorumConfig(

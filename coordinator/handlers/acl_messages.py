@@ -51,7 +51,7 @@ def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
     return (yield from change)
 
 
-def decided_in_pieces(
+def decided_in_batches(
     ctx: Context,
     authorizer: Authorizer,
     acls: Sequence[Acl],
@@ -101,7 +101,7 @@ def filter_of(wanted: Any) -> AclFilter:
     )
 
 
-def says_unknown(wanted: Any) -> bool:
+def has_unknown_code(wanted: Any) -> bool:
     """Return whether a filter contains the code of UNKNOWN.
 
     An undefined code is not an error: it matches no ACL.

@@ -59,7 +59,7 @@ def run(ctx: Context) -> Work[Entity]:
     for entry in ctx.body.entries:
         one = yield from _read(entry)
         asked.append(one)
-    checked = yield from ctx.controller.look().check_quotas(asked)
+    checked = yield from ctx.controller.current_machine().check_quotas(asked)
     if not ctx.body.validate_only:
         good = [at for at, (_, error) in enumerate(checked) if error is None]
         alter = partial(_alter, _QuotaCount(ctx), ctx.metadata.reason_against)

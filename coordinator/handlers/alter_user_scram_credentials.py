@@ -66,7 +66,7 @@ def run(ctx: Context) -> Work[Entity]:
     for one in ctx.body.upsertions:
         asked.append(_upsertion(one))
         yield None
-    failed, accepted = yield from ctx.controller.look().check_credentials(
+    failed, accepted = yield from ctx.controller.current_machine().check_credentials(
         asked, LEAST_ITERATIONS, ctx.metadata.reason_against
     )
     errors = yield from decided_by_item(ctx, accepted, _alter, lambda one: len(one.name))

@@ -24,7 +24,7 @@ def run(ctx: Context) -> Work[Entity]:
         lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
         lambda is_more: is_more,
     )
-    remaining = ctx.controller.look().led_by(body.broker_id)
+    remaining = ctx.controller.current_machine().led_by(body.broker_id)
     make = ctx.respond
     return make.ControlledShutdownResponse(
         error_code=ErrorCode.none,

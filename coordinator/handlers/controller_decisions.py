@@ -87,7 +87,7 @@ def decided_by_item(
     def changes() -> Work[list[DomainError | None]]:
         errors: list[DomainError | None] = []
         written, decide_on = [], decider(ctx)
-        pieces = pieces_of_turns(items, characters_of) if store is None else batched(items, 1)
+        pieces = batches_per_turn(items, characters_of) if store is None else batched(items, 1)
         for some in pieces:
             errors += decide_on(partial(decide, some))
             if store is not None:
@@ -129,7 +129,7 @@ def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
         yield items[start : start + count]
 
 
-def pieces_of_turns(
+def batches_per_turn(
     items: Iterable[Item], characters_of: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
     """Split items into pieces small enough for one turn of the event loop each."""

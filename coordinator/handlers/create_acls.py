@@ -15,7 +15,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import (
     NO_AUTHORIZER,
-    decided_in_pieces,
+    decided_in_batches,
     existing_acls,
     in_turn,
     rule_of,
@@ -48,10 +48,10 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _create_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     wanted = yield from each_row(ctx.body.creations, rule_of)
-    errors, created = yield from ctx.controller.look().check_acl_creation(
+    errors, created = yield from ctx.controller.current_machine().check_acl_creation(
         wanted, existing_acls(ctx, authorizer), ctx.metadata.reason_against
     )
     create = partial(Controller.create_acls, draw_id=uuid4)
-    yield from decided_in_pieces(ctx, authorizer, created, create)
+    yield from decided_in_batches(ctx, authorizer, created, create)
     results = yield from each_row(errors, lambda error: _result(ctx, *code_and_message(error)))
     return ctx.respond.CreateAclsResponse(results=results)

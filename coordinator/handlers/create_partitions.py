@@ -85,7 +85,7 @@ def _prepared(
         return None
     return (
         yield from prepare(
-            ctx.controller.look,
+            ctx.controller.current_machine,
             lambda one: one.prepare_partitions(name, count, assignments=wanted, draw=DRAW),
         )
     )

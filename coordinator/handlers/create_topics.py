@@ -100,7 +100,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
             raise InvalidRequestError("Duplicate topic name.")
         if name != METADATA_TOPIC and not _may_create(ctx, name):
             raise TopicAuthorizationError("Authorization failed.")
-        check_request_size(ctx.controller.look().view, total)
+        check_request_size(ctx.controller.current_machine().view, total)
         configs = with_fixed_configs(
             ctx.metadata, name, {entry.name: entry.value for entry in topic.configs}
         )
@@ -115,7 +115,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
         if total >= PREPARED_FROM and ctx.metadata.topic(name) is None:
             topic_id = new_topic_id()
             prepared = yield from prepare(
-                ctx.controller.look,
+                ctx.controller.current_machine,
                 lambda one: one.prepare_topic(wanted, topic_id=topic_id, draw=DRAW),
             )
         created = create_topic(

@@ -15,7 +15,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import (
     NO_AUTHORIZER,
-    decided_in_pieces,
+    decided_in_batches,
     existing_acls,
     filter_of,
     in_turn,
@@ -54,8 +54,10 @@ def run(ctx: Context) -> Work[Entity]:
 def _delete_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     wanted = yield from each_row(ctx.body.filters, filter_of)
     existing = existing_acls(ctx, authorizer)
-    answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, existing)
-    yield from decided_in_pieces(ctx, authorizer, deleted, Controller.delete_acls)
+    answers, deleted = yield from ctx.controller.current_machine().check_acl_deletion(
+        wanted, existing
+    )
+    yield from decided_in_batches(ctx, authorizer, deleted, Controller.delete_acls)
     results = []
     for found in answers:
         if isinstance(found, DomainError):

@@ -75,7 +75,7 @@ async def run(ctx: Context) -> Entity:
     results: list[Entity] = []
     deleted: list[TopicImage] = []
     while waiting:
-        results += _some(ctx, waiting, named, deleted)
+        results += _delete_slice(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
     if deleted:
         written = ctx.controller.store.durable()
@@ -85,7 +85,7 @@ async def run(ctx: Context) -> Entity:
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
 
-def _some(
+def _delete_slice(
     ctx: Context,
     waiting: deque[tuple[Asked, int]],
     named: Counter[Resolved],

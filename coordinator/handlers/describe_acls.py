@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Acl, Operation, PatternType, ResourceType
 from fencepost.cluster.controller.acls import check_filter
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of, says_unknown
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of, has_unknown_code
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
@@ -26,7 +26,7 @@ def run(ctx: Context) -> Steps[Entity]:
     if authorizer is None:
         return make.error(ErrorCode.security_disabled, f"{NO_AUTHORIZER} on the broker")
     wanted = filter_of(ctx.body)
-    if says_unknown(ctx.body):
+    if has_unknown_code(ctx.body):
         check_filter(wanted)
     found: dict[tuple[ResourceType, str, PatternType], list[Entity]] = {}
     for acl in (yield from authorizer.rules.find(wanted)):

@@ -38,12 +38,12 @@ def run(ctx: Context) -> Steps[Entity]:
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,
         error_message=NO_ERROR,
-        topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(_own(ctx),)),),
+        topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(_own_partition(ctx),)),),
         nodes=(make.Node(node_id=broker.node_id, listeners=(listener,)),),
     )
 
 
-def _own(ctx: Context) -> Entity:
+def _own_partition(ctx: Context) -> Entity:
     make, metadata = ctx.respond, ctx.broker.storage.metadata_log
     now_ms, end = ctx.broker.clock.now_ms(), metadata.next_offset
     voter = make.ReplicaState(

@@ -82,7 +82,9 @@ def run(ctx: Context) -> Work[Entity]:
         return _refused(ctx, ErrorCode.invalid_request)
     listener = ctx.connection.session.listener
     throttle = (
-        None if ctx.throttle is None else ctx.throttle.inside(principal.name, request.client_id)
+        None
+        if ctx.throttle is None
+        else ctx.throttle.for_envelope(principal.name, request.client_id)
     )
     inner = replace(
         ctx,

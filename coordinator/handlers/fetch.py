@@ -75,7 +75,7 @@ def run(ctx: Context) -> Work[Entity]:
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),
         may_read=None if ctx.broker.authorizer is None else _rights(ctx, follows=replica_id >= 0),
-        may_tell=None if throttle is None else throttle.may_fetch,
+        may_send=None if throttle is None else throttle.may_fetch,
     )
     if body.topics and replica_id < 0:
         _observe(ctx, fetch.isolation_level, by_id=by_id)

@@ -32,7 +32,7 @@ def run(ctx: Context) -> Entity:
     (topic,), (part,) = body.topics, body.topics[0].partitions
     code, size, piece = ErrorCode.none, 0, b""
     try:
-        size, piece = _piece(ctx, topic.name, part)
+        size, piece = _slice(ctx, topic.name, part)
     except DomainError as error:
         code = error_code(error)
     host, port = ctx.advertised
@@ -55,11 +55,11 @@ def run(ctx: Context) -> Entity:
     )
 
 
-def _piece(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
+def _slice(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
     log = ctx.controller.log
     if (topic, part.partition) != (METADATA_TOPIC, 0):
         raise UnknownTopicOrPartitionError(f"only {METADATA_TOPIC}-0 has snapshots")
     # The epoch is not optional: −1 counts as an old epoch.
     check_leader_epoch(max(part.current_leader_epoch, 0), log.epoch)
     asked = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)
-    return log.snapshot_piece(asked, part.position, ctx.body.max_bytes)
+    return log.snapshot_slice(asked, part.position, ctx.body.max_bytes)

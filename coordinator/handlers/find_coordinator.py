@@ -69,7 +69,7 @@ def run(ctx: Context) -> Steps[Entity]:
             verdict = _look_up(ctx, endpoints, key_type, key)
         elif verdict is None:
             verdict = yield from _open(ctx, endpoints, key_type, key)
-        found.append((key, _place(*verdict)))
+        found.append((key, _coordinator_fields(*verdict)))
         yield
     if ctx.version < FIRST_WITH_MANY_KEYS:
         return respond.FindCoordinatorResponse(**found[0][1])
@@ -100,7 +100,7 @@ def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
     return ErrorCode.invalid_request, f"no coordinators of type {key_type}", None
 
 
-def _place(code: ErrorCode, message: str | None, node: Node | None) -> dict[str, Any]:
+def _coordinator_fields(code: ErrorCode, message: str | None, node: Node | None) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_message": message,

@@ -46,7 +46,7 @@ def run(ctx: Context) -> Work[Entity]:
         for topic in body.topics:
             asked += [(topic.name, index) for index in topic.partition_indexes]
             yield None
-    machine = ctx.controller.look()
+    machine = ctx.controller.current_machine()
     found: dict[str, list[Entity]] = {}
     for name, index, state in machine.list_partition_reassignments(asked):
         found.setdefault(name, []).append(

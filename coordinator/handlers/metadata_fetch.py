@@ -71,7 +71,7 @@ def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> 
         return found
 
     found = read()
-    if log.is_worth_an_answer(found, high_watermark):
+    if log.has_news(found, high_watermark):
         return found
     yield from log.wait(part.fetch_offset, high_watermark, max_wait_ms)
     return read()

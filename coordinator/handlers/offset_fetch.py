@@ -63,7 +63,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
             if topic.name in closed:
                 refused.append(topic)
             else:
-                wanted.append(_wanted(ctx, topic.name, topic, seen))
+                wanted.append(_topic_query(ctx, topic.name, topic, seen))
             yield None
     command = FetchOffsets(
         group_id=body.group_id,
@@ -80,7 +80,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
         refused = body.topics
     else:
         for name, partitions in result.topics:
-            if wanted is not None or _is_seen(ctx, name):
+            if wanted is not None or _may_describe(ctx, name):
                 told = yield from _each(_partition, make, partitions)
                 topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=told))
             yield None
@@ -113,12 +113,12 @@ def _result_of(future: Future) -> Work[Any]:
     return result
 
 
-def _is_seen(ctx: Context, name: str) -> bool:
+def _may_describe(ctx: Context, name: str) -> bool:
     """Return whether the client may describe a topic that it has not named."""
     return ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False)
 
 
-def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
+def _topic_query(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
     """Return the query for a topic, without the partitions that were queried before (``seen``).
 
     Without this, repeated indexes in a small request could multiply its response: an offset may
@@ -192,7 +192,7 @@ def _ask(
                 codes.append(ErrorCode.topic_authorization_failed)
             else:
                 codes.append(ErrorCode.none)
-                wanted.append(_wanted(ctx, name, topic, seen))
+                wanted.append(_topic_query(ctx, name, topic, seen))
             yield None
         topics = tuple(wanted)
     command = FetchOffsets(
@@ -224,7 +224,7 @@ def _group(
         for name, partitions in result.topics:
             # Version 10 needs topic ids, and a deleted topic has none.
             has_key = ctx.version < FIRST_BY_ID or _id_of(ctx, name) is not None
-            if has_key and _is_seen(ctx, name):
+            if has_key and _may_describe(ctx, name):
                 topics.append((yield from _topic(ctx, name, _id_of(ctx, name), partitions)))
             yield None
     else:

@@ -99,7 +99,7 @@ def _describe_topic(broker: Services, name: str) -> list[Described]:
 def _describe_group(broker: Services, name: str) -> list[Described]:
     config, own = broker.config, broker.metadata.group_settings(name)
     described = (
-        _described(key, group_settings.places(config, key.name, own))
+        _described(key, group_settings.config_synonyms(config, key.name, own))
         for key in GROUP_OWN_KEYS.values()
     )
     return [

@@ -22,9 +22,9 @@ from fencepost.coordinator.handlers.share_requests import (
     loaded,
     partition_of,
     refusal_of,
+    response_error,
     settled,
     share_response,
-    told,
 )
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.groups.share.session import SessionKey, ShareSession, TopicPartition
@@ -78,7 +78,7 @@ def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement])
     make, leaders = ctx.respond, set[int]()
     found: dict[bytes, list[Entity]] = {}
     for partition, answer in acknowledged.items():
-        code, message = told(answer)
+        code, message = response_error(answer)
         found.setdefault(partition.topic_id, []).append(
             make.PartitionData(
                 partition_index=partition.partition,

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.share_requests import (
-    TOLD_NONE,
+    NO_ERROR,
     Acknowledgement,
     Readable,
     acknowledge,
@@ -34,9 +34,9 @@ from fencepost.coordinator.handlers.share_requests import (
     loaded,
     partition_of,
     refusal_of,
+    response_error,
     settled,
     share_response,
-    told,
 )
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.turns import Work
@@ -234,7 +234,7 @@ def _partition(
     leaders: set[int],
 ) -> Entity:
     make = ctx.respond
-    code, message = TOLD_NONE if answer is None else told(answer)
+    code, message = NO_ERROR if answer is None else response_error(answer)
     return make.PartitionData(
         partition_index=partition.partition,
         error_code=ErrorCode.none if error is None else error_code(error),

@@ -186,31 +186,31 @@ def _settle(over: asyncio.Future[None], _done: asyncio.Future[object]) -> None:
         over.set_result(None)
 
 
-class Told(NamedTuple):
+class ResponseError(NamedTuple):
     """An error as it appears in a response."""
 
     code: ErrorCode
     message: str | None
 
 
-TOLD_NONE: Final = Told(ErrorCode.none, None)
+NO_ERROR: Final = ResponseError(ErrorCode.none, None)
 
 
-def told(acknowledgement: Acknowledgement | None) -> Told:
+def response_error(acknowledgement: Acknowledgement | None) -> ResponseError:
     """Return the error of an acknowledgement whose future is done.
 
     The error messages of the state machine are Kafka's; errors of earlier checks have none.
     """
     if acknowledgement is None:
-        return TOLD_NONE
+        return NO_ERROR
     if isinstance(acknowledgement, DomainError):
-        return Told(error_code(acknowledgement), None)
+        return ResponseError(error_code(acknowledgement), None)
     error = acknowledgement.exception()
     if error is None:
-        return TOLD_NONE
+        return NO_ERROR
     if isinstance(error, DomainError):
-        return Told(error_code(error), str(error) or None)
-    return Told(ErrorCode.unknown_server_error, None)
+        return ResponseError(error_code(error), str(error) or None)
+    return ResponseError(ErrorCode.unknown_server_error, None)
 
 
 def leader_fields(

@@ -67,7 +67,7 @@ def ask_for_topic(ctx: Context, name: str) -> None:
     broker.topics_coming.add(name)
     done = partial(_answered, broker, name, version)
 
-    def asked(answer: asyncio.Future[Entity]) -> None:
+    def on_envelope_answer(answer: asyncio.Future[Entity]) -> None:
         if not answer.cancelled() and isinstance(answer.exception(), UnsupportedVersion):
             # The controller does not support Envelope. This broker has checked the client's
             # permission.
@@ -75,7 +75,7 @@ def ask_for_topic(ctx: Context, name: str) -> None:
         else:
             done(answer)
 
-    controller.send(request).add_done_callback(asked)
+    controller.send(request).add_done_callback(on_envelope_answer)
 
 
 def ask_for_internal_topic(broker: Services, name: str) -> None:
@@ -131,8 +131,8 @@ def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
         replicas = config.int(f"{prefix}.replication.factor")
         configs = broker.metadata.internal_configs(name)
     else:
-        partitions = _given(broker, "num.partitions")
-        replicas = _given(broker, "default.replication.factor")
+        partitions = _configured_value(broker, "num.partitions")
+        replicas = _configured_value(broker, "default.replication.factor")
     return _creation(broker, make, name, partitions, replicas, configs)
 
 
@@ -160,7 +160,7 @@ def _creation(
     )
 
 
-def _given(broker: Services, key: str) -> int:
+def _configured_value(broker: Services, key: str) -> int:
     """Return a setting of this broker, or FROM_CONTROLLER if it is not configured."""
     source = broker.config.settings(key)[0].source
     return FROM_CONTROLLER if source is ConfigSource.DEFAULT else broker.config.int(key)

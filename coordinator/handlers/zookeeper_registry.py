@@ -93,10 +93,10 @@ def zookeeper_registry(services: Services) -> Registry:
         after_others = up_to_date(run)
         return lambda ctx: services.acl_requests.run(after_others(ctx))
 
-    def here_or_there(forwarded: Run) -> Run:
+    def decided_or_forwarded(forwarded: Run) -> Run:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
-    def anywhere(forwarded: Run) -> Run:
+    def decided_forwarded_or_written(forwarded: Run) -> Run:
         """Handle configuration changes: as the controller, by forwarding, or by writing them here.
 
         This broker writes them to ZooKeeper itself if the controller does not support Envelope, or
@@ -107,7 +107,7 @@ def zookeeper_registry(services: Services) -> Registry:
             node = services.on_zookeeper
             is_elsewhere = node.elected is None and not node.takes_envelopes
             if is_elsewhere or _keeps_passwords(ctx.body):
-                return _written_here(ctx, inside)
+                return _write_to_zookeeper(ctx, inside)
             return decided(ctx) or forwarded(ctx)
 
         return run
@@ -125,8 +125,8 @@ def zookeeper_registry(services: Services) -> Registry:
         forwards=services.controller_versions,
         own=WRITTEN_BY_ANY_BROKER,
         wrapped={
-            **dict.fromkeys(FORWARDED - _OF_QUORUMS - WRITTEN_BY_ANY_BROKER, here_or_there),
-            **dict.fromkeys(map(int, _SETTINGS), anywhere),
+            **dict.fromkeys(FORWARDED - _OF_QUORUMS - WRITTEN_BY_ANY_BROKER, decided_or_forwarded),
+            **dict.fromkeys(map(int, _SETTINGS), decided_forwarded_or_written),
             **dict.fromkeys(map(int, WRITTEN_BY_ANY_BROKER), up_to_date),
             **dict.fromkeys(map(int, _ACLS), one_at_a_time),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
@@ -143,7 +143,7 @@ def _keeps_passwords(body: Any) -> bool:
     )
 
 
-def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
+def _write_to_zookeeper(ctx: Context, inside: Registry) -> Work[Entity]:
     """Write configuration changes to ZooKeeper, as the brokers of Kafka 3.9 do."""
     named = {(one.resource_type, one.resource_name) for one in ctx.body.resources}
     reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")

@@ -92,7 +92,7 @@ class HistoryRecorder:
         self._logs = logs
         self._clock = clock
         self._queue: deque[Entry] = deque()
-        self.place: Callable[[], Partition | None] | None = None
+        self.find_partition: Callable[[], Partition | None] | None = None
         """Returns the partition to which a broker of a cluster writes, or None: entries then stay
         queued. Must not raise. A standalone broker has no such function, and writes to partition
         0."""
@@ -143,7 +143,7 @@ class HistoryRecorder:
 
     def write_all(self) -> None:
         """Write all queued entries, in batches; stop if the partition does not exist yet."""
-        while self._queue and self._write_some():
+        while self._queue and self._write_batch():
             pass
 
     def remember(
@@ -181,14 +181,14 @@ class HistoryRecorder:
     def _flush(self) -> None:
         """Write one batch, and schedule the next one after other callbacks."""
         self._timer = None
-        pause_ms = 0 if self._write_some() else PLACE_RETRY_MS
+        pause_ms = 0 if self._write_batch() else PLACE_RETRY_MS
         if self._queue and self._loop is not None:
             self._timer = call_later(self._loop, pause_ms, "history", self._flush)
 
-    def _write_some(self) -> bool:
+    def _write_batch(self) -> bool:
         """Write one batch from the queue; return False if there is no partition to write to yet."""
-        partition = None if self.place is None else self.place()
-        if partition is None and self.place is not None:
+        partition = None if self.find_partition is None else self.find_partition()
+        if partition is None and self.find_partition is not None:
             return False
         records: list[Record] = []
         taken = size = 0

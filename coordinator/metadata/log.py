@@ -56,7 +56,7 @@ from fencepost.coordinator.metadata.metadata import (
     Metadata,
 )
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.metadata.quorum_state import keep_others_out
+from fencepost.coordinator.metadata.quorum_state import write_if_missing
 from fencepost.coordinator.metadata.server_secret import write_secret
 from fencepost.coordinator.metadata.snapshots import (
     SnapshotId,
@@ -135,7 +135,7 @@ class MetadataLog(Metadata):
         """Whether the log ends within a metadata transaction."""
         self.has_own_broker = False
         """Whether this broker is the only one, and registers itself."""
-        keep_others_out(fs, partition.log.directory)
+        write_if_missing(fs, partition.log.directory)
         try:
             self._load()
         except CorruptRecordError as error:

@@ -32,7 +32,7 @@ from fencepost.coordinator.metadata.names import (
     TRANSACTION_STATE,
 )
 from fencepost.coordinator.metadata.publication import Publication, Published, Subscriber
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 from fencepost.logcore.config import MAX_INT64
 
 TRANSACTION_VERSION: Final = "transaction.version"
@@ -110,7 +110,7 @@ class Metadata:
             resource = BROKER_RESOURCE, name
             if old.configs.get(resource) is not image.configs.get(resource):
                 # The image is installed, so no failure may keep a subscriber from seeing it.
-                with survived("take over dynamic settings", of=name or "all brokers"):
+                with swallow("take over dynamic settings", of=name or "all brokers"):
                     self._config.set_dynamic(source, self.plain_settings(name))
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import IntEnum, unique
 
 from fencepost.cluster.image import MetadataImage
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 
 Published = Callable[[MetadataImage, MetadataImage], None]
 """Called with the previous image and the next, which is already installed."""
@@ -73,5 +73,5 @@ class Publication:
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
         """Pass both images to all subscribers; a failure of one is logged."""
         for subscriber, publish in tuple(self._subscribers):
-            with survived("publish metadata", to=subscriber.name, offset=image.offset):
+            with swallow("publish metadata", to=subscriber.name, offset=image.offset):
                 publish(old, image)

@@ -34,13 +34,13 @@ _PROMOTED: Final = "promoted"
 _MEMBER: Final = "member"
 
 
-def keep_others_out(fs: FileSystem, directory: str) -> None:
+def write_if_missing(fs: FileSystem, directory: str) -> None:
     """Write the file if the directory has none. Raises OSError."""
     if fs.read_file(f"{directory}/{QUORUM_STATE}") is None:
-        stand_alone(fs, directory)
+        mark_standalone(fs, directory)
 
 
-def stand_alone(fs: FileSystem, directory: str) -> None:
+def mark_standalone(fs: FileSystem, directory: str) -> None:
     """Declare this log authoritative, whatever the file said before. Raises OSError."""
     _write(fs, directory, {})
 
@@ -66,7 +66,7 @@ def is_of_member(fs: FileSystem, directory: str) -> bool:
     return _MEMBER in _read(fs, directory)
 
 
-def is_ours(fs: FileSystem, directory: str) -> bool:
+def is_of_fencepost(fs: FileSystem, directory: str) -> bool:
     """Return whether the directory holds a metadata log of Fencepost."""
     return bool(_read(fs, directory))
 

@@ -45,8 +45,8 @@ function that combines the values of several instances, and the divisor for the 
 def series(services: Services) -> Iterator[Series]:
     """Yield counts of instances and pushes, and the values of the clients that pushed last."""
     telemetry = services.telemetry if services.has_telemetry else None
-    yield _some("instances", ("", 0 if telemetry is None else len(telemetry)))
-    yield _some(
+    yield _family("instances", ("", 0 if telemetry is None else len(telemetry)))
+    yield _family(
         "pushes_total",
         *(
             (labels(result=result), 0 if telemetry is None else telemetry.results[result])
@@ -67,12 +67,12 @@ def series(services: Services) -> Iterator[Series]:
             if value is not None:
                 former = values[name].get(client_id)
                 values[name][client_id] = value if former is None else combine(former, value)
-    yield _some("push_age_seconds", *_by_client(ages, 1))
+    yield _family("push_age_seconds", *_by_client(ages, 1))
     for name, (_, _, divisor) in _VALUES.items():
-        yield _some(name, *_by_client(values[name], divisor))
+        yield _family(name, *_by_client(values[name], divisor))
 
 
-def _some(name: str, *samples: Sample) -> Series:
+def _family(name: str, *samples: Sample) -> Series:
     return FAMILIES[f"fencepost_telemetry_{name}"], samples
 
 

@@ -80,7 +80,7 @@ class Endpoint:
         self._scrapes: dict[str, tuple[asyncio.Task[None], ScrapePage]] = {}
         """Scrapes in progress, by format."""
         self._one_at_a_time = asyncio.Lock()
-        self._began = own.began()
+        self._began = own.process_start_s()
         self._scraped, self._took = 0, 0.0
 
     # --- life ---
@@ -181,19 +181,19 @@ class Endpoint:
             page.end()
 
     def _of_endpoint(self) -> Iterator[Series]:
-        yield own.one("fencepost_ready", int(not health.unready(self.stage, self.services)))
-        yield own.some("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
+        yield own.unlabelled("fencepost_ready", int(not health.unready(self.stage, self.services)))
+        yield own.with_samples("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
 
     def _of_scrape(self, page: ScrapePage) -> Iterator[Series]:
-        yield own.one("fencepost_scrapes_total", self._scraped)
-        yield own.one("fencepost_scrape_seconds", self._took)
-        yield own.one("fencepost_metrics_series", page.series)
-        yield own.one("fencepost_metrics_dropped_series", page.dropped)
+        yield own.unlabelled("fencepost_scrapes_total", self._scraped)
+        yield own.unlabelled("fencepost_scrape_seconds", self._took)
+        yield own.unlabelled("fencepost_metrics_series", page.series)
+        yield own.unlabelled("fencepost_metrics_dropped_series", page.dropped)
 
     async def _add_broker(
         self, page: ScrapePage, services: Services, server: Server, pace: Pace
     ) -> None:
-        seen = await snapshot.take(services, self._max_series, pace)
+        seen = await snapshot.collect(services, self._max_series, pace)
         await self._lags.fill(seen, services.logs.cleaned, pace)
         page.dropped += seen.missed
         for families in (

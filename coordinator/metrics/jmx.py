@@ -198,7 +198,7 @@ def series(view: MetricsView) -> Iterator[Series]:
     yield from _of_shares(view)
 
 
-def _one(name: str, value: float) -> Series:
+def _unlabelled(name: str, value: float) -> Series:
     return FAMILIES[name], [("", value)]
 
 
@@ -212,7 +212,7 @@ def _of_traffic(view: MetricsView) -> Iterator[Series]:
         samples = [("", getattr(snapshot.traffic, value))]
         samples += [(one.written, getattr(one.traffic, value)) for one in snapshot.topics]
         yield FAMILIES[f"kafka_server_brokertopicmetrics_{name}_total"], samples
-    yield _one(
+    yield _unlabelled(
         "kafka_server_brokertopicmetrics_replicationbytesin_total", snapshot.traffic.replicated_in
     )
     fetchers = view.services.replicas.fetchers
@@ -250,7 +250,7 @@ def _of_requests(view: MetricsView) -> Iterator[Series]:
         ("fetch", ApiKey.FETCH),
         ("sharefetch", ApiKey.SHARE_FETCH),
     ):
-        yield _one(f"kafka_server_brokertopicmetrics_total{name}requests_total", totals[key])
+        yield _unlabelled(f"kafka_server_brokertopicmetrics_total{name}requests_total", totals[key])
     yield (
         FAMILIES["kafka_network_requestmetrics_requests_total"],
         [
@@ -294,7 +294,7 @@ def _of_node(view: MetricsView) -> Iterator[Series]:
         ("server_replicamanager_failedisrupdates_total", replicas.failed_isr_updates),
         ("log_logmanager_offlinelogdirectorycount", 0),
     ):
-        yield _one(f"kafka_{name}", value)
+        yield _unlabelled(f"kafka_{name}", value)
     yield from _of_controller(view)
     waiting: list[Sample] = [
         (labels(delayedOperation="Fetch"), len(view.services.fetches.delayed)),
@@ -331,7 +331,7 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
         ),
         ("metadataerrorcount", 0),
     ):
-        yield _one(f"kafka_controller_kafkacontroller_{name}", value)
+        yield _unlabelled(f"kafka_controller_kafkacontroller_{name}", value)
 
 
 def _of_logs(view: MetricsView) -> Iterator[Series]:
@@ -343,7 +343,7 @@ def _of_logs(view: MetricsView) -> Iterator[Series]:
     ):
         yield (
             FAMILIES[f"kafka_log_log_{name}"],
-            ((row.written, getattr(row, value)) for row in view.snapshot.here()),
+            ((row.written, getattr(row, value)) for row in view.snapshot.hosted()),
         )
     yield from _timed(
         "kafka_log_logflushstats_logflushrateandtimems", [("", view.services.flusher.seconds)]
@@ -374,12 +374,16 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
     )
     sessions = None if shares is None else shares.sessions
     prefix = "kafka_server_sharesessioncache_share"
-    yield _one(f"{prefix}sessionscount", 0 if sessions is None else len(sessions))
-    yield _one(f"{prefix}partitionscount", 0 if sessions is None else sessions.partition_count)
-    yield _one(f"{prefix}sessionevictions_total", 0 if sessions is None else sessions.evictions)
+    yield _unlabelled(f"{prefix}sessionscount", 0 if sessions is None else len(sessions))
+    yield _unlabelled(
+        f"{prefix}partitionscount", 0 if sessions is None else sessions.partition_count
+    )
+    yield _unlabelled(
+        f"{prefix}sessionevictions_total", 0 if sessions is None else sessions.evictions
+    )
     fetches = None if shares is None else services.share_fetches
     expired = 0 if fetches is None else fetches.expired
-    yield _one("kafka_server_delayedsharefetchmetrics_expires_total", expired)
+    yield _unlabelled("kafka_server_delayedsharefetchmetrics_expires_total", expired)
     prefix = "kafka_server_brokertopicmetrics_"
     for name, count in (
         ("failedsharefetch", 0 if fetches is None else fetches.failed),
@@ -389,7 +393,7 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
             0 if shares is None else shares.failed_acknowledgement_requests,
         ),
     ):
-        yield _one(f"{prefix}{name}requests_total", count)
+        yield _unlabelled(f"{prefix}{name}requests_total", count)
     loaded = Histogram() if shares is None else shares.load_seconds
     waited = {} if fetches is None else fetches.acquire_seconds
     prefix = "kafka_server_sharegroupmetrics_"
@@ -425,10 +429,10 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
     snapshot = view.snapshot
     states = Counter(one.state for one in snapshot.groups)
     prefix = "kafka_coordinator_group_groupmetadatamanager_num"
-    yield _one(f"{prefix}offsets", sum(len(one.offsets) for one in snapshot.groups))
-    yield _one(f"{prefix}groups", len(snapshot.groups))
+    yield _unlabelled(f"{prefix}offsets", sum(len(one.offsets) for one in snapshot.groups))
+    yield _unlabelled(f"{prefix}groups", len(snapshot.groups))
     for state in _STATES:
-        yield _one(f"{prefix}groups{state.lower()}", states[state])
+        yield _unlabelled(f"{prefix}groups{state.lower()}", states[state])
     prefix = "kafka_server_group_coordinator_metrics_"
     kinds = Counter(one.kind for one in snapshot.groups)
     yield (
@@ -440,7 +444,7 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
         FAMILIES[f"{prefix}share_group_count"],
         [(labels(state=state), states[state]) for state in _SHARE_STATES],
     )
-    yield _one(f"{prefix}share_group_rebalance_count", view.services.groups.share_rebalances)
+    yield _unlabelled(f"{prefix}share_group_rebalance_count", view.services.groups.share_rebalances)
     prefix = "kafka_server_sharegroupmetrics_deadletterqueue"
     queues = view.services.shares.dead_letters if view.services.has_shares else None
     for name, what in (

@@ -56,7 +56,7 @@ def series(view: MetricsView) -> Iterator[Series]:
     )
     for name, value in (("current_offset", "high"), ("oldest_offset", "start")):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
-        yield family, ((row.written, getattr(row, value)) for row in snapshot.here())
+        yield family, ((row.written, getattr(row, value)) for row in snapshot.hosted())
     alone = node_id, 1, 1, 1, 0
     find = view.services.replicas.registration
     told = [(row.written, _of(find(row.topic, row.index), alone)) for row in rows]

@@ -55,7 +55,7 @@ class LagTallies:
         for key, rows in readers.items():
             at = rows[0].at
             if at.partition is not None and at.is_in_sync:
-                await self._look(key, at, rows, cleaned.get(key, 0), until, pace)
+                await self._scan(key, at, rows, cleaned.get(key, 0), until, pace)
             for one in rows:
                 self._count(key, one, snapshot.now_ms)
                 await pace()
@@ -65,7 +65,7 @@ class LagTallies:
             for key in tallies.keys() - readers.keys():
                 del tallies[key]
 
-    async def _look(
+    async def _scan(
         self,
         key: TopicPartition,
         at: PartitionRow,
@@ -91,8 +91,8 @@ class LagTallies:
                 await pace()
             self.unseen += max(0, limit - tally.end)
         most = MAX_RUNS // (len(self._decided) + len(self._held))
-        decided.keep(low, most)
-        held.keep(held.start, most)
+        decided.trim(low, most)
+        held.trim(held.start, most)
 
     def _count(self, key: TopicPartition, one: OffsetRow, now_ms: int) -> None:
         at = one.at

@@ -256,53 +256,53 @@ fencepost_metrics_dropped_series gauge
 
 def of_process(start_time: float) -> Iterator[Series]:
     """Yield the process metrics, by the names that all exporters use."""
-    yield one("process_start_time_seconds", start_time)
-    yield one("process_cpu_seconds_total", cpu_seconds())
+    yield unlabelled("process_start_time_seconds", start_time)
+    yield unlabelled("process_cpu_seconds_total", cpu_seconds())
     if (resident := resident_bytes()) is not None:
-        yield one("process_resident_memory_bytes", resident)
+        yield unlabelled("process_resident_memory_bytes", resident)
     if (used := open_descriptors()) is not None:
-        yield one("process_open_fds", used)
-    yield one("process_max_fds", descriptor_limit())
+        yield unlabelled("process_open_fds", used)
+    yield unlabelled("process_max_fds", descriptor_limit())
 
 
-def one(name: str, value: float) -> Series:
+def unlabelled(name: str, value: float) -> Series:
     """Return a family with one sample and no labels."""
     return FAMILIES[name], [("", value)]
 
 
-def some(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
+def with_samples(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
     """Return a family with these samples."""
     return FAMILIES[name], samples
 
 
 def of_server(server: Server) -> Iterator[Series]:
     """Yield connections, requests, and the memory of requests and responses."""
-    yield one("fencepost_connections", len(server.connections))
-    yield one("fencepost_connections_accepted_total", server.accepted)
+    yield unlabelled("fencepost_connections", len(server.connections))
+    yield unlabelled("fencepost_connections_accepted_total", server.accepted)
     refused = {limit: server.refusals[limit] for limit in REASONS}
     if server.logins is not None:
         refused["fencepost.unauthenticated.connections.per.ip"] = server.logins.refused
-    yield some(
+    yield with_samples(
         "fencepost_connections_refused_total",
         *((labels(limit=limit), count) for limit, count in refused.items()),
     )
     yield from _of_logins(server.logins)
     encrypted = [(labels(listener=name), tls) for name, tls in server.tls.items()]
-    yield some(
+    yield with_samples(
         "fencepost_handshake_failures_total",
         *((name, tls.handshake_failures) for name, tls in encrypted),
     )
-    yield some(
+    yield with_samples(
         "fencepost_certificate_not_after_seconds",
         *((name, tls.not_after_s) for name, tls in encrypted),
     )
-    yield some(
+    yield with_samples(
         "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
     )
-    yield one(
+    yield unlabelled(
         "fencepost_connections_waiting", 0 if server.acceptor is None else server.acceptor.waiting
     )
-    yield some(
+    yield with_samples(
         "fencepost_connection_throttle_seconds_total",
         *(
             (labels(listener=listener, limit=limit), waited_ms / 1000)
@@ -310,14 +310,14 @@ def of_server(server: Server) -> Iterator[Series]:
         ),
     )
     if server.watch is not None:
-        yield some(
+        yield with_samples(
             "fencepost_requests_total",
             *(
                 (labels(api=KNOWN_APIS[key].name, version=version), count)
                 for (key, version), count in sorted(server.watch.answered.items())
             ),
         )
-        yield some(
+        yield with_samples(
             "fencepost_request_seconds",
             *(
                 (labels(api=KNOWN_APIS[key].name), seconds)
@@ -325,23 +325,23 @@ def of_server(server: Server) -> Iterator[Series]:
             ),
         )
     for what, budget in (("request", server.budget), ("response", server.responses)):
-        yield one(f"fencepost_{what}_memory_bytes", budget.held_bytes)
-        yield one(f"fencepost_{what}_memory_waiting", budget.waiting)
+        yield unlabelled(f"fencepost_{what}_memory_bytes", budget.held_bytes)
+        yield unlabelled(f"fencepost_{what}_memory_waiting", budget.waiting)
 
 
 def _of_logins(logins: Logins | None) -> Iterator[Series]:
     kinds = {"logins": "succeeded", "login_failures": "failed"}
     for name, kind in kinds.items():
         counts: Counter[tuple[str, str]] = Counter() if logins is None else getattr(logins, kind)
-        yield some(
+        yield with_samples(
             f"fencepost_{name}_total",
             *(
                 (labels(listener=listener, mechanism=mechanism), count)
                 for (listener, mechanism), count in sorted(counts.items())
             ),
         )
-    yield one("fencepost_logins_under_way", 0 if logins is None else logins.trying)
-    yield one("fencepost_logins_expired_total", 0 if logins is None else logins.expired)
+    yield unlabelled("fencepost_logins_under_way", 0 if logins is None else logins.trying)
+    yield unlabelled("fencepost_logins_expired_total", 0 if logins is None else logins.expired)
 
 
 def _named(name: str | None) -> str:
@@ -371,72 +371,76 @@ def of_quotas(services: Services) -> Iterator[Series]:
 def of_broker(services: Services, version: str) -> Iterator[Series]:
     """Yield the metrics of the broker that are not of a topic, group or transaction."""
     who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
-    yield some("fencepost_info", (who, 1))
+    yield with_samples("fencepost_info", (who, 1))
     authorizer = services.authorizer
-    yield some(
+    yield with_samples(
         "fencepost_authorizations_total",
         (labels(result="allowed"), 0 if authorizer is None else authorizer.allowed),
         (labels(result="denied"), 0 if authorizer is None else authorizer.denied),
     )
-    yield one("fencepost_acls", 0 if authorizer is None else authorizer.rules.count)
-    yield one("fencepost_fetches_waiting", len(services.fetches.delayed))
-    yield one("fencepost_fetch_sessions", len(services.fetches.sessions))
+    yield unlabelled("fencepost_acls", 0 if authorizer is None else authorizer.rules.count)
+    yield unlabelled("fencepost_fetches_waiting", len(services.fetches.delayed))
+    yield unlabelled("fencepost_fetch_sessions", len(services.fetches.sessions))
     yield from _of_shares(services)
-    yield some(
+    yield with_samples(
         "fencepost_fsync_seconds",
         (labels(of="appends"), services.flusher.seconds),
         (labels(of="sealed"), services.flusher.sealed.seconds),
     )
     with suppress(OSError):
         disk = shutil.disk_usage(services.storage.directory)
-        yield one("fencepost_disk_free_bytes", disk.free)
-        yield one("fencepost_disk_size_bytes", disk.total)
-    yield one("fencepost_producers", services.logs.producer_limit.count)
+        yield unlabelled("fencepost_disk_free_bytes", disk.free)
+        yield unlabelled("fencepost_disk_size_bytes", disk.total)
+    yield unlabelled("fencepost_producers", services.logs.producer_limit.count)
     replicas = services.replicas
     counts = replicas.counts(offline=0)
-    yield one("fencepost_partitions_under_replicated", counts.under_replicated)
-    yield one("fencepost_partitions_under_min_isr", counts.under_min_isr)
-    yield some(
+    yield unlabelled("fencepost_partitions_under_replicated", counts.under_replicated)
+    yield unlabelled("fencepost_partitions_under_min_isr", counts.under_min_isr)
+    yield with_samples(
         "fencepost_isr_changes_total",
         (labels(change="shrink"), replicas.isr_shrinks),
         (labels(change="expand"), replicas.isr_expands),
     )
-    yield one("fencepost_history_waiting", services.history.waiting)
-    yield one("fencepost_history_dropped_total", services.history.dropped)
+    yield unlabelled("fencepost_history_waiting", services.history.waiting)
+    yield unlabelled("fencepost_history_dropped_total", services.history.dropped)
 
 
 def _of_shares(services: Services) -> Iterator[Series]:
     shares = services.shares if services.has_shares else None
     sessions = None if shares is None else shares.sessions
-    yield one("fencepost_share_sessions", 0 if sessions is None else len(sessions))
+    yield unlabelled("fencepost_share_sessions", 0 if sessions is None else len(sessions))
     evictions = 0 if sessions is None else sessions.evictions
-    yield one("fencepost_share_session_evictions_total", evictions)
-    yield one("fencepost_share_partitions", 0 if shares is None else len(shares))
+    yield unlabelled("fencepost_share_session_evictions_total", evictions)
+    yield unlabelled("fencepost_share_partitions", 0 if shares is None else len(shares))
     records, batches = Counter[str](), Counter[str]()
     for served in () if shares is None else shares:
         records[served.share.key.group_id] += served.share.in_flight_count
         batches[served.share.key.group_id] += len(served.share.records)
     for name, counts in (("records", records), ("batches", batches)):
         family = f"fencepost_share_in_flight_{name}"
-        yield some(family, *((labels(group=group), n) for group, n in sorted(counts.items())))
-    yield one("fencepost_share_lock_timeouts_total", 0 if shares is None else shares.lock_timeouts)
+        yield with_samples(
+            family, *((labels(group=group), n) for group, n in sorted(counts.items()))
+        )
+    yield unlabelled(
+        "fencepost_share_lock_timeouts_total", 0 if shares is None else shares.lock_timeouts
+    )
     told = (
         (labels(event=event, cause=cause), count)
         for (scope, event, cause), count in services.history.counts.items()
         if scope == SHARE_SCOPE
     )
-    yield some("fencepost_share_events_total", *told)
+    yield with_samples("fencepost_share_events_total", *told)
     waiting, expired = 0, 0
     if shares is not None:
         waiting, expired = services.share_fetches.waiting, services.share_fetches.expired
-    yield one("fencepost_share_fetches_waiting", waiting)
-    yield one("fencepost_share_fetches_expired_total", expired)
+    yield unlabelled("fencepost_share_fetches_waiting", waiting)
+    yield unlabelled("fencepost_share_fetches_expired_total", expired)
     for name in ("records", "requests", "failures"):
         sent = Counter[str]() if shares is None else getattr(shares.dead_letters, name)
         family = f"fencepost_dead_letter_{name}_total"
-        yield some(family, *((labels(group=group), sent[group]) for group in sorted(sent)))
+        yield with_samples(family, *((labels(group=group), sent[group]) for group in sorted(sent)))
     acknowledged = Counter[int]() if shares is None else shares.acknowledged
-    yield some(
+    yield with_samples(
         "fencepost_share_acknowledgements_total",
         *((labels(type=one.name.lower()), acknowledged[one]) for one in AcknowledgeType),
     )
@@ -444,16 +448,16 @@ def _of_shares(services: Services) -> Iterator[Series]:
 
 def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
     """Yield transactions by state, and the counts of their outcomes and causes."""
-    yield some(
+    yield with_samples(
         "fencepost_transactions",
         *((labels(state=state), count) for state, count in sorted(snapshot.transactions.items())),
     )
     since = snapshot.oldest_ms
     oldest = 0 if since is None else max(0, snapshot.now_ms - since) / 1000
-    yield one("fencepost_transaction_oldest_seconds", oldest)
+    yield unlabelled("fencepost_transaction_oldest_seconds", oldest)
     hanging = sum(row.hanging for row in snapshot.partitions.values())
-    yield one("fencepost_transactions_hanging", hanging)
-    yield some(
+    yield unlabelled("fencepost_transactions_hanging", hanging)
+    yield with_samples(
         "fencepost_transactions_ended_total",
         (labels(outcome="commit"), services.txns.commits),
         (labels(outcome="abort"), services.txns.aborts),
@@ -474,9 +478,9 @@ def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
         else:
             rest[kind, cause] += count
     for name, causes in told.values():
-        yield some(name, *((labels(cause=cause), n) for cause, n in sorted(causes.items())))
-    yield one("fencepost_producer_refusals_total", refusals)
-    yield some("fencepost_transaction_events_total", *_events(rest))
+        yield with_samples(name, *((labels(cause=cause), n) for cause, n in sorted(causes.items())))
+    yield unlabelled("fencepost_producer_refusals_total", refusals)
+    yield with_samples("fencepost_transaction_events_total", *_events(rest))
 
 
 def _events(counts: Counter[tuple[str, str]]) -> Iterator[Sample]:
@@ -494,21 +498,21 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
             rebalances[cause] += count
         else:
             rest[kind, cause] += count
-    yield some(
+    yield with_samples(
         "fencepost_shards",
         *((labels(topic=topic, state=state), n) for (topic, state), n in snapshot.shards.items()),
     )
-    yield some(
+    yield with_samples(
         "fencepost_group_rebalances_total",
         *((labels(cause=cause), count) for cause, count in sorted(rebalances.items())),
     )
-    yield some("fencepost_group_events_total", *_events(rest))
+    yield with_samples("fencepost_group_events_total", *_events(rest))
     states = Counter((one.kind, one.state) for one in snapshot.groups)
-    yield some(
+    yield with_samples(
         "fencepost_groups",
         *((labels(type=kind, state=state), n) for (kind, state), n in sorted(states.items())),
     )
-    yield one("fencepost_group_lag_unseen_offsets", unseen)
+    yield unlabelled("fencepost_group_lag_unseen_offsets", unseen)
     yield (
         FAMILIES["fencepost_group_lag_unknown_partitions"],
         ((one.written, one.unknown) for one in snapshot.groups),
@@ -547,13 +551,13 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
 
 def of_topics(snapshot: Snapshot) -> Iterator[Series]:
     """Yield bytes and records in and out, in total and by topic."""
-    yield one("fencepost_topics", len(snapshot.topics))
-    yield one("fencepost_partitions", len(snapshot.partitions))
-    yield one("fencepost_partitions_offline", snapshot.offline)
-    yield one("fencepost_partitions_leaderless", snapshot.leaderless)
+    yield unlabelled("fencepost_topics", len(snapshot.topics))
+    yield unlabelled("fencepost_partitions", len(snapshot.partitions))
+    yield unlabelled("fencepost_partitions_offline", snapshot.offline)
+    yield unlabelled("fencepost_partitions_leaderless", snapshot.leaderless)
     for name in ("bytes_in", "records_in", "bytes_out"):
-        yield one(f"fencepost_{name}_total", getattr(snapshot.traffic, name))
-    yield one("fencepost_replicated_in_bytes_total", snapshot.traffic.replicated_in)
+        yield unlabelled(f"fencepost_{name}_total", getattr(snapshot.traffic, name))
+    yield unlabelled("fencepost_replicated_in_bytes_total", snapshot.traffic.replicated_in)
     for name in ("bytes_in", "records_in", "bytes_out", "markers"):
         yield (
             FAMILIES[f"fencepost_topic_{name}_total"],
@@ -574,7 +578,7 @@ def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
     ):
         yield (
             FAMILIES[f"fencepost_partition_{name}"],
-            ((row.written, getattr(row, value)) for row in snapshot.here()),
+            ((row.written, getattr(row, value)) for row in snapshot.hosted()),
         )
     unwell = [row for row in rows if row.open_transactions]
     for name, value in (
@@ -595,6 +599,6 @@ def _age(row: PartitionRow, snapshot: Snapshot) -> float:
     return max(0, snapshot.now_ms - (row.held_since_ms or 0)) / 1000
 
 
-def began() -> float:
+def process_start_s() -> float:
     """Return the start time of this process in seconds since 1970; now, if it is not known."""
     return time_of_day_ns() / 1e9 - (age_s() or 0)

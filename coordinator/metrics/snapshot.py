@@ -160,12 +160,12 @@ class Snapshot:
         """Return the committed offsets whose lag is known."""
         return (one for one in self.offsets() if one.has_lag)
 
-    def here(self) -> Iterator[PartitionRow]:
+    def hosted(self) -> Iterator[PartitionRow]:
         """Return the partitions of which this broker has a replica."""
         return (one for one in self.partitions.values() if one.is_here)
 
 
-async def take(services: Services, max_rows: int, pace: Pace) -> Snapshot:
+async def collect(services: Services, max_rows: int, pace: Pace) -> Snapshot:
     """Collect a snapshot, with at most ``max_rows`` committed offsets."""
     snapshot = Snapshot(services.clock.now_ms())
     suspects = await _partitions(services, snapshot, pace)
@@ -192,7 +192,7 @@ async def _partitions(
                 snapshot.leaderless += registration.leader < 0
             partition = services.logs.find_open((topic.name, index))
             if partition is not None:
-                opened = _look(row, partition)
+                opened = _read_partition(row, partition)
                 if opened:
                     suspects[topic.name, index] = opened
                 one.traffic.add(partition.traffic)
@@ -204,7 +204,7 @@ async def _partitions(
     return suspects
 
 
-def _look(row: PartitionRow, partition: Partition) -> dict[int, int]:
+def _read_partition(row: PartitionRow, partition: Partition) -> dict[int, int]:
     row.partition = partition
     row.start, row.stable = partition.log_start_offset, partition.last_stable_offset
     row.high, row.end = partition.high_watermark, partition.log_end_offset

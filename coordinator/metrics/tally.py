@@ -125,14 +125,14 @@ class PartitionTally:
             for _, header, _ in islice(batches, BATCHES_PER_STEP):
                 while coming and coming[-1][0] <= header.base_offset:
                     active.add(coming.pop()[1])
-                self._take(header, active)
+                self._add_batch(header, active)
                 if self.end >= limit:
                     break
             if self.end == before:
                 return
             yield
 
-    def _take(self, header: BatchHeader, active: set[int]) -> None:
+    def _add_batch(self, header: BatchHeader, active: set[int]) -> None:
         """Add the offsets from :attr:`end` to the end of a batch."""
         if header.base_offset > self.end:
             self._add(self.end, header.base_offset - self.end, is_aborted=False)
@@ -160,7 +160,7 @@ class PartitionTally:
 
     # --- forgetting ---
 
-    def keep(self, start: int, most: int) -> None:
+    def trim(self, start: int, most: int) -> None:
         """Drop runs below ``start``, and keep ``most`` runs at most.
 
         If there are more, every second run is merged into the one before it: the lag of a consumer

@@ -30,7 +30,7 @@ from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
 from fencepost.coordinator.replication.errors import MembershipError
-from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.runtime.background import log_failure
 from fencepost.protocol.api import ApiKey
 from fencepost.protocol.errors import WireError
 from fencepost.protocol.messages import RequestFactory
@@ -152,7 +152,7 @@ class BrokerRegistrar:
         now_ms, what = self._now(), type(asked).__name__.lower()
         if error is not None:
             if not isinstance(error, (WireError, RequestTimedOutError)):
-                tell(what, error)
+                log_failure(what, error)
             _log.warning(f"{what} not answered", cause=str(error))
             self._handle_events(self.lifecycle.on_failure(now_ms))
             return

@@ -77,9 +77,9 @@ class _Watch:
         self._plan()
 
     def _plan(self) -> None:
-        self._timer = call_later(self._loop, LOOK_MS, "look for the controller", self._look)
+        self._timer = call_later(self._loop, LOOK_MS, "look for the controller", self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._is_over():
             self._limit.reschedule(self._loop.time())
         else:
@@ -166,13 +166,13 @@ class RemoteControllerChannel:
             answer = await self._ask(to, request, max(1.0, until_ms - self._now()))
         except UnsupportedVersion as error:
             self._queue.on_answer(token, not_controller=False, now_ms=self._now())
-            self._give(token, error)
+            self._fail_request(token, error)
             return
         except Exception as error:  # noqa: BLE001 - the caller must get it
             if not isinstance(error, (WireError, OSError)):
                 # The request itself caused the error; other requests must not wait behind it.
                 self._queue.on_answer(token, not_controller=False, now_ms=self._now())
-                self._give(token, error)
+                self._fail_request(token, error)
                 return
             _log.info("controller lost", address=f"{to[0]}:{to[1]}", cause=str(error))
             self._queue.on_disconnect(self._now())
@@ -202,14 +202,14 @@ class RemoteControllerChannel:
             finally:
                 watch.end()
 
-    def _give(self, token: int, error: Exception) -> None:
+    def _fail_request(self, token: int, error: Exception) -> None:
         _, future = self._waiting.pop(token)
         if not future.done():
             future.set_exception(without_traceback(error))
 
     def _fail(self, tokens: tuple[int, ...], why: str) -> None:
         for token in tokens:
-            self._give(token, RequestTimedOutError(why))
+            self._fail_request(token, RequestTimedOutError(why))
 
     async def close(self) -> None:
         """See :class:`ControllerChannel`."""

@@ -48,9 +48,9 @@ from fencepost.coordinator.runtime.background import (
     AFTER_FAILURE_MS,
     Pace,
     call_later,
+    log_failure,
     spawn,
-    survived,
-    tell,
+    swallow,
 )
 from fencepost.coordinator.runtime.key_partition import java_string_hash
 from fencepost.coordinator.security.replication_quota import ReplicationQuota, ReplicationSide
@@ -166,7 +166,7 @@ class ReplicaFetcherManager:
 
     def _try_again(self, one: LocalPartition, error: Exception) -> None:
         """Follow a partition again, from its log's end, after a pause."""
-        tell("follow", error, partition=_name(one))
+        log_failure("follow", error, partition=_name(one))
         key = one.topic_id, one.index
         self._remove(key)
         self._to_retry[key] = one
@@ -282,7 +282,7 @@ class ReplicaFetcherManager:
     def _do(self, one: FollowedPartition, step: FollowerStep) -> None:
         """Apply the synchronous part of a step, and queue the rest with the partition's fetcher."""
         for event in step.events:
-            self._tell(one.local, event)
+            self._record_event(one.local, event)
         partition = one.partition
         if step.high_watermark is not None:
             before = partition.high_watermark
@@ -296,9 +296,9 @@ class ReplicaFetcherManager:
         if step.log_start_offset is not None:
             partition.cleanup.delete_records_before(step.log_start_offset)
         if one.fetcher is not None:
-            one.fetcher.take(one, step)
+            one.fetcher.queue_step(one, step)
 
-    def _tell(self, local: LocalPartition, event: Event) -> None:
+    def _record_event(self, local: LocalPartition, event: Event) -> None:
         below = event.detail.get("below_high_watermark") is not None
         failed = event.kind == "follower-failed"
         level = logging.ERROR if failed else logging.WARNING if below else logging.INFO
@@ -322,7 +322,7 @@ class ReplicaFetcherManager:
             if self.is_followed(one):
                 self._try_again(one.local, error)
             else:
-                tell("follow", error, partition=_name(one.local))
+                log_failure("follow", error, partition=_name(one.local))
 
 
 class _ReplicaFetcher:
@@ -363,7 +363,7 @@ class _ReplicaFetcher:
         self._offset_requests.pop(one, None)
         return not self._parts
 
-    def take(self, one: FollowedPartition, step: FollowerStep) -> None:
+    def queue_step(self, one: FollowedPartition, step: FollowerStep) -> None:
         """Queue the part of a step that takes time."""
         if step.truncate is not None:
             self._truncations[one] = step.truncate
@@ -380,7 +380,7 @@ class _ReplicaFetcher:
         while not self.is_over:
             await self._pace()
             pause_ms: int | None = AFTER_FAILURE_MS
-            with survived("fetch from a leader", leader=self.machine.leader):
+            with swallow("fetch from a leader", leader=self.machine.leader):
                 try:
                     pause_ms = await self._round()
                 except asyncio.CancelledError as error:
@@ -422,9 +422,9 @@ class _ReplicaFetcher:
 
     def _is_throttled(self, machine: PartitionFollower) -> bool:
         owner = self._owner
-        return self._counts(machine) and owner.quota.is_exceeded
+        return self._counts_against_quota(machine) and owner.quota.is_exceeded
 
-    def _counts(self, machine: PartitionFollower) -> bool:
+    def _counts_against_quota(self, machine: PartitionFollower) -> bool:
         """Return whether a partition's bytes count against the replication quota."""
         owner = self._owner
         configs = owner.image().topic_configs(machine.topic)
@@ -433,7 +433,7 @@ class _ReplicaFetcher:
     # --- fetching --------------------------------------------------------------------------------
 
     @property
-    def _level(self) -> int:
+    def _metadata_version(self) -> int:
         return self._owner.image().features.get("metadata.version", 0)
 
     async def _send(self, entity: Entity) -> Entity | None:
@@ -461,7 +461,7 @@ class _ReplicaFetcher:
         answer = await self._send(
             fetch_entity(
                 request,
-                self._level,
+                self._metadata_version,
                 sizes,
                 broker_id=owner.node_id,
                 broker_epoch=owner.broker_epoch(),
@@ -491,7 +491,7 @@ class _ReplicaFetcher:
         owner, machine, partition = self._owner, one.machine, one.partition
         records, at, began = result.answer.records, 0, partition.log_end_offset
         limit = result.step.append_up_to_epoch
-        if self._counts(machine):
+        if self._counts_against_quota(machine):
             owner.quota.record(len(records))
         error: LogError | None = None
         try:
@@ -569,7 +569,7 @@ class _ReplicaFetcher:
         try:
             answer = await self._send(
                 list_offsets_entity(
-                    requests, self._level, broker_id=owner.node_id, timeout_ms=timeout_ms
+                    requests, self._metadata_version, broker_id=owner.node_id, timeout_ms=timeout_ms
                 )
             )
             if answer is not None:

@@ -21,7 +21,7 @@ from fencepost.cluster.errors import Errors
 from fencepost.cluster.isr import AlteredPartition, IsrChange
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import NewestVersionRequest
-from fencepost.coordinator.runtime.background import call_later, survived
+from fencepost.coordinator.runtime.background import call_later, swallow
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.clock import Clock
 from fencepost.protocol.api import ApiKey
@@ -50,7 +50,7 @@ class IsrChanges:
         """Add a change to the next request."""
         if not self._queue.submit(change):
             # An earlier change of this partition is still unanswered.
-            refuse = partial(self._tell, change, int(Errors.OPERATION_NOT_ATTEMPTED))
+            refuse = partial(self._report_answer, change, int(Errors.OPERATION_NOT_ATTEMPTED))
             self._loop.call_soon(refuse)
         elif not self._is_armed:
             # Other changes of this turn of the loop go into the same request.
@@ -88,11 +88,11 @@ class IsrChanges:
             if error:
                 _log.warning("AlterPartition refused", error=ErrorCode(error).name)
         for change, answer in self._queue.answered(error, answers, self._clock.monotonic_ms()):
-            self._tell(change, answer)
+            self._report_answer(change, answer)
         self._send()
 
-    def _tell(self, change: IsrChange, answer: int | AlteredPartition) -> None:
-        with survived("ISR change", partition=f"{change.topic}-{change.index}"):
+    def _report_answer(self, change: IsrChange, answer: int | AlteredPartition) -> None:
+        with swallow("ISR change", partition=f"{change.topic}-{change.index}"):
             self._replicas.alter_partition_answered(change, answer)
 
 

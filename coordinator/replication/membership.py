@@ -36,7 +36,7 @@ from fencepost.coordinator.replication.controller_connection import Address
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.replication.metadata_fetcher import MetadataFetcher
 from fencepost.coordinator.replication.quorum import QuorumConfig
-from fencepost.coordinator.runtime.background import report, spawn, survived
+from fencepost.coordinator.runtime.background import report, spawn, swallow
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.protocol.errors import WireError
@@ -167,11 +167,11 @@ class BrokerMembership:
         image, publish = self._newest, self._publish
         if publish is None or image.offset <= self._applied_offset:
             return
-        with survived("publish metadata", offset=image.offset):
+        with swallow("publish metadata", offset=image.offset):
             publish(image)
         self._applied_offset = image.offset
 
-    def _took(self, step: LifecycleEvent) -> None:
+    def _handle_event(self, step: LifecycleEvent) -> None:
         match step:
             case LifecycleEvent.CAUGHT_UP:
                 _done(self._caught_up)
@@ -180,9 +180,9 @@ class BrokerMembership:
             case LifecycleEvent.SHUT_DOWN:
                 _done(self._released)
             case _ if step in FATAL:
-                self._lost(MembershipError(step.value))
+                self._on_failure(MembershipError(step.value))
 
-    def _lost(self, why: MembershipError) -> None:
+    def _on_failure(self, why: MembershipError) -> None:
         waited = [one for one in (self._caught_up, self._unfenced) if not one.done()]
         for future in (*waited, self._released):
             if not future.done():
@@ -198,7 +198,7 @@ class BrokerMembership:
             with asyncio.Runner(loop_factory=type(self._owner)) as runner:
                 runner.run(self._live())
         except BaseException as error:  # noqa: BLE001 - reported to the owner
-            self._tell_owner(partial(self._lost, MembershipError(str(error))))
+            self._call_owner(partial(self._on_failure, MembershipError(str(error))))
         finally:
             self._ready.set()
 
@@ -214,13 +214,13 @@ class BrokerMembership:
             security=self._quorum.security,
         )
         self._registering = BrokerRegistrar(
-            self.lifecycle, channel, applied=self._offset_of_all, on_step=self._stepped
+            self.lifecycle, channel, applied=self._offset_of_all, on_step=self._on_event
         )
         self._loop = loop
         self._ready.set()
         tasks = [
-            spawn(self._vital(self._observing.run()), "observe the metadata"),
-            spawn(self._vital(self._registering.run()), "register with the controller"),
+            spawn(self._run_vital(self._observing.run()), "observe the metadata"),
+            spawn(self._run_vital(self._registering.run()), "register with the controller"),
         ]
         await self._stop.wait()
         for task in tasks:
@@ -228,12 +228,12 @@ class BrokerMembership:
         await asyncio.gather(*tasks, return_exceptions=True)
         await channel.close()
 
-    async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_vital(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that the broker depends on; if it fails, the broker stops."""
         try:
             await work
         except Exception as error:
-            self._tell_owner(partial(self._lost, MembershipError(str(error) or repr(error))))
+            self._call_owner(partial(self._on_failure, MembershipError(str(error) or repr(error))))
             if not isinstance(error, (MetadataDivergedError, MembershipError, LogError, WireError)):
                 raise
             _log.error("the broker cannot be a member", cause=str(error))
@@ -250,12 +250,12 @@ class BrokerMembership:
             self._registering.observed(image.features.get(METADATA_VERSION, 0), own.directories)
         if not self._delivery_is_due:
             self._delivery_is_due = True
-            self._tell_owner(self._deliver)
+            self._call_owner(self._deliver)
 
-    def _stepped(self, step: LifecycleEvent) -> None:
-        self._tell_owner(partial(self._took, step))
+    def _on_event(self, step: LifecycleEvent) -> None:
+        self._call_owner(partial(self._handle_event, step))
 
-    def _tell_owner(self, work: Callable[[], object]) -> None:
+    def _call_owner(self, work: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # its loop has ended
             self._owner.call_soon_threadsafe(work)
 

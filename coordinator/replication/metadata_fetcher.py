@@ -132,33 +132,35 @@ class MetadataFetcher:
                 timeout_ms=self._quorum.request_timeout_ms,
             )
         except (WireError, OSError) as error:
-            self._tell(asked.to, str(error) or "no answer in time")
+            self._log_failure(asked.to, str(error) or "no answer in time")
             self.observer.on_failure(loop.time() * 1000)
             return []
         now_ms = loop.time() * 1000
         try:
-            images = self._take(asked, answer, now_ms)
+            images = self._apply_answer(asked, answer, now_ms)
         except MetadataDivergedError as error:
-            self._nonsense(asked.to, error, now_ms, DIVERGED_TIMES)
+            self._discard_response(asked.to, error, now_ms, DIVERGED_TIMES)
         except (LogError, WireError, *UNUSABLE_RESPONSES) as error:
             limit = UNLIMITED if self.observer.is_caught_up else MISUNDERSTOOD_TIMES
-            self._nonsense(asked.to, error, now_ms, limit)
+            self._discard_response(asked.to, error, now_ms, limit)
         else:
             return images
         await self._connection.close()  # its cached API versions may be the cause
         return []
 
-    def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:
+    def _discard_response(
+        self, address: Address, error: Exception, now_ms: float, limit: float
+    ) -> None:
         """Discard an invalid response; raise the error if ``limit`` in a row were invalid."""
         self._in_vain += 1
-        self._tell(address, str(error) or type(error).__name__)
+        self._log_failure(address, str(error) or type(error).__name__)
         if self._in_vain >= limit:
             if isinstance(error, (MetadataDivergedError, LogError, WireError)):
                 raise error
             raise CorruptRecordError(f"{type(error).__name__}: {error}") from error
         self.observer.on_unusable_response(now_ms)
 
-    def _take(
+    def _apply_answer(
         self, asked: FetchMetadata | FetchSnapshot, answer: Entity, now_ms: float
     ) -> list[MetadataImage]:
         if isinstance(asked, FetchMetadata):
@@ -168,7 +170,7 @@ class MetadataFetcher:
             if not found.error:
                 self._trouble = None
             elif found.error not in _ABOUT_LEADERS:
-                self._tell(asked.to, error_name(found.error))
+                self._log_failure(asked.to, error_name(found.error))
             error, images = found.error, self.observer.on_fetched(found, now_ms)
         else:
             piece = snapshot_fetched(answer)
@@ -177,7 +179,7 @@ class MetadataFetcher:
             self._in_vain = 0
         return images
 
-    def _tell(self, address: Address, cause: str) -> None:
+    def _log_failure(self, address: Address, cause: str) -> None:
         """Log the cause of a failure, at most once a second and never twice in succession."""
         now_s = asyncio.get_running_loop().time()
         if cause != self._trouble and now_s >= self._silent_until_s:

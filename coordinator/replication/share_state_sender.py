@@ -113,13 +113,13 @@ class ShareStateSender:
         pending: list[_Pending] = []
         try:
             while line in self._waiting:
-                pending = self._take(line)
+                pending = self._take_batch(line)
                 await self._exchange(line, pending)
         finally:
             del self._sending[line]
             _give_up((*pending, *self._waiting.pop(line, ())))
 
-    def _take(self, line: _Line) -> list[_Pending]:
+    def _take_batch(self, line: _Line) -> list[_Pending]:
         """Take the first waiting command of each share partition."""
         taken: dict[SharePartitionKey, _Pending] = {}
         left: list[_Pending] = []

@@ -18,7 +18,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.peers import Peers, Purpose
-from fencepost.coordinator.runtime.background import spawn, tell
+from fencepost.coordinator.runtime.background import log_failure, spawn
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -91,7 +91,7 @@ class RemoteVerifier:
         future: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         token = next(self._tokens)
         self._waiting[token] = future
-        self._give(self.questions.submit(token, command))
+        self._resolve(self.questions.submit(token, command))
         self._send()
         return future
 
@@ -109,7 +109,7 @@ class RemoteVerifier:
             now = image.brokers.get(broker_id)
             if now is not known and (now is None or now.fenced or now.epoch != known.epoch):
                 self._peers.hang_up(broker_id, Purpose.ADD_PARTITIONS)
-                self._give(self.questions.withdraw(broker_id))
+                self._resolve(self.questions.withdraw(broker_id))
 
     def _send(self) -> None:
         for ask in self.questions.next_requests():
@@ -125,18 +125,18 @@ class RemoteVerifier:
             )
         except UnsupportedVersion:
             _log.warning("transactions not verified: the coordinator is old", broker=ask.broker_id)
-            self._give(self.questions.not_supported(ask))
+            self._resolve(self.questions.not_supported(ask))
         except WireError as error:
             _log.info("transactions not verified", broker=ask.broker_id, cause=str(error))
-            self._give(self.questions.failed(ask))
+            self._resolve(self.questions.failed(ask))
         except Exception as error:  # noqa: BLE001 - producers wait for an answer
-            tell("verify transactions", error, broker=ask.broker_id)
-            self._give(self.questions.failed(ask))
+            log_failure("verify transactions", error, broker=ask.broker_id)
+            self._resolve(self.questions.failed(ask))
         else:
-            self._give(self.questions.answered(ask, _name(answer.error_code), _results(answer)))
+            self._resolve(self.questions.answered(ask, _name(answer.error_code), _results(answer)))
         self._send()
 
-    def _give(self, answers: Iterable[VerificationResult]) -> None:
+    def _resolve(self, answers: Iterable[VerificationResult]) -> None:
         for answer in answers:
             future = self._waiting.pop(answer.token, None)
             if future is not None and not future.done():  # cancelled if the client disconnected

@@ -55,14 +55,14 @@ class Pace:
             self._since = monotonic_s()
 
 
-def tell(what: str, error: BaseException, **where: object) -> None:
+def log_failure(what: str, error: BaseException, **where: object) -> None:
     """Log an unexpected failure, with its traceback."""
     cause = f"{type(error).__name__}: {error}"
     _log.error("background work failed", what=what, **where, cause=cause, exc_info=error)
 
 
 @contextmanager
-def survived(what: str, **where: object) -> Iterator[None]:
+def swallow(what: str, **where: object) -> Iterator[None]:
     """Log an exception of the ``with`` block, and continue after the block.
 
     ``where`` adds fields to the log line.
@@ -70,7 +70,7 @@ def survived(what: str, **where: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - that is its purpose
-        tell(what, error, **where)
+        log_failure(what, error, **where)
 
 
 def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
@@ -79,7 +79,7 @@ def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
     def ended(task: asyncio.Task[T]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            tell(what, error)
+            log_failure(what, error)
 
     task = asyncio.get_running_loop().create_task(work, name=what)
     task.add_done_callback(ended)
@@ -92,7 +92,7 @@ def call_later(
     """Call ``callback`` in ``delay_ms`` milliseconds, and log its failure."""
 
     def call() -> None:
-        with survived(what):
+        with swallow(what):
             callback()
 
     return loop.call_later(delay_ms / 1000, call)
@@ -102,7 +102,7 @@ def report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error that the event loop has caught: the loop's exception handler."""
     error = context.get("exception")
     if isinstance(error, BaseException):
-        tell(str(context.get("message")), error)
+        log_failure(str(context.get("message")), error)
     else:
         _log.error("background work failed", what=str(context.get("message")))
 
@@ -179,13 +179,13 @@ class Repeated:
         await self._pause(first_ms)
         while not self._is_stopping:
             more: bool | None = False
-            with survived(self.what):
+            with swallow(self.what):
                 done = self._work()
                 if done is not None:
                     more = await done
             pause_ms = 0 if more else AFTER_FAILURE_MS
             if not more:
-                with survived(self.what):
+                with swallow(self.what):
                     # Some of Kafka's settings allow a pause of 0, which would use up the processor.
                     pause_ms = max(1, self._pause_ms())
             await self._pause(pause_ms)
@@ -282,7 +282,7 @@ async def each_in_turn(steps: Sequence[Step]) -> None:
     cancelled: asyncio.CancelledError | None = None
     for what, step in steps:
         try:
-            with survived(what):
+            with swallow(what):
                 done = step()
                 if isinstance(done, Awaitable):
                     await done

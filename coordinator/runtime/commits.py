@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from fencepost.coordinator.runtime.background import SLICE_MS, survived
+from fencepost.coordinator.runtime.background import SLICE_MS, swallow
 from fencepost.coordinator.runtime.flusher import Callback, Flusher
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.partition import Partition
@@ -118,7 +118,7 @@ class _HighWatermarkWaits:
             self._given_up -= self._given_up > 0
             _, wait = self._waits.popleft()
             # Other callbacks wait for the same commit.
-            with survived("what waited for a commit", partition=self._partition.name):
+            with swallow("what waited for a commit", partition=self._partition.name):
                 wait.over()
         if not self._waits:
             self._unsubscribe()

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from fencepost.coordinator.runtime.background import Threads, spawn, survived, tell
+from fencepost.coordinator.runtime.background import Threads, log_failure, spawn, swallow
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
 from fencepost.logcore.clock import Clock, monotonic_s
@@ -137,20 +137,20 @@ class Flusher:
             except StorageError:
                 continue  # offline by now, or deleted: callers check the partition
             except Exception as error:  # noqa: BLE001 - callers must see that it is not on disk
-                tell("flush", error, partition=flushes.marks.name)
+                log_failure("flush", error, partition=flushes.marks.name)
                 flushes.marks.fail(error)
                 continue
             if flush is not None:
                 planned.append((flushes, flush))
         failures = await self._run([flush for _, flush in planned])
         for (flushes, flush), failure in zip(planned, failures, strict=True):
-            with survived("flush", partition=flushes.marks.name):
+            with swallow("flush", partition=flushes.marks.name):
                 flushes.finish(flush, failure)
         self._running = {}
         callbacks, self._after_running = self._after_running, []
         for callback in callbacks:
             # Other callers wait for the same flush.
-            with survived("what waited for a flush"):
+            with swallow("what waited for a flush"):
                 callback()
 
     async def _run(self, flushes: Sequence[Flush]) -> list[Exception | None]:

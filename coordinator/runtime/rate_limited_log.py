@@ -18,7 +18,7 @@ class RateLimitedLog:
         self._since_ms = -1_000_000.0
         self._count = 0
 
-    def may_tell(self, now_ms: float) -> bool:
+    def may_log(self, now_ms: float) -> bool:
         """Return whether a line may be logged now; ``now_ms`` is monotonic."""
         if now_ms - self._since_ms >= 1_000:
             if self._count > LINES_PER_SECOND:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fencepost.coordinator.runtime.background import Threads, spawn, survived
+from fencepost.coordinator.runtime.background import Threads, spawn, swallow
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.durable import FlushState
@@ -63,7 +63,7 @@ class SealedFlushes:
             while self._waiting:
                 flushes = next(iter(self._waiting))
                 del self._waiting[flushes]
-                with survived("flush of sealed segments", partition=flushes.marks.name):
+                with swallow("flush of sealed segments", partition=flushes.marks.name):
                     await self._flush(flushes)
         finally:
             self._task = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol
 
-from fencepost.coordinator.runtime.background import Pace, call_later, spawn, survived
+from fencepost.coordinator.runtime.background import Pace, call_later, spawn, swallow
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
@@ -149,7 +149,7 @@ class ShardSet(Generic[M_co]):
         self._unopened.pop(index, None)
         shard = self._shards.pop(index, None)
         if shard is not None:
-            with survived("unload", shard=shard.name):
+            with swallow("unload", shard=shard.name):
                 shard.end()
 
     def _open(self, index: int) -> None:
@@ -162,7 +162,7 @@ class ShardSet(Generic[M_co]):
 
     def _open_next(self) -> None:
         index = next(iter(self._unopened))
-        with survived("load", shard=f"{self.topic}-{index}"):
+        with swallow("load", shard=f"{self.topic}-{index}"):
             self._open(index)
 
     def _begin_to_load(self) -> None:
@@ -180,7 +180,7 @@ class ShardSet(Generic[M_co]):
                     self._open_next()
                 elif unread:
                     shard = min(unread, key=lambda shard: shard.partition.log.size_bytes)
-                    with survived("load", shard=shard.name):
+                    with swallow("load", shard=shard.name):
                         await shard.load(pace)
                 else:
                     break
@@ -255,7 +255,7 @@ class ShardSet(Generic[M_co]):
     async def _sweep(self, command: object, what: str) -> None:
         pace = Pace()
         for shard in self.shards:
-            with survived(what, shard=shard.name), suppress(ShardError):
+            with swallow(what, shard=shard.name), suppress(ShardError):
                 while not self._closed and getattr(await shard.submit(command), "more", False):
                     await pace()
             await pace()
@@ -265,7 +265,7 @@ class ShardSet(Generic[M_co]):
         pace = Pace()
         for index in sorted({*self._shards, *self._unopened}):
             if index in self._unopened:
-                with survived("load", shard=f"{self.topic}-{index}"):
+                with swallow("load", shard=f"{self.topic}-{index}"):
                     self._open(index)
             if index in self._shards:
                 self._send(self._shards[index], command)
@@ -300,6 +300,6 @@ class ShardSet(Generic[M_co]):
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
         for shard in self.shards:
-            with survived("close", shard=shard.name):
+            with swallow("close", shard=shard.name):
                 await shard.close()
         self.timers.close()

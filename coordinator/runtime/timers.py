@@ -26,7 +26,7 @@ from functools import partial
 
 from sortedcontainers import SortedList
 
-from fencepost.coordinator.runtime.background import call_later, survived
+from fencepost.coordinator.runtime.background import call_later, swallow
 from fencepost.logcore.clock import Clock, monotonic_s
 
 PASS_MS = 5
@@ -94,7 +94,7 @@ class TimerQueue:
                     break
                 _, sequence, timer = self._queue.pop(0)
                 if sequence != timer.sequence:
-                    self._place(timer)
+                    self._insert(timer)
                     moved += 1
                     continue
                 key = timer.key
@@ -104,7 +104,7 @@ class TimerQueue:
                 now_ms = max(timer.deadline_ms, self._clock.now_ms())
                 if self.on_fire is not None:
                     self.on_fire(key, now_ms)
-                with survived("timer", key=key):
+                with swallow("timer", key=key):
                     timer.owner.expire(key, now_ms)
         finally:
             self._arm()
@@ -130,17 +130,17 @@ class TimerQueue:
         timer.deadline_ms = deadline_ms
         self._sequence = timer.sequence = self._sequence + 1
         if is_new:
-            self._place(timer)
+            self._insert(timer)
         elif due_ms < timer.placed[0]:
             self.discard(timer)
-            self._place(timer)
+            self._insert(timer)
         else:
             return
         if self._armed_ms is None or due_ms < self._armed_ms:
             self._disarm()
             self._arm()
 
-    def _place(self, timer: _Timer) -> None:
+    def _insert(self, timer: _Timer) -> None:
         """Insert a timer into the queue at its time."""
         timer.placed = timer.due_ms, timer.sequence
         self._queue.add((*timer.placed, timer))

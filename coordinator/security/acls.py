@@ -15,7 +15,7 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.runtime.background import Pace, spawn, tell
+from fencepost.coordinator.runtime.background import Pace, log_failure, spawn
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.protocol.steps import Steps, finish
@@ -95,7 +95,7 @@ def _acl_or_log(record: AccessControlEntryRecord) -> Acl | None:
     try:
         return _acl(record)
     except MetadataError as error:
-        tell("apply an ACL", error, acl=str(record.id))
+        log_failure("apply an ACL", error, acl=str(record.id))
         return None
 
 

@@ -145,7 +145,7 @@ class Logins:
     def has_failed(self, failure: LoginFailure) -> None:
         """Count a failed login, and log it unless this second's limit of lines is used up."""
         self.failed[failure.listener, failure.mechanism or ""] += 1
-        if self._lines.may_tell(self._clock.monotonic_ms()):
+        if self._lines.may_log(self._clock.monotonic_ms()):
             _log.warning(
                 "login failed",
                 peer=failure.peer,

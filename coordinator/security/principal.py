@@ -60,7 +60,7 @@ def plain_host(host: str) -> str:
     return mapped if "." in mapped else host
 
 
-def one_form(host: str) -> str:
+def canonical_host(host: str) -> str:
     """Return an ACL's host in the form that sessions use.
 
     Java writes ``0:0:0:0:0:0:0:1`` for ``::1``. A text that is not an address is returned as is.

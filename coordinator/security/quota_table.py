@@ -11,7 +11,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.quota_entities import Entity
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 
 Changed = Callable[[Entity, str, float | None], None]
 """Called with an entity, a key and the new value, which is None for a deleted quota."""
@@ -63,7 +63,7 @@ class QuotaTable:
             if before.get(key) != value:
                 self._put(entity, key, value)
                 for listener in self._listeners:
-                    with survived("follow a quota", entity=dict(entity), key=key):
+                    with swallow("follow a quota", entity=dict(entity), key=key):
                         listener(entity, key, value)
 
     def _put(self, entity: Entity, key: str, value: float | None) -> None:

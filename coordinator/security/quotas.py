@@ -90,7 +90,7 @@ class ClientQuota:
     limit: float
 
 
-def kept(name: str | None) -> str | None:
+def bounded_name(name: str | None) -> str | None:
     """Return a name, or a bounded form with a digest if it is long."""
     if name is None or len(name) <= MAX_KEPT_CHARACTERS:
         return name
@@ -165,7 +165,9 @@ class ClientQuotas:
         limits = self._limits[key]
         found = next(
             (
-                ClientQuota(entity, (kept(shared_by[0]), kept(shared_by[1])), limits[entity])
+                ClientQuota(
+                    entity, (bounded_name(shared_by[0]), bounded_name(shared_by[1])), limits[entity]
+                )
                 for entity, shared_by in candidates(user, client_id)
                 if entity in limits
             ),
@@ -179,7 +181,7 @@ class ClientQuotas:
 
     # --- usage ---
 
-    def take(
+    def record_and_get_throttle_ms(
         self, key: str, user: str, client_id: str, amount: float, *, is_debt: bool = False
     ) -> int:
         """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
@@ -198,7 +200,7 @@ class ClientQuotas:
             return throttle_ms
         return min(throttle_ms, MAX_DEBT_MS if is_debt else self.window.sample_ms)
 
-    def took_nothing(self, key: str, user: str, client_id: str) -> bool:
+    def is_unused(self, key: str, user: str, client_id: str) -> bool:
         """Return whether the clients that share a client's budget used nothing in the window."""
         budget = self.budget(key, user, client_id)
         return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
@@ -289,7 +291,7 @@ class PartitionMutations:
         """The throttle time from now on, in milliseconds."""
         return max(0, self._until_ms - self._clock.monotonic_ms())
 
-    def take(self, partitions: int) -> None:
+    def record(self, partitions: int) -> None:
         """Take partitions from the bucket. Raises ThrottlingQuotaExceededError, taking none."""
         budget, now_ms = self._budget, self._clock.monotonic_ms()
         bucket = budget.bucket

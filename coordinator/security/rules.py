@@ -23,7 +23,7 @@ from fencepost.cluster.acl import (
     ResourceType,
 )
 from fencepost.coordinator.security.networks import NO_NETWORKS, Networks
-from fencepost.coordinator.security.principal import one_form
+from fencepost.coordinator.security.principal import canonical_host
 from fencepost.protocol.steps import Steps, finish
 
 NO_ID: Final = UUID(int=0)
@@ -156,7 +156,7 @@ class RuleTable:
         resource and ``allow.everyone.if.no.acl.found`` is set.
         """
         denied = allowed = 0
-        for held in self._held(principal, host, kind):
+        for held in self._applicable(principal, host, kind):
             for grant in held.on(name):
                 denied |= grant.rights.denied
                 allowed |= grant.rights.allowed
@@ -164,13 +164,13 @@ class RuleTable:
 
     def is_ruled(self, kind: ResourceType, name: str) -> bool:
         """Return whether any ACL applies to a resource, for any principal."""
-        return any(self._about(kind, name))
+        return any(self._matching_resource(kind, name))
 
     def decide(
         self, principal: str, host: str, operation: Operation, kind: ResourceType, name: str
     ) -> AclDecision:
         """Return the decision on an operation and the ACL behind it; slower than :meth:`rights`."""
-        grants = [g for held in self._held(principal, host, kind) for g in held.on(name)]
+        grants = [g for held in self._applicable(principal, host, kind) for g in held.on(name)]
         for permission in (Permission.DENY, Permission.ALLOW):
             for grant in grants:
                 for rule in grant.rules:
@@ -188,7 +188,7 @@ class RuleTable:
         """
         denied: set[Pattern] = set()
         allowed: set[Pattern] = set()
-        for held in self._held(principal, host, kind):
+        for held in self._applicable(principal, host, kind):
             for pattern, grant in held.grants.items():
                 if grant.named.denied >> operation & 1:
                     denied.add(pattern)
@@ -206,14 +206,14 @@ class RuleTable:
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
         """Return the ACLs that match a filter."""
         found = []
-        for rules in self._meant(wanted):
+        for rules in self._matching(wanted):
             for rule in rules:
                 if wanted.matches(rule):
                     found.append(rule)
                 yield
         return found
 
-    def _meant(self, wanted: AclFilter) -> Iterator[Collection[Acl]]:
+    def _matching(self, wanted: AclFilter) -> Iterator[Collection[Acl]]:
         """Yield the ACLs of each resource that matches a filter."""
         name, how = wanted.resource_name, wanted.pattern_type
         for kind, by_pattern in self._by_resource.items():
@@ -224,13 +224,13 @@ class RuleTable:
                     if how in {PatternType.ANY, PatternType.MATCH, pattern[0]}:
                         yield rules
             elif how is PatternType.MATCH:
-                yield from self._about(kind, name)
+                yield from self._matching_resource(kind, name)
             else:
                 for one in (PatternType.LITERAL, PatternType.PREFIXED):
                     if how in {PatternType.ANY, one} and (one, name) in by_pattern:
                         yield by_pattern[one, name]
 
-    def _held(self, principal: str, host: str, kind: ResourceType) -> Iterator[_HolderRules]:
+    def _applicable(self, principal: str, host: str, kind: ResourceType) -> Iterator[_HolderRules]:
         by_holder = self._by_holder
         for who in (principal, ANYBODY) if principal != ANYBODY else (ANYBODY,):
             for where in (host, ANYTHING):
@@ -242,7 +242,7 @@ class RuleTable:
                 for where in networks.containing(host):
                     yield by_holder[kind, who, where]
 
-    def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, UUID]]:
+    def _matching_resource(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, UUID]]:
         by_pattern = self._by_resource.get(kind)
         if by_pattern:
             for pattern in _patterns_of(name, self._prefixes.get(kind, _NONE)):
@@ -373,7 +373,7 @@ def _pattern(rule: Acl) -> Pattern:
 
 
 def _holder(rule: Acl) -> Holder:
-    return rule.resource_type, rule.principal, one_form(rule.host)
+    return rule.resource_type, rule.principal, canonical_host(rule.host)
 
 
 def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:

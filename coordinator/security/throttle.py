@@ -108,7 +108,7 @@ class RequestQuotas:
 
     # --- for handlers ---
 
-    def inside(self, user: str, client_id: str | None) -> RequestQuotas:
+    def for_envelope(self, user: str, client_id: str | None) -> RequestQuotas:
         """Return the quotas of the request in an Envelope, from a client of another broker.
 
         That broker throttles the client. This broker counts the mutations of topics, but not the
@@ -137,9 +137,9 @@ class RequestQuotas:
         A client that has fetched nothing for a whole window gets even a batch larger than the
         window's quota: otherwise, as in Apache Kafka, its consumer would wait forever.
         """
-        was_quiet = self._quotas.took_nothing(FETCH, self._user, self._client_id)
+        was_quiet = self._quotas.is_unused(FETCH, self._user, self._client_id)
         time_ms = self._time_ms()
-        bytes_ms = self._quotas.take(FETCH, self._user, self._client_id, size)
+        bytes_ms = self._quotas.record_and_get_throttle_ms(FETCH, self._user, self._client_id, size)
         if not self._decide((REQUEST, time_ms), (FETCH, bytes_ms)) or (was_quiet and not time_ms):
             return True
         self._quotas.note(FETCH, self._user, self._client_id, -size)
@@ -147,13 +147,17 @@ class RequestQuotas:
 
     def may_begin_fetch(self) -> bool:
         """Return whether a ShareFetch may acquire records; the client is throttled if not."""
-        self._fetch_ms = self._quotas.take(FETCH, self._user, self._client_id, 0)
+        self._fetch_ms = self._quotas.record_and_get_throttle_ms(
+            FETCH, self._user, self._client_id, 0
+        )
         return not self._fetch_ms
 
     def fetched(self, size: int) -> None:
         """Count the bytes of acquired records; the client is throttled after this response."""
         if size:
-            self._fetch_ms = self._quotas.take(FETCH, self._user, self._client_id, size)
+            self._fetch_ms = self._quotas.record_and_get_throttle_ms(
+                FETCH, self._user, self._client_id, size
+            )
 
     def take_partitions(self, count: int, *, is_strict: bool) -> None:
         """Count partitions to create or delete; a request may call it several times.
@@ -165,7 +169,7 @@ class RequestQuotas:
                 self._user, self._client_id, is_strict=is_strict
             )
         if self._mutations is not None:
-            self._mutations.take(count)
+            self._mutations.record(count)
 
     def discard_mutations(self) -> None:
         """Do not throttle the client for topics that were not created."""
@@ -183,7 +187,9 @@ class RequestQuotas:
             return self._throttle_ms
         causes = [(REQUEST, self._time_ms(is_answered=is_answered))]
         if produced is not None:
-            took_ms = self._quotas.take(PRODUCE, self._user, self._client_id, produced)
+            took_ms = self._quotas.record_and_get_throttle_ms(
+                PRODUCE, self._user, self._client_id, produced
+            )
             causes.append((PRODUCE, took_ms))
         if self._mutations is not None:
             causes.append((MUTATION, self._mutations.throttle_ms))
@@ -202,7 +208,7 @@ class RequestQuotas:
         if is_answered:
             self._counted_s = self._loop_time.seconds
         percent = 100 * self._counted_s
-        return self._quotas.take(
+        return self._quotas.record_and_get_throttle_ms(
             REQUEST, self._user, self._client_id, percent, is_debt=self._has_debt
         )
 

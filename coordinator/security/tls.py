@@ -391,7 +391,7 @@ class ListenerTls:
     """The TLS of one listener's new connections; open connections keep the context they have."""
 
     def __init__(self, loaded: LoadedTls) -> None:
-        self.take(loaded)
+        self.install(loaded)
         self.handshake_failures = 0
         """Failed handshakes with clients."""
         self.reloads = 0
@@ -399,7 +399,7 @@ class ListenerTls:
         self.is_stale = False
         """Whether files or settings have changed, but cannot be used."""
 
-    def take(self, loaded: LoadedTls) -> None:
+    def install(self, loaded: LoadedTls) -> None:
         """Use ``loaded`` for new connections."""
         self.loaded = loaded
         self.context = loaded.context

@@ -111,7 +111,7 @@ class Authenticator:
         """The mechanism of the handshake; None before it."""
         self.result: LoggedIn | None = None
 
-    def take(self, frame: bytes) -> Work[Answer]:
+    def response_to(self, frame: bytes) -> Work[Answer]:
         """Return the response to the next frame. Raises LoginRefused."""
         if self._is_other_mechanism:
             raise LoginRefused("the mechanism differs from that of the previous login")
@@ -360,7 +360,7 @@ class SaslGate:
         if frame is None:
             return None
         self._stream.size_bytes = len(frame)
-        return self._answer(self._login.take(bytes(frame)), self._login)
+        return self._answer(self._login.response_to(bytes(frame)), self._login)
 
     def _next_of_user(self) -> Request | Work[Request | None] | None:
         """Return the next request of an authenticated client whose session has a limited lifetime.

@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._job is not None and self._answer_comes is None:
             self._job.drop()
         self._server.forget(self)
-        self._server.budget.give(self)
+        self._server.budget.release(self)
         self._server.responses.hold(self, 0)
 
     def close(self, reason: str) -> None:
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._frames.pending and self._reading and quiet_ms > limits.frame_timeout_ms:
             self.close("a request stopped half-way")
         elif quiet_ms > limits.frame_timeout_ms and self.release_idle():
-            server.budget.give(self)
+            server.budget.release(self)
 
     @property
     def _is_sending(self) -> bool:
@@ -383,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
             return
         if self._granted_bytes > KEPT_BUFFER_BYTES and self.release_idle():
-            self._server.budget.give(self)
+            self._server.budget.release(self)
         self._resume()
 
     @property
@@ -411,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_request = self.requests
             self._large_since = self._loop.time()
         if wanted > self._granted_bytes:
-            self._waiting = not self._server.budget.take(self, wanted)
+            self._waiting = not self._server.budget.try_allocate(self, wanted)
             if not self._waiting:
                 self._granted_bytes = wanted
         return not self._waiting

@@ -293,13 +293,13 @@ class ConnectionAcceptor:
             for one in state.waiting:
                 one.client.close()
         for client in list(self._held):
-            self._let_go(client)
+            self._close_held(client)
 
-    def look_again(self) -> None:
+    def admit_waiting(self) -> None:
         """Admit waiting clients after a connection has ended or limits have changed."""
         for state in self._listeners.values():
             if state.waiting:
-                self._let_in(state)
+                self._admit_waiting(state)
 
     def _arrived(self, state: _ListenerState, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
@@ -311,9 +311,9 @@ class ConnectionAcceptor:
         wait_ms = self._admission.arrived(state.config.name)
         not_before_ms = self._loop.time() * 1000 + wait_ms
         state.waiting.append(_WaitingClient(client, address, not_before_ms))
-        self._let_in(state)
+        self._admit_waiting(state)
 
-    def _let_in(self, state: _ListenerState) -> None:
+    def _admit_waiting(self, state: _ListenerState) -> None:
         """Admit waiting clients in order; pause the listener while any of them must wait."""
         if state.timer is not None:
             state.timer.cancel()
@@ -323,16 +323,18 @@ class ConnectionAcceptor:
             first = state.waiting[0]
             left_ms = first.not_before_ms - self._loop.time() * 1000
             if left_ms > 0:
-                state.timer = call_later(self._loop, left_ms, "let in", lambda: self._let_in(state))
+                state.timer = call_later(
+                    self._loop, left_ms, "let in", lambda: self._admit_waiting(state)
+                )
                 break
             if not admission.has_room(name):
                 break
             state.waiting.popleft()
-            self._let_one_in(state, first)
+            self._admit(state, first)
         for listener in state.listeners:
             listener.hold(is_held=bool(state.waiting))
 
-    def _let_one_in(self, state: _ListenerState, one: _WaitingClient) -> None:
+    def _admit(self, state: _ListenerState, one: _WaitingClient) -> None:
         host = plain_host(str(one.address[0]))
         slot = self._admission.enter(state.config.name, host)
         if isinstance(slot, ConnectionSlot):
@@ -342,11 +344,11 @@ class ConnectionAcceptor:
         if slot.held_ms and len(self._held) < MAX_HELD:
             # The socket is neither read nor answered: this slows down clients that retry at once.
             self._held[one.client] = call_later(
-                self._loop, slot.held_ms, "close a socket", lambda: self._let_go(one.client)
+                self._loop, slot.held_ms, "close a socket", lambda: self._close_held(one.client)
             )
         else:
             one.client.close()
 
-    def _let_go(self, client: socket.socket) -> None:
+    def _close_held(self, client: socket.socket) -> None:
         self._held.pop(client).cancel()
         client.close()

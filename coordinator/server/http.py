@@ -26,7 +26,7 @@ from typing import Any
 
 import structlog
 
-from fencepost.coordinator.runtime.background import spawn, tell
+from fencepost.coordinator.runtime.background import log_failure, spawn
 from fencepost.coordinator.server.http_messages import (
     LAST_CHUNK,
     TEXT,
@@ -342,7 +342,7 @@ class _HttpConnection:
         except HttpError as error:
             return text_response(error.status, str(error), error.headers)
         except Exception as error:  # noqa: BLE001 - a handler's failure affects only its request
-            tell("an HTTP request", error, path=head.path)
+            log_failure("an HTTP request", error, path=head.path)
             return text_response(500, "the request failed; see the log of the broker")
 
     async def _answer(self, head: RequestHead, response: HttpResponse) -> bool:
@@ -374,7 +374,7 @@ class _HttpConnection:
         except OSError:
             raise
         except Exception as error:
-            tell("an HTTP answer", error)
+            log_failure("an HTTP answer", error)
             self._writer.transport.abort()
             raise ConnectionAbortedError from error
         if in_chunks:

@@ -102,10 +102,10 @@ class RenewedContext:
         """Return the context for a new connection."""
         if monotonic_s() - self._now.looked_s >= LOOK_S:
             self._now.looked_s = monotonic_s()
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._check_files)
         return self._now.context
 
-    def _look(self) -> None:
+    def _check_files(self) -> None:
         try:
             if self._stamps() != self._now.stamps:
                 self._now = self._load()

@@ -45,7 +45,7 @@ class RequestBudget:
         """The number of waiting holders."""
         return len(self._waiting)
 
-    def take(self, holder: BudgetHolder, size: int) -> bool:
+    def try_allocate(self, holder: BudgetHolder, size: int) -> bool:
         """Grant ``holder`` at least ``size`` bytes, or return False and call ``granted`` later."""
         if self._held.get(holder, 0) >= size:
             return True
@@ -55,7 +55,7 @@ class RequestBudget:
         self._waiting[holder] = size
         return False
 
-    def give(self, holder: BudgetHolder) -> None:
+    def release(self, holder: BudgetHolder) -> None:
         """Release the grant or request of ``holder``, and serve the waiting holders."""
         self._waiting.pop(holder, None)
         self.held_bytes -= self._held.pop(holder, 0)

@@ -48,7 +48,7 @@ class UnservedRequests:
             return str(error)
         name = api_name(error.api_key) or f"API key {error.api_key}"
         lowest, highest = error.served or (None, None)
-        if self._lines.may_tell(monotonic_s() * 1000):
+        if self._lines.may_log(monotonic_s() * 1000):
             log.warning(
                 "request not served",
                 api=name,

@@ -111,7 +111,7 @@ class RequestStream:
                 frame, self._versions, max_objects=self._limits.max_request_objects
             )
         except UnsupportedVersion as error:
-            told = self._told_versions(error)
+            told = self._answer_unsupported_version(error)
             if told is None:
                 raise
             return told
@@ -143,13 +143,13 @@ class RequestStream:
                 )
             )
         except UnsupportedVersion as error:
-            told = self._told_versions(error)
+            told = self._answer_unsupported_version(error)
             if told is None:
                 raise
             yield from told
             return None
 
-    def _told_versions(self, error: UnsupportedVersion) -> Steps[None] | None:
+    def _answer_unsupported_version(self, error: UnsupportedVersion) -> Steps[None] | None:
         """Answer an unsupported version of ApiVersions; return None for any other API."""
         served = self._versions.get(error.api_key)
         if error.api_key != ApiKey.API_VERSIONS or served is None:

@@ -50,25 +50,25 @@ class _WaitingLine:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._places: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._waiters)
 
     def wait(self) -> Work[None]:
-        place: asyncio.Future[None] = self._loop.create_future()
-        self._places.append(place)
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
         try:
-            yield place
+            yield waiter
         finally:
-            if place in self._places:
-                self._places.remove(place)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
-    def let_one_on(self) -> None:
-        while self._places:
-            place = self._places.popleft()
-            if not place.done():
-                place.set_result(None)
+    def resume_first(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
 
 
@@ -105,7 +105,7 @@ class ResponseBudget:
         else:
             del self._held[connection]
         if size < before:
-            self._let_one_on()
+            self._resume_first()
 
     @property
     def is_open(self) -> bool:
@@ -115,9 +115,9 @@ class ResponseBudget:
     def _has_room(self) -> bool:
         return self.max_bytes <= 0 or self.held_bytes < self.max_bytes
 
-    def _let_one_on(self) -> None:
+    def _resume_first(self) -> None:
         if self._has_room():
-            self._for_room.let_one_on()
+            self._for_room.resume_first()
 
     def wait(self) -> Work[None]:
         """Wait until a large response may begin. :meth:`end` must follow in any case."""
@@ -136,5 +136,5 @@ class ResponseBudget:
         """
         if is_large:
             self._large -= 1
-            self._for_large.let_one_on()
-        self._let_one_on()
+            self._for_large.resume_first()
+        self._resume_first()

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import Registry
-from fencepost.coordinator.runtime.background import call_later, spawn, survived
+from fencepost.coordinator.runtime.background import call_later, spawn, swallow
 from fencepost.coordinator.runtime.turns import Turns
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import RateWindow
@@ -269,13 +269,13 @@ class Server:
     def _left(self, slot: ConnectionSlot) -> None:
         slot.leave()
         if self.acceptor is not None:
-            self.acceptor.look_again()
+            self.acceptor.admit_waiting()
 
     def limit(self, bounds: ServerLimits) -> None:
         """Replace the limits; admit waiting clients, or close connections above the new limits."""
         self.admission.bounds = bounds
         if self.acceptor is not None:
-            self.acceptor.look_again()
+            self.acceptor.admit_waiting()
             self.give_way()
 
     def give_way(self) -> None:
@@ -306,6 +306,6 @@ class Server:
     def _run_sweep(self) -> None:
         now = self.loop.time()
         for connection in list(self.connections):
-            with survived("idle sweep", peer=connection.peer):
+            with swallow("idle sweep", peer=connection.peer):
                 connection.check_idle(now)
         self._arm_sweep()

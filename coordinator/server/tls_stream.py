@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from fencepost.coordinator.runtime.background import call_later, tell
+from fencepost.coordinator.runtime.background import call_later, log_failure
 from fencepost.coordinator.runtime.rate_limited_log import RateLimitedLog
 from fencepost.coordinator.security.tls import ListenerTls, reason_of
 from fencepost.coordinator.server.connection import Connection
@@ -167,7 +167,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             step()
         except Exception as error:  # noqa: BLE001 - as asyncio does with a protocol
-            tell("TLS", error)
+            log_failure("TLS", error)
             self.abort()
 
     # --- handshakes ---
@@ -212,7 +212,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _count(self, connection: Connection, reason: str) -> None:
         self._tls.handshake_failures += 1
-        if self._handshakes.lines.may_tell(self._handshakes.loop.time() * 1000):
+        if self._handshakes.lines.may_log(self._handshakes.loop.time() * 1000):
             name = connection.listener.name
             log.info("handshake failed", listener=name, peer=connection.peer, reason=reason)
 

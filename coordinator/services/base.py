@@ -99,7 +99,7 @@ class ShardedCoordinator(Generic[M_co]):
         return Budget(key, self._config.int(key))
 
     @staticmethod
-    def _give_back(machine: Machine, *accounts: Account) -> None:
+    def _release_with(machine: Machine, *accounts: Account) -> None:
         """Release a machine's memory accounts once its shard drops the machine."""
         for account in accounts:
             weakref.finalize(machine, account.close).atexit = False

@@ -28,7 +28,7 @@ from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import UnknownTopicIdError, UnknownTopicOrPartitionError
-from fencepost.coordinator.runtime.background import Pace, spawn, tell
+from fencepost.coordinator.runtime.background import Pace, log_failure, spawn
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import completed
 from fencepost.coordinator.services.dead_letter_records import (
@@ -219,7 +219,7 @@ class DeadLetterQueues:
                 try:
                     await self._send(line, job)
                 except Exception as error:  # noqa: BLE001 - the share partition must not stop
-                    tell("send to a dead-letter queue", error, partition=line.share.key)
+                    log_failure("send to a dead-letter queue", error, partition=line.share.key)
                     await self._give_up(line, job, DeadLetterError(repr(error), is_final=True))
         finally:
             del self._lines[line.share]

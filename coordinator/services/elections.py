@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from fencepost.cluster.image import LocalPartition, MetadataImage, local_changes
-from fencepost.coordinator.runtime.background import survived
+from fencepost.coordinator.runtime.background import swallow
 
 
 class ElectableCoordinator(Protocol):
@@ -36,16 +36,16 @@ def publish_elections(
     topic_ids = {one.topic_id for one in (before, after) if one is not None}
     changes = local_changes(old, image, broker_id, topics=topic_ids)
     for one in changes.deletes:
-        with _survived(one):
+        with _swallow(one):
             coordinator.resigned(one.index, None)
     for one in changes.elected:
-        with _survived(one):
+        with _swallow(one):
             coordinator.elected(one.index, one.registration.leader_epoch)
     for one in changes.followers:
-        with _survived(one):
+        with _swallow(one):
             coordinator.resigned(one.index, one.registration.leader_epoch)
 
 
-def _survived(one: LocalPartition) -> AbstractContextManager[None]:
+def _swallow(one: LocalPartition) -> AbstractContextManager[None]:
     """Log an error of one partition, so that the other partitions are still processed."""
-    return survived("update coordinator", partition=f"{one.topic}-{one.index}")
+    return swallow("update coordinator", partition=f"{one.topic}-{one.index}")

@@ -251,7 +251,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             max_batch_bytes=lambda: partition.log.config.max_message_bytes,
             environment=self.environment,
         )
-        self._give_back(machine, memory, offset_memory)
+        self._release_with(machine, memory, offset_memory)
         return machine
 
     def _forget_settings(self) -> None:

@@ -24,7 +24,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.runtime.background import SLICE_MS, spawn, survived, tell
+from fencepost.coordinator.runtime.background import SLICE_MS, log_failure, spawn, swallow
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.coordinator.services.marker_appends import MarkerAppends
 from fencepost.coordinator.storage.storage import Storage
@@ -106,7 +106,7 @@ class _PendingCompleteTxn:
         """Count an attempt as finished; report the end of the last one."""
         self.attempts -= 1
         if not self.attempts:
-            with survived("markers"):
+            with swallow("markers"):
                 self.attempted()
 
 
@@ -338,7 +338,7 @@ class MarkerWriter:
         try:
             while not self._closed and self._has_work:
                 await asyncio.sleep(0)
-                with survived("markers"):
+                with swallow("markers"):
                     self._go_on(_end_of_slice())
         finally:
             self._worker = None
@@ -362,7 +362,7 @@ class MarkerWriter:
         try:
             codes = None if self._others is None else await self._others.send(send)
         except Exception as error:  # noqa: BLE001 - the transactions must end after any error
-            tell("markers", error, broker=send.broker_id)
+            log_failure("markers", error, broker=send.broker_id)
         # One response may end 2,000 transactions.
         self._results.extend(self._answered(send, codes))
         self._go_on(_end_of_slice())
@@ -392,7 +392,7 @@ class MarkerWriter:
                 cause=result.cause,
             )
         elif transaction is not None:
-            with survived("markers"):  # the reports of the other transactions follow
+            with swallow("markers"):  # the reports of the other transactions follow
                 transaction.report(request.written(result.partitions))
 
     # --- partitions of this broker ---
@@ -413,7 +413,7 @@ class MarkerWriter:
         try:
             return self._try_partitions(write, end)
         except Exception as error:  # noqa: BLE001 - the transaction must end
-            tell("markers", error, transactional_id=write.marker.transactional_id)
+            log_failure("markers", error, transactional_id=write.marker.transactional_id)
             self._answered(write.send, None)
             self._attempted(write)
             return True
@@ -444,7 +444,7 @@ class MarkerWriter:
         return True
 
     def _committed(self, write: _LocalWrite, _done: asyncio.Future[None]) -> None:
-        with survived("markers"):
+        with swallow("markers"):
             if not self._closed:
                 self._settle(write)
 
@@ -472,7 +472,7 @@ class MarkerWriter:
             error = appends.write(end, partition)
         except Exception as unexpected:  # noqa: BLE001 - the transaction must end after any error
             if _record_failure(write, partition, unexpected):
-                tell(
+                log_failure(
                     "marker",
                     unexpected,
                     to=partition,

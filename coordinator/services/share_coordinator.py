@@ -18,7 +18,7 @@ from uuid import UUID
 from fencepost.cluster.image import NO_LEADER, MetadataImage, deleted_topics
 from fencepost.coordinator.metadata.metadata import InternalTopic
 from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
-from fencepost.coordinator.runtime.background import Pace, each_in_turn, spawn, survived
+from fencepost.coordinator.runtime.background import Pace, each_in_turn, spawn, swallow
 from fencepost.coordinator.runtime.late_imports import SHARE_STATE_MODULES
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
@@ -170,7 +170,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             # Uncommitted records may be lost; the records that they made redundant are then needed.
             offset = min(shard.machine.redundant_offset(), partition.high_watermark)
             if offset > partition.log_start_offset:
-                with survived("prune the share state", shard=shard.name):
+                with swallow("prune the share state", shard=shard.name):
                     partition.cleanup.delete_records_before(offset)
                     self._replicas.log_start_moved(partition)
                     self._pruned[partition.index] = offset
@@ -231,7 +231,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             self._partition_count,
             memory,
         )
-        self._give_back(machine, memory)
+        self._release_with(machine, memory)
         return machine
 
     def _partition_count(self, topic_id: bytes) -> int | None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.runtime.background import call_later, tell
+from fencepost.coordinator.runtime.background import call_later, log_failure
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.services.served_partition import ServedPartition
@@ -360,7 +360,7 @@ class _Reading:
             except DomainError as error:
                 part.error = without_traceback(error)
             except Exception as error:  # noqa: BLE001 - the other partitions can be read
-                tell(
+                log_failure(
                     "read a share partition", error, partition=f"{part.topic}-{part.key.partition}"
                 )
                 part.error = SharePartitionFailedError(f"not read: {error}")

@@ -191,7 +191,7 @@ class ShareGroups:
         """Ask the share coordinator, and report its answers to the group. Raises DomainError."""
         errors = await self._persister.initialize(state_epoch, offsets)
         failed = {key: error for key, error in errors.items() if error is not None}
-        if failed and self._failures.may_tell(monotonic_s() * 1000):
+        if failed and self._failures.may_log(monotonic_s() * 1000):
             _log.warning(
                 "share partitions were not initialized",
                 group=group_id,

@@ -27,7 +27,7 @@ from uuid import UUID
 from fencepost.cluster.image import MetadataImage, TopicImage
 from fencepost.coordinator.metadata.metadata import SHARE_VERSION
 from fencepost.coordinator.metadata.names import SHARE_SCOPE
-from fencepost.coordinator.runtime.background import Pace, spawn, survived, tell
+from fencepost.coordinator.runtime.background import Pace, log_failure, spawn, swallow
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.shard import Remember
@@ -303,7 +303,7 @@ class SharePartitions:
 
     def _fence(self, served: ServedPartition, reason: str) -> None:
         share = served.share
-        with survived("fence a share partition", partition=share.key):
+        with swallow("fence a share partition", partition=share.key):
             self._step(share, lambda one: share.fence(one, reason))
 
     def close(self) -> None:
@@ -382,7 +382,7 @@ class SharePartitions:
         except DomainError:
             raise
         except Exception as error:  # noqa: BLE001 - after any failure the state is suspect
-            tell("a step of a share partition", error, partition=share.key)
+            log_failure("a step of a share partition", error, partition=share.key)
             self._break(share)
             raise errors.SharePartitionFailedError("The share partition has failed.") from None
         self._carry_out(share, decision, None if timer_ms is None else LOCK_TRIGGER)
@@ -419,7 +419,7 @@ class SharePartitions:
         try:
             while self._effects:
                 one, effect = self._effects.popleft()
-                with survived("an effect of a share partition", partition=one.key):
+                with swallow("an effect of a share partition", partition=one.key):
                     self._run_effect(one, effect)
         finally:
             self._in_effects = False
@@ -474,7 +474,7 @@ class SharePartitions:
             def archive(decision: DecisionBuilder) -> None:
                 dead_lettered(share, decision, ranges, queue=queue, failure=failure)
 
-            with survived("archive records", partition=share.key):
+            with swallow("archive records", partition=share.key):
                 if self._sends(share, log):
                     self._step(share, archive)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from fencepost.coordinator.runtime import errors as shard_errors
-from fencepost.coordinator.runtime.background import Pace, spawn, tell
+from fencepost.coordinator.runtime.background import Pace, log_failure, spawn
 from fencepost.groups.share import errors
 from fencepost.groups.share.commands import SharePartitionKey
 from fencepost.groups.share.state import (
@@ -194,7 +194,7 @@ def _result(reply: object) -> object | DomainError:
     if isinstance(reply, asyncio.CancelledError):  # the coordinator shuts down
         return shard_errors.NotCoordinatorError("the share coordinator has stopped")
     if isinstance(reply, Exception):
-        tell("share coordinator", reply)
+        log_failure("share coordinator", reply)
         return errors.SharePartitionFailedError(f"{type(reply).__name__}: {reply}")
     if isinstance(reply, BaseException):
         raise reply

@@ -440,5 +440,5 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             lambda: metadata.feature_level(TRANSACTION_VERSION),
             memory,
         )
-        self._give_back(machine, memory)
+        self._release_with(machine, memory)
         return machine

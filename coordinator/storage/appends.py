@@ -265,13 +265,13 @@ class Appends:
                 append.refuse(part, TransactionalIdMissingError(missing))
             return
         progress = _AppendState()
-        if not self._at_once(append, progress):
+        if not self._try_at_once(append, progress):
             task = asyncio.shield(self._begin(append, progress))
             yield task
             task.result()
         yield from progress.commits
 
-    def _at_once(self, append: Append, progress: _AppendState) -> bool:
+    def _try_at_once(self, append: Append, progress: _AppendState) -> bool:
         """Check, verify and append in this turn; return False if parts are left."""
         if self._last and any(part.key in self._last for part in append.parts):
             return False
@@ -319,7 +319,7 @@ class Appends:
                 if progress.verification is not None:
                     # The coordinator may be another, slow broker: other clients do not wait for it.
                     # Later requests on this connection do, since this one has no response yet.
-                    self._let_pass(append, gate)
+                    self._resume_queued(append, gate)
                     await progress.verification
                 else:
                     await asyncio.sleep(0)
@@ -329,7 +329,7 @@ class Appends:
             await asyncio.sleep(0)
             self._check(append, progress)
 
-    def _let_pass(self, append: Append, gate: asyncio.Future[None]) -> None:
+    def _resume_queued(self, append: Append, gate: asyncio.Future[None]) -> None:
         """Resume the requests queued behind this one."""
         for part in append.parts:
             if self._last.get(part.key) is gate:
@@ -339,7 +339,7 @@ class Appends:
 
     def _done(self, append: Append, gate: asyncio.Future[None], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._let_pass(append, gate)
+        self._resume_queued(append, gate)
 
     # --- check ---
 
@@ -350,7 +350,7 @@ class Appends:
         until = monotonic_s() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):
             try:
-                check = self._found(append, part, now_ms)
+                check = self._prepare_validation(append, part, now_ms)
                 part.admitted = finish(check(budget=budget))
             except CheckBudgetExceededError:
                 progress.left.append((part, check))
@@ -361,7 +361,9 @@ class Appends:
             if monotonic_s() > until:
                 return
 
-    def _found(self, append: Append, part: Part, now_ms: int) -> partial[Steps[ValidatedBatch]]:
+    def _prepare_validation(
+        self, append: Append, part: Part, now_ms: int
+    ) -> partial[Steps[ValidatedBatch]]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
         partition = self._replicas.leader(part.topic, part.index)

@@ -40,13 +40,13 @@ class CheckpointFiles:
         """Return the offsets of a checkpoint or its copy; empty if it is missing or unreadable."""
         is_whole = True
 
-        def told(damage: CheckpointError) -> None:
+        def report_damage(damage: CheckpointError) -> None:
             nonlocal is_whole
             is_whole = False
             _log.warning("checkpoint is damaged", file=name, cause=str(damage))
 
         try:
-            offsets = read_offsets(self._fs, self._directory, name, on_damage=told)
+            offsets = read_offsets(self._fs, self._directory, name, on_damage=report_damage)
         except CheckpointError as error:
             _log.warning("checkpoint is damaged, ignored", file=name, cause=str(error))
             return {}

@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, survived
+from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, swallow
 from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
 from fencepost.logcore.cleaner_choice import CleanerChoice
@@ -94,7 +94,7 @@ class Cleaner:
 
     def _discard(self, partition: Partition, compaction: CompactionRound) -> None:
         """Remove the files of a round; files that cannot be removed are left for the next start."""
-        with survived("discard of a round", partition=partition.name):
+        with swallow("discard of a round", partition=partition.name):
             compaction.discard()
 
     def _failed(self, partition: Partition, error: Exception) -> bool:

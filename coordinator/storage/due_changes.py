@@ -20,8 +20,8 @@ from fencepost.coordinator.runtime.background import (
     AFTER_FAILURE_MS,
     SLICE_MS,
     call_later,
+    log_failure,
     spawn,
-    tell,
 )
 from fencepost.logcore.clock import monotonic_s
 
@@ -43,7 +43,7 @@ class DueChanges:
         """The failed changes, which will be retried."""
         self._retry: asyncio.TimerHandle | None = None
 
-    def take(self, partitions: Iterable[LocalPartition]) -> None:
+    def add(self, partitions: Iterable[LocalPartition]) -> None:
         """Add changes, replacing pending ones of the same partition, and handle the first ones.
 
         Internal topics come first, since their shards are started next.
@@ -53,9 +53,9 @@ class DueChanges:
             self.failed.pop((one.topic, one.index), None)
         for key in [key for key in self.partitions if key[0] in INTERNAL_TOPICS]:
             self.settle(key)
-        self._some(FIRST_SLICE_MS)
+        self._settle_slice(FIRST_SLICE_MS)
         if self.partitions and (self._task is None or self._task.done()):
-            self._task = spawn(self._rest(), "lead and follow")
+            self._task = spawn(self._settle_rest(), "lead and follow")
 
     def settle(self, key: TopicPartition) -> None:
         """Handle the partition's change now, if it is pending."""
@@ -65,7 +65,7 @@ class DueChanges:
         try:
             self._do(one)
         except Exception as error:  # noqa: BLE001 - the other partitions must be handled
-            tell("lead or follow", error, partition=f"{one.topic}-{one.index}")
+            log_failure("lead or follow", error, partition=f"{one.topic}-{one.index}")
             self.failed[key] = one
             if self._retry is None:
                 loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class DueChanges:
     def _again(self) -> None:
         self._retry = None
         failed, self.failed = self.failed, {}
-        self.take(failed.values())
+        self.add(failed.values())
 
     def drop(self, one: LocalPartition) -> None:
         """Drop a pending change: the replica was deleted."""
@@ -98,12 +98,12 @@ class DueChanges:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    def _some(self, slice_ms: int) -> None:
+    def _settle_slice(self, slice_ms: int) -> None:
         until = monotonic_s() + slice_ms / 1000
         while self.partitions and monotonic_s() < until:
             self.settle(next(iter(self.partitions)))
 
-    async def _rest(self) -> None:
+    async def _settle_rest(self) -> None:
         while self.partitions:
             await asyncio.sleep(0)
-            self._some(SLICE_MS)
+            self._settle_slice(SLICE_MS)

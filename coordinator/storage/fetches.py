@@ -27,7 +27,7 @@ from fencepost.coordinator.errors import (
     TopicAuthorizationError,
     UnknownTopicIdError,
 )
-from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.runtime.background import log_failure
 from fencepost.coordinator.runtime.delayed_fetch import (
     DelayedFetch,
     DelayedFetches,
@@ -96,7 +96,7 @@ class Fetch:
     may_read: Callable[[str | None], bool] | None = None
     """Returns whether the sender may read or follow a topic, given its name, or None for an unknown
     topic id. Not set if no permission is required."""
-    may_tell: Callable[[int], bool] | None = None
+    may_send: Callable[[int], bool] | None = None
     """Called with the size of the response; if it returns False, the client is throttled, and gets
     a response without partitions."""
 
@@ -153,7 +153,7 @@ class Fetches:
         if not (reading.is_answer or self.delayed.closed):
             yield from reading.wait()
             yield from reading.read()
-        if fetch.may_tell is not None and not fetch.may_tell(reading.size_bytes):
+        if fetch.may_send is not None and not fetch.may_send(reading.size_bytes):
             return reading.throttled_response()
         return (yield from reading.response())
 
@@ -335,7 +335,7 @@ class _Reading:
             except DomainError as error:
                 answer = FetchedPartition(asked, error=without_traceback(error))
             except Exception as error:  # noqa: BLE001 - the other partitions can be read
-                tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
+                log_failure("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
             # Errors, truncations and preferred replicas are sent at once. So are the records of a
             # read that ended at the end of a segment: waiting would not extend such a read.

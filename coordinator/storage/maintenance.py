@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, Work, tell
+from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, Work, log_failure
 from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.logcore.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -142,13 +142,13 @@ class Maintenance:
                 if task.is_stopping:
                     return
                 if partition.offline is None:
-                    await self._take(what, step, partition, failed)
+                    await self._run_step(what, step, partition, failed)
                 await pace()
             self._troubled[what] = failed
 
         task = self._repeat(what, work, interval_ms, first_ms, clock)
 
-    async def _take(
+    async def _run_step(
         self, what: str, step: Step, partition: Partition, failed: dict[str, str]
     ) -> None:
         """Run a step on one partition. A repeated failure is logged only once."""
@@ -161,4 +161,4 @@ class Maintenance:
                 return  # it was deleted in the meantime
             cause = failed[partition.name] = f"{type(error).__name__}: {error}"
             if self._troubled.get(what, {}).get(partition.name) != cause:
-                tell(what, error, partition=partition.name)
+                log_failure(what, error, partition=partition.name)

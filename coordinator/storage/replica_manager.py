@@ -40,7 +40,7 @@ from fencepost.coordinator.errors import (
     NotEnoughReplicasError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.coordinator.runtime.background import Repeated, spawn, survived
+from fencepost.coordinator.runtime.background import Repeated, spawn, swallow
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.storage.due_changes import DueChanges
 from fencepost.coordinator.storage.log_manager import LogManager
@@ -250,7 +250,7 @@ class ReplicaManager:
         gone = changes.deleted_sole_replicas
         used = partitions_in(gone, self._replicas, due.partitions, due.failed, *tables)
         self._delete([*changes.deletes, *used])
-        self._due.take((*changes.leaders, *changes.followers))
+        self._due.add((*changes.leaders, *changes.followers))
         if others:
             self._reconsider()
 
@@ -340,7 +340,7 @@ class ReplicaManager:
             self._failed(replica, error)
             return
         partition.marks.on_flushed_end = partial(self._appended, replica)
-        self._take(replica, step, notifies=True)
+        self._execute_step(replica, step, notifies=True)
         self._report_directory(replica)
 
     def _become_sole_replica(self, one: LocalPartition) -> None:
@@ -450,7 +450,7 @@ class ReplicaManager:
 
     def _appended(self, replica: Replica, own_end: int) -> None:
         """Handle an append, after which the log itself notifies its listeners."""
-        self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
+        self._execute_step(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
 
     def fetched(
         self,
@@ -477,13 +477,13 @@ class ReplicaManager:
             leader_end_offset,
             self._clock.monotonic_ms(),
         )
-        self._take(replica, step, notifies=True)
+        self._execute_step(replica, step, notifies=True)
 
     def log_start_moved(self, partition: Partition) -> None:
         """Handle a new log start offset of a led partition."""
         replica = self.replica(partition.topic, partition.index)
         if replica is not None:
-            self._take(replica, replica.machine.log_start_moved(partition.log_start_offset))
+            self._execute_step(replica, replica.machine.log_start_moved(partition.log_start_offset))
 
     def alter_partition_answered(self, change: IsrChange, answer: int | AlteredPartition) -> None:
         """Handle the controller's response to a change of an ISR."""
@@ -491,25 +491,25 @@ class ReplicaManager:
         if replica is None or replica.local.topic_id != change.topic_id:
             return
         step = replica.machine.alter_partition_answered(change, answer, self._clock.monotonic_ms())
-        self._take(replica, step, notifies=True)
+        self._execute_step(replica, step, notifies=True)
 
     def check_isr(self) -> None:
         """Propose removing lagging replicas from ISRs, every half ``replica.lag.time.max.ms``."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._replicas.values()):
             machine = replica.machine
-            with survived("ISR check", partition=str(machine)):
+            with swallow("ISR check", partition=str(machine)):
                 if machine.is_leader and not replica.is_offline:
-                    self._take(replica, machine.check_isr(now_ms), notifies=True)
+                    self._execute_step(replica, machine.check_isr(now_ms), notifies=True)
 
     def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
         """Recompute the watermarks after a change of the brokers or of a setting."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._replicas.values() if chosen is None else chosen):
             if replica.machine.is_leader:
-                self._take(replica, replica.machine.reconsider(now_ms), notifies=True)
+                self._execute_step(replica, replica.machine.reconsider(now_ms), notifies=True)
 
-    def _take(self, replica: Replica, step: LeaderStep, *, notifies: bool = False) -> None:
+    def _execute_step(self, replica: Replica, step: LeaderStep, *, notifies: bool = False) -> None:
         """Execute a machine's step. ``notifies``: notify listeners of a higher high watermark."""
         partition = replica.partition
         if partition is not None:
@@ -557,13 +557,13 @@ class ReplicaManager:
             return None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def look() -> None:
+        def check_low_watermark() -> None:
             machine = replica.machine
             if not done.done() and (not machine.is_leader or machine.low_watermark >= offset):
                 done.set_result(None)
 
-        replica.waiting.append(look)
-        done.add_done_callback(lambda _: replica.waiting.remove(look))
+        replica.waiting.append(check_low_watermark)
+        done.add_done_callback(lambda _: replica.waiting.remove(check_low_watermark))
         return done
 
     # --- settings --------------------------------------------------------------------------------

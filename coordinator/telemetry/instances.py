@@ -11,7 +11,7 @@ from uuid import UUID
 from crc32c import crc32c
 
 from fencepost.coordinator.telemetry.reports import Report
-from fencepost.coordinator.telemetry.subscriptions import Client, Wanted
+from fencepost.coordinator.telemetry.subscriptions import Client, RequestedMetrics
 from fencepost.logcore.machine import DomainError
 
 _NEVER: Final = -(1 << 62)
@@ -22,7 +22,9 @@ _INT64_MASK: Final = (1 << 64) - 1
 class ClientInstance:
     """One producer, consumer or admin client, and its subscription."""
 
-    def __init__(self, instance_id: UUID, client: Client, version: int, wanted: Wanted) -> None:
+    def __init__(
+        self, instance_id: UUID, client: Client, version: int, wanted: RequestedMetrics
+    ) -> None:
         self.instance_id, self.client = instance_id, client
         self.version = version
         """The version of the subscriptions with which the instance was matched."""
@@ -60,7 +62,7 @@ class ClientInstance:
         return True
 
 
-def subscription_id(wanted: Wanted, instance_id: UUID) -> int:
+def subscription_id(wanted: RequestedMetrics, instance_id: UUID) -> int:
     """Return the subscription id, a signed 32-bit number that is the same on every broker.
 
     For at most one metric it equals Kafka's. For several metrics, Kafka's depends on the order of

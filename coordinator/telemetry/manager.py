@@ -175,7 +175,7 @@ class ClientTelemetry:
         except DomainError as error:
             result = REFUSED.get(type(error), INVALID)
             self.results[result] += 1
-            if result in LOST and self._lines.may_tell(self._clock.monotonic_ms()):
+            if result in LOST and self._lines.may_log(self._clock.monotonic_ms()):
                 _log.warning(
                     "client metrics refused",
                     client_id=client.client_id,
@@ -277,7 +277,7 @@ class ClientTelemetry:
             finally:
                 instance.is_terminating = push.is_terminating
             if push.metrics:
-                yield from self._keep(instance, push, may_read_group)
+                yield from self._store_metrics(instance, push, may_read_group)
         except DomainError as error:
             instance.last_error = type(error)
             raise
@@ -300,7 +300,7 @@ class ClientTelemetry:
                 " allowed (telemetry.max.bytes)"
             )
 
-    def _keep(
+    def _store_metrics(
         self, instance: ClientInstance, push: Push, may_read_group: Callable[[str], bool]
     ) -> Steps[None]:
         pieces = []

@@ -208,9 +208,9 @@ class _Reader:
         elif kind is _M.POINT:
             self._keep_point()
         elif kind is _M.RESOURCE_ATTRIBUTE:
-            _keep(self.found.resource, self._key, self._text)
+            _add_attribute(self.found.resource, self._key, self._text)
         elif kind is _M.POINT_ATTRIBUTE:
-            _keep(self._attributes, self._key, self._text)
+            _add_attribute(self._attributes, self._key, self._text)
 
     def _keep_point(self) -> None:
         # Java's averages are NaN while there is nothing to average.
@@ -270,6 +270,6 @@ def _shared(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def _keep(attributes: dict[str, str], key: str, value: str) -> None:
+def _add_attribute(attributes: dict[str, str], key: str, value: str) -> None:
     if key and (key in attributes or len(attributes) < MAX_ATTRIBUTES):
         attributes[key] = value

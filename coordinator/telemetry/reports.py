@@ -89,7 +89,7 @@ class Report:
         self.dropped = pushed.dropped
         highlights: dict[str, float] = {}
         for count, point in enumerate(pushed.points, 1):
-            value = self._keep(point)
+            value = self._store_point(point)
             short = HIGHLIGHTS.get(point.name)
             if short is not None:
                 highlights[short] = max(value, highlights.get(short, value))
@@ -97,7 +97,7 @@ class Report:
                 yield
         self.highlights |= highlights
 
-    def _keep(self, point: Point) -> float:
+    def _store_point(self, point: Point) -> float:
         key = point.name, point.attributes
         known = self._series.get(key)
         value = point.value

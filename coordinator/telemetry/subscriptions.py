@@ -91,7 +91,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedMetrics:
     """The metrics that one client instance should push, and the push interval."""
 
     metrics: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Subscriptions:
         self._settings, self._subscriptions = settings, tuple(found)
         self.version += 1
 
-    def wanted(self, client: Client, instance_id: UUID) -> Steps[Wanted]:
+    def wanted(self, client: Client, instance_id: UUID) -> Steps[RequestedMetrics]:
         """Return, in steps, the metrics and interval of all subscriptions that match a client."""
         attributes = client.attributes(instance_id)
         metrics: set[str] = set()
@@ -140,4 +140,4 @@ class Subscriptions:
             yield
         if ALL_METRICS in metrics:
             metrics = {ALL_METRICS}
-        return Wanted(tuple(sorted(metrics)), interval_ms)
+        return RequestedMetrics(tuple(sorted(metrics)), interval_ms)

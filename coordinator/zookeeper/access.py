@@ -34,7 +34,7 @@ from fencepost.coordinator.errors import (
     PolicyViolationError,
     RequestTimedOutError,
 )
-from fencepost.coordinator.runtime.background import spawn, tell
+from fencepost.coordinator.runtime.background import log_failure, spawn
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, SecurityChange
@@ -157,9 +157,9 @@ class SecurityZnodes:
 
     async def reload(self) -> None:
         """Read all znodes again, after missed notifications. Raises ZooKeeperError."""
-        await self.reread({*await self._everything(), *self._known})
+        await self.reread({*await self._all_paths(), *self._known})
 
-    async def look_at_rules(self, changed: Callable[[], object] | None = None) -> None:
+    async def process_acl_changes(self, changed: Callable[[], object] | None = None) -> None:
         """Apply ACLs that other brokers have changed. Raises ZooKeeperError."""
         for notes in self._notifications:
             new, paths = await notes.new(changed), set()
@@ -171,7 +171,7 @@ class SecurityZnodes:
             await self.reread(paths)
             await notes.mark_handled(new)
 
-    async def _everything(self) -> list[str]:
+    async def _all_paths(self) -> list[str]:
         """Return the paths of all znodes that may hold users, quotas or ACLs."""
         children, users = self._session.children, formats.USERS
         found = []
@@ -232,11 +232,11 @@ class SecurityZnodes:
         found = []
         for key, gone in before.items():
             if key not in now:
-                is_denial = _is(gone, Permission.DENY)
+                is_denial = _is_acl(gone, Permission.DENY)
                 found.append(_RecordDiff(path, key, None, formats.removal_of(gone), is_denial))
         for key, one in now.items():
             if before.get(key) != one:
-                found.append(_RecordDiff(path, key, one, one, _is(one, Permission.ALLOW)))
+                found.append(_RecordDiff(path, key, one, one, _is_acl(one, Permission.ALLOW)))
         return found
 
     # --- writing ---
@@ -305,7 +305,7 @@ class SecurityZnodes:
                 return
             error = without_traceback(found)
             if not isinstance(found, DomainError):
-                tell("write users, quotas and rules", found)
+                log_failure("write users, quotas and rules", found)
                 error = NotWrittenError("ZooKeeper has not taken the change.")
         for one in some:
             if error is not None:
@@ -429,7 +429,7 @@ class _MultiWrite:
         return [*self._writes, *self._notifications]
 
 
-def _is(record: AccessRecord, permission: Permission) -> bool:
+def _is_acl(record: AccessRecord, permission: Permission) -> bool:
     """Return whether a record is an ACL with this permission."""
     return isinstance(record, AccessControlEntryRecord) and record.permission_type == permission
 

@@ -74,7 +74,7 @@ class AdminNodes:
             for index, target in self._begun.get(topic.name, {}).items()
         )
 
-    async def look_at_reassignments(self) -> None:
+    async def process_partition_reassignment(self) -> None:
         """Begin the requested reassignments, and remove the finished ones from the node."""
         path = znodes.REASSIGN_PARTITIONS
         node = await self._session.get(path, self._watches.once(path, self._reassigned))
@@ -118,7 +118,7 @@ class AdminNodes:
 
     # --- elections ---
 
-    async def look_at_elections(self) -> None:
+    async def process_preferred_replica_election(self) -> None:
         """Elect the preferred replicas as leaders, where they are eligible."""
         path = znodes.PREFERRED_ELECTION
         node = await self._session.get(path, self._watches.once(path, self._elected))

@@ -35,7 +35,11 @@ from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import config_records, read_config
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import ZkSession
-from fencepost.coordinator.zookeeper.writes import check_kept, put_settings, tell_settings
+from fencepost.coordinator.zookeeper.writes import (
+    check_storable,
+    config_change_notification,
+    put_settings,
+)
 
 
 class ZooKeeperMetadata(KRaftMetadataCache):
@@ -114,7 +118,7 @@ class BrokerStore(ZooKeeperMetadata):
         changes: list[SecurityChange] = []
         for record in taken:
             if isinstance(record, ConfigRecord):
-                check_kept([record])
+                check_storable([record])
                 settings[record.resource_type, record.resource_name] = None
             else:
                 changes.append(change_of(self.image, record))
@@ -166,7 +170,9 @@ class BrokerStore(ZooKeeperMetadata):
 
     async def _write_settings(self, kind: int, name: str) -> None:
         values = self.image.configs.get((kind, name), {})
-        await self._session.do([put_settings(kind, name, values), tell_settings(kind, name)])
+        await self._session.do(
+            [put_settings(kind, name, values), config_change_notification(kind, name)]
+        )
 
 
 @asynccontextmanager
@@ -195,4 +201,4 @@ async def reencode(session: ZkSession, node_id: int, passwords: Passwords) -> No
     changed = passwords.reencoded(values)
     if changed:
         put = put_settings(BROKER_RESOURCE, name, {**values, **changed})
-        await session.do([put, tell_settings(BROKER_RESOURCE, name)])
+        await session.do([put, config_change_notification(BROKER_RESOURCE, name)])

@@ -66,7 +66,7 @@ class ZkImage:
     """Topics under deletion, which the image does not contain; None if a topic has no znode."""
 
 
-async def clear_notes(session: ZkSession, epoch_version: int) -> None:
+async def clear_notifications(session: ZkSession, epoch_version: int) -> None:
     """Remove notifications to the previous controller: the new one reads all znodes anyway."""
     for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
         names = await session.children(folder)

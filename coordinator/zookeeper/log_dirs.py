@@ -50,7 +50,7 @@ async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[i
 class LogDirs:
     """The offline replicas of all brokers.
 
-    ``on_change`` is called when :meth:`look_at_replicas` has changes to decide on.
+    ``on_change`` is called when :meth:`decide_on_replicas` has changes to decide on.
     """
 
     def __init__(self, decide: Decide, on_change: Changed) -> None:
@@ -60,7 +60,7 @@ class LogDirs:
         self._news: dict[int, dict[TopicIdPartition, bool]] = {}
         """Undecided changes, by broker and replica: True if the replica went offline."""
 
-    def hear(self, broker_id: int, answer: Entity) -> None:
+    def record_answer(self, broker_id: int, answer: Entity) -> None:
         """Record the errors of replicas in a LeaderAndIsr response."""
         lost = self._lost.setdefault(broker_id, set())
         for topic in answer.topics:
@@ -80,7 +80,7 @@ class LogDirs:
         if self._news:
             self._on_change()
 
-    async def look_at_replicas(self) -> None:
+    async def decide_on_replicas(self) -> None:
         """Decide on the recorded changes."""
         news, self._news = self._news, {}
         for broker_id, places in news.items():

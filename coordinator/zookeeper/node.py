@@ -29,7 +29,7 @@ from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
-from fencepost.coordinator.runtime.background import call_later, spawn, tell
+from fencepost.coordinator.runtime.background import call_later, log_failure, spawn
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import SecurityZnodes
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
@@ -39,7 +39,7 @@ from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
     batched,
-    clear_notes,
+    clear_notifications,
     config_records,
     load,
     make_partitions,
@@ -119,7 +119,7 @@ class ZooKeeperNode:
         self.access = SecurityZnodes(
             self._session,
             clock,
-            self._take,
+            self._apply_records,
             has_rules=bool(config.text("authorizer.class.name")),
         )
         """Users, quotas and ACLs."""
@@ -238,11 +238,11 @@ class ZooKeeperNode:
     async def _run(self) -> None:
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             _REGISTRATION: self._register,
-            _CONTROLLER: self._look_at_controller,
-            _SETTINGS: self._look_at_settings,
-            _RULES: self._look_at_rules,
+            _CONTROLLER: self._process_controller_change,
+            _SETTINGS: self._process_config_changes,
+            _RULES: self._process_acl_changes,
             _ALL: self.access.reload,
-            _TOPICS: self._look_for_topics,
+            _TOPICS: self._remove_deleted_topics,
         }
         while True:
             self._wake.clear()
@@ -258,7 +258,7 @@ class ZooKeeperNode:
                     if isinstance(error, ZooKeeperError):
                         _log.warning("ZooKeeper did not answer", about=what, cause=str(error))
                     else:
-                        tell(f"look at the {what}", error)
+                        log_failure(f"look at the {what}", error)
                     self._dirty[what] = None
                     await asyncio.sleep(RETRY_MS / 1000)
             await self._wake.wait()
@@ -280,7 +280,7 @@ class ZooKeeperNode:
         await self._registration.make()
         self._mark(_TOPICS)
 
-    async def _look_for_topics(self) -> None:
+    async def _remove_deleted_topics(self) -> None:
         """Remove topics that were deleted while this broker was not registered.
 
         A controller reports a deletion only to the brokers that are live at that time, but
@@ -299,11 +299,11 @@ class ZooKeeperNode:
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
             self._maybe_gone.clear()
-            self._take([self._request_applier.forget(one.topic_id) for one in gone])
+            self._apply_records([self._request_applier.forget(one.topic_id) for one in gone])
 
     # --- election ---
 
-    async def _look_at_controller(self) -> None:
+    async def _process_controller_change(self) -> None:
         """Read which broker is the controller, and run for election if there is none."""
         changed = partial(self._mark, _CONTROLLER)
         node = await self._session.get(znodes.CONTROLLER, changed)
@@ -320,9 +320,9 @@ class ZooKeeperNode:
             return
         if not mine:
             self._resign("another controller was elected")
-        await self._find(znodes.controller_of(node.data))
+        await self._find_controller(znodes.controller_of(node.data))
 
-    async def _find(self, controller_id: int) -> None:
+    async def _find_controller(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
             # This broker has resigned meanwhile, or the znode belongs to a session that has ended.
@@ -365,7 +365,7 @@ class ZooKeeperNode:
             "controller-elected",
             {"former": former, "controller": self._node_id, "epoch": epoch, "cause": cause},
         )
-        await clear_notes(self._session, done[1].version)
+        await clear_notifications(self._session, done[1].version)
         loaded = await load(self._session)
         await make_partitions(self._session, loaded.image, done[1].version)
         batch = ControllerIdentity(self._node_id, epoch, between_brokers(self._config)[0])
@@ -386,7 +386,7 @@ class ZooKeeperNode:
         return former, f"the session of broker {former} has ended"
 
     def _announce_election(self, kind: str, detail: Mapping[str, object]) -> None:
-        self._keep(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
+        self._record_event(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
     def _fail(self) -> None:
         """Resign, and take part in the next election shortly afterwards."""
@@ -404,11 +404,11 @@ class ZooKeeperNode:
 
     # --- settings ---
 
-    async def _look_at_settings(self) -> None:
+    async def _process_config_changes(self) -> None:
         """Apply settings that other brokers, tools or the controller have changed."""
-        await self._take_settings(partial(self._mark, _SETTINGS))
+        await self._apply_config_changes(partial(self._mark, _SETTINGS))
 
-    async def _take_settings(self, changed: Callable[[], object] | None = None) -> None:
+    async def _apply_config_changes(self, changed: Callable[[], object] | None = None) -> None:
         new, paths = await self._notifications.new(changed), []
         for note in new:
             try:
@@ -423,8 +423,8 @@ class ZooKeeperNode:
         await self.access.reread(paths)
         await self._notifications.mark_handled(new)
 
-    async def _look_at_rules(self) -> None:
-        await self.access.look_at_rules(partial(self._mark, _RULES))
+    async def _process_acl_changes(self) -> None:
+        await self.access.process_acl_changes(partial(self._mark, _RULES))
 
     async def catch_up(self) -> None:
         """Apply every change of users, quotas and ACLs that was acknowledged before this call.
@@ -435,8 +435,8 @@ class ZooKeeperNode:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._session.sync()
-                await self._take_settings()
-                await self.access.look_at_rules()
+                await self._apply_config_changes()
+                await self.access.process_acl_changes()
         except (TimeoutError, ZooKeeperError) as error:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
@@ -469,10 +469,12 @@ class ZooKeeperNode:
 
     def _decided_on(self, store: BrokerStore, acls: AclIndex | None) -> ControllerServices:
         settings = controller_settings(self._config, node_id=self._node_id)
-        active = ActiveController(store, settings, self._clock, None, self._keep, own_broker=False)
+        active = ActiveController(
+            store, settings, self._clock, None, self._record_event, own_broker=False
+        )
         return ControllerServices(active, store, is_elected=False, acls=acls)
 
-    def _keep(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+    def _record_event(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         if self.remember is not None:
             self.remember(event, origin, trigger)
 
@@ -482,7 +484,7 @@ class ZooKeeperNode:
             # Settings of an unknown topic come with the topic, or belong to a deleted one.
             if kind != TOPIC_RESOURCE or name in self._image.topics:
                 now = self._image.configs.get((kind, name), {})
-                self._take(config_records(kind, name, now, values))
+                self._apply_records(config_records(kind, name, now, values))
             elected = self.elected
             if elected is None:
                 return
@@ -492,7 +494,7 @@ class ZooKeeperNode:
                     config_records(kind, name, known.configs.get((kind, name), {}), values)
                 )
 
-    def _take(self, records: Sequence[MetadataRecord]) -> None:
+    def _apply_records(self, records: Sequence[MetadataRecord]) -> None:
         """Apply records to the image, and publish it."""
         if not records:
             return
@@ -516,18 +518,18 @@ class ZooKeeperNode:
                 return error, {}
             errors: dict[UUID, dict[int, int]] = {one.topic_id: {} for one in body.topic_states}
 
-            def take(told: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
+            def apply(told: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
                 records, found = self._request_applier.leader_and_isr(self._image, told, parts)
                 errors[told.topic_id] |= found
                 return records
 
-            await self._apply_controller_records(body, take, settings)
+            await self._apply_controller_records(body, apply, settings)
             return 0, errors
 
     async def _apply_controller_records(
         self,
         body: Entity,
-        take: Callable[[Entity, Sequence[Entity]], list[MetadataRecord]],
+        apply: Callable[[Entity, Sequence[Entity]], list[MetadataRecord]],
         settings: Mapping[str, Sequence[MetadataRecord]],
         records: Sequence[MetadataRecord] = (),
     ) -> None:
@@ -535,13 +537,13 @@ class ZooKeeperNode:
         piece, count = [*records], 0
         for told in body.topic_states:
             for some in batched(told.partition_states, MAX_TAKEN):
-                piece += (*take(told, some), *settings.get(told.topic_name, ()))
+                piece += (*apply(told, some), *settings.get(told.topic_name, ()))
                 count += len(some)
                 if count >= MAX_TAKEN:
-                    self._take(piece)
+                    self._apply_records(piece)
                     piece, count = [], 0
                     await asyncio.sleep(0)
-        self._take(piece)
+        self._apply_records(piece)
 
     async def update_metadata(self, body: Entity, connected_s: float) -> int:
         """Apply an UpdateMetadata, and return its error."""
@@ -595,5 +597,5 @@ class ZooKeeperNode:
             if error := self._request_applier.refuses(body, self.broker_epoch, connected_s):
                 return error, []
             records, errors = self._request_applier.stop_replica(self._image, body)
-            self._take(records)
+            self._apply_records(records)
             return 0, errors

@@ -182,14 +182,14 @@ class ZkSession:
     def _changed(self, state: str) -> None:
         """Pass a state to the loop. Called in kazoo's connection thread, it must not block."""
         found = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
-        self._tell(partial(self._state_changed, found))
+        self._call_on_loop(partial(self._state_changed, found))
 
     def _state_changed(self, state: SessionState) -> None:
         self.is_connected = state is SessionState.CONNECTED
         _log.info("ZooKeeper session", state=state.value, session=hex(self.session_id))
         self._on_state(state)
 
-    def _tell(self, work: Callable[[], object]) -> None:
+    def _call_on_loop(self, work: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(work)
 
@@ -208,7 +208,7 @@ class ZkSession:
             else:
                 future.set_exception(without_traceback(asked.exception))
 
-        asked.rawlink(lambda _: self._tell(settle))
+        asked.rawlink(lambda _: self._call_on_loop(settle))
         try:
             return await future
         except (NoNodeError, NodeExistsError, BadVersionError):
@@ -219,7 +219,7 @@ class ZkSession:
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
         """Return a watch for kazoo; it fires once, and also if the connection is lost."""
-        return None if changed is None else lambda _event: self._tell(changed)
+        return None if changed is None else lambda _event: self._call_on_loop(changed)
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Znode | None:
         """Return a znode; None if it does not exist, and the watch then fires on its creation."""

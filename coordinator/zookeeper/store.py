@@ -25,7 +25,7 @@ from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.session import Write, ZkSession
-from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
+from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_storable, fenced
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
@@ -107,22 +107,22 @@ class ZkMetadataStore(Metadata):
         for record in records:
             if isinstance(record, TopicRecord) and record.name in self.deleting:
                 raise TopicAlreadyExistsError(f"Topic '{record.name}' is marked for deletion.")
-        check_kept(records)
+        check_storable(records)
         before, after = self.image, self._replayed(records)
         for record in records:
             if isinstance(record, RemoveTopicRecord):
                 self.deleting.add(before.topics_by_id[record.topic_id].name)
-        self._take(after, records)
+        self._queue_decision(after, records)
 
     def learn(self, records: Sequence[MetadataRecord]) -> None:
         """Apply records that another program has written to ZooKeeper."""
         if records and not self._is_over:
-            self._take(self._replayed(records), ())
+            self._queue_decision(self._replayed(records), ())
 
     def _replayed(self, records: Sequence[MetadataRecord]) -> MetadataImage:
         return replayed(self.image, records, self.image.offset + len(records), self._epoch)
 
-    def _take(self, after: MetadataImage, records: Sequence[MetadataRecord]) -> None:
+    def _queue_decision(self, after: MetadataImage, records: Sequence[MetadataRecord]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changes.append(PendingDecision(self.image, after, records, done))
         self.install(after)

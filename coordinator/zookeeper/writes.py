@@ -59,7 +59,7 @@ _WRITTEN: Final = (
 )
 
 
-def check_kept(records: Iterable[MetadataRecord]) -> None:
+def check_storable(records: Iterable[MetadataRecord]) -> None:
     """Raise NotInZooKeeperError for records that ZooKeeper does not hold."""
     for record in records:
         if isinstance(record, ConfigRecord):
@@ -179,16 +179,16 @@ class ZnodeWriter:
         new = self._new_names()
         for kind, name in self._resources:
             if kind != TOPIC_RESOURCE or name not in new:
-                yield tell_settings(kind, name)
+                yield config_change_notification(kind, name)
 
 
 def put_settings(kind: int, name: str, values: Mapping[str, str], *, is_new: bool = False) -> Put:
-    """Return the write that replaces all settings of a resource that :func:`check_kept` accepts."""
+    """Return the write of all settings of a resource that :func:`check_storable` accepts."""
     path = znodes.config_path(kind, name) or ""
     return Put(path, znodes.config_data(values), is_new=is_new)
 
 
-def tell_settings(kind: int, name: str) -> Create:
+def config_change_notification(kind: int, name: str) -> Create:
     """Return the notification by which brokers learn that a resource's settings have changed."""
     data = znodes.config_change_data(kind, name)
     return Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)

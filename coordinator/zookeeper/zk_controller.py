@@ -195,8 +195,8 @@ class ZkController:
         )
         self._wake.set()
         self._tasks = [
-            spawn(self._vital(self._send_everything()), "tell brokers"),
-            spawn(self._vital(self._run()), "controller"),
+            spawn(self._run_vital(self._send_everything()), "tell brokers"),
+            spawn(self._run_vital(self._run()), "controller"),
         ]
 
     def _being_deleted(self) -> MetadataImage:
@@ -221,7 +221,7 @@ class ZkController:
         self.active.stop_timers()  # its timers would use a closed store
         spawn(self.active.stop(), "stop a controller")
 
-    async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_vital(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception as error:
@@ -233,17 +233,17 @@ class ZkController:
     async def _run(self) -> None:
         for topic in self._loaded.without_id:
             await self._adopt(topic)
-        await self._go_on_reassigning()
+        await self._resume_reassignments()
         work = {
-            _BROKERS: self._look_at_brokers,
-            _TOPICS: self._look_at_topics,
-            _ASSIGNMENTS: self._look_at_assignments,
-            _DELETIONS: self._look_at_deletions,
-            _ISRS: self._look_at_isrs,
-            _LOG_DIRS: self._look_at_log_dirs,
-            _REPLICAS: self._log_dirs.look_at_replicas,
-            _REASSIGNMENTS: self._nodes.look_at_reassignments,
-            _ELECTIONS: self._nodes.look_at_elections,
+            _BROKERS: self._process_broker_change,
+            _TOPICS: self._process_topic_change,
+            _ASSIGNMENTS: self._process_partition_modifications,
+            _DELETIONS: self._process_topic_deletion,
+            _ISRS: self._process_isr_change_notifications,
+            _LOG_DIRS: self._process_log_dir_event_notifications,
+            _REPLICAS: self._log_dirs.decide_on_replicas,
+            _REASSIGNMENTS: self._nodes.process_partition_reassignment,
+            _ELECTIONS: self._nodes.process_preferred_replica_election,
             _GONE: self._finish_deletions,
         }
         while True:
@@ -257,7 +257,7 @@ class ZkController:
     def learn(self, records: Sequence[MetadataRecord]) -> None:
         """Apply records that another program has written, and make the decisions they require."""
         self.store.learn(records)
-        self.active.learned(records)
+        self.active.replay_records(records)
 
     def _mark(self, what: str) -> None:
         self._dirty[what] = None
@@ -266,16 +266,16 @@ class ZkController:
     def _marks(self, what: str) -> Changed:
         return partial(self._mark, what)
 
-    async def _go_on_reassigning(self, partitions: Sequence[Partition] | None = None) -> None:
+    async def _resume_reassignments(self, partitions: Sequence[Partition] | None = None) -> None:
         """Continue the reassignments in progress of these partitions, or of all partitions."""
-        found = self.active.look().list_partition_reassignments(partitions)
+        found = self.active.current_machine().list_partition_reassignments(partitions)
         for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
             self._decide(methodcaller("resume_reassignments", some))
             await asyncio.sleep(0)
 
     # --- watches ---
 
-    async def _look_at_brokers(self) -> None:
+    async def _process_broker_change(self) -> None:
         changed = self._marks(_BROKERS)
         seen = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
         for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - seen.keys()):
@@ -317,7 +317,7 @@ class ZkController:
                 self._decide(methodcaller("elect_first_leaders", topic.topic_id))
                 await asyncio.sleep(0)
 
-    async def _look_at_topics(self) -> None:
+    async def _process_topic_change(self) -> None:
         names = await self._session.children(znodes.TOPICS, self._marks(_TOPICS))
         new = [one for one in names if not self._watches.has(znodes.topic_path(one))]
         self._changed_topics |= dict.fromkeys(new)
@@ -329,7 +329,7 @@ class ZkController:
             self._changed_topics[name] = None
             self._mark(_ASSIGNMENTS)
 
-    async def _look_at_assignments(self) -> None:
+    async def _process_partition_modifications(self) -> None:
         names, self._changed_topics = [*self._changed_topics], {}
         for some in batched(names):
             asked = [(znodes.topic_path(name), partial(self._assigned, name)) for name in some]
@@ -397,7 +397,7 @@ class ZkController:
                 if not refused.exists:
                     raise
 
-    async def _look_at_isrs(self) -> None:
+    async def _process_isr_change_notifications(self) -> None:
         """Read the partitions named in ISR notifications.
 
         Leaders of older releases write their ISR to ZooKeeper and create such a notification.
@@ -411,7 +411,7 @@ class ZkController:
                 changed = znodes.partitions_of(path, note.data)
                 for topic, index in changed:
                     await self._reread(topic, index)
-                await self._go_on_reassigning(changed)
+                await self._resume_reassignments(changed)
             except NotOurFormatError as error:
                 _log.error("ISR notification skipped", cause=str(error))
             await self.store.do([Delete(path)])
@@ -427,7 +427,7 @@ class ZkController:
             records = [*partition_records(topic.topic_id, node, {index: (state, version)}, [index])]
             self.learn(records)
 
-    async def _look_at_log_dirs(self) -> None:
+    async def _process_log_dir_event_notifications(self) -> None:
         """Send a LeaderAndIsr with all of its replicas to each broker that lost a log directory.
 
         The response names the replicas that are offline.
@@ -442,7 +442,7 @@ class ZkController:
 
     # --- deletion ---
 
-    async def _look_at_deletions(self) -> None:
+    async def _process_topic_deletion(self) -> None:
         names = await self._session.children(znodes.DELETE_TOPICS, self._marks(_DELETIONS))
         for name in names:
             topic = self.store.image.topics.get(name)
@@ -460,9 +460,9 @@ class ZkController:
 
     async def _send_everything(self) -> None:
         while True:
-            await self._tell(*await self._untold.get())
+            await self._send_changes(*await self._untold.get())
 
-    async def _tell(self, before: MetadataImage, after: MetadataImage) -> None:
+    async def _send_changes(self, before: MetadataImage, after: MetadataImage) -> None:
         self._image = after
         self._channels.follow(after)
         gone = (self._gone | self._parts).items()
@@ -513,7 +513,7 @@ class ZkController:
         if answer.error_code:
             return
         if request.__api_key__ == ApiKey.LEADER_AND_ISR:
-            self._log_dirs.hear(broker_id, answer)
+            self._log_dirs.record_answer(broker_id, answer)
         if request.__api_key__ != ApiKey.STOP_REPLICA:
             return
         kept = {one.topic_name for one in answer.partition_errors if one.error_code}

@@ -390,9 +390,9 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             "acknowledgement errors are missing from responses",
             (
                 (
-                    share_requests.told,
-                    "return Told(error_code(error), str(error) or None)",
-                    "return TOLD_NONE",
+                    share_requests.response_error,
+                    "return ResponseError(error_code(error), str(error) or None)",
+                    "return NO_ERROR",
                 ),
             ),
         ),

@@ -48,7 +48,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a controller that has resigned keeps its znode",
-        ((ZooKeeperNode._look_at_controller, "mine and self.elected is None", "False"),),
+        ((ZooKeeperNode._process_controller_change, "mine and self.elected is None", "False"),),
     ),
     Bug(
         "a controller stays active without a connection",
@@ -59,7 +59,7 @@ ZOOKEEPER: Final = (
         (
             (ZooKeeperNode._changed, 'self._resign(f"the session is {state.value}")', "pass"),
             (
-                ZooKeeperNode._look_at_controller,
+                ZooKeeperNode._process_controller_change,
                 'self._resign("another controller was elected")',
                 "pass",
             ),
@@ -70,7 +70,7 @@ ZOOKEEPER: Final = (
         "brokers do not watch the controller znode",
         (
             (
-                ZooKeeperNode._look_at_controller,
+                ZooKeeperNode._process_controller_change,
                 "self._session.get(znodes.CONTROLLER, changed)",
                 "self._session.get(znodes.CONTROLLER)",
             ),
@@ -85,7 +85,7 @@ ZOOKEEPER: Final = (
         "the controller does not watch the broker znodes",
         (
             (
-                ZkController._look_at_brokers,
+                ZkController._process_broker_change,
                 "read_brokers(self._session, lambda path: self._watches.once(path, changed))",
                 "read_brokers(self._session)",
             ),
@@ -110,7 +110,7 @@ ZOOKEEPER: Final = (
         "a broker that failed before the election stays in ISRs",
         (
             (
-                ZkController._look_at_brokers,
+                ZkController._process_broker_change,
                 "alive(self.store.image).keys() | self._in_sync()",
                 "alive(self.store.image).keys()",
             ),
@@ -124,7 +124,7 @@ ZOOKEEPER: Final = (
         "the controller sends changes before they are written to ZooKeeper",
         (
             (
-                ZkMetadataStore._take,
+                ZkMetadataStore._queue_decision,
                 "self._changes.append(",
                 "self._on_written(self.image, after); self._changes.append(",
             ),
@@ -182,7 +182,13 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the controller deletes ISR notifications without reading the ISRs",
-        ((ZkController._look_at_isrs, "await self._reread(topic, index)", "pass"),),
+        (
+            (
+                ZkController._process_isr_change_notifications,
+                "await self._reread(topic, index)",
+                "pass",
+            ),
+        ),
     ),
     Bug(
         "a topic znode lacks the adding replicas",
@@ -227,7 +233,7 @@ ZOOKEEPER: Final = (
         "a returning broker keeps the replicas of a topic under deletion",
         (
             (
-                ZkController._tell,
+                ZkController._send_changes,
                 "waiting & came if name not in before.topics else ()",
                 "()",
             ),
@@ -235,11 +241,17 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the controller does not send pending deletions to a returning broker",
-        ((ZkController._tell, "(self._gone | self._parts).items()", "()"),),
+        ((ZkController._send_changes, "(self._gone | self._parts).items()", "()"),),
     ),
     Bug(
         "the controller does not send completed deletions to a returning broker",
-        ((ZkController._tell, "(self._gone | self._parts).items()", "self._parts.items()"),),
+        (
+            (
+                ZkController._send_changes,
+                "(self._gone | self._parts).items()",
+                "self._parts.items()",
+            ),
+        ),
     ),
     Bug(
         "a returning broker does not look for deleted topics",
@@ -253,7 +265,7 @@ ZOOKEEPER: Final = (
         "the controller does not watch deletion marks",
         (
             (
-                ZkController._look_at_deletions,
+                ZkController._process_topic_deletion,
                 "self._session.children(znodes.DELETE_TOPICS, self._marks(_DELETIONS))",
                 "self._session.children(znodes.DELETE_TOPICS)",
             ),
@@ -267,7 +279,7 @@ ZOOKEEPER: Final = (
         "brokers do not watch the settings",
         (
             (
-                ZooKeeperNode._look_at_settings,
+                ZooKeeperNode._process_config_changes,
                 "partial(self._mark, _SETTINGS)",
                 "",
             ),
@@ -278,7 +290,7 @@ ZOOKEEPER: Final = (
         "the controller does not watch the reassignments of tools",
         (
             (
-                AdminNodes.look_at_reassignments,
+                AdminNodes.process_partition_reassignment,
                 "self._session.get(path, self._watches.once(path, self._reassigned))",
                 "self._session.get(path)",
             ),
@@ -292,7 +304,7 @@ ZOOKEEPER: Final = (
         "the controller deletes a reassignment that a tool has just changed",
         (
             (
-                AdminNodes.look_at_reassignments,
+                AdminNodes.process_partition_reassignment,
                 "Delete(path, node.version)",
                 "Delete(path)",
             ),
@@ -302,7 +314,7 @@ ZOOKEEPER: Final = (
         "the controller does not watch the elections of tools",
         (
             (
-                AdminNodes.look_at_elections,
+                AdminNodes.process_preferred_replica_election,
                 "self._session.get(path, self._watches.once(path, self._elected))",
                 "self._session.get(path)",
             ),
@@ -349,7 +361,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "brokers do not watch the notifications of ACLs",
-        ((SecurityZnodes.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
+        ((SecurityZnodes.process_acl_changes, "await notes.new(changed)", "await notes.new()"),),
     ),
     Bug(
         "a broker keeps entries that a znode no longer has",

@@ -112,7 +112,7 @@ class Guarded:
             active.decide(lambda one: one.delete_acls(there, authorizer.rules))
             await applied()
             errors, created = finish(
-                active.look().check_acl_creation(rules, authorizer.rules, lambda _: None)
+                active.current_machine().check_acl_creation(rules, authorizer.rules, lambda _: None)
             )
             assert errors == [None] * len(rules)
             active.decide(lambda one: one.create_acls(created, authorizer.rules, uuid4))

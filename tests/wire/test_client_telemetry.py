@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer
 
 from fencepost.coordinator.telemetry.instances import subscription_id
 from fencepost.coordinator.telemetry.manager import MIN_PAUSE_MS
-from fencepost.coordinator.telemetry.subscriptions import Wanted
+from fencepost.coordinator.telemetry.subscriptions import RequestedMetrics
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.compression import Codec, compress
 from tests.support import otlp
@@ -126,7 +126,7 @@ def test_subscription_id_is_computed_as_in_kafka(mine: Cluster, metrics: str) ->
     subscribe(mine, metrics=metrics)
     for instance_id in (UUID(int=7), UUID(int=(1 << 127) + 12_345)):
         told = get(mine, instance_id)
-        wanted = Wanted(tuple(told["requested_metrics"]), INTERVAL_MS)
+        wanted = RequestedMetrics(tuple(told["requested_metrics"]), INTERVAL_MS)
         assert told["subscription_id"] == subscription_id(wanted, instance_id)
 
 

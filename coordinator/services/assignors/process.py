@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.runtime.background import call_later, spawn, survived
+from fencepost.coordinator.runtime.background import call_later, spawn, swallow
 from fencepost.coordinator.services.assignors.frames import (
     ENTRY_POINTS,
     HEADER_BYTES,
@@ -119,7 +119,7 @@ class _AssignorProcess:
                 problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
             except Exception as error:  # noqa: BLE001 - user code may cause any error
                 problem = f"its process ended or answered nonsense: {error!r}"
-            with survived("assignor", assignor=self._name, group=effect.group_id):
+            with swallow("assignor", assignor=self._name, group=effect.group_id):
                 if result is None:
                     self._fail(effect, report, problem)
                 else:

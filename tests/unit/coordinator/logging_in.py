@@ -110,7 +110,7 @@ class Desk:
         """Return the response to a frame, without its length, or None if there is none."""
         assert not self.ended, "the connection is closed"
         try:
-            answer: Answer = finish(self.login.take(frame))
+            answer: Answer = finish(self.login.response_to(frame))
         except LoginRefused as error:
             self.ended = str(error)
             answer = error.answer

@@ -207,7 +207,7 @@ async def test_writing_a_snapshot_of_many_partitions_does_not_block_the_loop(
         monkeypatch.setattr(metadata_log, "COMPACT_SLACK_RECORDS", 0)
         monkeypatch.setattr(metadata_log, "COMPACT_FACTOR", 0)
         with watched_loop() as watch:
-            cluster.services.active_controller.log.look_after(1 << 40)
+            cluster.services.active_controller.log.maybe_write_snapshot(1 << 40)
             await asyncio.to_thread(cluster.first.topic, "meanwhile", (FIRST,))
             start = metadata.partition
             await until_true(lambda: start.log_start_offset > 0, "a log that begins elsewhere")

@@ -221,7 +221,7 @@ def test_metadata_log_start_offset_advances_after_a_snapshot(
     monkeypatch.setattr(metadata_log, "COMPACT_FACTOR", 0)
     with Node(tmp_path, metadata_max_idle_interval_ms="5") as node:
         broker = node.pretender(1)
-        node.ask(lambda services: services.active_controller.log.look_after(0))
+        node.ask(lambda services: services.active_controller.log.maybe_write_snapshot(0))
         until(lambda: broker.part()["snapshot_id"]["end_offset"] > 0, "the log is cut")
         broker.close()
 

@@ -10,7 +10,7 @@ from fencepost.coordinator.handlers import Context, alter_client_quotas
 from fencepost.coordinator.handlers.controller_decisions import (
     CHARACTERS_PER_TURN,
     ITEMS_PER_TURN,
-    pieces_of_turns,
+    batches_per_turn,
 )
 from fencepost.coordinator.security.principal import ClientSession
 from fencepost.protocol import ApiKey
@@ -28,7 +28,7 @@ ENTITIES: Final = 40
 
 
 def sizes(items: list[int]) -> list[int]:
-    return [len(some) for some in pieces_of_turns(items, int)]
+    return [len(some) for some in batches_per_turn(items, int)]
 
 
 def test_large_request_is_split_at_either_limit_into_nonempty_chunks() -> None:

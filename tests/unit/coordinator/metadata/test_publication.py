@@ -18,7 +18,7 @@ from fencepost.cluster.records import (
     TopicRecord,
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.daemon.cluster_broker import no_longer_followed
+from fencepost.coordinator.daemon.cluster_broker import partitions_to_stop_fetching
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
 from fencepost.coordinator.services.elections import publish_elections
@@ -199,4 +199,4 @@ def test_shutting_down_broker_stops_fetchers_outside_the_isr_or_without_a_leader
 ) -> None:
     """KAFKA-14296."""
     old = image_after(MetadataImage(), *created())
-    assert no_longer_followed(old, image_after(old, change), ME) == stopped
+    assert partitions_to_stop_fetching(old, image_after(old, change), ME) == stopped

@@ -122,7 +122,7 @@ def test_tally_counts_exactly_the_readable_records(
             if first is not None:
                 assert decided.next_record(position) == first
         if rng.random() < 0.3:
-            decided.keep(rng.randint(decided.start, stable), 10_000)
+            decided.trim(rng.randint(decided.start, stable), 10_000)
     partition.close()
 
 
@@ -180,13 +180,13 @@ def test_tally_memory_is_bounded_and_its_total_stays_exact(tmp_path: Path) -> No
         marker(partition, 1, commit=True)
     counted = learned(PartitionTally(partition, 0, 0, aborts=True), partition.last_stable_offset)
     assert counted.runs == count
-    counted.keep(0, 2 * MIN_RUNS)
+    counted.trim(0, 2 * MIN_RUNS)
     assert counted.runs == 2 * MIN_RUNS
     end = partition.high_watermark
     assert counted.between(0, end) == (count, 0)
     # Within a run the count may be one too high, never too low.
     off = [(end - at + 1) // 2 - counted.between(at, end)[0] for at in range(end)]
     assert set(off) == {0, 1}
-    counted.keep(end, 1)
+    counted.trim(end, 1)
     assert counted.between(end, end) == (0, 0)
     partition.close()

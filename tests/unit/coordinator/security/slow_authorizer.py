@@ -14,7 +14,7 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.security.principal import ClientSession, Principal, one_form
+from fencepost.coordinator.security.principal import ClientSession, Principal, canonical_host
 
 IMPLY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
@@ -53,7 +53,7 @@ def _is_for(acl: Acl, who: ClientSession) -> bool:
         return False
     if "/" in acl.host:
         return ip_address(who.host) in ip_network(acl.host, strict=False)
-    return one_form(acl.host) in {
+    return canonical_host(acl.host) in {
         ANYTHING,
         who.host,
     }

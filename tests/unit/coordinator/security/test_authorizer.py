@@ -24,7 +24,12 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.security import rules as rules_module
 from fencepost.coordinator.security.authorizer import STANDARD, Authorizer, parse_super_users
-from fencepost.coordinator.security.principal import ANONYMOUS, ClientSession, Principal, one_form
+from fencepost.coordinator.security.principal import (
+    ANONYMOUS,
+    ClientSession,
+    Principal,
+    canonical_host,
+)
 from fencepost.coordinator.security.rules import NO_ID, RuleTable
 from fencepost.protocol.steps import finish
 from tests.support.stalls import MAX_STALL_MS, slowness
@@ -254,7 +259,7 @@ def test_acl_host_matches_equivalent_forms_of_an_ip_address(written, address):
 
 @pytest.mark.parametrize("host", ["*", "localhost", "", "10.0.0.0/8", "a\0b", "ü", "::x", "%"])
 def test_one_form_leaves_text_that_is_no_ip_address_unchanged(host):
-    assert one_form(host) == host
+    assert canonical_host(host) == host
 
 
 @pytest.mark.parametrize(
@@ -704,7 +709,7 @@ def test_grant_is_rebuilt_once_per_change_of_its_acls(monkeypatch):
     read = 1 << Operation.READ | 1 << Operation.DESCRIBE
 
     def allowed(table: RuleTable) -> int:
-        return table.rights("User:u", one_form(hosts[0]), ResourceType.TOPIC, "t").allowed
+        return table.rights("User:u", canonical_host(hosts[0]), ResourceType.TOPIC, "t").allowed
 
     made = RuleTable.of(rules)
     assert (built, allowed(made)) == ([256], read)

@@ -148,7 +148,7 @@ class Clients:
         return None if quota_of is None else quota_of.limit
 
     def waits(self, user: str, client_id: str, amount: float, key: str = PRODUCE) -> bool:
-        return self.quotas.take(key, user, client_id, amount) > 0
+        return self.quotas.record_and_get_throttle_ms(key, user, client_id, amount) > 0
 
 
 @pytest.fixture
@@ -307,10 +307,10 @@ def test_fetch_size_is_limited_to_the_quota_of_all_but_one_windows(clients, tmp_
 def test_request_throttle_time_is_capped_at_one_sample(clients):
     """ClientRequestQuotaManagerTest.testRequestPercentageQuotaViolation."""
     clients.set("", None, 1, REQUEST)
-    assert clients.quotas.take(REQUEST, "alice", "c", 5) == 0
+    assert clients.quotas.record_and_get_throttle_ms(REQUEST, "alice", "c", 5) == 0
     clients.clock.advance(500)
-    assert clients.quotas.take(REQUEST, "alice", "c", 5.8) > 0
-    assert clients.quotas.take(REQUEST, "alice", "c", 500) == 1000
+    assert clients.quotas.record_and_get_throttle_ms(REQUEST, "alice", "c", 5.8) > 0
+    assert clients.quotas.record_and_get_throttle_ms(REQUEST, "alice", "c", 500) == 1000
 
 
 def test_controller_mutation_above_quota_is_refused_or_throttled(clients):
@@ -319,23 +319,23 @@ def test_controller_mutation_above_quota_is_refused_or_throttled(clients):
     clients.set("alice", "", 10, MUTATION)
     strict = clients.quotas.mutations("alice", "c", is_strict=True)
     assert strict is not None
-    strict.take(100)
-    strict.take(40)
+    strict.record(100)
+    strict.record(40)
     assert strict.throttle_ms == 0
     with pytest.raises(ThrottlingQuotaExceededError):
-        strict.take(1)
+        strict.record(1)
     assert strict.throttle_ms == 3000
     clients.clock.advance(1000)
     assert strict.throttle_ms == 2000
     lenient = clients.quotas.mutations("alice", "other", is_strict=False)
     assert lenient is not None
-    lenient.take(10)
+    lenient.record(10)
     assert lenient.throttle_ms == 3000
     clients.clock.advance(3000)
     assert lenient.throttle_ms == 0
     again = clients.quotas.mutations("alice", "c", is_strict=True)
     assert again is not None
-    again.take(1)
+    again.record(1)
     assert again.throttle_ms == 0
 
 
@@ -362,9 +362,9 @@ def test_number_of_budgets_is_limited(clients, monkeypatch, key):
         if key == MUTATION:
             changes = clients.quotas.mutations("alice", client_id, is_strict=False)
             assert changes is not None
-            changes.take(int(amount))
+            changes.record(int(amount))
         else:
-            clients.quotas.take(key, "alice", client_id, amount)
+            clients.quotas.record_and_get_throttle_ms(key, "alice", client_id, amount)
 
     for number in range(3):
         take(f"c{number}", 200)

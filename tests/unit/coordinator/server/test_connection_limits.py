@@ -19,7 +19,7 @@ from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.daemon.connection_bounds import keep_to
+from fencepost.coordinator.daemon.connection_bounds import enforce_limits
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.security.rates import RateWindow
@@ -541,7 +541,7 @@ async def test_ip_quota_for_host_name_is_logged_and_ignored(tmp_path: Path) -> N
     )
     server = Server(services)
     with capture_logs() as lines:
-        keep_to(server, services.config, services.quotas, ())
+        enforce_limits(server, services.config, services.quotas, ())
     assert server.admission.ip_rates == {"1.2.3.4": 2}
     assert [(one["log_level"], one["address"]) for one in lines] == [("error", "localhost")]
     records = (

@@ -29,7 +29,7 @@ from fencepost.coordinator.telemetry.manager import (
     TelemetryLimits,
 )
 from fencepost.coordinator.telemetry.reports import MAX_SERIES, POLL_PAUSE, SERIES_BYTES
-from fencepost.coordinator.telemetry.subscriptions import Client, Wanted
+from fencepost.coordinator.telemetry.subscriptions import Client, RequestedMetrics
 from fencepost.logcore.compression import Codec, compress
 from fencepost.logcore.errors import InvalidRecordError, UnsupportedCompressionError
 from fencepost.logcore.machine import DomainError, Event
@@ -155,7 +155,7 @@ def test_unusable_settings_of_a_subscription_are_ignored() -> None:
 
 def test_subscription_id_depends_on_metrics_interval_and_instance() -> None:
     ids = {
-        subscription_id(Wanted(metrics, interval_ms), UUID(int=number))
+        subscription_id(RequestedMetrics(metrics, interval_ms), UUID(int=number))
         for metrics in ((), ("a",))
         for interval_ms in (1, 2)
         for number in (2, 3)

@@ -49,7 +49,7 @@ from fencepost.coordinator.zookeeper.requests import (
     without_leaders,
 )
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
-from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_kept, fenced
+from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_storable, fenced
 from fencepost.protocol.api import ApiKey
 from tests.support.controller_requests import apply_leader_and_isr, apply_update_metadata
 
@@ -547,4 +547,4 @@ def test_each_zookeeper_transaction_checks_the_controller_epoch():
 
 def test_record_without_a_znode_is_refused():
     with pytest.raises(NotInZooKeeperError):
-        check_kept([FeatureLevelRecord("group.version", 1)])
+        check_storable([FeatureLevelRecord("group.version", 1)])

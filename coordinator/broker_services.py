@@ -349,8 +349,8 @@ class Services:
     @property
     def timer_queues(self) -> list[TimerQueue]:
         """Return the deadlines of all coordinators and share partitions."""
-        found = [one.timers for one in self.coordinators.values()]
-        return found if self._shares is None else [*found, self._shares.timers]
+        queues = [one.timers for one in self.coordinators.values()]
+        return queues if self._shares is None else [*queues, self._shares.timers]
 
     @property
     def telemetry(self) -> ClientTelemetry:

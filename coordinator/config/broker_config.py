@@ -112,8 +112,8 @@ def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str
     """
     settings = {} if config_file is None else read_file(config_file)
     for pair in pairs:
-        key, found, value = pair.partition("=")
-        if not found or not key.strip():
+        key, separator, value = pair.partition("=")
+        if not separator or not key.strip():
             raise ConfigError(pair, None, "a setting is written KEY=VALUE")
         try:
             settings[key.strip()] = setting_value(key.strip(), value.strip())
@@ -127,8 +127,8 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
 
     Raises ConfigError if a value names several directories.
     """
-    given = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
-    for key, text in given.items():
+    directories = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
+    for key, text in directories.items():
         if "," in text:
             raise ConfigError(key, text, "only one data directory is supported")
         if text:
@@ -267,12 +267,12 @@ class BrokerConfig:
         Source: ``ConfigHelper.configSynonyms``.
         """
         names = _synonyms(name)
-        found = self._settings_of_keys(names)
+        settings = self._settings_of_keys(names)
         defaults = ((one, BROKER_KEYS[one].default) for one in names if one in BROKER_KEYS)
-        found += [
+        settings += [
             Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
         ]
-        return list(dropwhile(lambda item: item.name != name, found))
+        return list(dropwhile(lambda item: item.name != name, settings))
 
     def other_keys(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
         """Return the settings whose keys are not in ``BROKER_KEYS``, by their full names.
@@ -281,14 +281,14 @@ class BrokerConfig:
         key.
         """
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
-        found: dict[str, tuple[ConfigKey, list[Setting]]] = {}
+        unknown: dict[str, tuple[ConfigKey, list[Setting]]] = {}
         for source, layer in layers:
             for name, text in layer.items():
                 if name not in BROKER_KEYS:
                     key = _key_of_listener(name) or _UNKNOWN_KEY
-                    known = found.setdefault(name, (replace(key, name=name), []))
-                    known[1].append(Setting(name, text, source))
-        return found
+                    entry = unknown.setdefault(name, (replace(key, name=name), []))
+                    entry[1].append(Setting(name, text, source))
+        return unknown
 
     def without_effect(self) -> list[tuple[str, str]]:
         """Return (key, reason) of the static settings that have no effect, for a warning."""
@@ -367,10 +367,10 @@ class BrokerConfig:
 
     def proposed(self, source: ConfigSource, settings: Mapping[str, str]) -> BrokerConfig:
         """Return a copy with these dynamic settings at one level, without the unusable ones."""
-        made = BrokerConfig(self._static)
-        made._dynamic = {**self._dynamic, source: _usable(settings)}
-        made._refresh()
-        return made
+        proposal = BrokerConfig(self._static)
+        proposal._dynamic = {**self._dynamic, source: _usable(settings)}
+        proposal._refresh()
+        return proposal
 
     def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
         """Replace the dynamic settings of one level and call the listeners.
@@ -399,10 +399,10 @@ class BrokerConfig:
 
 def _key(name: str) -> ConfigKey:
     """Return the key of an accepted setting. Raises KeyError for another name."""
-    found = _find_key(name)
-    if found is None:
+    key = _find_key(name)
+    if key is None:
         raise KeyError(name)
-    return found
+    return key
 
 
 def _find_key(name: str) -> ConfigKey | None:
@@ -465,27 +465,27 @@ def is_password(name: str) -> bool:
     return key is not None and key.type is ConfigType.PASSWORD
 
 
-def _broker_name(given: str, text: str) -> str:
-    if given in BROKER_KEYS:
-        return given
-    topic_key = TOPIC_KEYS.get(given)
+def _broker_name(key_name: str, text: str) -> str:
+    if key_name in BROKER_KEYS:
+        return key_name
+    topic_key = TOPIC_KEYS.get(key_name)
     if topic_key is not None and topic_key.synonyms:
         return topic_key.synonyms[0].name
-    if given in SYNONYMS:
-        return SYNONYMS[given]
-    if given in REPLACED:
-        raise ConfigError(given, text, REPLACED[given])
+    if key_name in SYNONYMS:
+        return SYNONYMS[key_name]
+    if key_name in REPLACED:
+        raise ConfigError(key_name, text, REPLACED[key_name])
     # The error omits the value: it may be a password under a misspelt name.
-    raise ConfigError(given, None, _unknown(given))
+    raise ConfigError(key_name, None, _unknown(key_name))
 
 
 def _unknown(name: str) -> str:
     """Return the reason for refusing an unknown key, with the most similar known key."""
-    known: Iterable[str] = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
+    names: Iterable[str] = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
     if name.startswith(LISTENER_PREFIX):
         listener, _, _ = name.removeprefix(LISTENER_PREFIX).partition(".")
-        known = (f"{LISTENER_PREFIX}{listener}.{key}" for key in OF_LISTENERS)
-    return f"unknown configuration{nearest(name, known)}"
+        names = (f"{LISTENER_PREFIX}{listener}.{key}" for key in OF_LISTENERS)
+    return f"unknown configuration{nearest(name, names)}"
 
 
 def _reason_to_ignore(name: str) -> str:
@@ -519,8 +519,8 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
         if TOPIC_KEYS[name].parse(text) is True and name == REMOTE_STORAGE:
             # Source: ``LogConfig.validateRemoteStorageOnlyIfSystemEnabled``.
             raise ConfigError(name, text, TOPIC_KEYS[name].inert)
-    found = log_config(config, overrides)
-    shortest, longest = found.min_compaction_lag_ms, found.max_compaction_lag_ms
+    log_settings = log_config(config, overrides)
+    shortest, longest = log_settings.min_compaction_lag_ms, log_settings.max_compaction_lag_ms
     if shortest > longest:
         raise ConfigError(
             "min.compaction.lag.ms", shortest, f"it is above max.compaction.lag.ms ({longest})"

@@ -140,9 +140,9 @@ def reset_duration_ms(text: str) -> int | None:
     match = _DURATION.fullmatch(text)
     if match is None or not text.startswith("by_duration:"):
         return None
-    given = {unit: match[unit] for unit in _SECONDS if match[unit] is not None}
-    seconds = sum(float(n.replace(",", ".")) * _SECONDS[unit] for unit, n in given.items())
-    return round(1000 * (-seconds if match["sign"] == "-" else seconds)) if given else None
+    unit_counts = {unit: match[unit] for unit in _SECONDS if match[unit] is not None}
+    seconds = sum(float(n.replace(",", ".")) * _SECONDS[unit] for unit, n in unit_counts.items())
+    return round(1000 * (-seconds if match["sign"] == "-" else seconds)) if unit_counts else None
 
 
 def number_in_force(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> int:
@@ -160,12 +160,12 @@ def applied(config: BrokerConfig, kind: str, base: S, settings: Mapping[str, str
 
     ``kind`` is "consumer" or "share": a group id has settings of both.
     """
-    own: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         field: _capped(config, key, int(settings[key]))[0]
         for what, field in FIELDS.items()
         if (key := f"{kind}.{what}") in settings
     }
-    return replace(base, **own) if own else base
+    return replace(base, **overrides) if overrides else base
 
 
 def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str]) -> None:
@@ -186,13 +186,13 @@ def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str
 
 def config_synonyms(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
     """Return where a group's key is set, the strongest first, then the levels of its broker key."""
-    found: list[Setting] = []
+    synonyms: list[Setting] = []
     if name in settings:
         text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))
-        found.append(Setting(name, text, ConfigSource.GROUP))
+        synonyms.append(Setting(name, text, ConfigSource.GROUP))
     if broker_key(name) in BROKER_KEYS:
-        return found + config.settings(broker_key(name))
-    return [*found, Setting(name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT)]
+        return synonyms + config.settings(broker_key(name))
+    return [*synonyms, Setting(name, GROUP_OWN_KEYS[name].default, ConfigSource.DEFAULT)]
 
 
 def shown_value(name: str, text: str | None) -> str | None:

@@ -133,13 +133,13 @@ this way of encryption or authentication is not served
 
 def _read(table: str) -> dict[str, str]:
     """Return the reason for each key; in the table a reason is followed by its keys, indented."""
-    found, reason = {}, ""
+    reasons, reason = {}, ""
     for line in table.strip().splitlines():
         if line.startswith(" "):
-            found.update(dict.fromkeys(line.split(), reason))
+            reasons.update(dict.fromkeys(line.split(), reason))
         else:
             reason = line
-    return found
+    return reasons
 
 
 IGNORED_KEYS: Mapping[str, str] = _read(_TABLE)

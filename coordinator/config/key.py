@@ -188,13 +188,13 @@ def counts_of_addresses(text: str) -> dict[str, int]:
 def plain_address(host: str) -> str:
     """Return an IP address, or the IPv4 address if it is IPv4-mapped. Raises ValueError."""
     try:
-        found = ip_address(host)
+        address = ip_address(host)
     except ValueError:
         raise ValueError(
             f"{host!r} is not an IP address, and host names are not resolved"
         ) from None
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return str(found if mapped is None else mapped)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(address if mapped is None else mapped)
 
 
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"

@@ -37,10 +37,10 @@ Address = tuple[str, int]
 
 def parse_address(text: str) -> Address:
     """Return (host, port) of HOST:PORT or [HOST]:PORT. Raises ValueError."""
-    host, found, port = text.rpartition(":")
+    host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not found or not host or not port.isdecimal() or int(port) > 65_535:
+    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
     return host, int(port)
 
@@ -50,9 +50,9 @@ def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
     A missing host stands for all interfaces. Raises ConfigError.
     """
-    found = _of_clients(config, LISTENERS)
-    _check_ports(config, found.values())
-    return found
+    listeners = _of_clients(config, LISTENERS)
+    _check_ports(config, listeners.values())
+    return listeners
 
 
 def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
@@ -60,21 +60,21 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
     A listener that is missing there advertises its own address. Raises ConfigError.
     """
-    found = _of_clients(config, ADVERTISED)
+    listeners = _of_clients(config, ADVERTISED)
     text = _text(config, ADVERTISED)
-    if any(one.host in ANY_ADDRESS for one in found.values()):
+    if any(one.host in ANY_ADDRESS for one in listeners.values()):
         reason = "nobody can connect to the meta-address 0.0.0.0. Use a routable IP address"
         raise ConfigError(ADVERTISED, text, reason)
-    valid = _of_clients(config, LISTENERS) or found
-    if found.keys() - valid:
+    valid = _of_clients(config, LISTENERS) or listeners
+    if listeners.keys() - valid:
         raise ConfigError(
             ADVERTISED,
             text,
             f"{ADVERTISED} listener names must be equal to or a subset of the ones defined in"
-            f" {LISTENERS}. Found {','.join(found)}. The valid options based on the current"
+            f" {LISTENERS}. Found {','.join(listeners)}. The valid options based on the current"
             f" configuration are {','.join(valid)}",
         )
-    return found
+    return listeners
 
 
 def between_brokers(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
@@ -104,11 +104,11 @@ def control_plane(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
     name = config.text(CONTROL_PLANE)
     if name is None:
         return between_brokers(config)
-    found = _named(config, CONTROL_PLANE, name)
-    if found[0] == between_brokers(config)[0]:
+    protocol = _named(config, CONTROL_PLANE, name)
+    if protocol[0] == between_brokers(config)[0]:
         reason = f"it should have a different value from {BETWEEN_BROKERS}"
         raise ConfigError(CONTROL_PLANE, name, reason)
-    return found
+    return protocol
 
 
 def controller_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
@@ -196,11 +196,11 @@ def _text(config: BrokerConfig, key: str) -> str:
 
 
 def _of_clients(config: BrokerConfig, key: str) -> dict[str, ListenerConfig]:
-    found = _listeners(config, key, of_controllers=False)
+    listeners = _listeners(config, key, of_controllers=False)
     text = _text(config, key)
-    if text and not found and "broker" in config.items("process.roles"):
+    if text and not listeners and "broker" in config.items("process.roles"):
         raise ConfigError(key, text, "there are only controllers' listeners")
-    return found
+    return listeners
 
 
 def _of_controllers(config: BrokerConfig) -> set[str]:
@@ -216,11 +216,11 @@ def _listeners(
         return {}
     names = _of_controllers(config)
     protocols = _protocols(config)
-    found: dict[str, ListenerConfig] = {}
+    listeners: dict[str, ListenerConfig] = {}
     for name, address in _entries(key, text):
         if (name in names) is not of_controllers:
             continue
-        if name in found:
+        if name in listeners:
             reason = f"Each listener must have a different name, listeners: {text}"
             raise ConfigError(key, text, reason)
         protocol = protocols.get(name)
@@ -231,8 +231,8 @@ def _listeners(
             host, port = parse_address(EVERYWHERE + address if is_everywhere else address)
         except ValueError as error:
             raise ConfigError(key, text, str(error)) from error
-        found[name] = _listener(config, name, host, port, protocol)
-    return found
+        listeners[name] = _listener(config, name, host, port, protocol)
+    return listeners
 
 
 def _listener(
@@ -278,8 +278,8 @@ def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
         ):
             return protocols | dict.fromkeys(of_controllers, SecurityProtocol.PLAINTEXT)
     for entry in entries:
-        name, found, protocol = (part.strip().upper() for part in entry.partition(":"))
-        if not found:
+        name, separator, protocol = (part.strip().upper() for part in entry.partition(":"))
+        if not separator:
             raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), f"{entry!r} is not NAME:PROTOCOL")
         try:
             protocols[name] = SecurityProtocol(protocol)

@@ -24,13 +24,13 @@ def parse(raw: bytes) -> dict[str, str]:
     Bytes are ISO 8859-1, as Java reads them; other characters are written ``\uXXXX``. Raises
     ValueError for an invalid escape.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for line in _logical_lines(raw.decode("latin-1")):
         match = _PARTS.fullmatch(line)
         if match is not None:
             key, value = (_unescaped(part) for part in match.groups())
-            found[key] = value
-    return found
+            pairs[key] = value
+    return pairs
 
 
 def text_of(settings: Mapping[str, str]) -> bytes:

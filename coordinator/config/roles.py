@@ -73,7 +73,7 @@ def roles_of(config: BrokerConfig) -> Roles:
     bootstrap = _bootstrap(config) or tuple(address for _, address in voters)
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)]
     protocols = protocols_of_listeners(config)
-    found = Roles(
+    result = Roles(
         BROKER in roles,
         CONTROLLER in roles,
         bootstrap,
@@ -85,11 +85,11 @@ def roles_of(config: BrokerConfig) -> Roles:
         decides_for_others=CONTROLLER in roles
         and any(name in names for name in listener_names(config)),
     )
-    if found.is_controller:
-        _check_controller(config, found, names)
+    if result.is_controller:
+        _check_controller(config, result, names)
     else:
-        _check_member(config, found, names, protocols)
-    return found
+        _check_member(config, result, names, protocols)
+    return result
 
 
 def _check_member(

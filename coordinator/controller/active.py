@@ -89,9 +89,9 @@ class ActiveController:
         """Load the newest image into the machine, and extend the session of this node's broker."""
         machine, node_id = self.machine, self.settings.node_id
         machine.image = self.store.image
-        own = machine.image.brokers.get(node_id)
-        if self.has_own_broker and own is not None:
-            machine.heartbeats.register(node_id, own.epoch, own.epoch)
+        registration = machine.image.brokers.get(node_id)
+        if self.has_own_broker and registration is not None:
+            machine.heartbeats.register(node_id, registration.epoch, registration.epoch)
             machine.heartbeats.touch_local(node_id, machine.image.offset)
 
     @property

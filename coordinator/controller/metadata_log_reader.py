@@ -190,10 +190,10 @@ class MetadataLogReader:
         If there is none, return the latest epoch and the log end offset.
         """
         reader = self.partition.reader
-        found = DivergingEpoch(*reader.offset_for_leader_epoch(epoch))
-        if found.epoch < 0:
+        end = DivergingEpoch(*reader.offset_for_leader_epoch(epoch))
+        if end.epoch < 0:
             return DivergingEpoch(max(reader.latest_epoch, 0), self.partition.log_end_offset)
-        return found
+        return end
 
     def has_news(self, read: MetadataRead, known_high_watermark: int) -> bool:
         """Return whether a read has news for an observer that knows this high watermark."""
@@ -225,15 +225,15 @@ class MetadataLogReader:
         """Return the newest snapshot; look it up again when the log start offset has moved."""
         start = self.partition.log_start_offset
         if self._snapshot[0] != start:
-            found = snapshots(self._fs, self.partition.log.directory)
-            self._snapshot = start, found[-1] if found else None
+            ids = snapshots(self._fs, self.partition.log.directory)
+            self._snapshot = start, ids[-1] if ids else None
         return self._snapshot[1]
 
-    def _read_snapshot(self, asked: SnapshotId) -> bytes:
+    def _read_snapshot(self, snapshot_id: SnapshotId) -> bytes:
         directory = self.partition.log.directory
-        if asked not in snapshots(self._fs, directory):
-            raise SnapshotNotFoundError(f"there is no snapshot {asked.file_name}")
-        return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
+        if snapshot_id not in snapshots(self._fs, directory):
+            raise SnapshotNotFoundError(f"there is no snapshot {snapshot_id.file_name}")
+        return self._fs.read_file(f"{directory}/{snapshot_id.file_name}") or b""
 
     def maybe_write_snapshot(self, now_ms: int) -> None:
         """Write a snapshot if the log has outgrown the last one; checked every :data:`CUT_MS`."""
@@ -253,13 +253,15 @@ class MetadataLogReader:
         finally:
             self._cutting = None
 
-    def snapshot_slice(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
+    def snapshot_slice(
+        self, snapshot_id: SnapshotId, position: int, max_bytes: int
+    ) -> tuple[int, bytes]:
         """Return the size of a snapshot, and its bytes from ``position`` on.
 
         Raises SnapshotNotFoundError, PositionOutOfRangeError.
         """
-        if self._sent is None or self._sent[0] != asked:
-            self._sent = asked, self._read_snapshot(asked)
+        if self._sent is None or self._sent[0] != snapshot_id:
+            self._sent = snapshot_id, self._read_snapshot(snapshot_id)
         content = self._sent[1]
         if not 0 <= position < len(content):
             raise PositionOutOfRangeError(f"the snapshot has {len(content)} bytes")
@@ -274,8 +276,8 @@ class MetadataLogReader:
     def fetched(self, replica_id: int, directory_id: UUID | None, offset: int) -> None:
         """Record a fetch at ``offset``: the replica has all records before it."""
         now_ms = self._clock.now_ms()
-        known = self._observers.pop(replica_id, None)
-        caught_up_ms = -1 if known is None else known.last_caught_up_ms
+        observer = self._observers.pop(replica_id, None)
+        caught_up_ms = -1 if observer is None else observer.last_caught_up_ms
         if offset >= self.partition.log_end_offset:
             caught_up_ms = now_ms
         self._observers[replica_id] = ObserverState(

@@ -266,7 +266,7 @@ class Broker:
             self._services = services = Services(
                 self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
-            stop_on_failure(self.storage.metadata_log, self._on_membership_lost)
+            stop_on_failure(self.storage.metadata_log, self._stop_on_loss)
             await services.start()
             await self._add_users(services)
             await self._serve(services)
@@ -353,21 +353,19 @@ class Broker:
 
         if not self.roles.elects:
             return ClusterBroker(
-                self.config, self._controllers(part), self._listeners.all, self._on_membership_lost
+                self.config, self._controllers(part), self._listeners.all, self._stop_on_loss
             )
         try:
             from fencepost.coordinator.daemon.zookeeper_broker import ZooKeeperBroker  # noqa: PLC0415
         except ModuleNotFoundError as error:
             needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
             raise BrokerError(needs) from error
-        found = ZooKeeperBroker(
-            self.config, self.roles, self._listeners.all, self._on_membership_lost
-        )
+        broker = ZooKeeperBroker(self.config, self.roles, self._listeners.all, self._stop_on_loss)
         try:
-            found.open(cluster_clock(self.clock))
+            broker.open(cluster_clock(self.clock))
         except ConfigError as error:
             raise BrokerError(str(error)) from error
-        return found
+        return broker
 
     async def _decide(self, directory: str, threads: Threads) -> ControllerPart | None:
         """Start the controller role, if this node is the controller of other brokers."""
@@ -386,7 +384,7 @@ class Broker:
             threads,
         )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
-        stop_on_failure(part.storage.metadata_log, self._on_membership_lost)
+        stop_on_failure(part.storage.metadata_log, self._stop_on_loss)
         await self._add_users(part.services)
         await part.serve(self.certificates)
         return part
@@ -398,7 +396,7 @@ class Broker:
         address = part.listeners.address_of(self.roles.controller_listener)
         return replace(self.roles, bootstrap=(address,), voters=())
 
-    def _on_membership_lost(self, why: Exception) -> None:
+    def _stop_on_loss(self, why: Exception) -> None:
         _log.error("the broker has to stop", cause=str(why))
         if self.on_lost is not None:
             self.on_lost(BrokerError(str(why)))

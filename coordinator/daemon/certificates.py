@@ -106,21 +106,21 @@ class ListenerCertificates:
                 self._warn_of_expiry(name)
 
     async def _refresh(self, name: str) -> None:
-        tls, found = self.tls[name], None
+        tls, loaded_tls = self.tls[name], None
         try:
             settings = tls_settings(self._config, self._listeners[name])
-            found = settings, await self._threads.run(partial(stamps_of, settings))
-            if found == (tls.loaded.settings, tls.loaded.stamps):
+            loaded_tls = settings, await self._threads.run(partial(stamps_of, settings))
+            if loaded_tls == (tls.loaded.settings, tls.loaded.stamps):
                 tls.is_stale = False
                 self._refused.pop(name, None)
                 return
-            if found == self._refused.get(name):
+            if loaded_tls == self._refused.get(name):
                 return
             loaded = await self._threads.run(partial(load, settings))
             tls.check(loaded, self._now_s)
         except ConfigError as error:
-            if found is not None:
-                self._refused[name] = found
+            if loaded_tls is not None:
+                self._refused[name] = loaded_tls
             tls.is_stale = True
             tls.failed_reloads += 1
             _log.error("certificate not read again", listener=name, cause=str(error))
@@ -138,7 +138,7 @@ class ListenerCertificates:
         The future's result is the error, or None if all listeners could use it. Listeners whose
         settings would not change are not checked.
         """
-        found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 
         async def report_result() -> None:
             refusal: Exception | None = None
@@ -146,15 +146,15 @@ class ListenerCertificates:
                 await self._check(config)
             except Exception as error:  # noqa: BLE001 - the caller must learn of it
                 refusal = without_traceback(error)
-            if found.done():  # the caller may have cancelled it
+            if result.done():  # the caller may have cancelled it
                 return
             if refusal is None or isinstance(refusal, ConfigError):
-                found.set_result(refusal)
+                result.set_result(refusal)
             else:
-                found.set_exception(without_traceback(refusal))
+                result.set_exception(without_traceback(refusal))
 
         spawn(report_result(), "check certificates")
-        return found
+        return result
 
     async def _check(self, config: BrokerConfig) -> None:
         for name, tls in self.tls.items():

@@ -173,7 +173,7 @@ class ClusterBroker:
         limit_ms = self._config.int("initial.broker.registration.timeout.ms")
         until = loop.time() + limit_ms / 1000
         connection = ControllerConnection("fencepost", self._quorum.security)
-        problem = told = ""
+        problem = logged_problem = ""
         try:
             while loop.time() < until:
                 for to in self._quorum.bootstrap:
@@ -187,9 +187,9 @@ class ClusterBroker:
                     if answer.cluster_id:
                         return str(answer.cluster_id)
                     problem = f"{to[0]}:{to[1]}: {error_name(answer.error_code)}"
-                if problem != told:
+                if problem != logged_problem:
                     _log.warning("no controller has returned the cluster id yet", cause=problem)
-                    told = problem
+                    logged_problem = problem
                 await asyncio.sleep(ASK_AGAIN_MS / 1000)
         finally:
             await connection.close()

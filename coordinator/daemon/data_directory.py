@@ -128,18 +128,18 @@ def standalone_metadata(fs: FileSystem, directory: str) -> MetadataImage | None:
         return None
     from fencepost.coordinator.metadata.stopped import read_stopped  # noqa: PLC0415 - needed once in a directory's life
 
-    found = read_stopped(fs, log)
-    if found is None:
+    stopped = read_stopped(fs, log)
+    if stopped is None:
         return None
-    if promoted_as(fs, log) != (found.image.offset + 1, found.image.epoch):
-        if not found.image.topics:
+    if promoted_as(fs, log) != (stopped.image.offset + 1, stopped.image.epoch):
+        if not stopped.image.topics:
             return None  # no topics to lose
         raise BrokerError(
             f"the data directory {directory} belongs to a standalone broker, and no"
             " controller has its metadata: run `fencepost cluster promote`, and start the"
             " controllers from its output"
         )
-    return found.image
+    return stopped.image
 
 
 def note_joined(

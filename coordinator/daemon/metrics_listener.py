@@ -52,8 +52,8 @@ class MetricsListener:
 
         is_open = not (host.lower() == "localhost" or is_loopback(host))
         if is_open and not (config.bool(_INSECURE) or config.bool(INSECURE)):
-            wanted = {_CERTIFICATE: certificate, _USERS: users}
-            missing = " and ".join(one for one, value in wanted.items() if not value)
+            files = {_CERTIFICATE: certificate, _USERS: users}
+            missing = " and ".join(one for one, value in files.items() if not value)
             if missing:
                 raise ConfigError(
                     _LISTEN,

@@ -94,11 +94,11 @@ def serve(
     settings = partial(_settings, pairs, config_file)
     try:
         clock = None if hooks is None else hooks.clock
-        told = load(pairs, config_file)
-        directory = _directory(data_dir, told)
-        if not told.get("listeners"):
+        broker_settings = load(pairs, config_file)
+        directory = _directory(data_dir, broker_settings)
+        if not broker_settings.get("listeners"):
             listen = listen or DEFAULT_LISTEN
-        broker = Broker(directory, listen, told, add_scram=add_scram, clock=clock)
+        broker = Broker(directory, listen, broker_settings, add_scram=add_scram, clock=clock)
     except (ConfigError, BrokerError) as error:
         _log.error("invalid settings", cause=str(error))
         return EXIT_USAGE
@@ -115,8 +115,8 @@ def serve(
 
 
 def _directory(data_dir: Path | None, settings: dict[str, str]) -> Path:
-    told = take_data_directory(settings)
-    directory = told if data_dir is None else data_dir
+    configured = take_data_directory(settings)
+    directory = configured if data_dir is None else data_dir
     if directory is None:
         raise BrokerError("give --data-dir, or log.dirs in the configuration")
     return directory

@@ -86,12 +86,12 @@ class RequestRecorder:
 
     def closed(self, connection: object) -> None:
         """Record that a client's connection has closed."""
-        known = self._connections.pop(id(connection), None)
-        if known is None:
+        recorded = self._connections.pop(id(connection), None)
+        if recorded is None:
             return
         self._sequence += 1
-        for (scope, subject), origin in known.subjects.items():
-            detail = {"connection": known.number, "sequence": self._sequence}
+        for (scope, subject), origin in recorded.subjects.items():
+            detail = {"connection": recorded.number, "sequence": self._sequence}
             event = Event(CONNECTION_CLOSED, subject, detail, quiet=True)
             self._history.remember(scope, self._shard, event, origin, CONNECTION_CLOSED)
 

@@ -61,9 +61,9 @@ class Listeners:
         Raises RuntimeError before the listener is bound.
         """
         name = next(iter(self.all)) if name is None else name
-        told = self.advertised.get(name)
-        if told is not None and told.port:
-            return told.host, told.port
+        address = self.advertised.get(name)
+        if address is not None and address.port:
+            return address.host, address.port
         bound = self._bound.get(name)
         if bound:
             host, port = bound[0].getsockname()[:2]
@@ -71,8 +71,8 @@ class Listeners:
             host, port = self.server.addresses[name]
         else:
             raise RuntimeError("the broker is not started")
-        if told is not None:
-            return told.host, port
+        if address is not None:
+            return address.host, port
         return (socket.gethostname() if host in ANY_ADDRESS else host), port
 
     async def bind(self) -> None:

@@ -50,11 +50,11 @@ class Notifier:
         )
 
     def _notify(self, *lines: str) -> None:
-        if not self._path or (made := local_datagram_socket()) is None:
+        if not self._path or (sock := local_datagram_socket()) is None:
             return
         # A name in Linux's abstract space is written with @ and begins with a zero byte.
         address = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
-        with made as sender:
+        with sock as sender:
             try:
                 sender.sendto("\n".join(lines).encode(), address)
             except OSError:

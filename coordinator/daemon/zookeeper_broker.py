@@ -163,7 +163,7 @@ class ZooKeeperBroker(ClusterBroker):
         if node.broker_epoch < 0 or not self._config.bool("controlled.shutdown.enable"):
             return
         node.in_controlled_shutdown = True
-        asked = NewestVersionRequest(
+        request = NewestVersionRequest(
             ApiKey.CONTROLLED_SHUTDOWN,
             lambda make: make.message(
                 broker_id=self._config.int("node.id"), broker_epoch=node.broker_epoch
@@ -172,19 +172,19 @@ class ZooKeeperBroker(ClusterBroker):
         backoff_ms = self._config.int("controlled.shutdown.retry.backoff.ms")
         channel = self.channel(SHUTDOWN_ATTEMPT_MS)
         for left in reversed(range(self._config.int("controlled.shutdown.max.retries"))):
-            if await self._hand_over(channel, asked):
+            if await self._hand_over(channel, request):
                 return
             if left:
                 await asyncio.sleep(backoff_ms / 1000)
         _log.warning("stops though it could not hand over everything that it leads")
 
-    async def _hand_over(self, channel: ControllerChannel, asked: NewestVersionRequest) -> bool:
+    async def _hand_over(self, channel: ControllerChannel, request: NewestVersionRequest) -> bool:
         """Ask the controller to move leadership away; return whether it has moved all of it."""
         if self._node.controller is None:
             _log.info("no controller is known to take over")
             return False
         try:
-            answer = await channel.send(asked)
+            answer = await channel.send(request)
         except (WireError, OSError, RequestTimedOutError) as error:
             _log.warning("controlled shutdown not answered", cause=str(error))
             return False

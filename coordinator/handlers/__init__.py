@@ -252,10 +252,10 @@ def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:
     if not hasattr(answer, "throttle_time"):
         return answer, throttle_ms
     stated: timedelta = answer.throttle_time or timedelta()
-    own = timedelta(milliseconds=throttle_ms)
-    if own <= stated:
+    wait = timedelta(milliseconds=throttle_ms)
+    if wait <= stated:
         return answer, request_ms(stated)
-    return replace(answer, throttle_time=own), throttle_ms
+    return replace(answer, throttle_time=wait), throttle_ms
 
 
 def request_ms(duration: timedelta) -> int:
@@ -266,8 +266,8 @@ def request_ms(duration: timedelta) -> int:
 def replica_id_of(fetch: Any) -> int:
     """Return the follower's broker id in a Fetch request; negative for a consumer."""
     state = getattr(fetch, "replica_state", None)
-    found: int = fetch.replica_id if state is None else state.replica_id
-    return found
+    replica_id: int = fetch.replica_id if state is None else state.replica_id
+    return replica_id
 
 
 def handles(
@@ -349,8 +349,8 @@ class Registry:
 
     def wrap(self, api_key: int, wrapper: Callable[[Run], Run]) -> None:
         """Replace the handler of a served API by ``wrapper(run)``."""
-        found = self.handler(api_key)
-        self._handlers[api_key] = replace(found, run=wrapper(found.run))
+        handler = self.handler(api_key)
+        self._handlers[api_key] = replace(handler, run=wrapper(handler.run))
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
@@ -359,11 +359,13 @@ class Registry:
 
     def advertised(self) -> Iterable[tuple[int, int, int]]:
         """Yield (key, lowest, highest version) of each API for ApiVersions, ordered by key."""
-        theirs = {} if self._controller_versions is None else self._controller_versions()
+        versions_of_controllers = (
+            {} if self._controller_versions is None else self._controller_versions()
+        )
         for key in sorted(self._versions):
             low, high = KNOWN_APIS[key].advertised_min, self._versions[key][1]
-            if theirs and key in self.forwarded:
-                supported = theirs.get(key, (0, -1))
+            if versions_of_controllers and key in self.forwarded:
+                supported = versions_of_controllers.get(key, (0, -1))
                 low, high = max(low, supported[0]), min(high, supported[1])
             if low <= high:
                 yield key, low, high

@@ -71,8 +71,8 @@ def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
     In a ZooKeeper cluster the request keeps the ACLs and the image with which it began, although
     the authorizer may have applied other brokers' changes since then.
     """
-    own = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.acls
-    return authorizer.rules if own is None else own
+    acls = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.acls
+    return authorizer.rules if acls is None else acls
 
 
 def rule_of(creation: Any) -> Acl:
@@ -88,20 +88,20 @@ def rule_of(creation: Any) -> Acl:
     )
 
 
-def filter_of(wanted: Any) -> AclFilter:
+def filter_of(acl_filter: Any) -> AclFilter:
     """Return the filter of a DescribeAcls request, or one filter of a DeleteAcls request."""
     return AclFilter(
-        _number(ResourceType, wanted.resource_type_filter),
-        _number(PatternType, wanted.pattern_type_filter),
-        wanted.resource_name_filter,
-        wanted.principal_filter,
-        wanted.host_filter,
-        _number(Operation, wanted.operation),
-        _number(Permission, wanted.permission_type),
+        _number(ResourceType, acl_filter.resource_type_filter),
+        _number(PatternType, acl_filter.pattern_type_filter),
+        acl_filter.resource_name_filter,
+        acl_filter.principal_filter,
+        acl_filter.host_filter,
+        _number(Operation, acl_filter.operation),
+        _number(Permission, acl_filter.permission_type),
     )
 
 
-def has_unknown_code(wanted: Any) -> bool:
+def has_unknown_code(acl_filter: Any) -> bool:
     """Return whether a filter contains the code of UNKNOWN.
 
     An undefined code is not an error: it matches no ACL.
@@ -109,10 +109,10 @@ def has_unknown_code(wanted: Any) -> bool:
     Source: ``DescribeAclsRequest.normalizeAndValidate``.
     """
     return 0 in {
-        wanted.resource_type_filter,
-        wanted.pattern_type_filter,
-        wanted.operation,
-        wanted.permission_type,
+        acl_filter.resource_type_filter,
+        acl_filter.pattern_type_filter,
+        acl_filter.operation,
+        acl_filter.permission_type,
     }
 
 

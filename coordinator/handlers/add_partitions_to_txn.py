@@ -82,11 +82,11 @@ def _run_many(ctx: Context) -> Work[Entity]:
         return respond.error(ErrorCode.cluster_authorization_failed)
     results = []
     # All are submitted before the first is awaited: replication may take time.
-    asked = []
+    verifications = []
     for transaction in ctx.body.transactions:
         begun = yield from _transaction(ctx, transaction)
-        asked.append((transaction, begun))
-    for transaction, begun in asked:
+        verifications.append((transaction, begun))
+    for transaction, begun in verifications:
         code = yield from _answered(ctx, begun)
         topics = yield from _topic_results(ctx, transaction.topics, code)
         results.append(
@@ -115,10 +115,10 @@ def _transaction(ctx: Context, transaction: Any) -> Steps[Code | Future]:
     return ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
 
 
-def _answered(ctx: Context, asked: Code | Future) -> Work[Code]:
-    if not isinstance(asked, asyncio.Future):
-        return asked
-    result: AddPartitionsResult | DomainError = yield from result_of(asked)
+def _answered(ctx: Context, verification: Code | Future) -> Work[Code]:
+    if not isinstance(verification, asyncio.Future):
+        return verification
+    result: AddPartitionsResult | DomainError = yield from result_of(verification)
     if isinstance(result, DomainError):
         code = code_of(result)
         if ctx.version < FIRST_BATCHED_VERSION:
@@ -142,11 +142,11 @@ def _refused(
     """Return an error for each partition that does not exist or whose topic is in ``closed``."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
-        found = ctx.broker.metadata.topic(topic.name)
+        topic_image = ctx.broker.metadata.topic(topic.name)
         for index in topic.partitions:
             if topic.name in closed:
                 refused[topic.name, index] = ErrorCode.topic_authorization_failed
-            elif found is None or not 0 <= index < len(found.partitions):
+            elif topic_image is None or not 0 <= index < len(topic_image.partitions):
                 refused[topic.name, index] = ErrorCode.unknown_topic_or_partition
             yield
     return refused

@@ -55,11 +55,11 @@ def _row(
 def run(ctx: Context) -> Work[Entity]:
     """Change, or only validate, the quotas of each entity; respond with one result for each."""
     ctx.require_on_cluster(Operation.ALTER_CONFIGS)
-    asked: list[ClientQuotaAlteration] = []
+    alterations: list[ClientQuotaAlteration] = []
     for entry in ctx.body.entries:
         one = yield from _read(entry)
-        asked.append(one)
-    checked = yield from ctx.controller.current_machine().check_quotas(asked)
+        alterations.append(one)
+    checked = yield from ctx.controller.current_machine().check_quotas(alterations)
     if not ctx.body.validate_only:
         good = [at for at, (_, error) in enumerate(checked) if error is None]
         alter = partial(_alter, _QuotaCount(ctx), ctx.metadata.reason_against)
@@ -121,9 +121,9 @@ class _QuotaCount:
 def _alter(
     count: _QuotaCount,
     reason_against: ReasonAgainst,
-    some: Sequence[ClientQuotaAlteration],
+    batch: Sequence[ClientQuotaAlteration],
     one: Controller,
 ) -> ControllerResult[list[DomainError | None]]:
-    result = one.alter_client_quotas(some, count.now, reason_against)
+    result = one.alter_client_quotas(batch, count.now, reason_against)
     count.decided(one.image, result.records)
     return result

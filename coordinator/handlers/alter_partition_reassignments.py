@@ -80,10 +80,10 @@ def run(ctx: Context) -> Work[Entity]:
         (
             partial(
                 Controller.alter_partition_reassignments,
-                items=some,
+                items=batch,
                 allow_replication_factor_change=may_change_factor,
             )
-            for some in batched(items, PARTITIONS_PER_TURN)
+            for batch in batched(items, PARTITIONS_PER_TURN)
         ),
     )
     topics = yield from _topics(ctx, map(code_and_message, chain.from_iterable(errors)))

@@ -23,16 +23,16 @@ def run(ctx: Context) -> Steps[Entity]:
     """Respond with one result per partition, for the last directory if several are named."""
     make, may = ctx.respond, ctx.may_on_cluster(Operation.ALTER)
     refused = ErrorCode.cluster_authorization_failed
-    wanted: dict[str, dict[int, str]] = {}
+    directories: dict[str, dict[int, str]] = {}
     for directory in ctx.body.dirs:
         for topic in directory.topics:
             for index in topic.partitions:
-                wanted.setdefault(topic.name, {})[index] = directory.path
+                directories.setdefault(topic.name, {})[index] = directory.path
                 yield
             yield
         yield
     results = []
-    for name, partitions in wanted.items():
+    for name, partitions in directories.items():
         parts = []
         for index, path in partitions.items():
             parts.append(

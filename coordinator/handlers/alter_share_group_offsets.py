@@ -55,14 +55,14 @@ def run(ctx: Context) -> Work[Entity]:
     first: list[Entity] = []
     last: list[Entity] = []
     for topic in body.topics:
-        known = ctx.broker.metadata.topic(topic.topic_name)
+        topic_image = ctx.broker.metadata.topic(topic.topic_name)
         if topic.topic_name in closed:
             first.append((yield from _topic(ctx, topic, None, lambda _: TOPIC_REFUSED)))
-        elif known is None:
+        elif topic_image is None:
             first.append((yield from _topic(ctx, topic, None, lambda _: UNKNOWN)))
         else:
-            refusal = partial(_refusal, result, topic.topic_name, known.topic_id)
-            last.append((yield from _topic(ctx, topic, known.topic_id, refusal)))
+            refusal = partial(_refusal, result, topic.topic_name, topic_image.topic_id)
+            last.append((yield from _topic(ctx, topic, topic_image.topic_id, refusal)))
     return ctx.respond.AlterShareGroupOffsetsResponse(
         error_code=ErrorCode.none, responses=(*first, *last)
     )
@@ -70,15 +70,15 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _offsets(ctx: Context, closed: Collection[str]) -> Steps[tuple[tuple[str, int, int], ...]]:
     """Return (topic, partition, start offset) for the topics that are not in ``closed``."""
-    found: list[tuple[str, int, int]] = []
+    offsets: list[tuple[str, int, int]] = []
     for topic in ctx.body.topics:
         name = topic.topic_name
         if name in closed or ctx.broker.metadata.topic(name) is None:
             continue
         for one in topic.partitions:
-            found.append((name, one.partition_index, one.start_offset))
+            offsets.append((name, one.partition_index, one.start_offset))
             yield
-    return tuple(found)
+    return tuple(offsets)
 
 
 def _refusal(result: AlteredShareOffsets, topic: str, topic_id: UUID, index: int) -> Refusal | None:

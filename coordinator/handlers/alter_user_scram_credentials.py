@@ -59,15 +59,15 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
 def run(ctx: Context) -> Work[Entity]:
     """Apply the valid changes; respond with one result per user, its first error if any."""
     ctx.require_on_cluster(Operation.ALTER)
-    asked: list[ScramCredentialAlteration] = []
+    alterations: list[ScramCredentialAlteration] = []
     for one in ctx.body.deletions:
-        asked.append(ScramCredentialDeletion(one.name, int(one.mechanism)))
+        alterations.append(ScramCredentialDeletion(one.name, int(one.mechanism)))
         yield None
     for one in ctx.body.upsertions:
-        asked.append(_upsertion(one))
+        alterations.append(_upsertion(one))
         yield None
     failed, accepted = yield from ctx.controller.current_machine().check_credentials(
-        asked, LEAST_ITERATIONS, ctx.metadata.reason_against
+        alterations, LEAST_ITERATIONS, ctx.metadata.reason_against
     )
     errors = yield from decided_by_item(ctx, accepted, _alter, lambda one: len(one.name))
     for one, error in zip(accepted, errors, strict=True):
@@ -84,6 +84,6 @@ def _upsertion(one: Any) -> ScramCredentialUpsertion:
 
 
 def _alter(
-    some: Sequence[ScramCredentialAlteration], one: Controller
+    batch: Sequence[ScramCredentialAlteration], one: Controller
 ) -> ControllerResult[list[DomainError | None]]:
-    return one.alter_credentials(some, derive_keys)
+    return one.alter_credentials(batch, derive_keys)

@@ -118,10 +118,10 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
     return named
 
 
-def each_row(asked: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[Entity, ...]]:
+def each_row(items: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[Entity, ...]]:
     """Build a row of a response for each item of a request, yielding to other requests."""
     rows = []
-    for one in asked:
+    for one in items:
         rows.append(build(one))
         yield
     return tuple(rows)

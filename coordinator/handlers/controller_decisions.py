@@ -88,8 +88,8 @@ def decided_by_item(
         errors: list[DomainError | None] = []
         written, decide_on = [], decider(ctx)
         pieces = batches_per_turn(items, characters_of) if store is None else batched(items, 1)
-        for some in pieces:
-            errors += decide_on(partial(decide, some))
+        for batch in pieces:
+            errors += decide_on(partial(decide, batch))
             if store is not None:
                 written.append(store.durable())
             yield None

@@ -57,5 +57,5 @@ _SERVED: Final = (
 
 def controller_registry(*more: ApiKey) -> Registry:
     """Return the registry of a controller's listeners, with ``more`` APIs."""
-    own = {int(key): KNOWN_APIS[key].module for key in (*_SERVED, *more)}
-    return Registry(modules={**own, **_OF_ITS_OWN})
+    modules = {int(key): KNOWN_APIS[key].module for key in (*_SERVED, *more)}
+    return Registry(modules={**modules, **_OF_ITS_OWN})

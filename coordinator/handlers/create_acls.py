@@ -47,9 +47,9 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _create_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
-    wanted = yield from each_row(ctx.body.creations, rule_of)
+    acls = yield from each_row(ctx.body.creations, rule_of)
     errors, created = yield from ctx.controller.current_machine().check_acl_creation(
-        wanted, existing_acls(ctx, authorizer), ctx.metadata.reason_against
+        acls, existing_acls(ctx, authorizer), ctx.metadata.reason_against
     )
     create = partial(Controller.create_acls, draw_id=uuid4)
     yield from decided_in_batches(ctx, authorizer, created, create)

@@ -55,13 +55,13 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
         if not ctx.may(Operation.ALTER, ResourceType.TOPIC, name):
             raise TopicAuthorizationError("Topic authorization failed.")
         assignments = topic.assignments
-        wanted = None if assignments is None else [one.broker_ids for one in assignments]
-        prepared = yield from _prepared(ctx, name, topic.count, wanted)
+        replicas = None if assignments is None else [one.broker_ids for one in assignments]
+        prepared = yield from _prepared(ctx, name, topic.count, replicas)
         decider(ctx)(
             lambda one: one.create_partitions(
                 name,
                 topic.count,
-                assignments=wanted,
+                assignments=replicas,
                 draw=DRAW,
                 charge=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
                 validate_only=ctx.body.validate_only,
@@ -74,7 +74,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
 
 
 def _prepared(
-    ctx: Context, name: str, count: int, wanted: Sequence[Sequence[int]] | None
+    ctx: Context, name: str, count: int, replicas: Sequence[Sequence[int]] | None
 ) -> Steps[PreparedPartitions | None]:
     """Choose the replicas of many partitions in steps, so that the decision itself is short.
 
@@ -86,6 +86,6 @@ def _prepared(
     return (
         yield from prepare(
             ctx.controller.current_machine,
-            lambda one: one.prepare_partitions(name, count, assignments=wanted, draw=DRAW),
+            lambda one: one.prepare_partitions(name, count, assignments=replicas, draw=DRAW),
         )
     )

@@ -104,7 +104,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
         configs = with_fixed_configs(
             ctx.metadata, name, {entry.name: entry.value for entry in topic.configs}
         )
-        wanted = NewTopic(
+        new_topic = NewTopic(
             name,
             topic.num_partitions,
             topic.replication_factor,
@@ -116,12 +116,12 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
             topic_id = new_topic_id()
             prepared = yield from prepare(
                 ctx.controller.current_machine,
-                lambda one: one.prepare_topic(wanted, topic_id=topic_id, draw=DRAW),
+                lambda one: one.prepare_topic(new_topic, topic_id=topic_id, draw=DRAW),
             )
         created = create_topic(
             decider(ctx),
             ctx.broker.config,
-            wanted,
+            new_topic,
             take=ctx.takes_partitions(strict_since=STRICT_QUOTA_SINCE),
             validate_only=ctx.body.validate_only,
             prepared=prepared,

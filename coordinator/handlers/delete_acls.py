@@ -52,18 +52,18 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _delete_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
-    wanted = yield from each_row(ctx.body.filters, filter_of)
+    filters = yield from each_row(ctx.body.filters, filter_of)
     existing = existing_acls(ctx, authorizer)
     answers, deleted = yield from ctx.controller.current_machine().check_acl_deletion(
-        wanted, existing
+        filters, existing
     )
     yield from decided_in_batches(ctx, authorizer, deleted, Controller.delete_acls)
     results = []
-    for found in answers:
-        if isinstance(found, DomainError):
-            results.append(_result(ctx, error_code(found), str(found)))
+    for matched in answers:
+        if isinstance(matched, DomainError):
+            results.append(_result(ctx, error_code(matched), str(matched)))
             continue
-        gone = yield from each_row(found, partial(_gone, ctx))
+        gone = yield from each_row(matched, partial(_gone, ctx))
         results.append(_result(ctx, ErrorCode.none, None, gone))
         yield None
     return ctx.respond.DeleteAclsResponse(filter_results=tuple(results))

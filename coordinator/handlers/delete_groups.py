@@ -22,15 +22,15 @@ def run(ctx: Context) -> Work[Entity]:
     """Delete each group; errors are reported per group."""
     yield from load(SHARE_GROUP_MODULES)
     delete, respond = ctx.broker.share_groups.delete_group, ctx.respond
-    asked, refused, results = [], [], []
+    deletions, refused, results = [], [], []
     # A group that is named twice is deleted once, as in Kafka.
     for name in dict.fromkeys(ctx.body.groups_names):
         if ctx.may(Operation.DELETE, ResourceType.GROUP, name):
-            asked.append((name, delete(name, ctx.origin)))
+            deletions.append((name, delete(name, ctx.origin)))
         else:
             refused.append(name)
         yield None
-    for name, future in asked:
+    for name, future in deletions:
         result = yield from result_of(future)
         error = result if isinstance(result, DomainError) else None
         results.append(respond.DeletableGroupResult(group_id=name, error_code=code_of(error)))

@@ -44,7 +44,9 @@ Resolved = str | uuid.UUID | None
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each topic for the same reason."""
-    responses = yield from each_row(_asked(ctx), lambda one: _row(ctx, *one, code, message))
+    responses = yield from each_row(
+        _requested_topics(ctx), lambda one: _row(ctx, *one, code, message)
+    )
     return ctx.respond.DeleteTopicsResponse(responses=responses)
 
 
@@ -64,14 +66,14 @@ def _row(
 )
 async def run(ctx: Context) -> Entity:
     """Delete each topic; refuse a topic named twice, even if once by name and once by id."""
-    asked: Counter[Asked] = Counter()
+    counts: Counter[Asked] = Counter()
     named: Counter[Resolved] = Counter()
     pace = Pace()
-    for one in _asked(ctx):
-        asked[one] += 1
+    for one in _requested_topics(ctx):
+        counts[one] += 1
         named[_resolved(ctx, one)] += 1
         await pace()
-    waiting = deque(asked.items())
+    waiting = deque(counts.items())
     results: list[Entity] = []
     deleted: list[TopicImage] = []
     while waiting:
@@ -119,7 +121,7 @@ def _answer(
     return _row(ctx, name, topic_id, code, message)
 
 
-def _asked(ctx: Context) -> Iterator[Asked]:
+def _requested_topics(ctx: Context) -> Iterator[Asked]:
     if ctx.version < FIRST_BY_ID:
         for name in ctx.body.topic_names:
             yield name, None
@@ -149,10 +151,10 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
         raise InvalidRequestError("Duplicate topic name or topic id.")
     by_name = name is not None
     if name is None:
-        known = ctx.metadata.topic_by_id(topic_id)
-        if known is None:
+        image = ctx.metadata.topic_by_id(topic_id)
+        if image is None:
             raise UnknownTopicIdError("This server does not host this topic ID.")
-        name = known.name
+        name = image.name
     _check_rights(ctx, name, by_name=by_name)
     if named[name] > 1:  # last: an unauthorized client must not learn which topic has the id
         raise InvalidRequestError("The topic is named by its name and by its id.")

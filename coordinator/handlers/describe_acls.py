@@ -25,16 +25,16 @@ def run(ctx: Context) -> Steps[Entity]:
     ctx.require_on_cluster(Operation.DESCRIBE)
     if authorizer is None:
         return make.error(ErrorCode.security_disabled, f"{NO_AUTHORIZER} on the broker")
-    wanted = filter_of(ctx.body)
+    acl_filter = filter_of(ctx.body)
     if has_unknown_code(ctx.body):
-        check_filter(wanted)
-    found: dict[tuple[ResourceType, str, PatternType], list[Entity]] = {}
-    for acl in (yield from authorizer.rules.find(wanted)):
+        check_filter(acl_filter)
+    by_resource: dict[tuple[ResourceType, str, PatternType], list[Entity]] = {}
+    for acl in (yield from authorizer.rules.find(acl_filter)):
         resource = acl.resource_type, acl.resource_name, acl.pattern_type
-        found.setdefault(resource, []).append(_described(ctx, acl))
+        by_resource.setdefault(resource, []).append(_described(ctx, acl))
         yield
     resources = []
-    for (kind, name, pattern), described in found.items():
+    for (kind, name, pattern), described in by_resource.items():
         resources.append(
             make.DescribeAclsResource(
                 resource_type=kind, resource_name=name, pattern_type=pattern, acls=tuple(described)

@@ -29,19 +29,19 @@ def run(ctx: Context) -> Steps[Entity]:
             error_message="Cluster authorization failed.",
             entries=None,
         )
-    wanted: dict[str, Any] = {}
+    components: dict[str, Any] = {}
     # A component after the third repeats an entity type, so the loop stops at the fourth.
     for component in ctx.body.components[: len(ENTITY_TYPES) + 1]:
-        code, message = _against(component, wanted)
+        code, message = _against(component, components)
         if code is not ErrorCode.none:
             return make.DescribeClientQuotasResponse(
                 error_code=code, error_message=message, entries=None
             )
-        wanted[component.entity_type] = component
+        components[component.entity_type] = component
     entries = []
     for entity, values in list(ctx.broker.quotas.table.entities.items()):
         names = dict(entity)
-        if _matches(names, wanted, is_strict=ctx.body.strict):
+        if _matches(names, components, is_strict=ctx.body.strict):
             entries.append(
                 make.EntryData(
                     entity=tuple(
@@ -59,28 +59,28 @@ def run(ctx: Context) -> Steps[Entity]:
     )
 
 
-def _matches(names: dict[str, str | None], wanted: dict[str, Any], *, is_strict: bool) -> bool:
+def _matches(names: dict[str, str | None], components: dict[str, Any], *, is_strict: bool) -> bool:
     """Return whether an entity has the filter's types and names and, if strict, no other types."""
-    if is_strict and len(names) != len(wanted):
+    if is_strict and len(names) != len(components):
         return False
     return all(
         kind in names and (one.match_type == ANY or names[kind] == one.match)
-        for kind, one in wanted.items()
+        for kind, one in components.items()
     )
 
 
-def _against(component: Any, seen: dict[str, Any]) -> tuple[ErrorCode, str | None]:
+def _against(component: Any, components: dict[str, Any]) -> tuple[ErrorCode, str | None]:
     kind, how = component.entity_type, component.match_type
     if not kind:
         return ErrorCode.invalid_request, "Invalid empty entity type."
-    if kind in seen:
+    if kind in components:
         return (
             ErrorCode.invalid_request,
             f"Entity type {kind} cannot appear more than once in the filter.",
         )
     if kind not in ENTITY_TYPES:
         return ErrorCode.unsupported_version, f"Unsupported entity type {kind}"
-    if IP in {kind, *seen} and seen:
+    if IP in {kind, *components} and components:
         return (
             ErrorCode.invalid_request,
             "Invalid entity filter component combination. IP stands alone.",

@@ -20,9 +20,11 @@ def run(ctx: Context) -> Entity:
     make = ctx.respond
     endpoint_type = getattr(ctx.body, "endpoint_type", BROKERS)
     if endpoint_type != BROKERS:
-        known = endpoint_type == CONTROLLERS
+        is_supported = endpoint_type == CONTROLLERS
         return make.error(
-            ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type,
+            ErrorCode.mismatched_endpoint_type
+            if is_supported
+            else ErrorCode.unsupported_endpoint_type,
             "this is an endpoint of brokers",
         )
     endpoints = Endpoints(ctx)
@@ -49,7 +51,7 @@ def described(
     ctx: Context, endpoint_type: int, controller_id: int, nodes: tuple[Entity, ...]
 ) -> Entity:
     """Build the response that lists these nodes."""
-    asked = ctx.body.include_cluster_authorized_operations
+    includes_operations = ctx.body.include_cluster_authorized_operations
     return ctx.respond.DescribeClusterResponse(
         error_code=ErrorCode.none,
         endpoint_type=endpoint_type,
@@ -57,6 +59,6 @@ def described(
         controller_id=controller_id,
         brokers=nodes,
         cluster_authorized_operations=(
-            authorized.of_cluster(ctx) if asked else authorized.NOT_ASKED
+            authorized.of_cluster(ctx) if includes_operations else authorized.NOT_ASKED
         ),
     )

@@ -43,16 +43,16 @@ def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
     configs: tuple[Entity, ...] = ()
     try:
         check_right(ctx, Operation.DESCRIBE_CONFIGS, kind, name)
-        wanted = set(resource.configuration_keys or ())
+        names = set(resource.configuration_keys or ())
         configs = tuple(
             _entry(ctx, one)
             for one in describe(ctx.broker, kind, name)
-            if not wanted or one.key.name in wanted
+            if not names or one.key.name in names
         )
-        if kind == ConfigResourceType.GROUP and wanted:
-            configs += yield from share_views.entries(ctx, name, sorted(wanted))
-        elif kind == ConfigResourceType.BROKER and wanted:
-            configs += yield from telemetry_views.entries(ctx, sorted(wanted))
+        if kind == ConfigResourceType.GROUP and names:
+            configs += yield from share_views.entries(ctx, name, sorted(names))
+        elif kind == ConfigResourceType.BROKER and names:
+            configs += yield from telemetry_views.entries(ctx, sorted(names))
     except DomainError as error:
         code, message = error_code(error), str(error)
     return ctx.respond.DescribeConfigsResult(

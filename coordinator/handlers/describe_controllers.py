@@ -18,9 +18,11 @@ def run(ctx: Context) -> Entity:
     make = ctx.respond
     endpoint_type = getattr(ctx.body, "endpoint_type", BROKERS)
     if endpoint_type != CONTROLLERS:
-        known = endpoint_type == BROKERS
+        is_supported = endpoint_type == BROKERS
         return make.error(
-            ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type,
+            ErrorCode.mismatched_endpoint_type
+            if is_supported
+            else ErrorCode.unsupported_endpoint_type,
             "The request was sent to an endpoint of the wrong type.",
         )
     host, port = ctx.advertised

@@ -40,8 +40,8 @@ def _described(
     ctx: Context, group_id: str, result: DescribeGroupResult | DomainError
 ) -> Work[Entity]:
     respond = ctx.respond
-    asked = getattr(ctx.body, "include_authorized_operations", False)
-    operations = authorized.of_group(ctx, group_id) if asked else authorized.NOT_ASKED
+    includes_operations = getattr(ctx.body, "include_authorized_operations", False)
+    operations = authorized.of_group(ctx, group_id) if includes_operations else authorized.NOT_ASKED
     if isinstance(result, DomainError):
         return _refused(ctx, group_id, result, operations)
     members = []

@@ -30,11 +30,11 @@ def run(ctx: Context) -> Work[Entity]:
         code = ErrorCode.cluster_authorization_failed
         return make.DescribeLogDirsResponse(error_code=code, results=())
     # The call may block on the file system.
-    asked = asyncio.get_running_loop().run_in_executor(None, shutil.disk_usage, directory)
-    yield asked
+    usage = asyncio.get_running_loop().run_in_executor(None, shutil.disk_usage, directory)
+    yield usage
     code, topics, total, usable = ErrorCode.none, (), -1, -1
     try:
-        total, _, usable = asked.result()
+        total, _, usable = usage.result()
     except OSError:
         code = ErrorCode.kafka_storage_error
     else:
@@ -57,11 +57,11 @@ def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
         parts = []
         for index in indexes:
             if replicas.has_one(name, index) and not logs.is_offline(name, index):
-                found = logs.find_open((name, index))
+                partition = logs.find_open((name, index))
                 parts.append(
                     make.DescribeLogDirsPartition(
                         partition_index=index,
-                        partition_size=0 if found is None else found.log.size_bytes,
+                        partition_size=0 if partition is None else partition.log.size_bytes,
                         offset_lag=0,
                         is_future_key=False,
                     )
@@ -77,15 +77,15 @@ def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     topics = ctx.broker.metadata.topics
     if ctx.body.topics is None:
         return {topic.name: range(len(topic.partitions)) for topic in topics.values()}
-    asked: dict[str, set[int]] = {}
+    requested: dict[str, set[int]] = {}
     for one in ctx.body.topics:
         topic = topics.get(one.topic)
-        known = range(0 if topic is None else len(topic.partitions))
+        existing = range(0 if topic is None else len(topic.partitions))
         # One set per topic, however often it is named: copies would cost quadratic time.
-        indexes = asked.setdefault(one.topic, set())
+        indexes = requested.setdefault(one.topic, set())
         for index in one.partitions:
-            if index in known:
+            if index in existing:
                 indexes.add(index)
             yield
         yield
-    return asked
+    return requested

@@ -26,9 +26,9 @@ def run(ctx: Context) -> Steps[Entity]:
     make = ctx.respond
     topics = []
     seen: set[tuple[str, int]] = set()
-    asked = ctx.body.topics
-    refused = yield from refused_topics(ctx, Operation.READ, named_topics(asked))
-    for topic in asked:
+    requested = ctx.body.topics
+    refused = yield from refused_topics(ctx, Operation.READ, named_topics(requested))
+    for topic in requested:
         parts = []
         for index in topic.partition_indexes:
             if (topic.name, index) not in seen:

@@ -29,8 +29,8 @@ def run(ctx: Context) -> Steps[Entity]:
     """Describe the metadata partition if the request names exactly that one."""
     broker, make = ctx.broker, ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE)
-    asked = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
-    if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
+    topics = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
+    if [(name, [one.partition_index for one in parts[:2]]) for name, parts in topics] != [OWN]:
         return (yield from _unknown(ctx))
     host, port = ctx.advertised
     # The client's listener also serves the metadata log.

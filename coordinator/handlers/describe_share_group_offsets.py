@@ -72,18 +72,20 @@ def _all(ctx: Context, group_id: str) -> Work[Entity]:
     return _group(ctx, group_id, (yield from _topics(ctx, group_id, visible)))
 
 
-def _named(ctx: Context, group_id: str, asked: Sequence[Any]) -> Work[Entity]:
+def _named(ctx: Context, group_id: str, requested: Sequence[Any]) -> Work[Entity]:
     """Describe the named partitions: known topics first, then unknown and refused ones."""
-    names = [topic.topic_name for topic in asked]
+    names = [topic.topic_name for topic in requested]
     closed = yield from refused_topics(ctx, Operation.DESCRIBE, names)
-    known: list[NamedPartitions] = []
+    described_topics: list[NamedPartitions] = []
     unknown: list[Entity] = []
     refused: list[Entity] = []
-    for topic in asked:
+    for topic in requested:
         name, rows = topic.topic_name, []
         image = ctx.broker.metadata.topic(name)
         if name not in closed and image is not None:
-            known.append(NamedPartitions(image.topic_id.bytes, name, tuple(topic.partitions)))
+            described_topics.append(
+                NamedPartitions(image.topic_id.bytes, name, tuple(topic.partitions))
+            )
             yield None
             continue
         for index in topic.partitions:
@@ -93,8 +95,8 @@ def _named(ctx: Context, group_id: str, asked: Sequence[Any]) -> Work[Entity]:
                 rows.append(_partition(ctx, index, StateSummary(), UNKNOWN_LAG))
             yield None
         (refused if name in closed else unknown).append(_topic(ctx, name, None, rows))
-    found = yield from _topics(ctx, group_id, known)
-    return _group(ctx, group_id, (*found, *unknown, *refused))
+    topics = yield from _topics(ctx, group_id, described_topics)
+    return _group(ctx, group_id, (*topics, *unknown, *refused))
 
 
 def _topics(
@@ -118,51 +120,51 @@ def _topics(
     if keys:
         summaries = yield from result_of(ctx.broker.share_groups.summaries(keys))
     names = {topic.topic_id: topic.topic for topic in topics}
-    known = []
-    for key, found in summaries.items():
-        if isinstance(found, StateSummary) and _has_lag(found):
-            known.append((names[key.topic_id], key.partition))
+    described = []
+    for key, result in summaries.items():
+        if isinstance(result, StateSummary) and _has_lag(result):
+            described.append((names[key.topic_id], key.partition))
         yield None
     ends: Ends = {}
-    if known:
-        ends = yield from result_of(ctx.broker.share_groups.end_offsets(known))
+    if described:
+        ends = yield from result_of(ctx.broker.share_groups.end_offsets(described))
     rows = []
     for topic in topics:
         parts = []
         for index in topic.partitions:
-            told = summaries.get(SharePartitionKey(group_id, topic.topic_id, index))
-            parts.append(_described(ctx, index, told, ends.get((topic.topic, index))))
+            summary = summaries.get(SharePartitionKey(group_id, topic.topic_id, index))
+            parts.append(_described(ctx, index, summary, ends.get((topic.topic, index))))
             yield None
         rows.append(_topic(ctx, topic.topic, topic.topic_id, parts))
     return tuple(rows)
 
 
-def _has_lag(found: StateSummary) -> bool:
-    return UNKNOWN_OFFSET not in {found.start_offset, found.delivery_complete_count}
+def _has_lag(summary: StateSummary) -> bool:
+    return UNKNOWN_OFFSET not in {summary.start_offset, summary.delivery_complete_count}
 
 
 def _described(
     ctx: Context,
     index: int,
-    found: StateSummary | DomainError | None,
+    summary: StateSummary | DomainError | None,
     end: int | DomainError | None,
 ) -> Entity:
     """Describe one partition; an error of the share coordinator is shown as no state."""
-    if not isinstance(found, StateSummary):
+    if not isinstance(summary, StateSummary):
         return _partition(ctx, index, StateSummary(), UNKNOWN_LAG)
     if end is None:
-        return _partition(ctx, index, found, UNKNOWN_LAG)
+        return _partition(ctx, index, summary, UNKNOWN_LAG)
     if isinstance(end, DomainError):
         return _refused(ctx, index, refusal_of(end))
-    lag = end - found.start_offset - found.delivery_complete_count
-    return _partition(ctx, index, found, lag)
+    lag = end - summary.start_offset - summary.delivery_complete_count
+    return _partition(ctx, index, summary, lag)
 
 
-def _partition(ctx: Context, index: int, found: StateSummary, lag: int) -> Entity:
+def _partition(ctx: Context, index: int, summary: StateSummary, lag: int) -> Entity:
     return ctx.respond.DescribeShareGroupOffsetsResponsePartition(
         partition_index=index,
-        start_offset=found.start_offset,
-        leader_epoch=found.leader_epoch,
+        start_offset=summary.start_offset,
+        leader_epoch=summary.leader_epoch,
         lag=lag,
         error_code=ErrorCode.none,
     )

@@ -33,18 +33,18 @@ NAMES_PER_STEP = 5_000
 def run(ctx: Context) -> Steps[Entity]:
     """Describe topics in the order of their names, from the cursor until the page is full."""
     body, make, topics = ctx.body, ctx.respond, ctx.broker.metadata.topics
-    asked = yield from by_name(body.topics)
-    names = list(asked or topics)
+    requested = yield from by_name(body.topics)
+    names = list(requested or topics)
     begin = None if body.cursor is None else (body.cursor.topic_name, body.cursor.partition_index)
     if begin is not None:
-        if begin[1] < 0 or (asked and begin[0] not in asked):
+        if begin[1] < 0 or (requested and begin[0] not in requested):
             return _refused(ctx)
         names = [name for name in names if name >= begin[0]]
     room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
     described: list[Entity] = []
     cursor = None
     endpoints = Endpoints(ctx)
-    hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=bool(asked))
+    hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=bool(requested))
     for name in (yield from _sorted([name for name in names if name not in hidden])):
         yield
         first_index = 0 if begin is None or name != begin[0] else begin[1]
@@ -61,7 +61,7 @@ def run(ctx: Context) -> Steps[Entity]:
             if end < len(topic.partitions):
                 cursor = make.Cursor(topic_name=name, partition_index=end)
                 break
-    for name in hidden if asked else ():
+    for name in hidden if requested else ():
         described.append(
             make.DescribeTopicPartitionsResponseTopic(
                 error_code=ErrorCode.topic_authorization_failed, name=name

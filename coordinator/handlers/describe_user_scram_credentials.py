@@ -37,15 +37,15 @@ def run(ctx: Context) -> Steps[Entity]:
         times = {name: 1 for name, _, _ in users.listed()}
     results = []
     for name, count in times.items():
-        found = users.iterations(name)
+        profiles = users.iterations(name)
         code, message = ErrorCode.none, None
         if count > 1:
-            code, message, found = ErrorCode.duplicate_resource, _TWICE + name, []
-        elif not found:
+            code, message, profiles = ErrorCode.duplicate_resource, _TWICE + name, []
+        elif not profiles:
             code, message = ErrorCode.resource_not_found, _NOT_THERE + name
         infos = [
             make.CredentialInfo(mechanism=number, iterations=iterations)
-            for number, iterations in found
+            for number, iterations in profiles
         ]
         results.append(
             make.DescribeUserScramCredentialsResult(

@@ -70,27 +70,27 @@ def run(ctx: Context) -> Work[Entity]:
         if everything
         else ((one.topic, one.partitions) for one in body.topic_partitions)
     )
-    asked: list[tuple[str, Sequence[int]]] = []
+    topics: list[tuple[str, Sequence[int]]] = []
     partitions: list[tuple[str, int]] = []
     for topic, indexes in named:
-        asked.append((topic, indexes))
+        topics.append((topic, indexes))
         partitions += ((topic, index) for index in indexes)
         yield None
     if kind not in _ELECTIONS:
-        if not asked and not everything:
+        if not topics and not everything:
             return make.ElectLeadersResponse(error_code=ErrorCode.none, replica_election_results=())
         raise InvalidRequestError(f"there is no election type {kind}")
     answers = yield from decided_each(
         ctx,
         (
-            partial(Controller.elect_leaders, election=_ELECTIONS[kind], partitions=some)
-            for some in batched(partitions, ITEMS_PER_TURN)
+            partial(Controller.elect_leaders, election=_ELECTIONS[kind], partitions=batch)
+            for batch in batched(partitions, ITEMS_PER_TURN)
         ),
     )
     outcomes = chain.from_iterable(answers)
     # A topic that is named twice gets two results, as in Kafka.
     results = []
-    for topic, indexes in asked:
+    for topic, indexes in topics:
         parts = []
         for index, (_, error) in zip(indexes, outcomes, strict=False):
             code, message = _error_of(ctx, topic, index, kind, error)

@@ -81,16 +81,16 @@ class Endpoints:
     def state(self, topic: TopicImage, index: int) -> PartitionMetadata:
         """Return the state of a partition."""
         registration = topic.partitions[index]
-        found = self._states.get(id(registration))
-        if found is None:
-            found = self._states[id(registration)] = self._state(registration)
-        if found.leader == self._own and self._is_offline(topic.name, index):
-            offline = tuple({*found.offline, self._own})
-            isr = tuple(one for one in found.isr if one != self._own)
-            return found._replace(
+        metadata = self._states.get(id(registration))
+        if metadata is None:
+            metadata = self._states[id(registration)] = self._state(registration)
+        if metadata.leader == self._own and self._is_offline(topic.name, index):
+            offline = tuple({*metadata.offline, self._own})
+            isr = tuple(one for one in metadata.isr if one != self._own)
+            return metadata._replace(
                 error=ErrorCode.leader_not_available, leader=NO_LEADER, isr=isr, offline=offline
             )
-        return found
+        return metadata
 
     def _state(self, registration: PartitionRegistration) -> PartitionMetadata:
         leader, error = registration.leader, ErrorCode.none
@@ -114,5 +114,5 @@ class Endpoints:
         node = self.nodes.get(broker_id)
         if node is None or node.is_fenced:
             return True
-        known = self._registered.get(broker_id)
-        return known is not None and not known.has_online(registration.directory_of(broker_id))
+        broker = self._registered.get(broker_id)
+        return broker is not None and not broker.has_online(registration.directory_of(broker_id))

@@ -124,10 +124,10 @@ def _principal(data: bytes | None) -> Principal | None:
     if data is None or not data.startswith(PRINCIPAL_VERSION):
         return None
     try:
-        found: Any = _read_principal(data, len(PRINCIPAL_VERSION))[0]
+        principal: Any = _read_principal(data, len(PRINCIPAL_VERSION))[0]
     except Exception:  # noqa: BLE001 - the reader may raise any error
         return None
-    return Principal(found.type_, found.name)
+    return Principal(principal.type_, principal.name)
 
 
 def _answered(ctx: Context) -> Work[Entity | None]:

@@ -56,7 +56,7 @@ def run(ctx: Context) -> Work[Entity]:
     has_rack = ctx.version >= FIRST_WITH_RACK
     throttle = ctx.throttle
     fetch = Fetch(
-        asked=_asked(ctx),
+        asked=_requested_partitions(ctx),
         forgotten=(
             (topic.topic_id if by_id else topic.topic, index)
             for topic in getattr(body, "forgotten_topics_data", ())
@@ -84,8 +84,10 @@ def run(ctx: Context) -> Work[Entity]:
     except InvalidRequestError as error:
         # Error responses of versions with topic ids name no partitions, as in Kafka.
         refused = without_traceback(error)
-        told = (FetchedPartition(one, error=refused) for one in _asked(ctx) if not by_id)
-        return (yield from _answer(ctx, fetch.session_id, told, error_code(error)))
+        refusals = (
+            FetchedPartition(one, error=refused) for one in _requested_partitions(ctx) if not by_id
+        )
+        return (yield from _answer(ctx, fetch.session_id, refusals, error_code(error)))
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
 
 
@@ -97,11 +99,11 @@ def _observe(ctx: Context, isolation_level: int, *, by_id: bool) -> None:
 
     def readable(topic: Any) -> str | None:
         metadata = ctx.broker.metadata
-        found = metadata.topic_by_id(topic) if by_id else metadata.topic(topic)
-        if found is None:
+        image = metadata.topic_by_id(topic) if by_id else metadata.topic(topic)
+        if image is None:
             return None
-        may_read = ctx.may(Operation.READ, ResourceType.TOPIC, found.name, audited=False)
-        return found.name if may_read else None
+        may_read = ctx.may(Operation.READ, ResourceType.TOPIC, image.name, audited=False)
+        return image.name if may_read else None
 
     topics = [one.topic_id if by_id else one.topic for one in ctx.body.topics]
     observations.fetched(ctx.client_id, ctx.peer_host, isolation_level, topics, readable)
@@ -118,7 +120,7 @@ def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
     return lambda name: name is None or ctx.may(Operation.READ, ResourceType.TOPIC, name)
 
 
-def _asked(ctx: Context) -> Iterator[CachedPartition]:
+def _requested_partitions(ctx: Context) -> Iterator[CachedPartition]:
     by_id = ctx.version >= FIRST_BY_ID
     for topic in ctx.body.topics:
         for part in topic.partitions:
@@ -135,13 +137,13 @@ def _asked(ctx: Context) -> Iterator[CachedPartition]:
 def _answer(
     ctx: Context,
     session_id: int,
-    told: Iterable[FetchedPartition],
+    fetched: Iterable[FetchedPartition],
     code: ErrorCode = ErrorCode.none,
 ) -> Steps[Entity]:
     make = ctx.respond
     leaders: set[int] = set()
     topics = []
-    for key, group in groupby(told, key=lambda one: one.asked.key[0]):
+    for key, group in groupby(fetched, key=lambda one: one.asked.key[0]):
         parts: list[Entity] = []
         for one in group:
             parts.append((yield from _partition(ctx, one, leaders)))

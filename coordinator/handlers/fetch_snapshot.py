@@ -61,5 +61,5 @@ def _slice(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
         raise UnknownTopicOrPartitionError(f"only {METADATA_TOPIC}-0 has snapshots")
     # The epoch is not optional: −1 counts as an old epoch.
     check_leader_epoch(max(part.current_leader_epoch, 0), log.epoch)
-    asked = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)
-    return log.snapshot_slice(asked, part.position, ctx.body.max_bytes)
+    snapshot_id = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)
+    return log.snapshot_slice(snapshot_id, part.position, ctx.body.max_bytes)

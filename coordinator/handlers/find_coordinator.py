@@ -62,19 +62,19 @@ def run(ctx: Context) -> Steps[Entity]:
     respond, body = ctx.respond, ctx.body
     key_type = getattr(body, "key_type", GROUP)
     endpoints = Endpoints(ctx)
-    found = []
+    results = []
     for key in (body.key,) if ctx.version < FIRST_WITH_MANY_KEYS else body.coordinator_keys:
         verdict = _denied(ctx, key_type, key)
         if verdict is None and ctx.broker.controller is not None:
             verdict = _look_up(ctx, endpoints, key_type, key)
         elif verdict is None:
             verdict = yield from _open(ctx, endpoints, key_type, key)
-        found.append((key, _coordinator_fields(*verdict)))
+        results.append((key, _coordinator_fields(*verdict)))
         yield
     if ctx.version < FIRST_WITH_MANY_KEYS:
-        return respond.FindCoordinatorResponse(**found[0][1])
+        return respond.FindCoordinatorResponse(**results[0][1])
     coordinators = []
-    for key, place in found:
+    for key, place in results:
         coordinators.append(respond.Coordinator(key=key, **place))
         yield
     return respond.FindCoordinatorResponse(coordinators=tuple(coordinators))

@@ -14,10 +14,10 @@ def leader_hint(ctx: Context, topic: str, index: int, named: set[int]) -> dict[s
 
     The result is empty if the leader is unknown.
     """
-    known = ctx.broker.replicas.leader_of(topic, index)
-    if known is None:
+    leader_and_epoch = ctx.broker.replicas.leader_of(topic, index)
+    if leader_and_epoch is None:
         return {}
-    leader, epoch = known
+    leader, epoch = leader_and_epoch
     named.add(leader)
     return {"current_leader": ctx.respond.LeaderIdAndEpoch(leader_id=leader, leader_epoch=epoch)}
 
@@ -31,7 +31,7 @@ def endpoints(ctx: Context, named: set[int]) -> dict[str, tuple[Entity, ...]]:
     """
     image = ctx.broker.replicas.image
     listener = ctx.connection.session.listener
-    found = []
+    nodes = []
     for broker_id in sorted(named):
         if broker_id == ctx.broker.node_id:
             (host, port), rack = ctx.advertised, ctx.broker.rack
@@ -41,5 +41,5 @@ def endpoints(ctx: Context, named: set[int]) -> dict[str, tuple[Entity, ...]]:
             if broker is None or endpoint is None or broker.fenced:
                 continue
             host, port, rack = endpoint.host, endpoint.port, broker.rack
-        found.append(ctx.respond.NodeEndpoint(node_id=broker_id, host=host, port=port, rack=rack))
-    return {"node_endpoints": tuple(found)}
+        nodes.append(ctx.respond.NodeEndpoint(node_id=broker_id, host=host, port=port, rack=rack))
+    return {"node_endpoints": tuple(nodes)}

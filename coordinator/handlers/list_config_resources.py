@@ -25,15 +25,15 @@ def run(ctx: Context) -> Steps[Entity]:
     """List the resources of the requested types; of all types if the request names none."""
     make = ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE_CONFIGS)
-    wanted = set()
+    types = set()
     for number in getattr(ctx.body, "resource_types", (ConfigResourceType.CLIENT_METRICS,)):
         try:
-            wanted.add(ConfigResourceType(number))
+            types.add(ConfigResourceType(number))
         except ValueError:
             return make.error(ErrorCode.unsupported_version)
         yield
     resources = []
-    for kind in sorted(wanted or set(ConfigResourceType), reverse=True):
+    for kind in sorted(types or set(ConfigResourceType), reverse=True):
         for name in _names(ctx, kind):
             resources.append(make.ConfigResource(resource_name=name, resource_type=kind))
             yield

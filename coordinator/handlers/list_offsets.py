@@ -102,7 +102,7 @@ def _refused(ctx: Context, topic: Any) -> Steps[Entity]:
 
 def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]:
     """Build the response for a partition that the request names ``count`` times."""
-    found: Found = (NONE, NONE, NONE)
+    timestamp_offset: Found = (NONE, NONE, NONE)
     code = ErrorCode.none
     if count > 1:
         code = ErrorCode.invalid_request
@@ -110,12 +110,12 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
         code = ErrorCode.unsupported_version
     else:
         try:
-            found = yield from _look_up(ctx, topic, part)
+            timestamp_offset = yield from _look_up(ctx, topic, part)
         except DomainError as error:
             code = error_code(error)
             if code is ErrorCode.offset_not_available and ctx.version < FIRST_WITH_NOT_AVAILABLE:
                 code = ErrorCode.leader_not_available
-    offset, timestamp, epoch = found
+    offset, timestamp, epoch = timestamp_offset
     return ctx.respond.ListOffsetsPartitionResponse(
         partition_index=part.partition_index,
         error_code=code,
@@ -133,25 +133,25 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     find = replicas.readable if ctx.body.replica_id == DEBUGGING_CONSUMER else replicas.leader
     partition: Partition = find(topic, index, getattr(part, "current_leader_epoch", NONE))
     is_valid = isolation is Isolation.LOG_END or is_settled(replicas, partition)
-    asked = part.timestamp
-    if asked == LATEST:
+    timestamp = part.timestamp
+    if timestamp == LATEST:
         if not is_valid:
             raise not_settled(partition)
         return partition.reader.end_of(isolation), NONE, partition.marks.leader_epoch
-    if asked in {EARLIEST, EARLIEST_LOCAL}:
+    if timestamp in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
         # The log has no record, and the next one will have the current epoch.
         if start == partition.log_end_offset:
             return start, NONE, partition.marks.leader_epoch
         return start, NONE, partition.reader.epoch_of(start)
-    if asked in {LATEST_TIERED, EARLIEST_PENDING}:
+    if timestamp in {LATEST_TIERED, EARLIEST_PENDING}:
         return NONE, NONE, NONE
-    if asked == MAX_TIMESTAMP:
-        found = yield from partition.reader.max_timestamp_offset(isolation)
+    if timestamp == MAX_TIMESTAMP:
+        timestamp_offset = yield from partition.reader.max_timestamp_offset(isolation)
     else:
-        found = yield from partition.reader.offset_for_timestamp(asked, isolation)
-    if found is None and not is_valid:
+        timestamp_offset = yield from partition.reader.offset_for_timestamp(timestamp, isolation)
+    if timestamp_offset is None and not is_valid:
         raise not_settled(partition)
-    if found is None:
+    if timestamp_offset is None:
         return NONE, NONE, NONE
-    return found.offset, found.timestamp_ms, found.leader_epoch
+    return timestamp_offset.offset, timestamp_offset.timestamp_ms, timestamp_offset.leader_epoch

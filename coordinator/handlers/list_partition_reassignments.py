@@ -40,16 +40,16 @@ def run(ctx: Context) -> Work[Entity]:
     """Respond with the reassignments in progress among the requested partitions, or all."""
     ctx.require_on_cluster(Operation.DESCRIBE)
     make, body = ctx.respond, ctx.body
-    asked = None
+    requested = None
     if body.topics is not None:
-        asked = []
+        requested = []
         for topic in body.topics:
-            asked += [(topic.name, index) for index in topic.partition_indexes]
+            requested += [(topic.name, index) for index in topic.partition_indexes]
             yield None
     machine = ctx.controller.current_machine()
-    found: dict[str, list[Entity]] = {}
-    for name, index, state in machine.list_partition_reassignments(asked):
-        found.setdefault(name, []).append(
+    by_topic: dict[str, list[Entity]] = {}
+    for name, index, state in machine.list_partition_reassignments(requested):
+        by_topic.setdefault(name, []).append(
             make.OngoingPartitionReassignment(
                 partition_index=index,
                 replicas=state.replicas,
@@ -63,6 +63,6 @@ def run(ctx: Context) -> Work[Entity]:
         error_message=None,
         topics=tuple(
             make.OngoingTopicReassignment(name=name, partitions=tuple(parts))
-            for name, parts in found.items()
+            for name, parts in by_topic.items()
         ),
     )

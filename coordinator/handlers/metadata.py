@@ -46,11 +46,11 @@ def run(ctx: Context) -> Work[Entity]:
     """Describe the requested topics, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
     endpoints = Endpoints(ctx)
-    asked = body.topics
+    requested = body.topics
     topics: list[Entity] = []
-    if ctx.version < FIRST_BY_ID and asked and any(map(_is_by_id, asked)):
-        return _all_refused(ctx, asked)
-    if asked is None or (not asked and ctx.version < FIRST_WITH_NULL_FOR_ALL):
+    if ctx.version < FIRST_BY_ID and requested and any(map(_is_by_id, requested)):
+        return _all_refused(ctx, requested)
+    if requested is None or (not requested and ctx.version < FIRST_WITH_NULL_FOR_ALL):
         everything = list(broker.metadata.topics.values())
         names = named_topics(everything)
         hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=False)
@@ -60,7 +60,7 @@ def run(ctx: Context) -> Work[Entity]:
                 topics.append(described)
     else:
         try:
-            yield from forced(ctx, _asked(ctx, asked, topics, endpoints))
+            yield from forced(ctx, _describe_topics(ctx, requested, topics, endpoints))
         except LogError as error:
             _log.warning("new topics may not be on disk", cause=str(error))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
@@ -85,25 +85,25 @@ def _is_by_id(one: Any) -> bool:
     return one.name is None or getattr(one, "topic_id", None) is not None
 
 
-def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
+def _all_refused(ctx: Context, requested: Iterable[Any]) -> Entity:
     """Refuse a request of version 10 or 11 that contains a topic id."""
     return ctx.respond.message(
         topics=tuple(
             ctx.respond.MetadataResponseTopic(
                 error_code=ErrorCode.invalid_request, name=one.name or "", topic_id=one.topic_id
             )
-            for one in asked
+            for one in requested
         )
     )
 
 
-def _asked(
-    ctx: Context, asked: Iterable[Any], topics: list[Entity], endpoints: Endpoints
+def _describe_topics(
+    ctx: Context, requested: Iterable[Any], topics: list[Entity], endpoints: Endpoints
 ) -> Steps[None]:
     """Append one entry per distinct name or id to ``topics``, in request order."""
     metadata = ctx.broker.metadata
     seen = set()
-    for one in asked:
+    for one in requested:
         yield
         # Java clients send an empty name with an id, so the id takes precedence.
         topic_id = getattr(one, "topic_id", None)
@@ -113,8 +113,10 @@ def _asked(
             continue
         seen.add(key)
         topic = metadata.topic(name) if name is not None else metadata.topic_by_id(topic_id)
-        known = name if topic is None else topic.name
-        if known is not None and not ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, known):
+        known_name = name if topic is None else topic.name
+        if known_name is not None and not ctx.may(
+            Operation.DESCRIBE, ResourceType.TOPIC, known_name
+        ):
             # Ids are not confidential, names are.
             topics.append(_refused(ctx, name, topic_id, ErrorCode.topic_authorization_failed))
         elif topic is not None:
@@ -190,7 +192,8 @@ def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[E
         if not ctx.version:
             # Version 0 leaves out unavailable brokers (kafka: ``errorUnavailableEndpoints``).
             replicas, isr = (
-                tuple(filter(endpoints.nodes.__contains__, some)) for some in (replicas, isr)
+                tuple(filter(endpoints.nodes.__contains__, replica_ids))
+                for replica_ids in (replicas, isr)
             )
             if error == ErrorCode.none and (replicas, isr) != (state.replicas, state.isr):
                 error = ErrorCode.replica_not_available
@@ -218,5 +221,5 @@ def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[E
 
 def _operations(ctx: Context, name: str) -> int:
     """Return the authorized operations on a named topic, whether or not it exists."""
-    asked = getattr(ctx.body, "include_topic_authorized_operations", False)
-    return authorized.of_topic(ctx, name) if asked else authorized.NOT_ASKED
+    includes_operations = getattr(ctx.body, "include_topic_authorized_operations", False)
+    return authorized.of_topic(ctx, name) if includes_operations else authorized.NOT_ASKED

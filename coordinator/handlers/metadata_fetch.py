@@ -63,16 +63,16 @@ def _read(ctx: Context, log: MetadataLogReader, part: Any, max_wait_ms: int) -> 
     high_watermark = getattr(part, "high_watermark", NOT_ASKED)
 
     def read() -> MetadataRead:
-        found = log.read(part.fetch_offset, part.last_fetched_epoch, ctx.body.max_bytes)
-        if replica_id >= 0 and found.diverging is None and found.snapshot is None:
+        records = log.read(part.fetch_offset, part.last_fetched_epoch, ctx.body.max_bytes)
+        if replica_id >= 0 and records.diverging is None and records.snapshot is None:
             directory_id = getattr(part, "replica_directory_id", None)
             log.fetched(replica_id, directory_id, part.fetch_offset)
             ctx.controller.observed()
-        return found
+        return records
 
-    found = read()
-    if log.has_news(found, high_watermark):
-        return found
+    records = read()
+    if log.has_news(records, high_watermark):
+        return records
     yield from log.wait(part.fetch_offset, high_watermark, max_wait_ms)
     return read()
 

@@ -57,7 +57,7 @@ def names_of_topics(ctx: Context, *, by_id: bool) -> Iterable[str]:
     if not by_id:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id
-    return (found.name for one in ctx.body.topics if (found := find(one.topic_id)) is not None)
+    return (image.name for one in ctx.body.topics if (image := find(one.topic_id)) is not None)
 
 
 def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]:
@@ -108,17 +108,25 @@ def sort_out(
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     refused: Refusals = []
     offsets: list[OffsetToCommit] = []
-    for asked in ctx.body.topics:
-        topic = metadata.topic_by_id(asked.topic_id) if by_id else metadata.topic(asked.name)
-        name = asked.name if not by_id else None if topic is None else topic.name
+    for topic_request in ctx.body.topics:
+        topic = (
+            metadata.topic_by_id(topic_request.topic_id)
+            if by_id
+            else metadata.topic(topic_request.name)
+        )
+        name = topic_request.name if not by_id else None if topic is None else topic.name
         if name in closed:
-            refused.append([ErrorCode.topic_authorization_failed] * len(asked.partitions))
+            refused.append([ErrorCode.topic_authorization_failed] * len(topic_request.partitions))
             continue
         if topic is None:
-            refused.append([no_topic] * len(asked.partitions))
+            refused.append([no_topic] * len(topic_request.partitions))
             continue
-        known = [0 <= entry.partition_index < len(topic.partitions) for entry in asked.partitions]
-        refused.append([None if one else ErrorCode.unknown_topic_or_partition for one in known])
+        is_existing = [
+            0 <= entry.partition_index < len(topic.partitions) for entry in topic_request.partitions
+        ]
+        refused.append(
+            [None if one else ErrorCode.unknown_topic_or_partition for one in is_existing]
+        )
         topic_id = topic.topic_id.bytes
         offsets += [
             OffsetToCommit(
@@ -129,7 +137,7 @@ def sort_out(
                 entry.committed_metadata or "",
                 topic_id,
             )
-            for entry, exists in zip(asked.partitions, known, strict=True)
+            for entry, exists in zip(topic_request.partitions, is_existing, strict=True)
             if exists
         ]
     return refused, offsets

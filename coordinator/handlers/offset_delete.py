@@ -27,15 +27,15 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
     if not ctx.may(Operation.DELETE, ResourceType.GROUP, body.group_id):
         return refuse(ErrorCode.group_authorization_failed)
     closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
-    known = []
+    existing = []
     for topic in body.topics:
-        known.append(_known(ctx, topic, closed))
+        existing.append(_known(ctx, topic, closed))
         yield
     command = DeleteOffsets(
         body.group_id,
         tuple(
             (topic.name, indexes)
-            for topic, exists in zip(body.topics, known, strict=True)
+            for topic, exists in zip(body.topics, existing, strict=True)
             if (indexes := tuple(index for index, refused in exists if refused is None))
         ),
     )
@@ -55,7 +55,7 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
                         for index, refused in exists
                     ),
                 )
-                for topic, exists in zip(body.topics, known, strict=True)
+                for topic, exists in zip(body.topics, existing, strict=True)
             ),
         )
 
@@ -67,12 +67,14 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
     )
 
 
-def _known(ctx: Context, asked: Any, closed: Collection[str]) -> list[tuple[int, ErrorCode | None]]:
+def _known(
+    ctx: Context, topic_request: Any, closed: Collection[str]
+) -> list[tuple[int, ErrorCode | None]]:
     """Return the requested partition indexes, each with its error or None."""
-    indexes = [entry.partition_index for entry in asked.partitions]
-    if asked.name in closed:
+    indexes = [entry.partition_index for entry in topic_request.partitions]
+    if topic_request.name in closed:
         return [(index, ErrorCode.topic_authorization_failed) for index in indexes]
-    topic = ctx.broker.metadata.topic(asked.name)
+    topic = ctx.broker.metadata.topic(topic_request.name)
     count = 0 if topic is None else len(topic.partitions)
     missing = ErrorCode.unknown_topic_or_partition
     return [(index, None if 0 <= index < count else missing) for index in indexes]

@@ -52,22 +52,22 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _run_one(ctx: Context) -> Work[Entity]:
     body, respond = ctx.body, ctx.respond
-    wanted: list[FetchTopic] | None = None
+    queries: list[FetchTopic] | None = None
     refused: list[Any] = []
     denied = _denied(ctx, body.group_id)
     if body.topics is not None and denied is None:
-        wanted = []
+        queries = []
         closed = yield from refused_topics(ctx, Operation.DESCRIBE, named_topics(body.topics))
         seen: set[tuple[str, int]] = set()
         for topic in body.topics:
             if topic.name in closed:
                 refused.append(topic)
             else:
-                wanted.append(_topic_query(ctx, topic.name, topic, seen))
+                queries.append(_topic_query(ctx, topic.name, topic, seen))
             yield None
     command = FetchOffsets(
         group_id=body.group_id,
-        topics=None if wanted is None else tuple(wanted),
+        topics=None if queries is None else tuple(queries),
         require_stable=getattr(body, "require_stable", False),
     )
     result = denied or (yield from _result_of(_submit(ctx, command)))
@@ -80,13 +80,13 @@ def _run_one(ctx: Context) -> Work[Entity]:
         refused = body.topics
     else:
         for name, partitions in result.topics:
-            if wanted is not None or _may_describe(ctx, name):
-                told = yield from _each(_partition, make, partitions)
-                topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=told))
+            if queries is not None or _may_describe(ctx, name):
+                responses = yield from _each(_partition, make, partitions)
+                topics.append(respond.OffsetFetchResponseTopic(name=name, partitions=responses))
             yield None
     for topic in refused:
-        told = yield from _each(partial(_failed, code), make, topic.partition_indexes)
-        topics.append(respond.OffsetFetchResponseTopic(name=topic.name, partitions=told))
+        responses = yield from _each(partial(_failed, code), make, topic.partition_indexes)
+        topics.append(respond.OffsetFetchResponseTopic(name=topic.name, partitions=responses))
     return respond.OffsetFetchResponse(topics=tuple(topics), error_code=ErrorCode.none)
 
 
@@ -124,9 +124,9 @@ def _topic_query(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]
     Without this, repeated indexes in a small request could multiply its response: an offset may
     have 4 KiB of metadata, a thousand times the size of its index.
     """
-    asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
-    new = tuple(index for _, index in asked if (name, index) not in seen)
-    seen.update(asked)
+    keys = dict.fromkeys((name, index) for index in topic.partition_indexes)
+    new = tuple(index for _, index in keys if (name, index) not in seen)
+    seen.update(keys)
     # The id prevents the use of offsets of a deleted topic with the same name.
     topic_id = _id_of(ctx, name)
     return FetchTopic(name, new, None if topic_id is None else topic_id.bytes)
@@ -137,23 +137,23 @@ def _topic_query(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]
 
 def _run_many(ctx: Context) -> Work[Entity]:
     # All groups are queried before the first wait, so that a loading shard delays them once.
-    asked: list[tuple[Any, list[ErrorCode], Asked]] = []
+    pending: list[tuple[Any, list[ErrorCode], Asked]] = []
     try:
-        yield from _ask_all(ctx, asked)
+        yield from _ask_all(ctx, pending)
         groups = []
-        for group, refused, answer in asked:
+        for group, refused, answer in pending:
             result = answer if isinstance(answer, DomainError) else (yield from _result_of(answer))
             groups.append((yield from _group(ctx, group, refused, result)))
             yield None
     finally:
         # If the client has disconnected, the remaining results are never read.
-        for _, _, answer in asked:
+        for _, _, answer in pending:
             if not isinstance(answer, DomainError) and not answer.cancel():
                 _ = answer.cancelled() or answer.exception()
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
 
 
-def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> Work[None]:
+def _ask_all(ctx: Context, pending: list[tuple[Any, list[ErrorCode], Asked]]) -> Work[None]:
     whole: set[str] = set()
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
@@ -164,7 +164,7 @@ def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> W
                 continue
             whole.add(group.group_id)
         refused, answer = yield from _ask(ctx, group, seen[group.group_id])
-        asked.append((group, refused, answer))
+        pending.append((group, refused, answer))
         yield None
 
 
@@ -178,13 +178,13 @@ def _ask(
         return codes, denied
     topics: tuple[FetchTopic, ...] | None = None
     if group.topics is not None:
-        wanted: list[FetchTopic] = []
+        queries: list[FetchTopic] = []
         names: list[str | None] = []
         for topic in group.topics:
             names.append(_name(ctx, topic))
             yield None
-        known = (name for name in names if name is not None)
-        closed = yield from refused_topics(ctx, Operation.DESCRIBE, known)
+        topic_names = (name for name in names if name is not None)
+        closed = yield from refused_topics(ctx, Operation.DESCRIBE, topic_names)
         for topic, name in zip(group.topics, names, strict=True):
             if name is None:
                 codes.append(ErrorCode.unknown_topic_id)
@@ -192,9 +192,9 @@ def _ask(
                 codes.append(ErrorCode.topic_authorization_failed)
             else:
                 codes.append(ErrorCode.none)
-                wanted.append(_topic_query(ctx, name, topic, seen))
+                queries.append(_topic_query(ctx, name, topic, seen))
             yield None
-        topics = tuple(wanted)
+        topics = tuple(queries)
     command = FetchOffsets(
         group_id=group.group_id,
         topics=topics,
@@ -209,8 +209,8 @@ def _name(ctx: Context, topic: Any) -> str | None:
     if ctx.version < FIRST_BY_ID:
         name: str = topic.name
         return name
-    found = ctx.broker.metadata.topic_by_id(topic.topic_id)
-    return None if found is None else found.name
+    image = ctx.broker.metadata.topic_by_id(topic.topic_id)
+    return None if image is None else image.name
 
 
 def _group(
@@ -229,8 +229,8 @@ def _group(
             yield None
     else:
         pairs = list(zip(group.topics, codes, strict=True))
-        known = [topic for topic, code in pairs if code is ErrorCode.none]
-        for topic, (name, partitions) in zip(known, result.topics, strict=True):
+        existing = [topic for topic, code in pairs if code is ErrorCode.none]
+        for topic, (name, partitions) in zip(existing, result.topics, strict=True):
             topic_id = getattr(topic, "topic_id", None)
             topics.append((yield from _topic(ctx, name, topic_id, partitions)))
         # As in Kafka, refused topics come last, regardless of their order in the request.
@@ -245,8 +245,8 @@ def _group(
 def _topic(
     ctx: Context, name: str, topic_id: Any, partitions: Iterable[FetchedOffset]
 ) -> Work[Entity]:
-    told = yield from _each(_partition, ctx.respond.OffsetFetchResponsePartitions, partitions)
-    return _named(ctx, name, topic_id, told)
+    responses = yield from _each(_partition, ctx.respond.OffsetFetchResponsePartitions, partitions)
+    return _named(ctx, name, topic_id, responses)
 
 
 def _named(ctx: Context, name: str, topic_id: Any, partitions: tuple[Entity, ...]) -> Entity:
@@ -258,18 +258,18 @@ def _named(ctx: Context, name: str, topic_id: Any, partitions: tuple[Entity, ...
 
 def _refused(ctx: Context, topic: Any, code: ErrorCode) -> Work[Entity]:
     make = ctx.respond.OffsetFetchResponsePartitions
-    told = yield from _each(partial(_failed, code), make, topic.partition_indexes)
-    return _named(ctx, getattr(topic, "name", ""), getattr(topic, "topic_id", None), told)
+    responses = yield from _each(partial(_failed, code), make, topic.partition_indexes)
+    return _named(ctx, getattr(topic, "name", ""), getattr(topic, "topic_id", None), responses)
 
 
 def _each(
     build: Callable[[Any, Any], Entity], make: Any, partitions: Iterable[Any]
 ) -> Work[tuple[Entity, ...]]:
-    told = []
+    responses = []
     for one in partitions:
-        told.append(build(make, one))
+        responses.append(build(make, one))
         yield None
-    return tuple(told)
+    return tuple(responses)
 
 
 def _id_of(ctx: Context, name: str) -> uuid.UUID | None:

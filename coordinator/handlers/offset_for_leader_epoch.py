@@ -27,12 +27,12 @@ from fencepost.protocol.steps import Steps
 )
 def run(ctx: Context) -> Steps[Entity]:
     """Respond with the epoch and end offset of each partition."""
-    make, asked = ctx.respond, ctx.body.topics
+    make, requested = ctx.respond, ctx.body.topics
     refused, topics = NO_TOPICS, []
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION, audited=False):
-        names = (topic.topic for topic in asked)
+        names = (topic.topic for topic in requested)
         refused = yield from refused_topics(ctx, Operation.DESCRIBE, names)
-    for topic in asked:
+    for topic in requested:
         parts = []
         for part in topic.partitions:
             parts.append(_partition(ctx, topic.topic, part, refused))

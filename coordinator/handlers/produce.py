@@ -86,16 +86,16 @@ def run(ctx: Context) -> Work[Entity | None]:
     leaders: set[int] = set()
     topics = []
     for topic in body.topic_data:
-        told = []
+        partition_responses = []
         for part in islice(parts, len(topic.partition_data)):
-            told.append(_partition(ctx, part, leaders))
+            partition_responses.append(_partition(ctx, part, leaders))
             yield None
         topics.append(
             make.TopicProduceResponse(
                 # Up to version 12 a topic is identified by name, from version 13 on by id.
                 name=getattr(topic, "name", ""),
                 topic_id=getattr(topic, "topic_id", None),
-                partition_responses=tuple(told),
+                partition_responses=tuple(partition_responses),
             )
         )
     nodes = endpoints(ctx, leaders) if leaders else {}
@@ -133,8 +133,8 @@ def _name(ctx: Context, topic: Any) -> str | None:
     if ctx.version < FIRST_BY_ID:
         name: str = topic.name
         return name
-    known = ctx.broker.metadata.topic_by_id(topic.topic_id)
-    return None if known is None else known.name
+    image = ctx.broker.metadata.topic_by_id(topic.topic_id)
+    return None if image is None else image.name
 
 
 def _partition(ctx: Context, part: Part, leaders: set[int]) -> Entity:

@@ -101,11 +101,11 @@ def change(
     if kind == ConfigResourceType.BROKER_LOGGER:
         _change_logger(ctx.broker, name, changes, validate_only=validate_only)
         return
-    wanted = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
+    alterations = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
     decider(ctx)(
         lambda one: one.incremental_alter_configs(
             (kind, name),
-            wanted,
+            alterations,
             check_configs=_checks(ctx),
             list_default=list_default,
             validate_only=validate_only,

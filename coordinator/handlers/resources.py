@@ -97,9 +97,9 @@ def _describe_topic(broker: Services, name: str) -> list[Described]:
 
 
 def _describe_group(broker: Services, name: str) -> list[Described]:
-    config, own = broker.config, broker.metadata.group_settings(name)
+    config, settings = broker.config, broker.metadata.group_settings(name)
     described = (
-        _described(key, group_settings.config_synonyms(config, key.name, own))
+        _described(key, group_settings.config_synonyms(config, key.name, settings))
         for key in GROUP_OWN_KEYS.values()
     )
     return [
@@ -110,13 +110,13 @@ def _describe_group(broker: Services, name: str) -> list[Described]:
 
 
 def _describe_client_metrics(broker: Services, name: str) -> list[Described]:
-    own = broker.metadata.client_metrics_settings(name)
-    found = []
+    settings = broker.metadata.client_metrics_settings(name)
+    described = []
     for key in CLIENT_METRICS_KEYS.values():
-        levels = client_metrics.levels(key.name, own)
+        levels = client_metrics.levels(key.name, settings)
         default = Setting(key.name, key.default, ConfigSource.DEFAULT)
-        found.append(_described(key, [*levels, default])._replace(synonyms=levels))
-    return found
+        described.append(_described(key, [*levels, default])._replace(synonyms=levels))
+    return described
 
 
 def _describe_broker(broker: Services, name: str) -> list[Described]:
@@ -124,7 +124,7 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
     others = config.other_keys()
     if name == DEFAULT_SETTINGS:
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-        found = [
+        described = [
             _broker_key(
                 config,
                 others[key][0] if key in others else BROKER_KEYS[key],
@@ -134,7 +134,7 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
         ]
         return [
             one._replace(synonyms=[place for place in one.synonyms if place.source is source])
-            for one in found
+            for one in described
         ]
     check_node(broker, name)
     own = [

@@ -76,10 +76,10 @@ def session_of(ctx: Context) -> ShareSession:
 
 def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement]) -> Steps[Entity]:
     make, leaders = ctx.respond, set[int]()
-    found: dict[bytes, list[Entity]] = {}
+    by_topic: dict[bytes, list[Entity]] = {}
     for partition, answer in acknowledged.items():
         code, message = response_error(answer)
-        found.setdefault(partition.topic_id, []).append(
+        by_topic.setdefault(partition.topic_id, []).append(
             make.PartitionData(
                 partition_index=partition.partition,
                 error_code=code,
@@ -88,4 +88,4 @@ def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement])
             )
         )
         yield
-    return share_response(ctx, make.ShareAcknowledgeTopicResponse, found, leaders)
+    return share_response(ctx, make.ShareAcknowledgeTopicResponse, by_topic, leaders)

@@ -85,7 +85,7 @@ def run(ctx: Context) -> Work[Entity]:
         return ctx.respond.error(error_code(error))
     readable = Readable(ctx)
     acknowledged: dict[TopicPartition, Acknowledgement] = {}
-    for partition, batches in _asked(ctx):
+    for partition, batches in _requested_partitions(ctx):
         if batches:
             acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
         yield None
@@ -102,7 +102,7 @@ def _wants_records(ctx: Context) -> bool:
     return bool(body.max_bytes or body.min_bytes or body.max_records or request_ms(body.max_wait))
 
 
-def _asked(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
+def _requested_partitions(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
     for topic in ctx.body.topics:
         for part in topic.partitions:
             yield partition_of(topic.topic_id, part.partition_index), part.acknowledgement_batches
@@ -116,7 +116,7 @@ def session_of(ctx: Context) -> Steps[ShareSession]:
     body = ctx.body
     additions: list[TopicPartition] = []
     has_acknowledgements = False
-    for partition, batches in _asked(ctx):
+    for partition, batches in _requested_partitions(ctx):
         additions.append(partition)
         has_acknowledgements |= bool(batches)
         yield
@@ -207,7 +207,7 @@ def _response(
 ) -> Steps[Entity]:
     leaders = set[int]()
     is_first = ctx.body.share_session_epoch == INITIAL_EPOCH
-    found: dict[bytes, list[Entity]] = {}
+    by_topic: dict[bytes, list[Entity]] = {}
     for partition in (*outcomes, *(one for one in acknowledged if one not in outcomes)):
         fetched, error = outcomes.get(partition, _Outcome(None, None))
         answer = acknowledged.get(partition)
@@ -219,10 +219,10 @@ def _response(
             has_answer=answer is not None or (is_read and is_first),
         )
         if is_included:
-            parts = found.setdefault(partition.topic_id, [])
+            parts = by_topic.setdefault(partition.topic_id, [])
             parts.append(_partition(ctx, partition, fetched, error, answer, leaders))
         yield
-    return share_response(ctx, ctx.respond.ShareFetchableTopicResponse, found, leaders)
+    return share_response(ctx, ctx.respond.ShareFetchableTopicResponse, by_topic, leaders)
 
 
 def _partition(

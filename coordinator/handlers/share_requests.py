@@ -234,7 +234,7 @@ def error_of(acknowledgement: Acknowledgement | None) -> DomainError | None:
 def share_response(
     ctx: Context,
     make_topic: Callable[..., Entity],
-    found: Mapping[bytes, Iterable[Entity]],
+    by_topic: Mapping[bytes, Iterable[Entity]],
     leaders: set[int],
 ) -> Entity:
     """Build the response from the entries of partitions by topic id."""
@@ -244,7 +244,7 @@ def share_response(
         acquisition_lock_timeout_ms=lock_ms,
         responses=tuple(
             make_topic(topic_id=uuid_of(TopicPartition(topic_id, 0)), partitions=tuple(parts))
-            for topic_id, parts in found.items()
+            for topic_id, parts in by_topic.items()
         ),
         **(endpoints(ctx, leaders) if leaders else {}),
     )

@@ -58,7 +58,7 @@ def answers(ctx: Context, command: Command, result: Result = no_fields) -> Work[
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     if not body.group_id or not all(topic.partitions for topic in body.topics):
         return ctx.respond.message(results=())
-    asked: list[tuple[UUID | None, list[tuple[int, asyncio.Future[object] | DomainError]]]] = []
+    pending: list[tuple[UUID | None, list[tuple[int, asyncio.Future[object] | DomainError]]]] = []
     for topic in body.topics:
         replies: list[tuple[int, asyncio.Future[object] | DomainError]] = []
         for part in topic.partitions:
@@ -71,9 +71,9 @@ def answers(ctx: Context, command: Command, result: Result = no_fields) -> Work[
             except DomainError as error:
                 replies.append((part.partition, without_traceback(error)))
             yield None
-        asked.append((topic.topic_id, replies))
+        pending.append((topic.topic_id, replies))
     results: list[Entity] = []
-    for topic_id, sent in asked:
+    for topic_id, sent in pending:
         parts: list[Entity] = []
         for index, coming in sent:
             parts.append((yield from _result(ctx, index, coming, result)))

@@ -26,10 +26,10 @@ PREFIX: Final = "fencepost.share.partition/"
 """The prefix of a share partition's key; ``TOPIC/PARTITION`` follows."""
 
 
-def entries(ctx: Context, group: str, wanted: Iterable[str]) -> Steps[tuple[Entity, ...]]:
+def entries(ctx: Context, group: str, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:
     """Return an entry for each key of a share partition that the client may describe."""
-    found: list[Entity] = []
-    for name in wanted:
+    views: list[Entity] = []
+    for name in names:
         topic, _, index = name.removeprefix(PREFIX).rpartition("/")
         if not name.startswith(PREFIX) or not index.isdecimal():
             continue
@@ -38,9 +38,9 @@ def entries(ctx: Context, group: str, wanted: Iterable[str]) -> Steps[tuple[Enti
         ):
             value = json.dumps(_view(ctx, group, topic, int(index)))
             doc = "In-flight records of a share partition, as JSON."
-            found.append(view_entry(ctx, name, value, doc))
+            views.append(view_entry(ctx, name, value, doc))
         yield
-    return tuple(found)
+    return tuple(views)
 
 
 def _view(ctx: Context, group: str, topic: str, index: int) -> dict[str, Any]:
@@ -52,14 +52,14 @@ def _view(ctx: Context, group: str, topic: str, index: int) -> dict[str, Any]:
     if served is None:
         return {}
     view = view_of(served.share)
-    found: dict[str, Any] = {**view._asdict(), "high_watermark": served.log.high_watermark}
+    fields: dict[str, Any] = {**view._asdict(), "high_watermark": served.log.high_watermark}
     if view.first_open is not None:
-        found["first_open"] = first = view.first_open._asdict()
+        fields["first_open"] = first = view.first_open._asdict()
         if view.first_open.member is not None:
             client = shares.clients.of(SessionKey(group, view.first_open.member))
             first["client_id"] = None if client is None else client.client_id
             first["client_host"] = None if client is None else client.client_host
-    return found
+    return fields
 
 
 def view_entry(ctx: Context, name: str, value: str, doc: str) -> Entity:

@@ -34,16 +34,16 @@ SERIES_AT_ONCE: Final = 200
 """Series that are encoded between two yields."""
 
 
-def entries(ctx: Context, wanted: Iterable[str]) -> Steps[tuple[Entity, ...]]:
+def entries(ctx: Context, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:
     """Return an entry for each wanted key of client telemetry."""
-    found: list[Entity] = []
-    for name in wanted:
+    instances: list[Entity] = []
+    for name in names:
         key, slash, client_id = name.partition("/")
         if key != KEY or not ctx.broker.config.bool("fencepost.client.telemetry.enable"):
             continue
         value = yield from _instances(ctx, client_id if slash else None)
-        found.append(view_entry(ctx, name, value, "Metrics that clients have pushed, as JSON."))
-    return tuple(found)
+        instances.append(view_entry(ctx, name, value, "Metrics that clients have pushed, as JSON."))
+    return tuple(instances)
 
 
 def _instances(ctx: Context, client_id: str | None) -> Steps[str]:
@@ -81,9 +81,9 @@ def _summary(one: ClientInstance) -> dict[str, Any]:
 
 
 def _series(one: ClientInstance) -> Steps[list[str]]:
-    found: list[str] = []
+    series: list[str] = []
     for name, attributes, value in one.report.series():
-        found.append(json.dumps([name, dict(attributes), value.value, value.unit, value.time_ms]))
-        if not len(found) % SERIES_AT_ONCE:
+        series.append(json.dumps([name, dict(attributes), value.value, value.unit, value.time_ms]))
+        if not len(series) % SERIES_AT_ONCE:
             yield
-    return found
+    return series

@@ -21,10 +21,13 @@ from fencepost.protocol import ApiKey, Entity
 def run(ctx: Context) -> Work[Entity]:
     """Remove the broker's registration, and the broker from all ISRs."""
     ctx.require_on_cluster(Operation.ALTER)
-    asked = ctx.body.broker_id
-    if asked == ctx.broker.node_id and ctx.controller.has_own_broker:
+    broker_id = ctx.body.broker_id
+    if broker_id == ctx.broker.node_id and ctx.controller.has_own_broker:
         return ctx.respond.error(
-            ErrorCode.invalid_request, f"broker {asked} is the controller itself, and is running"
+            ErrorCode.invalid_request,
+            f"broker {broker_id} is the controller itself, and is running",
         )
-    yield from decide_until_done(ctx, lambda controller: controller.unregister_broker(asked), bool)
+    yield from decide_until_done(
+        ctx, lambda controller: controller.unregister_broker(broker_id), bool
+    )
     return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

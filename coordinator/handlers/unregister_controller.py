@@ -21,6 +21,6 @@ from fencepost.protocol import ApiKey, Entity
 def run(ctx: Context) -> Work[Entity]:
     """Remove the controller's registration."""
     ctx.require_on_cluster(Operation.ALTER)
-    asked = ctx.body.controller_id
-    yield from decided(ctx, lambda controller: controller.unregister_controller(asked))
+    controller_id = ctx.body.controller_id
+    yield from decided(ctx, lambda controller: controller.unregister_controller(controller_id))
     return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

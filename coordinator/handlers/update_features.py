@@ -32,11 +32,13 @@ def run(ctx: Context) -> Work[Entity]:
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
         raise InvalidRequestError(f"a request updates at most {MAX_FEATURE_UPDATES} features")
-    wanted: dict[str, FeatureUpdate] = {}
+    by_feature: dict[str, FeatureUpdate] = {}
     results = []
     for one in body.feature_updates:
         name = one.feature
-        wanted[name] = FeatureUpdate(name, one.max_version_level, _upgrade_type(ctx.version, one))
+        by_feature[name] = FeatureUpdate(
+            name, one.max_version_level, _upgrade_type(ctx.version, one)
+        )
         if ctx.version <= FIRST_WITH_UPGRADE_TYPE:
             results.append(
                 make.UpdatableFeatureResult(
@@ -44,7 +46,7 @@ def run(ctx: Context) -> Work[Entity]:
                 )
             )
         yield None
-    updates, validate_only = list(wanted.values()), getattr(body, "validate_only", False)
+    updates, validate_only = list(by_feature.values()), getattr(body, "validate_only", False)
     yield from decided(ctx, lambda one: one.update_features(updates, validate_only=validate_only))
     return make.UpdateFeaturesResponse(
         error_code=ErrorCode.none, error_message=None, results=tuple(results)

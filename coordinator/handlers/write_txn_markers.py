@@ -34,13 +34,13 @@ def run(ctx: Context) -> Work[Entity]:
         or ctx.may_on_cluster(Operation.CLUSTER_ACTION)
     ):
         refused: Codes = {}
-        for marker, partition in _asked(ctx):
+        for marker, partition in _requested_markers(ctx):
             of_producer = refused.setdefault(marker.stamp.producer_id, {})
             of_producer[partition] = ErrorCode.cluster_authorization_failed
             yield None
         return (yield from _response(ctx, refused))
     appends = ctx.broker.txns.markers.appends()
-    for marker, partition in _asked(ctx):
+    for marker, partition in _requested_markers(ctx):
         appends.write(marker, partition)
         yield None
     committed = appends.committed()
@@ -50,7 +50,7 @@ def run(ctx: Context) -> Work[Entity]:
     return (yield from _response(ctx, appends.codes))
 
 
-def _asked(ctx: Context) -> Iterator[tuple[EndMarker, TopicPartition]]:
+def _requested_markers(ctx: Context) -> Iterator[tuple[EndMarker, TopicPartition]]:
     for marker in ctx.body.markers:
         end = EndMarker(
             ProducerStamp(marker.producer_id, marker.producer_epoch),

@@ -65,8 +65,8 @@ SCRAM credentials.)"""
 
 def zookeeper_registry(services: Services) -> Registry:
     """Return the registry for all listeners of a broker in a ZooKeeper cluster."""
-    own = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS | TELEMETRY_APIS}
-    own |= {key: KNOWN_APIS[key].module for key in (*ZOOKEEPER_APIS, *_OF_THE_CONTROLLER)}
+    apis = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS | TELEMETRY_APIS}
+    apis |= {key: KNOWN_APIS[key].module for key in (*ZOOKEEPER_APIS, *_OF_THE_CONTROLLER)}
     inside = controller_registry(ApiKey.CONTROLLED_SHUTDOWN)
 
     def as_controller(_run: Run) -> Run:
@@ -121,7 +121,7 @@ def zookeeper_registry(services: Services) -> Registry:
         return handler.run(replace(ctx, zookeeper_controller=elected.services, registry=inside))
 
     return Registry(
-        modules=own,
+        modules=apis,
         forwards=services.controller_versions,
         own=WRITTEN_BY_ANY_BROKER,
         wrapped={
@@ -149,6 +149,6 @@ def _write_to_zookeeper(ctx: Context, inside: Registry) -> Work[Entity]:
     reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")
     yield reading
     handler = inside.handler(ctx.api_key)
-    own = replace(ctx, zookeeper_controller=reading.result(), registry=inside)
-    answer: Entity = yield from handler.run(own)  # type: ignore[misc]
+    context = replace(ctx, zookeeper_controller=reading.result(), registry=inside)
+    answer: Entity = yield from handler.run(context)  # type: ignore[misc]
     return answer

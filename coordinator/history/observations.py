@@ -341,13 +341,13 @@ class ClientObservations:
         **detail: object,
     ) -> None:
         """Record an observation once per renewal, whatever the values of the details in ``but``."""
-        made = (kind, origin, *(value for name, value in detail.items() if name not in but))
-        if made in self._made:
+        observation = (kind, origin, *(value for name, value in detail.items() if name not in but))
+        if observation in self._made:
             return
         if len(self._made) >= self.limits.max_observations:
             self._dropped += 1
             return
-        self._made.add(made)
+        self._made.add(observation)
         if self._timer is None:
             self._timer = call_later(self._loop, RENEWAL_MS, "observations", self.renew)
         event = Event(str(kind), origin.client_id or "", detail, quiet=True)
@@ -363,8 +363,8 @@ class ClientObservations:
             event = Event(str(Observed.OBSERVATIONS_DROPPED), "", {"count": self._dropped})
             self._record(CLIENT, self._shard, event, None, "upkeep observations")
         self._dropped = 0
-        for kept in (self._known, self._made, self._members, self._waiting):
-            kept.clear()
+        for table in (self._known, self._made, self._members, self._waiting):
+            table.clear()
 
     def _published(self, _old: object, _new: object) -> None:
         """Record the waiting observations once the cluster has transactions."""

@@ -76,23 +76,23 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
     """Yield parts of the records: attributes, timestamp delta 0, offset delta, null key, value."""
     heads: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     for block in range(0, len(values), _BLOCK):
-        some = values[block : block + _BLOCK]
+        rows = values[block : block + _BLOCK]
         lows, behind = (_LOW, encode(block)[1:]) if block else (_ALONE, b"")
-        for size in {*map(len, some)}:
+        for size in {*map(len, rows)}:
             if (size, len(behind)) not in heads:
                 encoded_size = encode(size)
                 length = encode(2 + 1 + len(behind) + 1 + len(encoded_size) + size + 1)
                 heads[size, len(behind)] = length + b"\0\0", b"\x01" + encoded_size
-        if len({*map(len, some)}) == 1:
-            head, mid = heads[len(some[0]), len(behind)]
+        if len({*map(len, rows)}) == 1:
+            head, mid = heads[len(rows[0]), len(behind)]
             mid = behind + mid
             yield head
             yield (b"\0" + head).join(
-                [low + mid + one for low, one in zip(lows, some, strict=False)]
+                [low + mid + one for low, one in zip(lows, rows, strict=False)]
             )
             yield b"\0"
         else:
-            for low, one in zip(lows, some, strict=False):
+            for low, one in zip(lows, rows, strict=False):
                 head, mid = heads[len(one), len(behind)]
                 yield b"%b%b%b%b%b\0" % (head, low, behind, mid, one)
 
@@ -142,8 +142,8 @@ def _plain_values(data: bytes, count: int) -> list[bytes | SimilarPartitionRecor
         value, row = data[pos : pos + size], end - begin
         rows = 1
         if value[KIND] in OF_ONE_PARTITION and size >= BODY_AFTER_TOPIC_ID.start:
-            some = data[end : begin + _FEW_ROWS * row : row]
-            if some == data[begin : begin + 1] * (_FEW_ROWS - 1):
+            sampled = data[end : begin + _FEW_ROWS * row : row]
+            if sampled == data[begin : begin + 1] * (_FEW_ROWS - 1):
                 window = data[begin : begin + row * min(count, _MOST_ROWS)]
                 rows = _similar_rows(window, row, offset_at - begin, pos - begin)
         if rows < _FEW_ROWS:

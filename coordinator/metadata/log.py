@@ -145,12 +145,12 @@ class MetadataLog(Metadata):
 
     def _load(self) -> None:
         at, loader = self.partition.log.directory, self._loader
-        found = snapshots(self._fs, at)
-        if found:
-            load_snapshot(self._fs, at, found[-1], loader)
+        ids = snapshots(self._fs, at)
+        if ids:
+            load_snapshot(self._fs, at, ids[-1], loader)
         old: OldMetadata | None = None
-        is_new: bool | None = True if found else None
-        begin = found[-1].end_offset if found else 0
+        is_new: bool | None = True if ids else None
+        begin = ids[-1].end_offset if ids else 0
         for header, batch in self.partition.reader.read_all():
             if header.next_offset <= begin:
                 continue
@@ -360,8 +360,8 @@ class MetadataLog(Metadata):
     @property
     def broker_epoch(self) -> int:
         """The offset of this broker's registration record; -1 if it has not registered."""
-        own = self.image.brokers.get(self._node_id)
-        return -1 if own is None else own.epoch
+        registration = self.image.brokers.get(self._node_id)
+        return -1 if registration is None else registration.epoch
 
     def begin_epoch(
         self, end_points: Sequence[BrokerEndpoint] = (), *, is_broker: bool = True

@@ -52,8 +52,8 @@ def note_promotion(fs: FileSystem, directory: str, snapshot: SnapshotId) -> None
 
 def promoted_as(fs: FileSystem, directory: str) -> SnapshotId | None:
     """Return the snapshot given to the controllers; None if the broker has run since."""
-    found = _read(fs, directory).get(_PROMOTED)
-    return SnapshotId(*found) if isinstance(found, list) and len(found) == 2 else None
+    promotion = _read(fs, directory).get(_PROMOTED)
+    return SnapshotId(*promotion) if isinstance(promotion, list) and len(promotion) == 2 else None
 
 
 def note_membership(fs: FileSystem, directory: str) -> None:
@@ -81,10 +81,10 @@ def _read(fs: FileSystem, directory: str) -> dict[str, Any]:
     if content is None or _NAME not in content:
         return {}
     try:
-        found = json.loads(content)
+        fields = json.loads(content)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def is_of_apache_kafka(fs: FileSystem, directory: str) -> bool:

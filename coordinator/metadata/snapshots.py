@@ -49,8 +49,8 @@ class SnapshotId(NamedTuple):
 
 def snapshots(fs: FileSystem, directory: str) -> list[SnapshotId]:
     """Return the snapshots in the directory of a log, the newest last."""
-    found = map(_NAME.fullmatch, fs.list_directory(directory) or ())
-    return sorted(SnapshotId(int(one[1]), int(one[2])) for one in found if one is not None)
+    matches = map(_NAME.fullmatch, fs.list_directory(directory) or ())
+    return sorted(SnapshotId(int(one[1]), int(one[2])) for one in matches if one is not None)
 
 
 def write_snapshot(
@@ -65,18 +65,18 @@ def write_snapshot(
 
     ``voters`` are written if the quorum keeps them in its log (kraft.version 1).
     """
-    own = SnapshotId(image.offset + 1, image.epoch)
-    batches = [snapshot_header(last_timestamp_ms, now_ms, own.epoch, voters)]
+    snapshot_id = SnapshotId(image.offset + 1, image.epoch)
+    batches = [snapshot_header(last_timestamp_ms, now_ms, snapshot_id.epoch, voters)]
     offset = next(header.next_offset for _, header in iter_headers(batches[0]))
     for values in in_chunks(list(image_values(image))):
-        batches.append(data_batch(values, now_ms, base_offset=offset, epoch=own.epoch))
+        batches.append(data_batch(values, now_ms, base_offset=offset, epoch=snapshot_id.epoch))
         offset += len(values)
-    batches.append(snapshot_footer(now_ms, offset, own.epoch))
-    replace_file(fs, directory, own.file_name, b"".join(batches))
+    batches.append(snapshot_footer(now_ms, offset, snapshot_id.epoch))
+    replace_file(fs, directory, snapshot_id.file_name, b"".join(batches))
     for one in snapshots(fs, directory):
-        if one != own:
+        if one != snapshot_id:
             fs.remove(f"{directory}/{one.file_name}")
-    return own
+    return snapshot_id
 
 
 def load_snapshot(

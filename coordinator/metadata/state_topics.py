@@ -71,28 +71,28 @@ def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
     """
     if topic not in STATE_TOPICS:
         return {}
-    found = {}
+    unsafe = {}
     for key, (low, high, reason) in SAFE.items():
         value = TOPIC_KEYS[key].parse(configs[key]) if key in configs else low
         if isinstance(value, int) and not low <= value <= high:
             words = "" if low == high else "at least " if value < low else "at most "
-            found[key] = f"for {topic} it must be {words}{low if value < low else high}: {reason}"
+            unsafe[key] = f"for {topic} it must be {words}{low if value < low else high}: {reason}"
     if TOPIC_KEYS[UNCLEAN_LEADER_ELECTION].parse(configs.get(UNCLEAN_LEADER_ELECTION, "false")):
-        found[UNCLEAN_LEADER_ELECTION] = (
+        unsafe[UNCLEAN_LEADER_ELECTION] = (
             f"for {topic} it must be false: a replica that is not in sync lacks state;"
             " ElectLeaders can still elect it"
         )
     policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
     if policies != _policy(topic):
-        found[CLEANUP_POLICY] = (
+        unsafe[CLEANUP_POLICY] = (
             f"for {topic} it must be delete: compaction removes updates, which build on each other"
             if topic == SHARE_GROUP_STATE
             else f"for {topic} it must be compact: other policies delete state"
         )
     if topic == SHARE_GROUP_STATE and RETENTION not in configs:
         # Brokers of Apache Kafka in the cluster would apply their own default.
-        found[RETENTION] = f"for {topic} it must be set to -1: {SAFE[RETENTION].reason}"
-    return found
+        unsafe[RETENTION] = f"for {topic} it must be set to -1: {SAFE[RETENTION].reason}"
+    return unsafe
 
 
 def _policy(topic: str) -> frozenset[str]:
@@ -111,14 +111,12 @@ def check_state_topic(topic: str, configs: Mapping[str, str]) -> None:
 
 def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
     """Return a topic's own settings without those that would lose state."""
-    found = {
-        key: text for key, text in configs.items() if key not in unsafe_configs(topic, configs)
-    }
+    safe = {key: text for key, text in configs.items() if key not in unsafe_configs(topic, configs)}
     if topic in STATE_TOPICS:
-        found.setdefault(CLEANUP_POLICY, *_policy(topic))
+        safe.setdefault(CLEANUP_POLICY, *_policy(topic))
     if topic == SHARE_GROUP_STATE:
-        found.setdefault(RETENTION, "-1")
-    return found
+        safe.setdefault(RETENTION, "-1")
+    return safe
 
 
 def without_unsafe_configs(image: MetadataImage) -> MetadataImage:
@@ -126,8 +124,8 @@ def without_unsafe_configs(image: MetadataImage) -> MetadataImage:
     configs = dict(image.configs)
     for topic in STATE_TOPICS & image.topics.keys():
         resource = TOPIC_RESOURCE, topic
-        own = configs.pop(resource, {})
-        if safe := safe_configs(topic, own):
+        settings = configs.pop(resource, {})
+        if safe := safe_configs(topic, settings):
             configs[resource] = safe
     return replace(image, configs=configs, step=None)
 
@@ -142,12 +140,12 @@ def value_in_force(topic: str, key: str, value: Value) -> Value:
     return False if key == UNCLEAN_LEADER_ELECTION else value
 
 
-def safe_log_config(topic: str, found: LogConfig) -> LogConfig:
+def safe_log_config(topic: str, config: LogConfig) -> LogConfig:
     """Return the configuration of a topic's logs, each value moved to the nearest safe one."""
     if topic not in STATE_TOPICS:
-        return found
+        return config
     values: dict[str, Any] = {}
     for key in SAFE:
         field = key.replace(".", "_")
-        values[field] = value_in_force(topic, key, getattr(found, field))
-    return replace(found, cleanup_policy=_policy(topic), **values)
+        values[field] = value_in_force(topic, key, getattr(config, field))
+    return replace(config, cleanup_policy=_policy(topic), **values)

@@ -43,14 +43,14 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
 
     Raises MetadataError for a damaged log, or one in the format of Fencepost 0.1; OSError.
     """
-    found = snapshots(fs, directory)
+    ids = snapshots(fs, directory)
     names = sorted(filter(_LOG_FILE.fullmatch, fs.list_directory(directory) or ()))
-    if not found and not names:
+    if not ids and not names:
         return None
     loader, begin, last_ms = ImageLoader(), 0, NO_TIMESTAMP
-    if found:
-        load_snapshot(fs, directory, found[-1], loader)
-        begin = found[-1].end_offset
+    if ids:
+        load_snapshot(fs, directory, ids[-1], loader)
+        begin = ids[-1].end_offset
     expected = begin
     try:
         for name in names:

@@ -150,16 +150,16 @@ class Endpoint:
     async def _metrics(self, request: HttpRequest) -> HttpResponse:
         if self._users is not None:
             self._users.check(request.headers)
-        wanted = _format(request.headers.get("accept", ""))
-        if wanted not in self._scrapes:
-            page = ScrapePage(wanted, self._max_series)
+        media_type = _format(request.headers.get("accept", ""))
+        if media_type not in self._scrapes:
+            page = ScrapePage(media_type, self._max_series)
             task = spawn(self._scrape(page), "scrape")
-            self._scrapes[wanted] = task, page
-            task.add_done_callback(lambda _: self._scrapes.pop(wanted))
-        task, page = self._scrapes[wanted]
+            self._scrapes[media_type] = task, page
+            task.add_done_callback(lambda _: self._scrapes.pop(media_type))
+        task, page = self._scrapes[media_type]
         # A client that disconnects does not cancel the scrape: other requests may wait for it.
         await asyncio.shield(task)
-        return HttpResponse(200, wanted, _sent(page.pieces))
+        return HttpResponse(200, media_type, _sent(page.pieces))
 
     # --- a scrape ---
 
@@ -182,7 +182,7 @@ class Endpoint:
 
     def _of_endpoint(self) -> Iterator[Series]:
         yield own.unlabelled("fencepost_ready", int(not health.unready(self.stage, self.services)))
-        yield own.with_samples("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
+        yield own.labelled("fencepost_event_loop_lag_seconds", ("", self._loop_lag))
 
     def _of_scrape(self, page: ScrapePage) -> Iterator[Series]:
         yield own.unlabelled("fencepost_scrapes_total", self._scraped)
@@ -193,36 +193,41 @@ class Endpoint:
     async def _add_broker(
         self, page: ScrapePage, services: Services, server: Server, pace: Pace
     ) -> None:
-        seen = await snapshot.collect(services, self._max_series, pace)
-        await self._lags.fill(seen, services.logs.cleaned, pace)
-        page.dropped += seen.missed
+        view_snapshot = await snapshot.collect(services, self._max_series, pace)
+        await self._lags.fill(view_snapshot, services.logs.cleaned, pace)
+        page.dropped += view_snapshot.missed
         for families in (
             own.of_server(server),
             own.of_quotas(services),
             client_telemetry.series(services),
             own.of_broker(services, _version()),
-            own.of_topics(seen),
-            own.of_transactions(services, seen),
-            own.of_groups(services, seen, self._lags.unseen),
-            own.of_partitions(seen),
+            own.of_topics(view_snapshot),
+            own.of_transactions(services, view_snapshot),
+            own.of_groups(services, view_snapshot, self._lags.unseen),
+            own.of_partitions(view_snapshot),
         ):
             await page.add(families, pace)
         if self._compat:
-            traffic = {"": seen.traffic, **{one.topic.name: one.traffic for one in seen.topics}}
+            traffic = {
+                "": view_snapshot.traffic,
+                **{one.topic.name: one.traffic for one in view_snapshot.topics},
+            }
             counts = {
                 (name, direction): getattr(one, direction)
                 for name, one in traffic.items()
                 for direction in ("bytes_in", "bytes_out")
             }
-            view = MetricsView(services, server, seen, self._rates.after(counts, monotonic_s()))
+            view = MetricsView(
+                services, server, view_snapshot, self._rates.after(counts, monotonic_s())
+            )
             for name in self._compat:
                 await page.add(_series_of(name)(view), pace)
 
 
 def _series_of(name: str) -> Callable[[MetricsView], Iterator[Series]]:
     module = import_module(f"fencepost.coordinator.metrics.{COMPAT[name]}")
-    found: Callable[[MetricsView], Iterator[Series]] = module.series
-    return found
+    series: Callable[[MetricsView], Iterator[Series]] = module.series
+    return series
 
 
 def _version() -> str:

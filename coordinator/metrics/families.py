@@ -43,11 +43,11 @@ def read_families(table: str) -> dict[str, Family]:
     follow.
     """
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
-    found = {}
+    families = {}
     for head, *text in entries:
         name, kind, *labels = head.split()
-        found[name] = Family(name, kind, tuple(labels), " ".join(map(str.strip, text)))
-    return found
+        families[name] = Family(name, kind, tuple(labels), " ".join(map(str.strip, text)))
+    return families
 
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -316,8 +316,8 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
         return
     snapshot, (active, fenced) = view.snapshot, view.brokers
     find = view.services.replicas.registration
-    found = [find(row.topic, row.index) for row in snapshot.partitions.values()]
-    registrations = [one for one in found if one is not None]
+    partitions = [find(row.topic, row.index) for row in snapshot.partitions.values()]
+    registrations = [one for one in partitions if one is not None]
     for name, value in (
         ("activecontrollercount", int(view.controller == view.services.node_id)),
         ("activebrokercount", active),

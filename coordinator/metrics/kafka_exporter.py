@@ -59,7 +59,7 @@ def series(view: MetricsView) -> Iterator[Series]:
         yield family, ((row.written, getattr(row, value)) for row in snapshot.hosted())
     alone = node_id, 1, 1, 1, 0
     find = view.services.replicas.registration
-    told = [(row.written, _of(find(row.topic, row.index), alone)) for row in rows]
+    values = [(row.written, _of(find(row.topic, row.index), alone)) for row in rows]
     for at, name in enumerate(
         (
             "leader",
@@ -70,7 +70,7 @@ def series(view: MetricsView) -> Iterator[Series]:
         )
     ):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
-        yield family, [(written, numbers[at]) for written, numbers in told]
+        yield family, [(written, numbers[at]) for written, numbers in values]
     for at, (name, value, rows_of) in enumerate(
         (("current_offset", "committed", snapshot.offsets), ("lag", "offsets", snapshot.lags))
     ):

@@ -144,13 +144,13 @@ class _Assigned:
 
 
 def _assigned(row: GroupRow) -> _Assigned:
-    found = _Assigned()
+    group = _Assigned()
     for owned in row.assigned:
         one = Counter(topic for topic, _ in owned)
-        found.empty += not one
-        found.members.update(one.keys())
-        found.partitions.update(one)
-    return found
+        group.empty += not one
+        group.members.update(one.keys())
+        group.partitions.update(one)
+    return group
 
 
 def _of_groups(view: MetricsView) -> Iterator[Series]:
@@ -180,8 +180,8 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
     assigned: dict[str, _Assigned] = {}
 
     def empty(row: GroupRow) -> int:
-        assigned[row.group_id] = found = _assigned(row)
-        return found.empty
+        assigned[row.group_id] = group = _assigned(row)
+        return group.empty
 
     yield (
         FAMILIES["kminion_kafka_consumer_group_empty_members"],

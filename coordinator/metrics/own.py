@@ -270,7 +270,7 @@ def unlabelled(name: str, value: float) -> Series:
     return FAMILIES[name], [("", value)]
 
 
-def with_samples(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
+def labelled(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
     """Return a family with these samples."""
     return FAMILIES[name], samples
 
@@ -282,27 +282,27 @@ def of_server(server: Server) -> Iterator[Series]:
     refused = {limit: server.refusals[limit] for limit in REASONS}
     if server.logins is not None:
         refused["fencepost.unauthenticated.connections.per.ip"] = server.logins.refused
-    yield with_samples(
+    yield labelled(
         "fencepost_connections_refused_total",
         *((labels(limit=limit), count) for limit, count in refused.items()),
     )
     yield from _of_logins(server.logins)
     encrypted = [(labels(listener=name), tls) for name, tls in server.tls.items()]
-    yield with_samples(
+    yield labelled(
         "fencepost_handshake_failures_total",
         *((name, tls.handshake_failures) for name, tls in encrypted),
     )
-    yield with_samples(
+    yield labelled(
         "fencepost_certificate_not_after_seconds",
         *((name, tls.not_after_s) for name, tls in encrypted),
     )
-    yield with_samples(
+    yield labelled(
         "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
     )
     yield unlabelled(
         "fencepost_connections_waiting", 0 if server.acceptor is None else server.acceptor.waiting
     )
-    yield with_samples(
+    yield labelled(
         "fencepost_connection_throttle_seconds_total",
         *(
             (labels(listener=listener, limit=limit), waited_ms / 1000)
@@ -310,14 +310,14 @@ def of_server(server: Server) -> Iterator[Series]:
         ),
     )
     if server.watch is not None:
-        yield with_samples(
+        yield labelled(
             "fencepost_requests_total",
             *(
                 (labels(api=KNOWN_APIS[key].name, version=version), count)
                 for (key, version), count in sorted(server.watch.answered.items())
             ),
         )
-        yield with_samples(
+        yield labelled(
             "fencepost_request_seconds",
             *(
                 (labels(api=KNOWN_APIS[key].name), seconds)
@@ -333,7 +333,7 @@ def _of_logins(logins: Logins | None) -> Iterator[Series]:
     kinds = {"logins": "succeeded", "login_failures": "failed"}
     for name, kind in kinds.items():
         counts: Counter[tuple[str, str]] = Counter() if logins is None else getattr(logins, kind)
-        yield with_samples(
+        yield labelled(
             f"fencepost_{name}_total",
             *(
                 (labels(listener=listener, mechanism=mechanism), count)
@@ -352,17 +352,17 @@ def _named(name: str | None) -> str:
 def of_quotas(services: Services) -> Iterator[Series]:
     """Yield the quota use of each user and client."""
     services.quotas.forget()
-    told = [
+    quotas = [
         (labels(quota=key, user=_named(names[0]), client_id=_named(names[1])), budget)
         for key, budgets in services.quotas.budgets.items()
         for names, budget in islice(reversed(budgets.items()), MAX_CLIENTS)
     ]
     now_ms = services.clock.monotonic_ms()
     values: dict[str, list[Sample]] = {
-        "quota": [(written, one.limit) for written, one in told],
-        "rate": [(written, one.rate.per_second(now_ms)) for written, one in told],
-        "throttles_total": [(written, one.throttles) for written, one in told],
-        "throttle_seconds_total": [(written, one.throttled_ms / 1000) for written, one in told],
+        "quota": [(written, one.limit) for written, one in quotas],
+        "rate": [(written, one.rate.per_second(now_ms)) for written, one in quotas],
+        "throttles_total": [(written, one.throttles) for written, one in quotas],
+        "throttle_seconds_total": [(written, one.throttled_ms / 1000) for written, one in quotas],
     }
     for name, samples in values.items():
         yield FAMILIES[f"fencepost_client_{name}"], samples
@@ -371,9 +371,9 @@ def of_quotas(services: Services) -> Iterator[Series]:
 def of_broker(services: Services, version: str) -> Iterator[Series]:
     """Yield the metrics of the broker that are not of a topic, group or transaction."""
     who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
-    yield with_samples("fencepost_info", (who, 1))
+    yield labelled("fencepost_info", (who, 1))
     authorizer = services.authorizer
-    yield with_samples(
+    yield labelled(
         "fencepost_authorizations_total",
         (labels(result="allowed"), 0 if authorizer is None else authorizer.allowed),
         (labels(result="denied"), 0 if authorizer is None else authorizer.denied),
@@ -382,7 +382,7 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
     yield unlabelled("fencepost_fetches_waiting", len(services.fetches.delayed))
     yield unlabelled("fencepost_fetch_sessions", len(services.fetches.sessions))
     yield from _of_shares(services)
-    yield with_samples(
+    yield labelled(
         "fencepost_fsync_seconds",
         (labels(of="appends"), services.flusher.seconds),
         (labels(of="sealed"), services.flusher.sealed.seconds),
@@ -396,7 +396,7 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
     counts = replicas.counts(offline=0)
     yield unlabelled("fencepost_partitions_under_replicated", counts.under_replicated)
     yield unlabelled("fencepost_partitions_under_min_isr", counts.under_min_isr)
-    yield with_samples(
+    yield labelled(
         "fencepost_isr_changes_total",
         (labels(change="shrink"), replicas.isr_shrinks),
         (labels(change="expand"), replicas.isr_expands),
@@ -418,18 +418,15 @@ def _of_shares(services: Services) -> Iterator[Series]:
         batches[served.share.key.group_id] += len(served.share.records)
     for name, counts in (("records", records), ("batches", batches)):
         family = f"fencepost_share_in_flight_{name}"
-        yield with_samples(
-            family, *((labels(group=group), n) for group, n in sorted(counts.items()))
-        )
-    yield unlabelled(
-        "fencepost_share_lock_timeouts_total", 0 if shares is None else shares.lock_timeouts
-    )
-    told = (
+        yield labelled(family, *((labels(group=group), n) for group, n in sorted(counts.items())))
+    timeouts = 0 if shares is None else shares.lock_timeouts
+    yield unlabelled("fencepost_share_lock_timeouts_total", timeouts)
+    samples = (
         (labels(event=event, cause=cause), count)
         for (scope, event, cause), count in services.history.counts.items()
         if scope == SHARE_SCOPE
     )
-    yield with_samples("fencepost_share_events_total", *told)
+    yield labelled("fencepost_share_events_total", *samples)
     waiting, expired = 0, 0
     if shares is not None:
         waiting, expired = services.share_fetches.waiting, services.share_fetches.expired
@@ -438,9 +435,9 @@ def _of_shares(services: Services) -> Iterator[Series]:
     for name in ("records", "requests", "failures"):
         sent = Counter[str]() if shares is None else getattr(shares.dead_letters, name)
         family = f"fencepost_dead_letter_{name}_total"
-        yield with_samples(family, *((labels(group=group), sent[group]) for group in sorted(sent)))
+        yield labelled(family, *((labels(group=group), sent[group]) for group in sorted(sent)))
     acknowledged = Counter[int]() if shares is None else shares.acknowledged
-    yield with_samples(
+    yield labelled(
         "fencepost_share_acknowledgements_total",
         *((labels(type=one.name.lower()), acknowledged[one]) for one in AcknowledgeType),
     )
@@ -448,7 +445,7 @@ def _of_shares(services: Services) -> Iterator[Series]:
 
 def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
     """Yield transactions by state, and the counts of their outcomes and causes."""
-    yield with_samples(
+    yield labelled(
         "fencepost_transactions",
         *((labels(state=state), count) for state, count in sorted(snapshot.transactions.items())),
     )
@@ -457,13 +454,13 @@ def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
     yield unlabelled("fencepost_transaction_oldest_seconds", oldest)
     hanging = sum(row.hanging for row in snapshot.partitions.values())
     yield unlabelled("fencepost_transactions_hanging", hanging)
-    yield with_samples(
+    yield labelled(
         "fencepost_transactions_ended_total",
         (labels(outcome="commit"), services.txns.commits),
         (labels(outcome="abort"), services.txns.aborts),
     )
     counts = services.history.counts
-    told = {
+    families = {
         "transaction-aborted": ("fencepost_transaction_aborts_total", Counter[str]()),
         "producer-fenced": ("fencepost_producer_fences_total", Counter[str]()),
     }
@@ -471,16 +468,16 @@ def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
     for (topic, kind, cause), count in counts.items():
         if topic != TRANSACTION_STATE:
             continue
-        if kind in told:
-            told[kind][1][cause] += count
+        if kind in families:
+            families[kind][1][cause] += count
         elif kind == "producer-refused":
             refusals += count
         else:
             rest[kind, cause] += count
-    for name, causes in told.values():
-        yield with_samples(name, *((labels(cause=cause), n) for cause, n in sorted(causes.items())))
+    for name, causes in families.values():
+        yield labelled(name, *((labels(cause=cause), n) for cause, n in sorted(causes.items())))
     yield unlabelled("fencepost_producer_refusals_total", refusals)
-    yield with_samples("fencepost_transaction_events_total", *_events(rest))
+    yield labelled("fencepost_transaction_events_total", *_events(rest))
 
 
 def _events(counts: Counter[tuple[str, str]]) -> Iterator[Sample]:
@@ -498,17 +495,17 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
             rebalances[cause] += count
         else:
             rest[kind, cause] += count
-    yield with_samples(
+    yield labelled(
         "fencepost_shards",
         *((labels(topic=topic, state=state), n) for (topic, state), n in snapshot.shards.items()),
     )
-    yield with_samples(
+    yield labelled(
         "fencepost_group_rebalances_total",
         *((labels(cause=cause), count) for cause, count in sorted(rebalances.items())),
     )
-    yield with_samples("fencepost_group_events_total", *_events(rest))
+    yield labelled("fencepost_group_events_total", *_events(rest))
     states = Counter((one.kind, one.state) for one in snapshot.groups)
-    yield with_samples(
+    yield labelled(
         "fencepost_groups",
         *((labels(type=kind, state=state), n) for (kind, state), n in sorted(states.items())),
     )
@@ -567,7 +564,6 @@ def of_topics(snapshot: Snapshot) -> Iterator[Series]:
 
 def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
     """Yield offsets, sizes and open transactions of partitions."""
-    rows = snapshot.partitions.values()
     for name, value in (
         ("log_start_offset", "start"),
         ("last_stable_offset", "stable"),
@@ -580,7 +576,7 @@ def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
             FAMILIES[f"fencepost_partition_{name}"],
             ((row.written, getattr(row, value)) for row in snapshot.hosted()),
         )
-    unwell = [row for row in rows if row.open_transactions]
+    unwell = [row for row in snapshot.partitions.values() if row.open_transactions]
     for name, value in (
         ("open_transactions", "open_transactions"),
         ("hanging_transactions", "hanging"),

@@ -231,7 +231,7 @@ async def _transactions(
     that the coordinator does not know, and that is still open in the log afterwards, is hanging:
     the coordinator will never end it.
     """
-    known: dict[int, TransactionMetadata] = {}
+    transactions: dict[int, TransactionMetadata] = {}
     knows_all = True
     for shard in _counted(services.txns.shards, snapshot):
         if shard.state is not ShardState.ACTIVE:
@@ -240,7 +240,7 @@ async def _transactions(
         for txn in list(shard.machine.transactions.values()):
             snapshot.transactions[txn.state.kafka_name] += 1
             if txn.partitions:
-                known[txn.producer_id] = txn
+                transactions[txn.producer_id] = txn
                 if snapshot.oldest_ms is None or txn.start_ms < snapshot.oldest_ms:
                     snapshot.oldest_ms = txn.start_ms
             await pace()
@@ -250,7 +250,7 @@ async def _transactions(
             continue
         still = {producer_id: at for at, producer_id in row.partition.producers.open_transactions()}
         for producer_id, first in opened.items():
-            txn_or_none = known.get(producer_id)
+            txn_or_none = transactions.get(producer_id)
             if txn_or_none is not None and key in txn_or_none.partitions:
                 if first == row.stable:
                     row.held_since_ms = txn_or_none.start_ms
@@ -269,8 +269,8 @@ def timestamp_at(partition: Partition, offset: int) -> int | None:
             if position is not None:
                 header = segment.header_at(position)
                 is_first = not (header.has_delete_horizon or header.is_log_append_time)
-                found = header.base_timestamp if is_first else header.max_timestamp
-                return found if found >= 0 else None
+                timestamp = header.base_timestamp if is_first else header.max_timestamp
+                return timestamp if timestamp >= 0 else None
     except (LogError, OSError):
         pass
     return None
@@ -299,8 +299,8 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
             await pace()
             for owned in assigned(group, topics):
                 row.assigned.append(owned)
-                found = (snapshot.partitions.get(key) for key in owned - committed.keys())
-                row.unknown += sum(_is_unread(at) for at in found if at is not None)
+                rows = (snapshot.partitions.get(key) for key in owned - committed.keys())
+                row.unknown += sum(_is_unread(at) for at in rows if at is not None)
                 await pace()
             for (topic, index), one in committed.items():
                 at = snapshot.partitions.get((topic, index))

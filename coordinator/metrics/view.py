@@ -30,9 +30,9 @@ class MetricsView:
     @property
     def brokers(self) -> tuple[int, int]:
         """The numbers of active and of fenced brokers; a standalone broker is one active broker."""
-        known = self.services.metadata.image.brokers
-        fenced = sum(one.fenced for one in known.values())
-        return len(known) - fenced or 1, fenced
+        registered = self.services.metadata.image.brokers
+        fenced = sum(one.fenced for one in registered.values())
+        return len(registered) - fenced or 1, fenced
 
     @property
     def controller(self) -> int | None:

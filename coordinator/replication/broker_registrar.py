@@ -41,12 +41,12 @@ _log = structlog.get_logger(__name__)
 _ABOUT_FEATURES: Final = NewestVersionRequest(ApiKey.API_VERSIONS, api_versions_body)
 
 
-def registration_body(asked: RegisterBroker, make: RequestFactory) -> Entity:
+def registration_body(request: RegisterBroker, make: RequestFactory) -> Entity:
     """Return a BrokerRegistration request."""
     return make.message(
-        broker_id=asked.broker_id,
-        cluster_id=asked.cluster_id,
-        incarnation_id=asked.incarnation_id,
+        broker_id=request.broker_id,
+        cluster_id=request.cluster_id,
+        incarnation_id=request.incarnation_id,
         listeners=[
             make.Listener(
                 name=one.name,
@@ -54,28 +54,28 @@ def registration_body(asked: RegisterBroker, make: RequestFactory) -> Entity:
                 port=one.port,
                 security_protocol=one.security_protocol,
             )
-            for one in asked.listeners
+            for one in request.listeners
         ],
         features=[
             make.Feature(name=name, min_supported_version=low, max_supported_version=high)
-            for name, (low, high) in sorted(asked.features.items())
+            for name, (low, high) in sorted(request.features.items())
         ],
-        rack=asked.rack,
+        rack=request.rack,
         is_migrating_zk_broker=False,
-        log_dirs=sorted(asked.log_dirs),
-        previous_broker_epoch=asked.previous_broker_epoch,
+        log_dirs=sorted(request.log_dirs),
+        previous_broker_epoch=request.previous_broker_epoch,
     )
 
 
-def heartbeat_body(asked: SendHeartbeat, make: RequestFactory) -> Entity:
+def heartbeat_body(request: SendHeartbeat, make: RequestFactory) -> Entity:
     """Return a BrokerHeartbeat request."""
     return make.message(
-        broker_id=asked.broker_id,
-        broker_epoch=asked.broker_epoch,
-        current_metadata_offset=asked.current_metadata_offset,
-        want_fence=asked.want_fence,
-        want_shut_down=asked.want_shut_down,
-        cordoned_log_dirs=asked.cordoned_log_dirs,
+        broker_id=request.broker_id,
+        broker_epoch=request.broker_epoch,
+        current_metadata_offset=request.current_metadata_offset,
+        want_fence=request.want_fence,
+        want_shut_down=request.want_shut_down,
+        cordoned_log_dirs=request.cordoned_log_dirs,
     )
 
 
@@ -124,24 +124,24 @@ class BrokerRegistrar:
         while not lifecycle.is_over:
             if self._beyond:
                 raise MembershipError("the cluster is not for it: " + "; ".join(self._beyond))
-            asked = lifecycle.next_request(self._now(), self._applied())
-            if not isinstance(asked, float):
-                self._begin(asked)
+            request = lifecycle.next_request(self._now(), self._applied())
+            if not isinstance(request, float):
+                self._begin(request)
                 continue
-            await self._until(min(asked, lifecycle.deadline_ms()))
+            await self._until(min(request, lifecycle.deadline_ms()))
             self._handle_events(lifecycle.on_time(self._now()))
 
-    def _begin(self, asked: RegisterBroker | SendHeartbeat) -> None:
-        if isinstance(asked, RegisterBroker):
+    def _begin(self, request: RegisterBroker | SendHeartbeat) -> None:
+        if isinstance(request, RegisterBroker):
             body = NewestVersionRequest(
-                ApiKey.BROKER_REGISTRATION, partial(registration_body, asked)
+                ApiKey.BROKER_REGISTRATION, partial(registration_body, request)
             )
         else:
-            body = NewestVersionRequest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, asked))
-        self._channel.send(body).add_done_callback(partial(self._answered, asked))
+            body = NewestVersionRequest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, request))
+        self._channel.send(body).add_done_callback(partial(self._answered, request))
 
     def _answered(
-        self, asked: RegisterBroker | SendHeartbeat, answer: asyncio.Future[Entity]
+        self, request: RegisterBroker | SendHeartbeat, answer: asyncio.Future[Entity]
     ) -> None:
         if answer.cancelled():
             return
@@ -149,7 +149,7 @@ class BrokerRegistrar:
         if self.lifecycle.is_over:
             return
         self._wake.set()
-        now_ms, what = self._now(), type(asked).__name__.lower()
+        now_ms, what = self._now(), type(request).__name__.lower()
         if error is not None:
             if not isinstance(error, (WireError, RequestTimedOutError)):
                 log_failure(what, error)
@@ -159,10 +159,10 @@ class BrokerRegistrar:
         body = answer.result()
         if body.error_code:
             _log.warning(f"{what} refused", error=ErrorCode(body.error_code).name.upper())
-        if isinstance(asked, RegisterBroker):
+        if isinstance(request, RegisterBroker):
             if body.error_code == ErrorCode.unsupported_version:
                 self._channel.send(_ABOUT_FEATURES).add_done_callback(
-                    partial(self._heard_of_features, asked)
+                    partial(self._heard_of_features, request)
                 )
             self._handle_events(
                 self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms)
@@ -173,14 +173,14 @@ class BrokerRegistrar:
         )
         self._handle_events(self.lifecycle.on_heartbeat(heard, now_ms))
 
-    def _heard_of_features(self, asked: RegisterBroker, answer: asyncio.Future[Entity]) -> None:
+    def _heard_of_features(self, request: RegisterBroker, answer: asyncio.Future[Entity]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return  # the next rejected registration asks again
         finalized = {
             one.name: one.max_version_level
             for one in getattr(answer.result(), "finalized_features", ())
         }
-        self._beyond = unsupported(asked.features, finalized)
+        self._beyond = unsupported(request.features, finalized)
         self._wake.set()
 
     def _handle_events(self, steps: list[LifecycleEvent]) -> None:

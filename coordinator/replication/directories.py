@@ -122,7 +122,7 @@ class Directories:
         )
 
     def _answered(self, sent: asyncio.Future[Entity]) -> None:
-        asked, self._in_flight = self._in_flight, {}
+        placements, self._in_flight = self._in_flight, {}
         if sent.cancelled():
             return
         failure = sent.exception()
@@ -133,16 +133,16 @@ class Directories:
             error = ErrorCode(sent.result().error_code).name
             _log.warning("AssignReplicasToDirs refused", error=error)
         else:
-            self._settle(asked, sent.result())
+            self._settle(placements, sent.result())
         if self._wanted and self._replicas.on_placed is not None:
-            done = any(key not in self._wanted for key in asked)
+            done = any(key not in self._wanted for key in placements)
             self._timer = call_later(self._loop, 0 if done else RETRY_MS, "directories", self._send)
 
-    def _settle(self, asked: dict[Key, UUID], answer: Entity) -> None:
+    def _settle(self, placements: dict[Key, UUID], answer: Entity) -> None:
         for directory in answer.directories:
             for topic in directory.topics:
                 for part in topic.partitions:
                     key = topic.topic_id, part.partition_index
                     is_over = part.error_code in _NOTHING_TO_DO
-                    if is_over and self._wanted.get(key) == asked.get(key):
+                    if is_over and self._wanted.get(key) == placements.get(key):
                         self._wanted.pop(key, None)

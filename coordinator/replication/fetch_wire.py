@@ -56,9 +56,9 @@ def fetch_entity(
 ) -> Entity:
     """Return the Fetch request that a Kafka follower sends."""
     make = request_factory(ApiKey.FETCH, fetch_version(level))
-    wanted: dict[UUID, list[Entity]] = {}
+    topics: dict[UUID, list[Entity]] = {}
     for one in request.partitions:
-        wanted.setdefault(one.topic_id, []).append(
+        topics.setdefault(one.topic_id, []).append(
             make.FetchPartition(
                 partition=one.index,
                 current_leader_epoch=one.current_leader_epoch,
@@ -82,7 +82,7 @@ def fetch_entity(
         session_epoch=request.session_epoch,
         topics=[
             make.FetchTopic(topic_id=topic_id, partitions=partitions)
-            for topic_id, partitions in wanted.items()
+            for topic_id, partitions in topics.items()
         ],
         forgotten_topics_data=[
             make.ForgottenTopic(topic_id=topic_id, partitions=indexes)
@@ -94,14 +94,14 @@ def fetch_entity(
 
 def fetch_answer(entity: Entity) -> FetchResponse:
     """Return the contents of a Fetch response, without copying the records."""
-    found: dict[Key, PartitionResponse] = {}
+    partitions: dict[Key, PartitionResponse] = {}
     for topic in entity.responses:
         for row in topic.partitions:
             epoch = row.diverging_epoch
             diverging = None
             if epoch is not None and epoch.end_offset >= 0:
                 diverging = epoch.epoch, epoch.end_offset
-            found[topic.topic_id, row.partition_index] = PartitionResponse(
+            partitions[topic.topic_id, row.partition_index] = PartitionResponse(
                 error=int(row.error_code),
                 high_watermark=row.high_watermark,
                 log_start_offset=row.log_start_offset,
@@ -109,11 +109,11 @@ def fetch_answer(entity: Entity) -> FetchResponse:
                 records=row.records,
                 size=len(row.records or b""),
             )
-    return FetchResponse(int(entity.error_code), entity.session_id, found)
+    return FetchResponse(int(entity.error_code), entity.session_id, partitions)
 
 
 def list_offsets_entity(
-    asked: Iterable[OffsetLookup], level: int, *, broker_id: int, timeout_ms: int
+    lookups: Iterable[OffsetLookup], level: int, *, broker_id: int, timeout_ms: int
 ) -> Entity:
     """Return a ListOffsets request for start or end offsets of the leader's logs."""
     make = request_factory(ApiKey.LIST_OFFSETS, list_offsets_version(level))
@@ -126,7 +126,7 @@ def list_offsets_entity(
                 timestamp=question.end.value,
             ),
         )
-        for follower, question in asked
+        for follower, question in lookups
     )
     return make.message(
         replica_id=broker_id,
@@ -136,11 +136,13 @@ def list_offsets_entity(
     )
 
 
-def listed_offsets(entity: Entity, asked: Sequence[OffsetLookup]) -> Mapping[Key, tuple[int, int]]:
+def listed_offsets(
+    entity: Entity, lookups: Sequence[OffsetLookup]
+) -> Mapping[Key, tuple[int, int]]:
     """Return (offset, error code) for each partition of ``asked`` in the response."""
     rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
     return {
         follower.key: rows[follower.topic, follower.index]
-        for follower, _ in asked
+        for follower, _ in lookups
         if (follower.topic, follower.index) in rows
     }

@@ -151,12 +151,12 @@ class ReplicaFetcherManager:
         """
         for one in partitions:
             key = one.topic_id, one.index
-            known = self._followed.get(key)
+            followed = self._followed.get(key)
             epoch = one.registration.leader_epoch
-            if known is not None and known.local.registration.leader_epoch >= epoch:
-                known.local = one
-                with self.confine_errors(known):
-                    self._do(known, known.machine.become_follower(one.registration))
+            if followed is not None and followed.local.registration.leader_epoch >= epoch:
+                followed.local = one
+                with self.confine_errors(followed):
+                    self._do(followed, followed.machine.become_follower(one.registration))
                 continue
             self._remove(key)
             try:
@@ -194,11 +194,11 @@ class ReplicaFetcherManager:
             FollowedLog(partition),
             backoff_ms=self.config.int("replica.fetch.backoff.ms"),
         )
-        found = FollowedPartition(one, partition, machine)
-        self._followed[machine.key] = found
+        followed = FollowedPartition(one, partition, machine)
+        self._followed[machine.key] = followed
         step = machine.become_follower(one.registration)
-        self._assign(found)
-        self._do(found, step)
+        self._assign(followed)
+        self._do(followed, step)
 
     def _assign(self, one: FollowedPartition) -> None:
         """Add a partition to the fetcher of its leader."""
@@ -561,11 +561,11 @@ class _ReplicaFetcher:
 
     async def _list_offsets(self) -> None:
         """Ask the leader for the offsets at which its logs start or end."""
-        owner, asked = self._owner, self._offset_requests
+        owner, lookups = self._owner, self._offset_requests
         self._offset_requests = {}
         timeout_ms = owner.config.int("replica.socket.timeout.ms")
-        requests = [(one.machine, request) for one, request in asked.items()]
-        found: Mapping[Key, tuple[int, int]] = {}
+        requests = [(one.machine, request) for one, request in lookups.items()]
+        offsets: Mapping[Key, tuple[int, int]] = {}
         try:
             answer = await self._send(
                 list_offsets_entity(
@@ -573,11 +573,11 @@ class _ReplicaFetcher:
                 )
             )
             if answer is not None:
-                found = listed_offsets(answer, requests)
+                offsets = listed_offsets(answer, requests)
         finally:
             # Each machine gets an answer, even after a failed request.
-            for one, request in asked.items():
-                offset, error = found.get(one.machine.key, (-1, Errors.NETWORK_EXCEPTION))
+            for one, request in lookups.items():
+                offset, error = offsets.get(one.machine.key, (-1, Errors.NETWORK_EXCEPTION))
                 if owner.is_followed(one):
                     with owner.confine_errors(one):
                         step = one.machine.offset_listed(request, offset, error, self._now())

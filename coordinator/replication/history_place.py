@@ -64,12 +64,12 @@ class HistoryPartition:
         If the broker is not the preferred leader of any partition, ask the controller for one.
         """
         topic, me = self._metadata.topic(HISTORY_TOPIC), self._node_id
-        known = () if topic is None else topic.partitions
-        led = [index for index, one in enumerate(known) if one.leader == me]
-        own = [index for index, one in enumerate(known) if one.replicas[:1] == (me,)]
-        if not own and self._asked is None and self._not_before_s <= _loop_s():
+        partitions = () if topic is None else topic.partitions
+        led = [index for index, one in enumerate(partitions) if one.leader == me]
+        indexes = [index for index, one in enumerate(partitions) if one.replicas[:1] == (me,)]
+        if not indexes and self._asked is None and self._not_before_s <= _loop_s():
             self._ask(topic)
-        for index in sorted(led, key=lambda one: one not in own):
+        for index in sorted(led, key=lambda one: one not in indexes):
             try:
                 return self._replicas.leader(HISTORY_TOPIC, index)
             except DomainError:

@@ -71,10 +71,10 @@ def _request(make: RequestFactory, markers: Sequence[Marker]) -> Entity:
 def _codes(answer: Entity) -> Codes:
     codes: Codes = {}
     for marker in answer.markers:
-        told = codes.setdefault(marker.producer_id, {})
+        names = codes.setdefault(marker.producer_id, {})
         for topic in marker.topics:
             for part in topic.partitions:
-                told[topic.name, part.partition_index] = _name(part.error_code)
+                names[topic.name, part.partition_index] = _name(part.error_code)
     return codes
 
 

@@ -245,9 +245,11 @@ class BrokerMembership:
 
     def _observed(self, image: MetadataImage) -> None:
         self._newest = image
-        own = image.brokers.get(self._registration.broker_id)
-        if own is not None and own.epoch == self.broker_epoch:
-            self._registering.observed(image.features.get(METADATA_VERSION, 0), own.directories)
+        registration = image.brokers.get(self._registration.broker_id)
+        if registration is not None and registration.epoch == self.broker_epoch:
+            self._registering.observed(
+                image.features.get(METADATA_VERSION, 0), registration.directories
+            )
         if not self._delivery_is_due:
             self._delivery_is_due = True
             self._call_owner(self._deliver)

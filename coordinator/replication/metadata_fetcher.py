@@ -110,39 +110,39 @@ class MetadataFetcher:
         try:
             while True:
                 now_ms = loop.time() * 1000
-                asked = self.observer.next_request(now_ms)
-                if isinstance(asked, float):
-                    await asyncio.sleep((asked - now_ms) / 1000)
+                request = self.observer.next_request(now_ms)
+                if isinstance(request, float):
+                    await asyncio.sleep((request - now_ms) / 1000)
                     continue
-                for image in await self._ask(asked):
+                for image in await self._ask(request):
                     self._publish(image)
         finally:
             with suppress(Exception):
                 await self._connection.close()
 
-    async def _ask(self, asked: FetchMetadata | FetchSnapshot) -> list[MetadataImage]:
+    async def _ask(self, request: FetchMetadata | FetchSnapshot) -> list[MetadataImage]:
         loop = asyncio.get_running_loop()
-        is_fetch = isinstance(asked, FetchMetadata)
+        is_fetch = isinstance(request, FetchMetadata)
         key = ApiKey.FETCH if is_fetch else ApiKey.FETCH_SNAPSHOT
         body = self._fetch if is_fetch else self._snapshot
         try:
             answer = await self._connection.ask(
-                asked.to,
-                NewestVersionRequest(key, partial(body, asked)),
+                request.to,
+                NewestVersionRequest(key, partial(body, request)),
                 timeout_ms=self._quorum.request_timeout_ms,
             )
         except (WireError, OSError) as error:
-            self._log_failure(asked.to, str(error) or "no answer in time")
+            self._log_failure(request.to, str(error) or "no answer in time")
             self.observer.on_failure(loop.time() * 1000)
             return []
         now_ms = loop.time() * 1000
         try:
-            images = self._apply_answer(asked, answer, now_ms)
+            images = self._apply_answer(request, answer, now_ms)
         except MetadataDivergedError as error:
-            self._discard_response(asked.to, error, now_ms, DIVERGED_TIMES)
+            self._discard_response(request.to, error, now_ms, DIVERGED_TIMES)
         except (LogError, WireError, *UNUSABLE_RESPONSES) as error:
             limit = UNLIMITED if self.observer.is_caught_up else MISUNDERSTOOD_TIMES
-            self._discard_response(asked.to, error, now_ms, limit)
+            self._discard_response(request.to, error, now_ms, limit)
         else:
             return images
         await self._connection.close()  # its cached API versions may be the cause
@@ -161,17 +161,17 @@ class MetadataFetcher:
         self.observer.on_unusable_response(now_ms)
 
     def _apply_answer(
-        self, asked: FetchMetadata | FetchSnapshot, answer: Entity, now_ms: float
+        self, request: FetchMetadata | FetchSnapshot, answer: Entity, now_ms: float
     ) -> list[MetadataImage]:
-        if isinstance(asked, FetchMetadata):
+        if isinstance(request, FetchMetadata):
             if answer.__version__ < FIRST_FETCH_BY_ID:
                 raise UnsupportedVersion(ApiKey.FETCH, answer.__version__)
-            found = fetched(answer)
-            if not found.error:
+            result = fetched(answer)
+            if not result.error:
                 self._trouble = None
-            elif found.error not in _ABOUT_LEADERS:
-                self._log_failure(asked.to, error_name(found.error))
-            error, images = found.error, self.observer.on_fetched(found, now_ms)
+            elif result.error not in _ABOUT_LEADERS:
+                self._log_failure(request.to, error_name(result.error))
+            error, images = result.error, self.observer.on_fetched(result, now_ms)
         else:
             piece = snapshot_fetched(answer)
             error, images = piece.error, self.observer.on_snapshot_fetched(piece, now_ms)

@@ -47,18 +47,23 @@ _HEADER_BYTES: Final = 61
 
 
 def fetch_body(
-    asked: FetchMetadata, make: RequestFactory, *, node_id: int, cluster_id: str, directory_id: UUID
+    request: FetchMetadata,
+    make: RequestFactory,
+    *,
+    node_id: int,
+    cluster_id: str,
+    directory_id: UUID,
 ) -> Entity:
     """Return a Fetch of the metadata log, without a fetch session."""
     partition = make.FetchPartition(
         partition=0,
-        current_leader_epoch=asked.current_leader_epoch,
-        fetch_offset=asked.offset,
-        last_fetched_epoch=asked.last_fetched_epoch,
+        current_leader_epoch=request.current_leader_epoch,
+        fetch_offset=request.offset,
+        last_fetched_epoch=request.last_fetched_epoch,
         log_start_offset=-1,
         partition_max_bytes=0,
         replica_directory_id=directory_id,
-        high_watermark=asked.high_watermark,
+        high_watermark=request.high_watermark,
     )
     return make.message(
         cluster_id=cluster_id,
@@ -74,14 +79,16 @@ def fetch_body(
 
 
 def snapshot_body(
-    asked: FetchSnapshot, make: RequestFactory, *, node_id: int, cluster_id: str
+    request: FetchSnapshot, make: RequestFactory, *, node_id: int, cluster_id: str
 ) -> Entity:
     """Return a FetchSnapshot request for the next chunk of a snapshot."""
     partition = make.PartitionSnapshot(
         partition=0,
-        current_leader_epoch=asked.current_leader_epoch,
-        snapshot_id=make.SnapshotId(end_offset=asked.snapshot.offset, epoch=asked.snapshot.epoch),
-        position=asked.position,
+        current_leader_epoch=request.current_leader_epoch,
+        snapshot_id=make.SnapshotId(
+            end_offset=request.snapshot.offset, epoch=request.snapshot.epoch
+        ),
+        position=request.position,
     )
     return make.message(
         cluster_id=cluster_id,

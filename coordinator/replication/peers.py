@@ -112,11 +112,11 @@ def security_of(
     from fencepost.client.tls import ssl_context  # noqa: PLC0415 - most brokers need none of it
 
     try:
-        found = Security.of(properties)
-        ssl_context(found)
+        security = Security.of(properties)
+        ssl_context(security)
     except SecurityError as error:
         raise ConfigError(PROTOCOLS, f"{listener}:{protocol}", str(error)) from None
-    return found
+    return security
 
 
 @contextmanager
@@ -267,15 +267,15 @@ class Peers:
 
         A fenced broker may be reachable all the same.
         """
-        known = self._image().brokers.get(broker_id)
-        endpoint = None if known is None else known.listeners.get(self.listener)
+        broker = self._image().brokers.get(broker_id)
+        endpoint = None if broker is None else broker.listeners.get(self.listener)
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
     def channel(self, broker_id: int, purpose: Purpose, n: int = 0) -> BrokerConnection:
         """Return the ``n``-th connection to a broker for a purpose."""
         key = broker_id, purpose, n
-        found = self._peers.get(key)
-        if found is None:
+        connection = self._peers.get(key)
+        if connection is None:
 
             def where() -> Address:
                 address = self.address(broker_id)
@@ -285,14 +285,14 @@ class Peers:
                     )
                 return address
 
-            found = self._peers[key] = BrokerConnection(
+            connection = self._peers[key] = BrokerConnection(
                 where,
                 client_id=purpose.value.format(self._node_id, n),
                 timeout_ms=self._config.int(purpose.timeout_key),
                 security=self._security,
                 negotiates=purpose.negotiates,
             )
-        return found
+        return connection
 
     def hang_up(self, broker_id: int, purpose: Purpose, n: int = 0) -> None:
         """Close a connection that is not needed now."""

@@ -105,9 +105,9 @@ class RemoteVerifier:
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
         """Fail the verifications that wait for a broker that is gone, fenced or restarted."""
-        for broker_id, known in old.brokers.items():
+        for broker_id, broker in old.brokers.items():
             now = image.brokers.get(broker_id)
-            if now is not known and (now is None or now.fenced or now.epoch != known.epoch):
+            if now is not broker and (now is None or now.fenced or now.epoch != broker.epoch):
                 self._peers.hang_up(broker_id, Purpose.ADD_PARTITIONS)
                 self._resolve(self.questions.withdraw(broker_id))
 

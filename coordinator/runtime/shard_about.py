@@ -40,7 +40,7 @@ def blame(about: About | None, origin: Origin | None) -> dict[str, object]:
         subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"
     else:
         subject = getattr(what, "group_id", None) or getattr(what, "transactional_id", None)
-    told: dict[str, object] = {"trigger": trigger(about), "subject": subject}
+    fields: dict[str, object] = {"trigger": trigger(about), "subject": subject}
     if origin is not None:
-        told |= {"client_id": origin.client_id, "client_host": origin.client_host}
-    return {name: value for name, value in told.items() if value is not None}
+        fields |= {"client_id": origin.client_id, "client_host": origin.client_host}
+    return {name: value for name, value in fields.items() if value is not None}

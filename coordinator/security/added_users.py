@@ -25,17 +25,17 @@ class AddedUserError(ValueError):
 
 def parse_added_user(text: str) -> ScramCredentialUpsertion:
     """Return the user in one argument. Raises AddedUserError."""
-    name, found, rest = text.strip().partition("=")
+    name, separator, rest = text.strip().partition("=")
     mechanism = SCRAM_MECHANISMS.get(name)
-    if not found or mechanism is None:
+    if not separator or mechanism is None:
         raise AddedUserError(f"it must begin with one of {', '.join(SCRAM_MECHANISMS)} and =")
     if not (rest.startswith("[") and rest.endswith("]")):
         raise AddedUserError("the mechanism must be followed by [name=…,password=…]")
     parts = dict(_component(one) for one in rest[1:-1].split(","))
     unknown = sum(one not in _COMPONENTS for one in parts)
     if unknown:
-        known = ", ".join(sorted(_COMPONENTS))
-        raise AddedUserError(f"{unknown} of its components are none of {known}")
+        names = ", ".join(sorted(_COMPONENTS))
+        raise AddedUserError(f"{unknown} of its components are none of {names}")
     if not parts.get("name"):
         raise AddedUserError("it has no name")
     iterations = _iterations(parts.get("iterations", str(MIN_ITERATIONS)))
@@ -52,8 +52,8 @@ def parse_added_user(text: str) -> ScramCredentialUpsertion:
 
 
 def _component(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
+    name, separator, value = text.partition("=")
+    if not separator:
         raise AddedUserError("a component is not NAME=VALUE; a value can have no comma")
     if len(value) >= 2 and value.startswith('"') and value.endswith('"'):
         value = value[1:-1]

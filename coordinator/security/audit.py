@@ -88,15 +88,15 @@ class Audit:
 
     def _allowance(self, principal: str) -> _LogAllowance:
         now, known = self._now(), self._allowances
-        found = known.get(principal)
-        if found is None:
+        allowance = known.get(principal)
+        if allowance is None:
             if len(known) >= MAX_PRINCIPALS:
                 known.popitem(last=False)
-            found = known[principal] = _LogAllowance(LINES_AT_ONCE, now)
+            allowance = known[principal] = _LogAllowance(LINES_AT_ONCE, now)
         known.move_to_end(principal)
-        found.left = min(LINES_AT_ONCE, found.left + (now - found.since) * LINES_PER_S)
-        found.since = now
-        return found
+        allowance.left = min(LINES_AT_ONCE, allowance.left + (now - allowance.since) * LINES_PER_S)
+        allowance.since = now
+        return allowance
 
 
 def _words(access: AuditedAccess) -> dict[str, object]:

@@ -55,9 +55,9 @@ class Authorizer:
         super_users = parse_super_users(config.text("super.users") or "")
         if not name:
             return None
-        known = ON_ZOOKEEPER if config.text("zookeeper.connect") else STANDARD
-        if name != known:
-            raise ConfigError(key, name, f"Java classes are not loaded; built in is {known}")
+        default = ON_ZOOKEEPER if config.text("zookeeper.connect") else STANDARD
+        if name != default:
+            raise ConfigError(key, name, f"Java classes are not loaded; built in is {default}")
         return cls(
             super_users=super_users,
             allows_without_rules=config.bool("allow.everyone.if.no.acl.found"),
@@ -120,14 +120,14 @@ class Authorizer:
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type
-        known = self._some.get(key)
-        if known is None:
+        verdict = self._some.get(key)
+        if verdict is None:
             if len(self._some) >= MAX_KEPT_ANSWERS:
                 self._some.clear()
-            known = self._some[key] = self._rules.allows_some(
+            verdict = self._some[key] = self._rules.allows_some(
                 str(session.principal), session.host, operation, resource_type
             )
-        return known
+        return verdict
 
     def reason(
         self, session: ClientSession, operation: Operation, resource_type: ResourceType, name: str

@@ -163,12 +163,12 @@ def _dotted(oid: bytes) -> str:
 def _escaped(text: str) -> str:
     leading = len(text) - len(text.lstrip(" "))
     trailing = max(leading, len(text.rstrip(" ")))
-    found = []
+    characters = []
     for at, character in enumerate(text):
         if character == "\0":
-            found.append("\\00")
+            characters.append("\\00")
         elif character in _ESCAPED or not leading <= at < trailing:
-            found.append("\\" + character)
+            characters.append("\\" + character)
         else:
-            found.append(character)
-    return "".join(found)
+            characters.append(character)
+    return "".join(characters)

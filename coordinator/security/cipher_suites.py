@@ -25,9 +25,9 @@ _REGISTERED: Final = re.compile(r"TLS_(?:(\w+)_)?WITH_(\w+)")
 
 def chosen_suites(names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
     """Return the suites of TLS 1.2 by OpenSSL's names, and whether any of TLS 1.3 is given."""
-    given = list(names)
-    older = tuple(openssl_name(name) for name in given if name not in NEWER)
-    return older, len(older) < len(given)
+    cipher_names = list(names)
+    older = tuple(openssl_name(name) for name in cipher_names if name not in NEWER)
+    return older, len(older) < len(cipher_names)
 
 
 def openssl_name(name: str) -> str:
@@ -35,10 +35,10 @@ def openssl_name(name: str) -> str:
 
     A name of another form is returned unchanged.
     """
-    found = _REGISTERED.fullmatch(name)
-    if found is None:
+    match = _REGISTERED.fullmatch(name)
+    if match is None:
         return name
-    exchange, cipher = found[1] or "", found[2]
+    exchange, cipher = match[1] or "", match[2]
     cipher = re.sub(r"(AES|CAMELLIA|ARIA)_(\d+)", r"\1\2", cipher).replace("_CBC", "")
     cipher = re.sub(r"(CHACHA20_POLY1305)_SHA256", r"\1", cipher)
     parts = [] if exchange == "RSA" else [exchange]

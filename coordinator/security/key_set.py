@@ -80,21 +80,21 @@ class KeySet:
         no key matches.
         """
         now_ms = self._clock.monotonic_ms()
-        found = [key for key in self._keys if fits(key)]
+        keys = [key for key in self._keys if fits(key)]
         age_ms = None if self._fetched_ms is None else now_ms - self._fetched_ms
-        if found:
+        if keys:
             if age_ms is not None and age_ms >= self._refresh_ms:
                 self._fetch(now_ms)
-            return found
+            return keys
         if age_ms is None or age_ms >= UNKNOWN_KEY_MS or self._is_fetching:
             self._fetch(now_ms)
             if self._is_fetching:
                 yield self._wait()
-                found = [key for key in self._keys if fits(key)]
-        if not found:
+                keys = [key for key in self._keys if fits(key)]
+        if not keys:
             cause = "the keys of the issuer are not available" if not self._keys else "no such key"
             raise AuthenticationFailed(cause)
-        return found
+        return keys
 
     def _wait(self) -> asyncio.Future[None]:
         if len(self._waiting) >= MAX_WAITING:

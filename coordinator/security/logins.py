@@ -102,8 +102,8 @@ class Logins:
     ) -> Logins:
         """Build the logins of the listeners with SASL. Raises ConfigError."""
         users.prepare()
-        made = [listener_logins(config, name, users, checks, clock) for name in names]
-        return cls(made, clock=clock, max_per_ip=config.int(PER_IP))
+        logins = [listener_logins(config, name, users, checks, clock) for name in names]
+        return cls(logins, clock=clock, max_per_ip=config.int(PER_IP))
 
     def of(self, listener: str) -> ListenerLogins | None:
         """Return the login settings of a listener; None if it has no SASL."""
@@ -193,13 +193,13 @@ def listener_logins(
     """Return the login settings of a listener with SASL. Raises ConfigError."""
     check_logins(config, listener)
     names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
-    made = {name: _mechanism(config, listener, name, users, checks, clock) for name in names}
+    mechanisms = {name: _mechanism(config, listener, name, users, checks, clock) for name in names}
     lifetimes = {
         name: _number(config, listener, "connections.max.reauth.ms", name) for name in names
     }
     return ListenerLogins(
         listener,
-        made,
+        mechanisms,
         max_receive_bytes=_number(config, listener, "sasl.server.max.receive.size"),
         failure_delay_ms=_number(config, listener, "connection.failed.authentication.delay.ms"),
         timeout_ms=config.int("fencepost.authentication.timeout.ms"),

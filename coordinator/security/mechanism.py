@@ -24,14 +24,16 @@ class Identity:
 class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
     """A login has failed (SASL_AUTHENTICATION_FAILED).
 
-    The message is for the operator: it may state the reason, but holds no secret. ``told`` replaces
-    the usual text in the response, and must not reveal whether the user exists. ``user`` is the
-    name that the client sent, unchanged.
+    The message is for the operator: it may state the reason, but holds no secret.
+    ``client_message`` replaces the usual text in the response, and must not reveal whether the user
+    exists. ``user`` is the name that the client sent, unchanged.
     """
 
-    def __init__(self, cause: str, *, told: str | None = None, user: str | None = None) -> None:
+    def __init__(
+        self, cause: str, *, client_message: str | None = None, user: str | None = None
+    ) -> None:
         super().__init__(cause)
-        self.told = told
+        self.client_message = client_message
         self.user = user
 
 

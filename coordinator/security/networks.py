@@ -38,10 +38,10 @@ def _range(text: str) -> _Range | None:
     address, _, length = text.partition("/")
     if not (length.isascii() and length.isdigit()):
         return None
-    found = _address(address)
-    if found is None or int(length) > found[0]:
+    parsed = _address(address)
+    if parsed is None or int(length) > parsed[0]:
         return None
-    bits, value = found
+    bits, value = parsed
     return _Range(bits, int(length), value >> (bits - int(length)))
 
 
@@ -63,10 +63,10 @@ class Networks:
 
     def containing(self, host: str) -> Iterator[str]:
         """Yield the hosts of ACLs whose range contains a client's address."""
-        found = _address(host.partition("%")[0])
-        if found is None:
+        address = _address(host.partition("%")[0])
+        if address is None:
             return
-        bits, value = found
+        bits, value = address
         for of, length in self._lengths:
             if of == bits:
                 yield from self._texts.get(_Range(bits, length, value >> (bits - length)), ())
@@ -79,8 +79,8 @@ class Networks:
                 found = _range(host)
                 if found is None:
                     continue
-                known = texts.pop(found, frozenset())
-                left = known | {host} if is_added else known - {host}
+                holders = texts.pop(found, frozenset())
+                left = holders | {host} if is_added else holders - {host}
                 if left:
                     texts[found] = left
         return Networks(texts)

@@ -77,41 +77,43 @@ class OauthExchange:
     def step(self, token: bytes) -> Work[bytes]:
         """Return empty bytes for a valid token, else a JSON error. Raises AuthenticationFailed."""
         if self._refused is not None:
-            told, cause = self._refused
+            client_message, cause = self._refused
             if token == _NOTED:
-                raise AuthenticationFailed(cause, told=told)
+                raise AuthenticationFailed(cause, client_message=client_message)
             self._refused = None
         check_size(token, MAX_MESSAGE_BYTES)
-        wanted, bearer = _first(token)
+        authorization_id, bearer = _first(token)
         try:
             identity = yield from self._login.tokens.check(bearer, self._login.now_ms())
         except TokenRefusedError as error:
-            told = '{"status":"invalid_token"}'
+            client_message = '{"status":"invalid_token"}'
             if error.scope is not None:
-                told = f'{{"status":"insufficient_scope", "scope":"{error.scope}"}}'
-            self._refused = told, f"the token: {error}"
-            return told.encode()
+                client_message = f'{{"status":"insufficient_scope", "scope":"{error.scope}"}}'
+            self._refused = client_message, f"the token: {error}"
+            return client_message.encode()
         name = identity.principal.name
-        if wanted not in {"", name}:
-            told = (
-                f"Authentication failed: Client requested an authorization id ({wanted}) that is"
-                f" different from the token's principal name ({name})"
+        if authorization_id not in {"", name}:
+            client_message = (
+                f"Authentication failed: Client requested an authorization id ({authorization_id})"
+                f" that is different from the token's principal name ({name})"
             )
-            raise AuthenticationFailed("the client wants to be another user", told=told, user=name)
+            raise AuthenticationFailed(
+                "the client wants to be another user", client_message=client_message, user=name
+            )
         self.identity = identity
         return b""
 
 
 def _first(message: bytes) -> tuple[str, str]:
     """Return the requested authorization id, which may be empty, and the token."""
-    found = _FIRST.fullmatch(message.decode(errors="replace"))
-    if found is None:
+    match = _FIRST.fullmatch(message.decode(errors="replace"))
+    if match is None:
         raise AuthenticationFailed("not an OAUTHBEARER message")
-    pairs = dict(pair.split("=", 1) for pair in found["pairs"].split("\x01") if pair)
+    pairs = dict(pair.split("=", 1) for pair in match["pairs"].split("\x01") if pair)
     auth = _AUTH.fullmatch(pairs.get("auth", ""))
     if auth is None or auth["scheme"].lower() != "bearer":
         raise AuthenticationFailed("no bearer token in the message")
-    return found["authzid"] or "", auth["token"]
+    return match["authzid"] or "", auth["token"]
 
 
 # --- from the configuration ---

@@ -41,8 +41,8 @@ class PlainLogin:
 
     def is_configured(self, user: str, password: str) -> bool:
         """Return whether the configuration has the user with this password."""
-        known = self._digests.get(user, bytes(hashlib.sha256().digest_size))
-        return hmac.compare_digest(known, _digest(password))
+        digest = self._digests.get(user, bytes(hashlib.sha256().digest_size))
+        return hmac.compare_digest(digest, _digest(password))
 
     def knows(self, user: str) -> bool:
         """Return whether the configuration has the user."""
@@ -64,33 +64,35 @@ class PlainExchange:
         check_size(token)
         parts = token.decode(errors="replace").split("\0", _PARTS)
         if len(parts) != _PARTS:
-            told = f"Invalid SASL/PLAIN response: expected {_PARTS} tokens, got {len(parts)}"
-            raise AuthenticationFailed(told, told=told)
+            client_message = (
+                f"Invalid SASL/PLAIN response: expected {_PARTS} tokens, got {len(parts)}"
+            )
+            raise AuthenticationFailed(client_message, client_message=client_message)
         authorized, user, password = parts
         if not user:
-            told = "Authentication failed: username not specified"
-            raise AuthenticationFailed(told, told=told)
+            client_message = "Authentication failed: username not specified"
+            raise AuthenticationFailed(client_message, client_message=client_message)
         if not password:
-            told = "Authentication failed: password not specified"
-            raise AuthenticationFailed(told, told=told, user=user)
+            client_message = "Authentication failed: password not specified"
+            raise AuthenticationFailed(client_message, client_message=client_message, user=user)
         login = self._login
         # Every name causes the same work, so that the duration does not reveal whether a user
         # exists.
         stand_in = login.users.stand_in(user)
-        found = login.users.any_credential(user)
-        credential = stand_in if found is None else found
+        configured = login.users.any_credential(user)
+        credential = stand_in if configured is None else configured
         check = login.checks.begin(credential, password, self._host)
         yield check
         stored = stored_key(credential.mechanism, check.result())
-        is_right = hmac.compare_digest(stored, credential.stored_key) and found is not None
+        is_right = hmac.compare_digest(stored, credential.stored_key) and configured is not None
         is_configured = login.is_configured(user, password)
         if not (is_right or is_configured):
-            is_known = found is not None or login.knows(user)
+            is_known = configured is not None or login.knows(user)
             cause = "the password is wrong" if is_known else "there is no such user"
-            raise AuthenticationFailed(cause, told=_WRONG, user=user)
+            raise AuthenticationFailed(cause, client_message=_WRONG, user=user)
         if authorized not in {"", user}:
             raise AuthenticationFailed(
-                "the client wants to be another user", told=OTHER_USER, user=user
+                "the client wants to be another user", client_message=OTHER_USER, user=user
             )
         self.identity = Identity(Principal(USER, user))
         return b""

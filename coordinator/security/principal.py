@@ -27,8 +27,8 @@ class Principal:
     @classmethod
     def parse(cls, text: str) -> Principal:
         """Return the principal written as ``TYPE:NAME``. Raises ValueError."""
-        kind, found, name = text.partition(":")
-        if not found or not kind:
+        kind, separator, name = text.partition(":")
+        if not separator or not kind:
             raise ValueError(f"{text!r} is not a principal of the form TYPE:NAME")
         return cls(kind, name)
 

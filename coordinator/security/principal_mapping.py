@@ -38,7 +38,7 @@ class PrincipalMapping:
 
 def split_rules(text: str) -> list[str]:
     """Return the single rules, including empty ones."""
-    return [found[1] for found in _SPLITTER.finditer(text.strip())]
+    return [match[1] for match in _SPLITTER.finditer(text.strip())]
 
 
 def _rules(text: str) -> Iterator[Rule]:
@@ -92,8 +92,8 @@ def _template(
         else:
             parts.append(character)
 
-    def expand(found: re.Match[str]) -> str:
-        return "".join(found[one] or "" if isinstance(one, int) else one for one in parts)
+    def expand(match: re.Match[str]) -> str:
+        return "".join(match[one] or "" if isinstance(one, int) else one for one in parts)
 
     return expand
 

@@ -163,7 +163,7 @@ class ClientQuotas:
         except KeyError:
             pass
         limits = self._limits[key]
-        found = next(
+        quota = next(
             (
                 ClientQuota(
                     entity, (bounded_name(shared_by[0]), bounded_name(shared_by[1])), limits[entity]
@@ -176,8 +176,8 @@ class ClientQuotas:
         if len(user) + len(client_id) <= 2 * MAX_KEPT_CHARACTERS:
             if len(known) >= MAX_BUDGETS:
                 known.clear()
-            known[who] = found
-        return found
+            known[who] = quota
+        return quota
 
     # --- usage ---
 

@@ -98,10 +98,10 @@ class _Prefixes:
         A prefix in ``texts`` is kept or added if ``now``, the patterns after the change, contains
         it; otherwise it is removed.
         """
-        made = {*self._texts}
-        made.difference_update(texts)
-        made.update(text for text in texts if (PatternType.PREFIXED, text) in now)
-        return _Prefixes(made)
+        new_texts = {*self._texts}
+        new_texts.difference_update(texts)
+        new_texts.update(text for text in texts if (PatternType.PREFIXED, text) in now)
+        return _Prefixes(new_texts)
 
 
 _NONE: Final = _Prefixes()
@@ -203,21 +203,21 @@ class RuleTable:
         prefixes = _Prefixes({text for how, text in denied if how is PatternType.PREFIXED})
         return any(not any(prefixes.of(name)) for _, name in left)
 
-    def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
+    def find(self, acl_filter: AclFilter) -> Steps[list[Acl]]:
         """Return the ACLs that match a filter."""
         found = []
-        for rules in self._matching(wanted):
+        for rules in self._matching(acl_filter):
             for rule in rules:
-                if wanted.matches(rule):
+                if acl_filter.matches(rule):
                     found.append(rule)
                 yield
         return found
 
-    def _matching(self, wanted: AclFilter) -> Iterator[Collection[Acl]]:
+    def _matching(self, acl_filter: AclFilter) -> Iterator[Collection[Acl]]:
         """Yield the ACLs of each resource that matches a filter."""
-        name, how = wanted.resource_name, wanted.pattern_type
+        name, how = acl_filter.resource_name, acl_filter.pattern_type
         for kind, by_pattern in self._by_resource.items():
-            if wanted.resource_type not in {ResourceType.ANY, kind}:
+            if acl_filter.resource_type not in {ResourceType.ANY, kind}:
                 continue
             if name is None:
                 for pattern, rules in by_pattern.items():
@@ -255,20 +255,23 @@ class RuleTable:
         self, *, removed: Iterable[Acl] = (), added: Mapping[Acl, UUID] | None = None
     ) -> Steps[RuleTable]:
         """Return a table without the ``removed`` ACLs and with the ``added`` ones and their ids."""
-        made = RuleTable()
-        made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
-        made._prefixes, made.count = self._prefixes.copy(), self.count
-        made._networks = self._networks.copy()
-        draft = _TableBuilder(made)
+        new_table = RuleTable()
+        new_table._by_resource, new_table._by_holder = (
+            self._by_resource.copy(),
+            self._by_holder.copy(),
+        )
+        new_table._prefixes, new_table.count = self._prefixes.copy(), self.count
+        new_table._networks = self._networks.copy()
+        draft = _TableBuilder(new_table)
         for rule in removed:
-            if rule in made:
+            if rule in new_table:
                 draft.remove(rule)
             yield
         for rule, id_ in (added or {}).items():
             draft.add(rule, id_)
             yield
         yield from draft.finish()
-        return made
+        return new_table
 
 
 class _TableBuilder:
@@ -322,8 +325,8 @@ class _TableBuilder:
             of_kind.setdefault(holder[0], set()).update(texts)
             yield
         for kind, texts in of_kind.items():
-            known = table._prefixes.get(kind, _NONE)
-            table._prefixes[kind] = known.changed(texts, table._by_resource[kind])
+            prefixes = table._prefixes.get(kind, _NONE)
+            table._prefixes[kind] = prefixes.changed(texts, table._by_resource[kind])
             yield
         ranges: dict[tuple[ResourceType, str], tuple[list[str], list[str]]] = {}
         for holder in self._holders:
@@ -335,9 +338,9 @@ class _TableBuilder:
                 del table._by_holder[holder]
             yield
         for place, (added, removed) in ranges.items():
-            made = table._networks.pop(place, NO_NETWORKS).changed(added, removed)
-            if made:
-                table._networks[place] = made
+            networks = table._networks.pop(place, NO_NETWORKS).changed(added, removed)
+            if networks:
+                table._networks[place] = networks
             yield
 
     def _rules(self, rule: Acl) -> dict[Acl, UUID]:
@@ -357,11 +360,11 @@ class _TableBuilder:
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)
-            known = by_holder.get(holder)
+            rules = by_holder.get(holder)
             by_holder[holder] = (
                 _HolderRules({}, _NONE)
-                if known is None
-                else _HolderRules(known.grants.copy(), known.prefixes)
+                if rules is None
+                else _HolderRules(rules.grants.copy(), rules.prefixes)
             )
         if rule.pattern_type is PatternType.PREFIXED:
             self._texts.setdefault(holder, set()).add(rule.resource_name)

@@ -84,18 +84,18 @@ class ScramExchange:
         first = ClientFirst.parse(token)
         if first.authorized not in {"", first.user}:
             raise AuthenticationFailed(
-                "the client wants to be another user", told=OTHER_USER, user=first.user
+                "the client wants to be another user", client_message=OTHER_USER, user=first.user
             )
         # Computed also for existing users, so that the duration does not reveal whether one exists.
         stand_in = self._users.stand_in(first.user, self._mechanism)
-        found = self._users.credential(first.user, self._mechanism)
+        credential = self._users.credential(first.user, self._mechanism)
         if first.extensions.get("tokenauth", "").lower() == "true":
             self._doubt = "there are no delegation tokens"
-        elif found is None:
+        elif credential is None:
             self._doubt = f"the user has no credential of {self._mechanism.name}"
-        elif found.iterations < MIN_ITERATIONS:
-            self._doubt = f"the credential has too few iterations: {found.iterations}"
-        self._credential = stand_in if self._doubt or found is None else found
+        elif credential.iterations < MIN_ITERATIONS:
+            self._doubt = f"the credential has too few iterations: {credential.iterations}"
+        self._credential = stand_in if self._doubt or credential is None else credential
         self._first = first
         nonce = first.nonce + new_nonce()
         self._answer = ServerFirst.of(nonce, self._credential.salt, self._credential.iterations)

@@ -118,7 +118,7 @@ def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
         PrincipalMapping(rules)
     except ValueError as error:
         _refuse("ssl.principal.mapping.rules", rules, str(error))
-    found = TlsSettings(
+    settings = TlsSettings(
         listener=listener.name,
         keystore=text(_KEYSTORE),
         key=text(_KEY),
@@ -133,17 +133,17 @@ def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
         allows_dn_changes=bool(config.on_listener(listener.name, "ssl.allow.dn.changes")),
         allows_san_changes=bool(config.on_listener(listener.name, "ssl.allow.san.changes")),
     )
-    if found.client_auth != "none" and not (found.truststore or found.authorities):
+    if settings.client_auth != "none" and not (settings.truststore or settings.authorities):
         _refuse(
             _TRUSTSTORE,
             "",
             (
-                f"ssl.client.auth={found.client_auth} needs it or {_AUTHORITIES}: without"
+                f"ssl.client.auth={settings.client_auth} needs it or {_AUTHORITIES}: without"
                 " trusted certificates, every authority of the operating system would be"
                 " accepted"
             ),
         )
-    return found
+    return settings
 
 
 def _check_stores(text: Callable[[str], str]) -> None:
@@ -228,10 +228,10 @@ def _identity(settings: TlsSettings) -> tuple[str, list[str]]:
         keys, chain = private_keys(settings.key), certificates(settings.chain)
     where = settings.keystore or HIDDEN
     if len(keys) != 1:
-        found = "Private key not provided"
+        problem = "Private key not provided"
         if keys:
-            found = f"Expected one private key, but found {len(keys)}"
-        raise ConfigError(_KEYSTORE if settings.keystore else _KEY, where, found)
+            problem = f"Expected one private key, but found {len(keys)}"
+        raise ConfigError(_KEYSTORE if settings.keystore else _KEY, where, problem)
     if not chain:
         raise _chain_error(settings, where, "At least one certificate expected, but none found")
     return keys[0], chain
@@ -247,12 +247,12 @@ def _authorities(settings: TlsSettings) -> list[str]:
     key, where = _AUTHORITIES, HIDDEN
     if settings.truststore:
         key, where = _TRUSTSTORE, settings.truststore
-        found = certificates(_read(key, "truststore", where))
+        authorities = certificates(_read(key, "truststore", where))
     else:
-        found = certificates(settings.authorities)
-    if not found:
+        authorities = certificates(settings.authorities)
+    if not authorities:
         raise ConfigError(key, where, "At least one certificate expected, but none found")
-    return found
+    return authorities
 
 
 def _read(key: str, store: str, path: str) -> str:
@@ -315,8 +315,8 @@ def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
             context.set_ciphers(":".join(older))
         except ssl.SSLError:
             older = ()
-        known = {str(one["name"]) for one in context.get_ciphers()}
-        missing = [name for name in older if name not in known]
+        names = {str(one["name"]) for one in context.get_ciphers()}
+        missing = [name for name in older if name not in names]
         if missing or not older:
             reason = (
                 f"OpenSSL does not support the cipher suite {', '.join(missing or settings.suites)}"
@@ -334,12 +334,12 @@ def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
 def _load_certificate(
     settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[str]
 ) -> None:
-    asked = False
+    is_requested = False
 
     def password() -> str:
         # Without a callback OpenSSL would prompt on the terminal.
-        nonlocal asked
-        asked = True
+        nonlocal is_requested
+        is_requested = True
         return settings.key_password
 
     key_name = _KEYSTORE if settings.keystore else _KEY
@@ -350,9 +350,9 @@ def _load_certificate(
     except (ssl.SSLError, ValueError, OSError) as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             reason = "the private key does not belong to the first certificate"
-        elif asked and not settings.key_password:
+        elif is_requested and not settings.key_password:
             reason = f"the private key is encrypted, and {_KEY_PASSWORD} is not set"
-        elif asked:
+        elif is_requested:
             reason = f"the private key can't be decrypted: {_KEY_PASSWORD} is wrong"
         else:
             reason = "the private key or the certificate chain can't be read"

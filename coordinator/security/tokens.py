@@ -160,23 +160,23 @@ class SignedTokens:
 def algorithms_of(key: Jwk) -> frozenset[str]:
     """Return the algorithms that a key permits, by its type and its own ``alg``."""
     kind = key.get("kty")
-    found: frozenset[str] = frozenset()
+    algorithms: frozenset[str] = frozenset()
     if kind == "RSA":
-        found = _RSA_ALGORITHMS
+        algorithms = _RSA_ALGORITHMS
     elif kind == "EC":
-        found = frozenset({_CURVES.get(str(key.get("crv")), "")}) - {""}
+        algorithms = frozenset({_CURVES.get(str(key.get("crv")), "")}) - {""}
     elif kind == "OKP":
-        found = frozenset({"EdDSA"})
-    own = key.get("alg")
-    return found if own is None else found & {own}
+        algorithms = frozenset({"EdDSA"})
+    algorithm = key.get("alg")
+    return algorithms if algorithm is None else algorithms & {algorithm}
 
 
 def _decoded_part(text: str) -> Mapping[str, Any]:
     """Return a decoded part of a token. Raises TokenRefusedError."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        part = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, RecursionError):
         raise TokenRefusedError("it is not a token") from None
-    if not isinstance(found, dict):
+    if not isinstance(part, dict):
         raise TokenRefusedError("it is not a token")
-    return found
+    return part

@@ -86,15 +86,15 @@ class ScramUsers:
 
     def credential(self, user: str, mechanism: ScramMechanism) -> Credential | None:
         """Return a user's credential for one mechanism; None if there is none."""
-        found = self._metadata.image.scram.get((user, mechanism.number))
-        return None if found is None else _credential(found)
+        record = self._metadata.image.scram.get((user, mechanism.number))
+        return None if record is None else _credential(record)
 
     def any_credential(self, user: str) -> Credential | None:
         """Return a user's credential for the first mechanism that has one; None without any."""
         for mechanism in SCRAM_MECHANISMS.values():
-            found = self.credential(user, mechanism)
-            if found is not None:
-                return found
+            credential = self.credential(user, mechanism)
+            if credential is not None:
+                return credential
         return None
 
     def listed(self) -> Iterator[tuple[str, int, int]]:
@@ -104,8 +104,8 @@ class ScramUsers:
 
     def iterations(self, user: str) -> list[Profile]:
         """Return the mechanisms of a user, with their iterations."""
-        found = ((one, self.credential(user, one)) for one in SCRAM_MECHANISMS.values())
-        return [(one.number, has.iterations) for one, has in found if has is not None]
+        credentials = ((one, self.credential(user, one)) for one in SCRAM_MECHANISMS.values())
+        return [(one.number, has.iterations) for one, has in credentials if has is not None]
 
     # --- unknown users ---
 
@@ -128,13 +128,13 @@ class ScramUsers:
 
     def _costs(self) -> frozenset[Profile]:
         if self._profiles is None:
-            found = frozenset((number, count) for _, number, count in self.listed())
-            self._profiles = found or frozenset({(1, MIN_ITERATIONS)})
+            costs = frozenset((number, count) for _, number, count in self.listed())
+            self._profiles = costs or frozenset({(1, MIN_ITERATIONS)})
         return self._profiles
 
     def _costs_of(self, number: int) -> frozenset[Profile]:
-        found = frozenset(one for one in self._costs() if one[0] == number)
-        return found or frozenset({(number, MIN_ITERATIONS)})
+        costs = frozenset(one for one in self._costs() if one[0] == number)
+        return costs or frozenset({(number, MIN_ITERATIONS)})
 
     def prepare(self) -> None:
         """Draw the secret for :meth:`stand_in`. Raises OSError."""

@@ -102,7 +102,7 @@ class Authenticator:
         self._rules, self._versions, self._now_ms = rules, versions, now_ms
         self._host = host
         self._previous = previous
-        self._has_told_versions = False
+        self._has_sent_versions = False
         self._exchange: Exchange | None = None
         self._is_bare = False
         """Whether tokens have no request header, as after a handshake of version 0."""
@@ -126,7 +126,7 @@ class Authenticator:
         try:
             request = decode_request(frame, _FIRST_REQUESTS)
         except UnsupportedVersion as error:
-            if error.api_key == ApiKey.API_VERSIONS and not self._has_told_versions:
+            if error.api_key == ApiKey.API_VERSIONS and not self._has_sent_versions:
                 served = ALL_VERSIONS[ApiKey.API_VERSIONS]
                 return unsupported_api_versions(served, error.correlation_id)
             raise LoginRefused(f"{_api(error)} before the handshake") from error
@@ -134,22 +134,22 @@ class Authenticator:
             raise LoginRefused(f"not a Kafka request: {error}") from error
         if request.api_key == ApiKey.SASL_HANDSHAKE:
             return self.handshake(request)
-        if self._has_told_versions:
+        if self._has_sent_versions:
             raise LoginRefused("ApiVersions a second time")
         entity = self._versions(request)
-        self._has_told_versions = entity.error_code == ErrorCode.none
+        self._has_sent_versions = entity.error_code == ErrorCode.none
         return _encode(request, entity)
 
     def handshake(self, request: Request) -> Answer:
         """Select the mechanism. Raises LoginRefused."""
         name = request.body.mechanism
-        found = self._rules.mechanisms.get(name)
-        code = ErrorCode.none if found is not None else ErrorCode.unsupported_sasl_mechanism
+        mechanism = self._rules.mechanisms.get(name)
+        code = ErrorCode.none if mechanism is not None else ErrorCode.unsupported_sasl_mechanism
         make = response_factory(request.api_key, request.api_version)
         answer = _encode(
             request, make.message(error_code=code, mechanisms=tuple(self._rules.mechanisms))
         )
-        if found is None:
+        if mechanism is None:
             cause = f"the mechanism {name[:50]!a} is not enabled"
             raise LoginRefused(cause, answer=answer if self._previous is None else ())
         self.mechanism = name
@@ -157,7 +157,7 @@ class Authenticator:
             self._is_other_mechanism = True
         else:
             self._is_bare = request.api_version == 0
-            self._exchange = found.begin(self._host)
+            self._exchange = mechanism.begin(self._host)
         return answer
 
     # --- tokens ---
@@ -176,9 +176,9 @@ class Authenticator:
             data = yield from self._step(exchange, request.body.auth_bytes)
         except AuthenticationFailed as error:
             code = ErrorCode.sasl_authentication_failed
-            told = make.error(code, error.told or self._usual_text)
+            body = make.error(code, error.client_message or self._usual_text)
             raise LoginRefused(
-                str(error), answer=_encode(request, told), user=error.user
+                str(error), answer=_encode(request, body), user=error.user
             ) from error
         lifetime_ms = self._finish(exchange)
         return _encode(
@@ -206,12 +206,14 @@ class Authenticator:
             raise LoginRefused(str(error)) from error
         before, now = self._previous, exchange.identity
         if before is not None and now is not None and before.principal != now.principal:
-            told = (
+            client_message = (
                 "Cannot change principals during re-authentication from"
                 f" {before.principal.kind}.{before.principal.name}:"
                 f" {now.principal.kind}.{now.principal.name}"
             )
-            raise AuthenticationFailed("another user", told=told, user=now.principal.name)
+            raise AuthenticationFailed(
+                "another user", client_message=client_message, user=now.principal.name
+            )
         return data
 
     def _finish(self, exchange: Exchange) -> int:

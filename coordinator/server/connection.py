@@ -378,8 +378,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._serve_again()
             return
-        wanted = self._frames.frame_size
-        if wanted > LARGE_FRAME_BYTES and not self._has_memory_for(wanted):
+        size = self._frames.frame_size
+        if size > LARGE_FRAME_BYTES and not self._has_memory_for(size):
             self._pause()
             return
         if self._granted_bytes > KEPT_BUFFER_BYTES and self.release_idle():
@@ -405,15 +405,15 @@ class Connection(asyncio.BufferedProtocol):
     def _serve_again(self) -> None:
         self._again = self._loop.call_soon(self._serve)
 
-    def _has_memory_for(self, wanted: int) -> bool:
+    def _has_memory_for(self, size: int) -> bool:
         """Take memory for a whole large frame; return False if the connection must wait for it."""
         if self._large_request != self.requests:
             self._large_request = self.requests
             self._large_since = self._loop.time()
-        if wanted > self._granted_bytes:
-            self._waiting = not self._server.budget.try_allocate(self, wanted)
+        if size > self._granted_bytes:
+            self._waiting = not self._server.budget.try_allocate(self, size)
             if not self._waiting:
-                self._granted_bytes = wanted
+                self._granted_bytes = size
         return not self._waiting
 
     def _resume(self) -> None:

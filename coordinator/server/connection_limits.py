@@ -278,9 +278,9 @@ class ConnectionAcceptor:
         def arrived(client: socket.socket, address: Any) -> None:
             self._arrived(state, client, address)
 
-        made = [Listener(self._loop, one, arrived) for one in bound]
-        state.listeners += made
-        return made[0].address
+        listeners = [Listener(self._loop, one, arrived) for one in bound]
+        state.listeners += listeners
+        return listeners[0].address
 
     def close(self) -> None:
         """Close the listeners; refuse the waiting clients."""

@@ -87,7 +87,7 @@ class HttpLimits:
     max_connections: int = 64
     """Open connections. A further one replaces the longest idle one; if none is idle, it is refused
     (503)."""
-    refusals_told_ms: int = 5_000
+    refusal_log_ms: int = 5_000
     """The minimum interval between log lines about refused connections, which give their number."""
     request_timeout_ms: int = 10_000
     """The time in which a request must arrive, from its first byte, or from the start of the
@@ -138,8 +138,8 @@ class HttpServer:
         """The number of connections refused so far because of a limit."""
         self._handler = handler
         self._loop = loop
-        self._untold = 0
-        self._told_at = -math.inf
+        self._unlogged = 0
+        self._logged_at_s = -math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: _Idle = {}
         self._listeners = [Listener(loop, one, self._arrived) for one in sockets]
@@ -183,11 +183,11 @@ class HttpServer:
 
     def _refuse(self, client: socket.socket, why: str) -> None:
         self.refused += 1
-        self._untold += 1
+        self._unlogged += 1
         now = self._loop.time()
-        if (now - self._told_at) * 1000 >= self.limits.refusals_told_ms:
-            _log.warning("HTTP connections refused", count=self._untold, cause=why)
-            self._untold, self._told_at = 0, now
+        if (now - self._logged_at_s) * 1000 >= self.limits.refusal_log_ms:
+            _log.warning("HTTP connections refused", count=self._unlogged, cause=why)
+            self._unlogged, self._logged_at_s = 0, now
         refusal = text_response(503, why)
         with suppress(OSError), client:
             if self._tls is not None:

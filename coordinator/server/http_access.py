@@ -64,15 +64,15 @@ class HttpUsers:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise HttpError unless the headers contain a name and its password."""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         try:
-            pair = base64.b64decode(given.strip(), validate=True)
+            pair = base64.b64decode(credentials.strip(), validate=True)
         except (binascii.Error, ValueError):
             pair = b""
         shown = hashlib.sha256(pair).digest()
         # All entries are compared, so that the time does not reveal whether a name exists.
-        found = sum([hmac.compare_digest(shown, known) for known in self._known])
-        if scheme.lower() != "basic" or not found:
+        matches = sum([hmac.compare_digest(shown, known) for known in self._known])
+        if scheme.lower() != "basic" or not matches:
             raise HttpError(
                 401,
                 "user name and password are required",

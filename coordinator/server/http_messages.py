@@ -127,10 +127,10 @@ def parse_head(head: bytes) -> RequestHead:
 def _headers(lines: list[bytes]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines:
-        found = _FIELD.fullmatch(line)
-        if found is None:
+        match = _FIELD.fullmatch(line)
+        if match is None:
             raise HttpError(400, "a header is not a line of the form NAME: VALUE")
-        name, value = found[1].decode().lower(), found[2].decode("latin-1").rstrip(" \t")
+        name, value = match[1].decode().lower(), match[2].decode("latin-1").rstrip(" \t")
         if name in headers:
             if name in {"host", "content-length", "origin"}:
                 raise HttpError(400, f"more than one {name} header")
@@ -183,10 +183,10 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
     host = headers.get("host")
     if host is None:
         return  # HTTP/1.0, which browsers do not use
-    found = _HOST.fullmatch(host)
-    if found is None:
+    match = _HOST.fullmatch(host)
+    if match is None:
         raise HttpError(400, "the Host header is not HOST or HOST:PORT")
-    name = found[1].strip("[]").rstrip(".").lower()
+    name = match[1].strip("[]").rstrip(".").lower()
     if names is not None and name not in names and not is_loopback(name):
         raise HttpError(
             421, "this server listens on this machine only and refuses the host name in Host"

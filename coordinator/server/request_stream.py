@@ -111,10 +111,10 @@ class RequestStream:
                 frame, self._versions, max_objects=self._limits.max_request_objects
             )
         except UnsupportedVersion as error:
-            told = self._answer_unsupported_version(error)
-            if told is None:
+            steps = self._answer_unsupported_version(error)
+            if steps is None:
                 raise
-            return told
+            return steps
 
     def _heartbeat(self, frame: bytes) -> Request:
         """Decode a request that may equal the previous one."""
@@ -125,9 +125,11 @@ class RequestStream:
             )
             self._beat = said, request
             return request
-        known = beat[1]
+        versions = beat[1]
         number: int = _ID.unpack_from(frame, _ID_START)[0]
-        return Request(known.api_key, known.api_version, number, known.client_id, known.body)
+        return Request(
+            versions.api_key, versions.api_version, number, versions.client_id, versions.body
+        )
 
     def _with_frame(self, frame: bytes) -> Steps[Request | None]:
         request = yield from self._decoded(memoryview(frame))
@@ -143,10 +145,10 @@ class RequestStream:
                 )
             )
         except UnsupportedVersion as error:
-            told = self._answer_unsupported_version(error)
-            if told is None:
+            steps = self._answer_unsupported_version(error)
+            if steps is None:
                 raise
-            yield from told
+            yield from steps
             return None
 
     def _answer_unsupported_version(self, error: UnsupportedVersion) -> Steps[None] | None:

@@ -23,8 +23,8 @@ when the socket has room again."""
 
 def socket_of(transport: asyncio.BaseTransport) -> int:
     """Return the file descriptor of a transport without TLS; -1 if it has no socket."""
-    found = transport.get_extra_info("socket")
-    return -1 if found is None else int(found.fileno())
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())
 
 
 def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:

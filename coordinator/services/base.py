@@ -173,11 +173,11 @@ class ShardedCoordinator(Generic[M_co]):
 
     def _led(self, topic: TopicImage) -> Iterator[tuple[int, int]]:
         """Yield index and leader epoch of each partition of the topic that this broker leads."""
-        here = self._replicas.node_id
+        node_id = self._replicas.node_id
         return (
             (index, one.leader_epoch)
             for index, one in enumerate(topic.partitions)
-            if one.leader == here
+            if one.leader == node_id
         )
 
     @property
@@ -230,7 +230,7 @@ class ShardedCoordinator(Generic[M_co]):
         errors.
         """
         await self._shards.open_all()
-        found: list[R] = []
+        results: list[R] = []
         pace = Pace()
         for shard in self._shards.shards:
             await pace()
@@ -241,5 +241,5 @@ class ShardedCoordinator(Generic[M_co]):
             except ShardError:
                 continue
             if isinstance(result, kind):
-                found.append(result)
-        return found
+                results.append(result)
+        return results

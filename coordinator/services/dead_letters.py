@@ -250,8 +250,8 @@ class DeadLetterQueues:
             raise NotProducedError(f"{topic.name}-{index} has no leader", is_final=False)
         configs = self._metadata.topic_configs(topic.name)
         most = int(str(self._config.topic_value(MAX_MESSAGE_BYTES, configs)))
-        own = self._metadata.group_settings(line.group_id)
-        if own.get(COPY_RECORD, "false").strip().lower() != "true":
+        settings = self._metadata.group_settings(line.group_id)
+        if settings.get(COPY_RECORD, "false").strip().lower() != "true":
             source = None
         elif source is None:
             source = SourceRecords(line.log, most, pace)

@@ -143,8 +143,8 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
         Raises CoordinatorLoadInProgressError while any shard is loading.
         """
-        found = await self._everywhere(command, ListGroupsResult)
-        return ListGroupsResult(tuple(group for result in found for group in result.groups))
+        results = await self._everywhere(command, ListGroupsResult)
+        return ListGroupsResult(tuple(group for result in results for group in result.groups))
 
     # --- upkeep ----------------------------------------------------------------------------------
 
@@ -294,10 +294,10 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         if self._base_settings is None:
             self._base_settings = self._consumer_settings(), self._share_settings()
         settings, share = self._base_settings
-        own = self._metadata.group_settings(group_id)
-        if own:
-            settings = applied(self._config, "consumer", settings, own)
-            share = applied(self._config, "share", share, own)
+        overrides = self._metadata.group_settings(group_id)
+        if overrides:
+            settings = applied(self._config, "consumer", settings, overrides)
+            share = applied(self._config, "share", share, overrides)
         return Environment(self.topic_image, settings, share)
 
     def _run_effect(

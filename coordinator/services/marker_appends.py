@@ -82,9 +82,9 @@ class MarkerAppends:
         """Record that a marker was appended."""
         producer_id = marker.stamp.producer_id
         self.codes.setdefault(producer_id, {})[partition] = ErrorCode.none
-        found = self._logs.find_open(partition)
-        if found is not None:
-            self._held.append((producer_id, partition, PendingRecords.of(found)))
+        log = self._logs.find_open(partition)
+        if log is not None:
+            self._held.append((producer_id, partition, PendingRecords.of(log)))
 
     @property
     def waits_for_replicas(self) -> bool:

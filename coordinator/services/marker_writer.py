@@ -452,8 +452,8 @@ class MarkerWriter:
         """Report the committed markers; schedule the others again."""
         write.appends.settle()
         codes = {
-            producer_id: {partition: code.name.upper() for partition, code in told.items()}
-            for producer_id, told in write.appends.codes.items()
+            producer_id: {partition: code.name.upper() for partition, code in errors.items()}
+            for producer_id, errors in write.appends.codes.items()
         }
         for result in self._answered(write.send, codes):  # results of one transaction
             self._report_result(result)
@@ -519,14 +519,14 @@ class MarkerWriter:
         if topic in OUTSIDE_TRANSACTIONS:
             return False
         try:
-            found = self._replicas.leader(topic, index)
+            local = self._replicas.leader(topic, index)
         except UnknownTopicOrPartitionError:
             return False
         if topic == CONSUMER_OFFSETS:
             self._complete_offsets(index, marker)
         else:
             self._replicas.check_min_isr(topic, index)
-            found.append_marker(marker, self._clock.now_ms())
+            local.append_marker(marker, self._clock.now_ms())
         return True
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:

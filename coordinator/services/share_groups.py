@@ -140,48 +140,51 @@ class ShareGroups:
     async def _end_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | DomainError]:
-        found: dict[TopicPartition, int | DomainError] = {}
+        offsets: dict[TopicPartition, int | DomainError] = {}
         elsewhere: dict[int, list[TopicPartition]] = {}
         pace = Pace()
         for topic, index in partitions:
             await pace()
             try:
-                found[topic, index] = end_offset(self._replicas, topic, index)
+                offsets[topic, index] = end_offset(self._replicas, topic, index)
             except NotLeaderOrFollowerError as error:
-                found[topic, index] = without_traceback(error)
+                offsets[topic, index] = without_traceback(error)
                 leader = self._replicas.leader_of(topic, index)
                 if leader is not None and leader[0] != NO_LEADER:
                     elsewhere.setdefault(leader[0], []).append((topic, index))
             except DomainError as error:
-                found[topic, index] = without_traceback(error)
+                offsets[topic, index] = without_traceback(error)
         if self._ask_leader is not None:
-            for told in await asyncio.gather(
-                *(self._ask_leader(broker_id, asked) for broker_id, asked in elsewhere.items())
+            for outcomes in await asyncio.gather(
+                *(
+                    self._ask_leader(broker_id, led_elsewhere)
+                    for broker_id, led_elsewhere in elsewhere.items()
+                )
             ):
-                found.update(told)
-        return found
+                offsets.update(outcomes)
+        return offsets
 
     # --- the share coordinator -------------------------------------------------------------------
 
     def _answered(self, group_id: str, sent: asyncio.Future[object]) -> None:
         if sent.cancelled() or sent.exception() is not None:
             return
-        wanted = cast("ShareHeartbeatResult", sent.result()).to_initialize
-        if wanted is not None:
-            self._track(spawn(self._initialize_new(group_id, wanted), "initialize share state"))
+        states = cast("ShareHeartbeatResult", sent.result()).to_initialize
+        if states is not None:
+            self._track(spawn(self._initialize_new(group_id, states), "initialize share state"))
 
-    async def _initialize_new(self, group_id: str, wanted: StateToInitialize) -> None:
+    async def _initialize_new(self, group_id: str, states: StateToInitialize) -> None:
         """Initialize partitions that members subscribe to, unless that is already in progress."""
         offsets = {
             key: start
-            for key, start in _start_offsets(group_id, wanted).items()
+            for key, start in _start_offsets(group_id, states).items()
             if key not in self._initializing
         }
         self._initializing.update(offsets)
         try:
             # If the group has moved meanwhile, its new coordinator repeats the initialization.
             with suppress(DomainError):
-                await self._initialize(group_id, wanted.state_epoch, offsets)
+                await self._initialize(group_id, states.state_epoch, offsets)
         finally:
             self._initializing.difference_update(offsets)
 
@@ -212,9 +215,9 @@ class ShareGroups:
         begun = cast(
             "AlterShareOffsetsResult", await self._groups.submit(group_id, command, origin)
         )
-        wanted = begun.to_initialize
+        states = begun.to_initialize
         errors = await self._initialize(
-            group_id, wanted.state_epoch, _start_offsets(group_id, wanted)
+            group_id, states.state_epoch, _start_offsets(group_id, states)
         )
         failed = {key[1:]: error for key, error in errors.items() if error is not None}
         return AlteredShareOffsets(begun.unknown, failed)
@@ -234,8 +237,8 @@ class ShareGroups:
         self, group_id: str, begun: asyncio.Future[object], origin: Origin | None
     ) -> object:
         with suppress(GroupIdNotFoundError):
-            wanted = cast("StateToDelete", await begun)
-            for error in (await self._delete_states(group_id, wanted.partitions)).values():
+            states = cast("StateToDelete", await begun)
+            for error in (await self._delete_states(group_id, states.partitions)).values():
                 raise error
         return await self._groups.submit(group_id, DeleteGroup(group_id), origin)
 
@@ -274,10 +277,10 @@ async def _settled(work: Coroutine[Any, Any, T]) -> T | DomainError:
         return without_traceback(error)
 
 
-def _start_offsets(group_id: str, wanted: StateToInitialize) -> dict[SharePartitionKey, int]:
+def _start_offsets(group_id: str, states: StateToInitialize) -> dict[SharePartitionKey, int]:
     return {
         SharePartitionKey(group_id, topic_id, index): start
-        for topic_id, index, start in wanted.offsets
+        for topic_id, index, start in states.offsets
     }
 
 

@@ -404,8 +404,8 @@ class SharePartitions:
         for timer in decision.timers:
             self._timers.set(timer.key, timer.deadline_ms, builder.now_ms)
         for event in decision.events:
-            told = self.clients.named(event)
-            self._remember(SHARE_SCOPE, SHARE_PARTITION, told, None, trigger)
+            named_event = self.clients.named(event)
+            self._remember(SHARE_SCOPE, SHARE_PARTITION, named_event, None, trigger)
         for reply in decision.replies:
             self._answer(reply.token, reply.response)
         self._effects += ((share, effect) for effect in decision.effects)

@@ -69,10 +69,10 @@ async def sleep_ms(pause_ms: int) -> None:
     await asyncio.sleep(pause_ms / 1000)
 
 
-def pause_ms(made: int) -> int:
+def pause_ms(attempts: int) -> int:
     """Return the pause after ``made`` attempts. Source: ``ExponentialBackoff``."""
     factor = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not used for security
-    return min(int(factor * (FIRST_PAUSE_MS << (made - 1))), MAX_PAUSE_MS)
+    return min(int(factor * (FIRST_PAUSE_MS << (attempts - 1))), MAX_PAUSE_MS)
 
 
 class SharePersister:
@@ -144,7 +144,7 @@ class SharePersister:
     async def _repeat(
         self, command: StateCommand, done: Callable[[object | DomainError], None]
     ) -> None:
-        done((await self.ask([command], made=1))[command.key])
+        done((await self.ask([command], attempts=1))[command.key])
 
     def close(self) -> None:
         """End the repetitions of :meth:`begin`; their ``done`` is not called."""
@@ -153,7 +153,7 @@ class SharePersister:
             task.cancel()
 
     async def ask(
-        self, commands: Collection[C], *, made: int = 0
+        self, commands: Collection[C], *, attempts: int = 0
     ) -> dict[SharePartitionKey, object | DomainError]:
         """Send commands of different share partitions; return each one's reply or error.
 
@@ -161,7 +161,7 @@ class SharePersister:
         of which may have been carried out.
         """
         results: dict[SharePartitionKey, object | DomainError] = {}
-        for attempt in range(made, MAX_ATTEMPTS):
+        for attempt in range(attempts, MAX_ATTEMPTS):
             if attempt:
                 await self._pause(pause_ms(attempt))
             replies = await self._sent(commands)

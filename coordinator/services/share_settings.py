@@ -42,37 +42,41 @@ class ShareSettingsCache:
 
     def of(self, group_id: str) -> ShareSettings:
         """Return the settings of a group at this moment."""
-        own = self._metadata.group_settings(group_id)
-        if not own:
+        overrides = self._metadata.group_settings(group_id)
+        if not overrides:
             if self._default is None:
                 self._default = _settings(self._config, {}, has_queues=False)
             return self._default
-        known = self._own.get(group_id)
-        if known is not None and known[0] is own:
-            return known[1]
+        cached = self._own.get(group_id)
+        if cached is not None and cached[0] is overrides:
+            return cached[1]
         has_queues = self._metadata.feature_level(SHARE_VERSION) >= FIRST_WITH_QUEUES
-        settings = _settings(self._config, own, has_queues=has_queues)
+        settings = _settings(self._config, overrides, has_queues=has_queues)
         if len(self._own) >= MAX_CACHED:
             self._own.clear()
-        self._own[group_id] = own, settings
+        self._own[group_id] = overrides, settings
         return settings
 
 
-def _settings(config: BrokerConfig, own: Mapping[str, str], *, has_queues: bool) -> ShareSettings:
-    reset = own.get(OFFSET_RESET, OffsetReset.LATEST.value).strip()
+def _settings(
+    config: BrokerConfig, overrides: Mapping[str, str], *, has_queues: bool
+) -> ShareSettings:
+    reset = overrides.get(OFFSET_RESET, OffsetReset.LATEST.value).strip()
     duration_ms = reset_duration_ms(reset)
     return ShareSettings(
-        record_lock_duration_ms=number_in_force(config, "share.record.lock.duration.ms", own),
-        delivery_count_limit=number_in_force(config, "share.delivery.count.limit", own),
-        max_record_locks=number_in_force(config, "share.partition.max.record.locks", own),
-        renew_acknowledge_enabled=own.get("share.renew.acknowledge.enable", "true").strip().lower()
+        record_lock_duration_ms=number_in_force(config, "share.record.lock.duration.ms", overrides),
+        delivery_count_limit=number_in_force(config, "share.delivery.count.limit", overrides),
+        max_record_locks=number_in_force(config, "share.partition.max.record.locks", overrides),
+        renew_acknowledge_enabled=overrides.get("share.renew.acknowledge.enable", "true")
+        .strip()
+        .lower()
         == "true",
         isolation_level=IsolationLevel(
-            own.get("share.isolation.level", IsolationLevel.READ_UNCOMMITTED.value).strip()
+            overrides.get("share.isolation.level", IsolationLevel.READ_UNCOMMITTED.value).strip()
         ),
         auto_offset_reset=OffsetReset.BY_DURATION
         if duration_ms is not None
         else OffsetReset(reset),
         reset_duration_ms=duration_ms or 0,
-        dead_letter_queue=has_queues and bool(own.get(TOPIC_NAME, "").strip()),
+        dead_letter_queue=has_queues and bool(overrides.get(TOPIC_NAME, "").strip()),
     )

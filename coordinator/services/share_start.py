@@ -14,7 +14,7 @@ async def offset_at(log: Partition, timestamp: int) -> int:
         return log.log_start_offset
     if timestamp != LATEST_TIMESTAMP:
         search = log.reader.offset_for_timestamp(timestamp, Isolation.READ_UNCOMMITTED)
-        found = await completed(search)
-        if found is not None:
-            return found.offset
+        offset = await completed(search)
+        if offset is not None:
+            return offset.offset
     return log.high_watermark

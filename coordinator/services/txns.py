@@ -223,9 +223,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
 
         Raises CoordinatorLoadInProgressError while any shard is loading.
         """
-        found = await self._everywhere(command, ListTransactionsResult)
-        unknown = dict.fromkeys(state for result in found for state in result.unknown_states)
-        listed = chain.from_iterable(result.transactions for result in found)
+        results = await self._everywhere(command, ListTransactionsResult)
+        unknown = dict.fromkeys(state for result in results for state in result.unknown_states)
+        listed = chain.from_iterable(result.transactions for result in results)
         return ListTransactionsResult(listed, tuple(unknown))
 
     # --- verification ----------------------------------------------------------------------------
@@ -271,14 +271,14 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
 
         ask = self.verify_remotely
         if ask is not None and self.coordinator_of(transactional_id) != self._replicas.node_id:
-            found = remote_verdicts(verification, command, self._logs, ask, client_error)
+            verdicts = remote_verdicts(verification, command, self._logs, ask, client_error)
         else:
-            found = self._local_verdicts(command, verification, origin, client_error)
-        if adds and request_state is not None and not isinstance(found, asyncio.Future):
+            verdicts = self._local_verdicts(command, verification, origin, client_error)
+        if adds and request_state is not None and not isinstance(verdicts, asyncio.Future):
             backoff_ms = self._config.int("add.partitions.to.txn.retry.backoff.ms")
             most_ms = self._config.int("add.partitions.to.txn.retry.backoff.max.ms")
-            found = retry_of_concurrent(verification, found, backoff_ms, most_ms) or found
-        return found
+            verdicts = retry_of_concurrent(verification, verdicts, backoff_ms, most_ms) or verdicts
+        return verdicts
 
     def _local_verdicts(
         self,

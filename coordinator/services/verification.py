@@ -81,10 +81,10 @@ class VerificationState:
 
 def verification_state(request_state: RequestState) -> VerificationState:
     """Return a request's verification state; create it if it is missing."""
-    found = request_state.get("verification")
-    if not isinstance(found, VerificationState):
-        request_state["verification"] = found = VerificationState()
-    return found
+    state = request_state.get("verification")
+    if not isinstance(state, VerificationState):
+        request_state["verification"] = state = VerificationState()
+    return state
 
 
 def retry_of_concurrent(
@@ -137,36 +137,36 @@ def remote_verdicts(
     ``translate`` converts errors for the client.
     """
     verifications, producer_id = state.verifications, command.producer_id
-    asked: list[TopicPartition] = []
+    unverified: list[TopicPartition] = []
     pending: list[asyncio.Future[VerificationErrors]] = []
     verdicts: dict[TopicPartition, DomainError | None] = {}
     for key in command.partitions:
         verification = verifications.get(key)
         if verification is None:
-            asked.append(key)
+            unverified.append(key)
         elif not verification.answer.done():
             pending.append(verification.answer)
         elif not verification.is_current(producer_id):
             state.transaction_ends += 1
-            asked.append(key)
+            unverified.append(key)
         elif verification.answer.cancelled():
             verdicts[key] = translate(VerificationLostError("the broker stops"))
         else:
             verdicts[key] = translate(verification.answer.result().get(key))
-    if asked and state.transaction_ends > MAX_TRANSACTION_ENDS:
+    if unverified and state.transaction_ends > MAX_TRANSACTION_ENDS:
         ended = translate(VerificationLostError("the transaction has ended meanwhile"))
-        return verdicts | dict.fromkeys(asked, ended)
-    if asked:
+        return verdicts | dict.fromkeys(unverified, ended)
+    if unverified:
         now = AddPartitions(
             command.transactional_id,
             producer_id,
             command.producer_epoch,
-            tuple(asked),
+            tuple(unverified),
             verify_only=command.verify_only,
             client_transaction_version=command.client_transaction_version,
         )
         answer = ask(now)
-        for key in asked:
+        for key in unverified:
             partition = logs.find_open(key)
             if partition is None:
                 continue

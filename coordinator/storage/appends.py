@@ -350,7 +350,7 @@ class Appends:
         until = monotonic_s() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):
             try:
-                check = self._prepare_validation(append, part, now_ms)
+                check = self._validated(append, part, now_ms)
                 part.admitted = finish(check(budget=budget))
             except CheckBudgetExceededError:
                 progress.left.append((part, check))
@@ -361,9 +361,7 @@ class Appends:
             if monotonic_s() > until:
                 return
 
-    def _prepare_validation(
-        self, append: Append, part: Part, now_ms: int
-    ) -> partial[Steps[ValidatedBatch]]:
+    def _validated(self, append: Append, part: Part, now_ms: int) -> partial[Steps[ValidatedBatch]]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
         partition = self._replicas.leader(part.topic, part.index)
@@ -481,7 +479,7 @@ class Appends:
             return {key: mixed for key, _ in batches}
         ((producer_id, epoch),) = append.producers
         verdicts: dict[TopicPartition, DomainError | None] = {}
-        asked: list[TopicPartition] = []
+        unverified: list[TopicPartition] = []
         for key, partition in batches:
             try:
                 partition.producers.check_epoch(producer_id, epoch)
@@ -489,15 +487,15 @@ class Appends:
                 verdicts[key] = without_traceback(error)
                 continue
             if not partition.producers.has_open_transaction(producer_id, epoch):
-                asked.append(key)
-        if not asked:
+                unverified.append(key)
+        if not unverified:
             return verdicts
         tid, origin = append.transactional_id, append.origin
         request_state = append.request_state
-        found = self._ask(
-            "Produce", append.version, tid, producer_id, epoch, asked, origin, request_state
+        outcome = self._ask(
+            "Produce", append.version, tid, producer_id, epoch, unverified, origin, request_state
         )
-        return found if isinstance(found, asyncio.Future) else {**verdicts, **found}
+        return outcome if isinstance(outcome, asyncio.Future) else {**verdicts, **outcome}
 
     # --- commit ---
 

@@ -70,12 +70,12 @@ class Cleaner:
             await pace()
             if self._stopping.is_set():
                 return False
-        found = self._choice.next_round(
+        round_ = self._choice.next_round(
             now_ms, budget_bytes=self._config.int("log.cleaner.dedupe.buffer.size")
         )
-        if found is None:
+        if round_ is None:
             return False
-        partition, compaction = found
+        partition, compaction = round_
         begin = monotonic_s()
         try:
             is_whole = await self._clean(partition, compaction)

@@ -200,8 +200,8 @@ class Fetches:
     def _name(self, topic: TopicKey) -> str | None:
         if isinstance(topic, str):
             return topic
-        known = self.metadata.topic_by_id(topic)
-        return None if known is None else known.name
+        topic_image = self.metadata.topic_by_id(topic)
+        return None if topic_image is None else topic_image.name
 
     def topic_name(self, key: Key) -> str:
         """Return the name of a partition's topic. Raises UnknownTopicIdError."""
@@ -244,10 +244,10 @@ class Fetches:
 
 def isolation_of(level: int) -> Isolation:
     """Return the isolation of a request's level. Raises InvalidRequestError if it is undefined."""
-    found = _LEVELS.get(level)
-    if found is None:
+    isolation = _LEVELS.get(level)
+    if isolation is None:
         raise InvalidRequestError(f"there is no isolation level {level}")
-    return found
+    return isolation
 
 
 _LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)}

@@ -240,9 +240,9 @@ class LogManager:
 
         Raises UnknownTopicOrPartitionError, and StorageError if it cannot be opened.
         """
-        found = self.opened.get((topic, index))
-        if found is not None:
-            return found
+        opened = self.opened.get((topic, index))
+        if opened is not None:
+            return opened
         return self._open_topic_partition(self.metadata.having(topic, index), index)
 
     def find(self, topic: str, index: int) -> Partition | None:
@@ -275,8 +275,11 @@ class LogManager:
         self, topic: TopicImage, index: int, configs: Mapping[str, str] | None = None
     ) -> Partition:
         """Open a partition; ``configs`` are the settings of a topic that is not known yet."""
-        own = self.metadata.topic_configs(topic.name) if configs is None else configs
-        config, epoch = self._log_config(topic.name, own), topic.partitions[index].leader_epoch
+        overrides = self.metadata.topic_configs(topic.name) if configs is None else configs
+        config, epoch = (
+            self._log_config(topic.name, overrides),
+            topic.partitions[index].leader_epoch,
+        )
         partition = self._open_partition(
             topic.name,
             index,
@@ -294,17 +297,17 @@ class LogManager:
             self.checkpoint(*CUT)
         return partition
 
-    def _log_config(self, topic: str, own: Mapping[str, str]) -> LogConfig:
+    def _log_config(self, topic: str, overrides: Mapping[str, str]) -> LogConfig:
         """Return the configuration of a topic's logs; ignore settings that would lose state."""
         if topic == HISTORY_TOPIC:
-            own = {**own, **self.metadata.history_configs()}
-        for key, why in unsafe_configs(topic, own).items():
-            if (ignored := (topic, key, own.get(key))) not in self._ignored:
+            overrides = {**overrides, **self.metadata.history_configs()}
+        for key, why in unsafe_configs(topic, overrides).items():
+            if (ignored := (topic, key, overrides.get(key))) not in self._ignored:
                 self._ignored.add(ignored)
                 _log.warning(
-                    "setting ignored", topic=topic, key=key, value=own.get(key), reason=why
+                    "setting ignored", topic=topic, key=key, value=overrides.get(key), reason=why
                 )
-        return safe_log_config(topic, log_config(self._config, safe_configs(topic, own)))
+        return safe_log_config(topic, log_config(self._config, safe_configs(topic, overrides)))
 
     def _open_partition(
         self,
@@ -453,9 +456,9 @@ class LogManager:
         same name is created without a wait.
         """
         await self.removals.rename_all(partitions)
-        deleted, kept = self._deleted, self._deleted_log_starts()
+        deleted, starts = self._deleted, self._deleted_log_starts()
         written = [await self.save(name) for name in CHECKPOINTS]
-        if all(written) and deleted == self._deleted and not kept:
+        if all(written) and deleted == self._deleted and not starts:
             self._stale = False
 
     def _deleted_log_starts(self) -> Offsets:

@@ -58,13 +58,13 @@ def count(replicas: Collection[Replica], alone: int, offline: int) -> ReplicaCou
 
     ``offline`` is the number of open logs that are offline.
     """
-    found = ReplicaCounts(alone + len(replicas), alone, offline=offline)
+    counts = ReplicaCounts(alone + len(replicas), alone, offline=offline)
     for replica in replicas:
         machine = replica.machine
-        found.offline += replica.partition is None
-        found.leaders += machine.is_leader
-        found.under_replicated += machine.is_under_replicated
-        found.under_min_isr += machine.is_under_min_isr
-        found.at_min_isr += machine.is_at_min_isr
-        found.reassigning += machine.is_leader and machine.is_reassigning
-    return found
+        counts.offline += replica.partition is None
+        counts.leaders += machine.is_leader
+        counts.under_replicated += machine.is_under_replicated
+        counts.under_min_isr += machine.is_under_min_isr
+        counts.at_min_isr += machine.is_at_min_isr
+        counts.reassigning += machine.is_leader and machine.is_reassigning
+    return counts

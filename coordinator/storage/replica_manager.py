@@ -182,10 +182,10 @@ class ReplicaManager:
 
     def registration(self, topic: str, index: int) -> PartitionRegistration | None:
         """Return the state of a partition in the latest image; None if it does not exist."""
-        known = self.image.topics.get(topic)
-        if known is None or not 0 <= index < len(known.partitions):
+        topic_image = self.image.topics.get(topic)
+        if topic_image is None or not 0 <= index < len(topic_image.partitions):
             return None
-        return known.partitions[index]
+        return topic_image.partitions[index]
 
     def has_one(self, topic: str, index: int) -> bool:
         """Return whether a partition has a replica on this broker."""
@@ -210,9 +210,11 @@ class ReplicaManager:
 
     def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
         """Return a partition's leader and leader epoch, for error responses (KIP-951)."""
-        here = self.replica(topic, index)
-        known = self.registration(topic, index) if here is None else here.local.registration
-        return None if known is None else (known.leader, known.leader_epoch)
+        replica = self.replica(topic, index)
+        registration = (
+            self.registration(topic, index) if replica is None else replica.local.registration
+        )
+        return None if registration is None else (registration.leader, registration.leader_epoch)
 
     def counts(self, offline: int) -> ReplicaCounts:
         """Count the partitions with a replica here; ``offline`` is the number of offline logs."""
@@ -239,9 +241,9 @@ class ReplicaManager:
         """
         others = image.brokers is not self.view.brokers
         self.view.brokers = image.brokers
-        own = image.brokers.get(self.node_id)
-        if own is not None:
-            self.view.broker_epoch = own.epoch
+        registration = image.brokers.get(self.node_id)
+        if registration is not None:
+            self.view.broker_epoch = registration.epoch
         configs, self.image = self.image.configs, image
         if image.configs is not configs:
             self._set_min_isr()
@@ -570,14 +572,14 @@ class ReplicaManager:
 
     def _set_min_isr(self) -> None:
         """Apply ``min.insync.replicas`` of topics and brokers, which may have changed."""
-        wanted: dict[str, int] = {}
+        min_isr: dict[str, int] = {}
         changed = []
         for replica in self._replicas.values():
             name, machine = replica.local.topic, replica.machine
-            if name not in wanted:
-                wanted[name] = self._min_isr(name)
-            if machine.min_insync_replicas != wanted[name]:
-                machine.min_insync_replicas = wanted[name]
+            if name not in min_isr:
+                min_isr[name] = self._min_isr(name)
+            if machine.min_insync_replicas != min_isr[name]:
+                machine.min_insync_replicas = min_isr[name]
                 changed.append(replica)
         self._reconsider(changed)
 

@@ -23,13 +23,13 @@ class ClientInstance:
     """One producer, consumer or admin client, and its subscription."""
 
     def __init__(
-        self, instance_id: UUID, client: Client, version: int, wanted: RequestedMetrics
+        self, instance_id: UUID, client: Client, version: int, requested: RequestedMetrics
     ) -> None:
         self.instance_id, self.client = instance_id, client
         self.version = version
         """The version of the subscriptions with which the instance was matched."""
-        self.metrics, self.interval_ms = wanted.metrics, wanted.interval_ms
-        self.subscription_id = subscription_id(wanted, instance_id)
+        self.metrics, self.interval_ms = requested.metrics, requested.interval_ms
+        self.subscription_id = subscription_id(requested, instance_id)
         self.is_terminating = False
         self.last_error: type[DomainError] | None = None
         """Why the last push was refused."""
@@ -62,13 +62,13 @@ class ClientInstance:
         return True
 
 
-def subscription_id(wanted: RequestedMetrics, instance_id: UUID) -> int:
+def subscription_id(requested: RequestedMetrics, instance_id: UUID) -> int:
     """Return the subscription id, a signed 32-bit number that is the same on every broker.
 
     For at most one metric it equals Kafka's. For several metrics, Kafka's depends on the order of
     Java's hash set.
     """
-    text = f"[{', '.join(wanted.metrics)}]{wanted.interval_ms}"
+    text = f"[{', '.join(requested.metrics)}]{requested.interval_ms}"
     halves = (instance_id.int >> 64) ^ (instance_id.int & _INT64_MASK)
-    found = crc32c(text.encode()) ^ (halves >> 32) ^ (halves & (_INT32 - 1))
-    return found - _INT32 if found >= _INT32 >> 1 else found
+    id_ = crc32c(text.encode()) ^ (halves >> 32) ^ (halves & (_INT32 - 1))
+    return id_ - _INT32 if id_ >= _INT32 >> 1 else id_

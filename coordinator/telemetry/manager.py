@@ -199,26 +199,26 @@ class ClientTelemetry:
         """Return the instance, matched with the current subscriptions, and defer its expiry."""
         self._refresh()
         self._sweep()
-        known = self._instances.get(instance_id)
-        while known is None or known.version < self._subscriptions.version:
+        instance = self._instances.get(instance_id)
+        while instance is None or instance.version < self._subscriptions.version:
             version = self._subscriptions.version
-            origin = client if known is None else known.client
-            wanted = yield from self._subscriptions.wanted(origin, instance_id)
+            origin = client if instance is None else instance.client
+            requested = yield from self._subscriptions.wanted(origin, instance_id)
             meanwhile = self._instances.get(instance_id)
-            if meanwhile is not None and meanwhile is not known:
-                known = meanwhile  # another request of the same client was faster
+            if meanwhile is not None and meanwhile is not instance:
+                instance = meanwhile  # another request of the same client was faster
                 continue
-            made = ClientInstance(instance_id, origin, version, wanted)
-            if known is not None:
-                made.report, made.pause_noted_ms = known.report, known.pause_noted_ms
-            self._instances[instance_id] = known = made
+            created = ClientInstance(instance_id, origin, version, requested)
+            if instance is not None:
+                created.report, created.pause_noted_ms = instance.report, instance.pause_noted_ms
+            self._instances[instance_id] = instance = created
             self._connections[connection_id] = instance_id
             while len(self._instances) > self.limits.max_instances:
                 self._forget(next(iter(self._instances)))
         self._instances.move_to_end(instance_id)
-        expiry_ms = max(MIN_EXPIRY_MS, EXPIRY_INTERVALS * known.interval_ms)
-        known.expires_ms = self._clock.monotonic_ms() + expiry_ms
-        return known
+        expiry_ms = max(MIN_EXPIRY_MS, EXPIRY_INTERVALS * instance.interval_ms)
+        instance.expires_ms = self._clock.monotonic_ms() + expiry_ms
+        return instance
 
     def _refresh(self) -> None:
         """Install the subscriptions of a newer metadata image."""
@@ -239,7 +239,9 @@ class ClientTelemetry:
         if now_ms - self._swept_ms < SWEEP_MS:
             return
         self._swept_ms = now_ms
-        expired = [one for one, found in self._instances.items() if found.expires_ms <= now_ms]
+        expired = [
+            one for one, instance in self._instances.items() if instance.expires_ms <= now_ms
+        ]
         for instance_id in expired:
             self._forget(instance_id)
         if len(self._connections) > len(self._instances):

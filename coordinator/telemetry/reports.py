@@ -99,14 +99,14 @@ class Report:
 
     def _store_point(self, point: Point) -> float:
         key = point.name, point.attributes
-        known = self._series.get(key)
+        point_value = self._series.get(key)
         value = point.value
-        if known is not None and point.is_delta:
-            value += known.value
-        if known is None and len(self._series) >= MAX_SERIES:
+        if point_value is not None and point.is_delta:
+            value += point_value.value
+        if point_value is None and len(self._series) >= MAX_SERIES:
             self.dropped += 1
             return value
-        if known is None:
+        if point_value is None:
             texts = sum(len(key) + len(text) for key, text in point.attributes)
             self.series_bytes += SERIES_BYTES + 2 * texts
         self._series[key] = Value(value, point.unit, point.time_ms)

@@ -112,20 +112,20 @@ class Subscriptions:
         """Install the settings of all subscriptions, by their names."""
         if settings == self._settings:
             return
-        kept = {one.name: one for one in self._subscriptions}
-        found: list[Subscription] = []
-        for name, own in settings.items():
-            if name in kept and own == self._settings[name]:
-                found.append(kept[name])
+        former = {one.name: one for one in self._subscriptions}
+        subscriptions: list[Subscription] = []
+        for name, texts in settings.items():
+            if name in former and texts == self._settings[name]:
+                subscriptions.append(former[name])
                 continue
             try:
-                found.append(Subscription(name, settings_of(own)))
+                subscriptions.append(Subscription(name, settings_of(texts)))
             except ConfigError as error:
                 # Another release or Apache Kafka's controller may have accepted these settings.
                 _log.warning(
                     "client metrics subscription ignored", subscription=name, cause=str(error)
                 )
-        self._settings, self._subscriptions = settings, tuple(found)
+        self._settings, self._subscriptions = settings, tuple(subscriptions)
         self.version += 1
 
     def wanted(self, client: Client, instance_id: UUID) -> Steps[RequestedMetrics]:

@@ -174,17 +174,17 @@ class SecurityZnodes:
     async def _all_paths(self) -> list[str]:
         """Return the paths of all znodes that may hold users, quotas or ACLs."""
         children, users = self._session.children, formats.USERS
-        found = []
+        paths = []
         for folder in (users, formats.CLIENTS, formats.IPS):
-            found += [f"{folder}/{name}" for name in await children(folder)]
-        folders = [f"{path}/clients" for path in found if path.startswith(f"{users}/")]
+            paths += [f"{folder}/{name}" for name in await children(folder)]
+        folders = [f"{path}/clients" for path in paths if path.startswith(f"{users}/")]
         for folder in formats.RULE_CHANGES if self._notifications else ():
             folders += [f"{folder}/{kind}" for kind in await children(folder)]
-        for some in batched(folders):
-            there = await asyncio.gather(*map(children, some))
-            for folder, names in zip(some, there, strict=True):
-                found += [f"{folder}/{name}" for name in names]
-        return found
+        for batch in batched(folders):
+            there = await asyncio.gather(*map(children, batch))
+            for folder, names in zip(batch, there, strict=True):
+                paths += [f"{folder}/{name}" for name in names]
+        return paths
 
     async def reread(self, paths: Iterable[str]) -> None:
         """Apply the current contents of these znodes. Raises ZooKeeperError.
@@ -193,11 +193,11 @@ class SecurityZnodes:
         rest.
         """
         async with self._reading:
-            for some in batched([*dict.fromkeys(paths)]):
-                nodes = await asyncio.gather(*map(self._session.get, some))
+            for batch in batched([*dict.fromkeys(paths)]):
+                nodes = await asyncio.gather(*map(self._session.get, batch))
                 loosening: list[_RecordDiff] = []
                 differences: list[_RecordDiff] = []
-                for path, node in zip(some, nodes, strict=True):
+                for path, node in zip(batch, nodes, strict=True):
                     for one in await self._differences(path, node):
                         (loosening if one.loosens else differences).append(one)
                 # Changes that permit more come last: no intermediate image may permit an operation
@@ -212,12 +212,12 @@ class SecurityZnodes:
         # Only records in the image count as known: a record that is known but not in the image
         # would never be applied, and it may be a denial.
         for one in differences:
-            known = self._known.setdefault(one.path, {})
+            records = self._known.setdefault(one.path, {})
             if one.now is not None:
-                known[one.key] = one.now
+                records[one.key] = one.now
                 continue
-            del known[one.key]
-            if not known:
+            del records[one.key]
+            if not records:
                 del self._known[one.path]
 
     async def _differences(self, path: str, node: Znode | None) -> list[_RecordDiff]:
@@ -229,15 +229,15 @@ class SecurityZnodes:
             read = formats.records_of(path, data)
         now = {formats.key_of(one): one for one in read}
         before = self._known.get(path, {})
-        found = []
+        diffs = []
         for key, gone in before.items():
             if key not in now:
                 is_denial = _is_acl(gone, Permission.DENY)
-                found.append(_RecordDiff(path, key, None, formats.removal_of(gone), is_denial))
+                diffs.append(_RecordDiff(path, key, None, formats.removal_of(gone), is_denial))
         for key, one in now.items():
             if before.get(key) != one:
-                found.append(_RecordDiff(path, key, one, one, _is_acl(one, Permission.ALLOW)))
-        return found
+                diffs.append(_RecordDiff(path, key, one, one, _is_acl(one, Permission.ALLOW)))
+        return diffs
 
     # --- writing ---
 
@@ -262,20 +262,20 @@ class SecurityZnodes:
     async def _write_all(self) -> None:
         while True:
             self._wake.clear()
-            while some := self._next_batch():
-                await self._write_together(some)
+            while batch := self._next_batch():
+                await self._write_together(batch)
             await self._wake.wait()
 
     def _next_batch(self) -> list[_PendingChanges]:
         """Take as many changes from the queue as fit into one transaction."""
-        some: list[_PendingChanges] = []
+        batch: list[_PendingChanges] = []
         count = 0
-        while self._queue and (not some or count + len(self._queue[0].by_path) <= MAX_PATHS):
+        while self._queue and (not batch or count + len(self._queue[0].by_path) <= MAX_PATHS):
             one = self._queue.popleft()
             if self._is_wanted(one):
-                some.append(one)
+                batch.append(one)
                 count += len(one.by_path)
-        return some
+        return batch
 
     def _is_wanted(self, one: _PendingChanges, late: RequestTimedOutError | None = None) -> bool:
         """Return whether a caller still waits for a change; fail an expired one with ``late``."""
@@ -284,22 +284,22 @@ class SecurityZnodes:
             one.fail(late or RequestTimedOutError(waited))
         return not one.done.done()
 
-    async def _write_together(self, some: Sequence[_PendingChanges]) -> None:
+    async def _write_together(self, batch: Sequence[_PendingChanges]) -> None:
         """Write changes in one transaction; if it fails, one by one, so that only bad ones fail."""
         changes: dict[str, list[SecurityChange]] = {}
-        for one in some:
+        for one in batch:
             for path, more in one.by_path.items():
                 changes.setdefault(path, []).extend(more)
         error: Exception | None = None
         try:
-            await self._write(changes, min(one.until_ms for one in some))
+            await self._write(changes, min(one.until_ms for one in batch))
         except RequestTimedOutError as late:
             # Unexpired changes go back to the front of the queue.
-            self._queue.extendleft([one for one in reversed(some) if self._is_wanted(one, late)])
+            self._queue.extendleft([one for one in reversed(batch) if self._is_wanted(one, late)])
             return
         except Exception as found:  # noqa: BLE001 - every caller gets it
-            if len(some) > 1:
-                for one in some:
+            if len(batch) > 1:
+                for one in batch:
                     if self._is_wanted(one):
                         await self._write_together([one])
                 return
@@ -307,7 +307,7 @@ class SecurityZnodes:
             if not isinstance(found, DomainError):
                 log_failure("write users, quotas and rules", found)
                 error = NotWrittenError("ZooKeeper has not taken the change.")
-        for one in some:
+        for one in batch:
             if error is not None:
                 one.fail(error)
             elif not one.done.done():
@@ -319,9 +319,9 @@ class SecurityZnodes:
             cause = "others change the same"
             try:
                 async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                    some = await self._try({path: changes[path] for path in left[:MAX_PATHS]})
-                    await self.reread(some)
-                left = left[len(some) :]
+                    read_back = await self._try({path: changes[path] for path in left[:MAX_PATHS]})
+                    await self.reread(read_back)
+                left = left[len(read_back) :]
                 continue
             except TimeoutError:
                 cause = "no answer"
@@ -338,9 +338,9 @@ class SecurityZnodes:
 
     async def _try(self, changes: Mapping[str, Sequence[SecurityChange]]) -> list[str]:
         """Write as many of these changes as fit into one transaction; return their paths."""
-        wanted = {*changes, *(one for path in changes for one in formats.parents_of(path))}
-        read = await asyncio.gather(*map(self._session.get, wanted))
-        transaction = _MultiWrite(dict(zip(wanted, read, strict=True)), changes)
+        paths = {*changes, *(one for path in changes for one in formats.parents_of(path))}
+        read = await asyncio.gather(*map(self._session.get, paths))
+        transaction = _MultiWrite(dict(zip(paths, read, strict=True)), changes)
         done: list[str] = []
         for path in changes:
             if done and transaction.size > MAX_TRANSACTION_BYTES:

@@ -169,11 +169,11 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
     """Return the records in a znode; none if it does not exist."""
     if data is None:
         return []
-    found = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
-    if any(path_of(one) != path for one in found):
+    records = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
+    if any(path_of(one) != path for one in records):
         _log.error("znode skipped: Kafka would encode its name otherwise", path=path)
         return []
-    return found
+    return records
 
 
 def key_of(record: AccessRecord) -> Hashable:
@@ -238,8 +238,8 @@ def entity_of(path: str) -> tuple[EntityData, ...] | None:
         if any(not one or "/" in one for one in names):
             return None
         kinds = (USER, CLIENT_ID) if len(names) > 1 else (kind,)
-        found = zip(kinds, map(desanitized, names), strict=True)
-        return tuple(EntityData(*one) for one in sorted(found, key=lambda one: one[0]))
+        components = zip(kinds, map(desanitized, names), strict=True)
+        return tuple(EntityData(*one) for one in sorted(components, key=lambda one: one[0]))
     return None
 
 
@@ -253,17 +253,19 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
         _log.error("settings in ZooKeeper skipped", path=path, cause=str(error))
         return []
     names = {one.entity_type: one.entity_name for one in entity}
-    found: list[AccessRecord] = []
+    records: list[AccessRecord] = []
     for key, text in values.items():
         try:
             if key in SCRAM_MECHANISMS:
                 if names.keys() == {USER} and (user := names[USER]) is not None:
-                    found.append(credential_of(user, key, text))
+                    records.append(credential_of(user, key, text))
                 continue
-            found.append(ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False))
+            records.append(
+                ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False)
+            )
         except ValueError as error:  # the text of the error contains no secret
             _log.error("setting in ZooKeeper skipped", path=path, key=key, cause=str(error))
-    return found
+    return records
 
 
 def credential_text(record: UserScramCredentialRecord) -> str:
@@ -306,7 +308,7 @@ def quota_text(key: str, value: float) -> str:
         return str(int(value + FRACTION))
     if 1e-3 <= value < 1e7:
         return repr(float(value))
-    places = next(some for some in range(18) if float(f"{value:.{some}e}") == value)
+    places = next(precision for precision in range(18) if float(f"{value:.{precision}e}") == value)
     digits, _, exponent = f"{value:.{places}e}".partition("e")
     return f"{digits if places else digits + '.0'}E{int(exponent)}"
 
@@ -367,12 +369,12 @@ def _rules(path: str, data: bytes) -> list[AccessRecord]:
             cause=str(error),
         )
         return [_rule(resource, ANYBODY, ANYTHING, Operation.ALL, Permission.DENY)]
-    found: dict[Hashable, AccessRecord] = {}
+    rules: dict[Hashable, AccessRecord] = {}
     for entry in entries:
         rule = _rule_of(path, resource, entry)
         if rule is not None:
-            found[rule.id] = rule
-    return [*found.values()]
+            rules[rule.id] = rule
+    return [*rules.values()]
 
 
 def _entries(path: str, data: bytes) -> list[Any]:
@@ -391,13 +393,13 @@ def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRe
     For an unreadable ALLOW return None; any other unreadable entry becomes a DENY of everything
     that it may have denied.
     """
-    told = entry if isinstance(entry, dict) else {}
-    principal, host = told.get("principal"), told.get("host")
+    fields = entry if isinstance(entry, dict) else {}
+    principal, host = fields.get("principal"), fields.get("host")
     wrong = None
     permission, operation = Permission.DENY, Operation.ALL
     try:
-        permission = _word(Permission, told.get("permissionType"), Permission.DENY)
-        operation = _word(Operation, told.get("operation"), Operation.ALL)
+        permission = _word(Permission, fields.get("permissionType"), Permission.DENY)
+        operation = _word(Operation, fields.get("operation"), Operation.ALL)
     except ValueError as error:
         wrong = str(error)
     if not isinstance(principal, str) or ":" not in principal:
@@ -464,7 +466,7 @@ def _changed_rules(
             entries.setdefault(_facts(record), [entry_of(record)])
     if not entries:
         return None
-    left = [one for some in entries.values() for one in some]
+    left = [one for rules in entries.values() for one in rules]
     return znodes.written({"acls": left, "version": 1})
 
 
@@ -503,7 +505,7 @@ def path_of_notification(folder: str, path: str, data: bytes) -> str:
             value = znodes.read_json(data, path)
             kind, name = value["resourceType"], str(value["name"])
             pattern = _word(PatternType, value["patternType"], PatternType.LITERAL)
-        found = camel(_word(ResourceType, kind, ResourceType.TOPIC))
+        kind_name = camel(_word(ResourceType, kind, ResourceType.TOPIC))
     except (KeyError, ValueError) as error:
         raise NotOurFormatError(f"{path} names no resource: {error}") from None
-    return f"{RULE_FOLDERS[pattern]}/{found}/{name}"
+    return f"{RULE_FOLDERS[pattern]}/{kind_name}/{name}"

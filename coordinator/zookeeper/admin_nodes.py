@@ -81,21 +81,21 @@ class AdminNodes:
         if node is None:
             self._begun = {}
             return
-        asked: Targets = {}
+        requested: Targets = {}
         try:
-            asked = znodes.reassignments_of(node.data)
+            requested = znodes.reassignments_of(node.data)
         except NotOurFormatError as error:
             _log.error("reassignment skipped", cause=str(error))
         new = {
             (name, index): target
-            for (name, index), target in asked.items()
+            for (name, index), target in requested.items()
             if self._begun.get(name, {}).get(index) != target
         }
         failed: set[Partition] = set()
-        for some in batched([*new], AT_ONCE):
-            items = [ReassignablePartition(*one, new[one]) for one in some]
+        for batch in batched([*new], AT_ONCE):
+            items = [ReassignablePartition(*one, new[one]) for one in batch]
             decision = partial(_reassigned, items=items)
-            for one, why in zip(some, self._decide(decision), strict=True):
+            for one, why in zip(batch, self._decide(decision), strict=True):
                 if why is not None:
                     failed.add(one)
                     _log.warning("no reassignment", partition=f"{one[0]}-{one[1]}", cause=str(why))
@@ -104,7 +104,7 @@ class AdminNodes:
         image = self._store.image
         left = {
             one: target
-            for one, target in asked.items()
+            for one, target in requested.items()
             if one not in failed and _is_under_way(image, one, target)
         }
         self._begun = {}
@@ -112,7 +112,7 @@ class AdminNodes:
             self._begun.setdefault(name, {})[index] = target
         if not left:
             await self._do(Delete(path, node.version), self._reassigned)
-        elif len(left) < len(asked):
+        elif len(left) < len(requested):
             write = Set(path, znodes.reassignments_data(left), node.version)
             await self._do(write, self._reassigned)
 
@@ -124,13 +124,13 @@ class AdminNodes:
         node = await self._session.get(path, self._watches.once(path, self._elected))
         if node is None:
             return
-        asked: list[Partition] = []
+        requested: list[Partition] = []
         try:
-            asked = znodes.partitions_of(path, node.data)
+            requested = znodes.partitions_of(path, node.data)
         except NotOurFormatError as error:
             _log.error("election skipped", cause=str(error))
-        for some in batched(asked, AT_ONCE):
-            for one, why in self._decide(partial(_elected, partitions=some)):
+        for batch in batched(requested, AT_ONCE):
+            for one, why in self._decide(partial(_elected, partitions=batch)):
                 if why is not None and not isinstance(why, ElectionNotNeededError):
                     _log.warning("no election", partition=f"{one[0]}-{one[1]}", cause=str(why))
             await asyncio.sleep(0)

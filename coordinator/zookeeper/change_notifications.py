@@ -47,14 +47,14 @@ class ChangeNotifications:
         The caller must handle them, and then call :meth:`mark_handled`.
         """
         self._names = await self._session.children(self.folder, changed)
-        found = []
+        notifications = []
         for name in self._names:
             if name not in self._seen:
                 path = f"{self.folder}/{name}"
                 node = await self._session.get(path)
                 if node is not None:
-                    found.append(ChangeNotification(name, path, node.data))
-        return found
+                    notifications.append(ChangeNotification(name, path, node.data))
+        return notifications
 
     async def mark_handled(self, notes: Iterable[ChangeNotification]) -> None:
         """Mark ``notes`` as handled, and remove expired notifications."""

@@ -70,7 +70,7 @@ class ZooKeeperConfig:
                 raise ConfigError(key, "true", reason)
         timeout_ms = config.int("zookeeper.session.timeout.ms")
         connection = config.get("zookeeper.connection.timeout.ms")
-        found = cls(
+        result = cls(
             connect=config.text("zookeeper.connect") or "",
             timeout_ms=timeout_ms,
             connection_timeout_ms=connection if isinstance(connection, int) else timeout_ms,
@@ -79,8 +79,8 @@ class ZooKeeperConfig:
             login=_login(config),
             sets_acls=config.bool(_SET_ACL),
         )
-        has_certificate = found.tls is not None and config.text(_KEYSTORE)
-        if found.sets_acls and found.login is None and not has_certificate:
+        has_certificate = result.tls is not None and config.text(_KEYSTORE)
+        if result.sets_acls and result.login is None and not has_certificate:
             raise ConfigError(
                 _SET_ACL,
                 "true",
@@ -89,7 +89,7 @@ class ZooKeeperConfig:
                     f" with {_KEYSTORE}"
                 ),
             )
-        return found
+        return result
 
 
 def _tls(config: BrokerConfig) -> ssl.SSLContext | None:
@@ -110,8 +110,8 @@ def _tls(config: BrokerConfig) -> ssl.SSLContext | None:
         return ssl_context(Security.of(properties))
     except SecurityError as error:
         key, _, reason = str(error).partition(": ")
-        known = {client: own for own, client in _OF_CLIENTS.items()}
-        raise ConfigError(known.get(key, f"zookeeper.{key}"), HIDDEN, reason) from None
+        names = {client: setting for setting, client in _OF_CLIENTS.items()}
+        raise ConfigError(names.get(key, f"zookeeper.{key}"), HIDDEN, reason) from None
 
 
 def _login(config: BrokerConfig) -> tuple[str, str] | None:

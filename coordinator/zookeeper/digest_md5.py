@@ -35,11 +35,11 @@ class DigestMd5:
 
     def answer(self, challenge: bytes) -> bytes:
         """Return the response to the server's challenge. Raises DigestError."""
-        told = _fields(challenge)
-        nonce, realm = told.get("nonce"), told.get("realm", SERVER_NAME)
-        if not nonce or told.get("algorithm") != "md5-sess":
+        directives = _fields(challenge)
+        nonce, realm = directives.get("nonce"), directives.get("realm", SERVER_NAME)
+        if not nonce or directives.get("algorithm") != "md5-sess":
             raise DigestError("the server's challenge is not a DIGEST-MD5 message")
-        if "auth" not in told.get("qop", "auth").split(","):
+        if "auth" not in directives.get("qop", "auth").split(","):
             raise DigestError("the server does not offer plain authentication (qop=auth)")
         secret = _md5(b":".join(map(_bytes, (self._user, realm, self._password))))
         session = _hex(secret + f":{nonce}:{self._cnonce}".encode())

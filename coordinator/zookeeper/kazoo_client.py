@@ -28,15 +28,15 @@ _log = structlog.get_logger(__name__)
 
 def client_of(config: ZooKeeperConfig) -> Any:
     """Return a client that is not connected yet."""
-    found = KazooClient(
+    client = KazooClient(
         config.connect,
         timeout=config.timeout_ms / 1000,
         handler=_Handler(config),
         default_acl=acl_of(config, "/"),  # for the znodes above the cluster's chroot
     )
     if config.login is not None:
-        found._connection = _AuthenticatedConnection(found, config.login)
-    return found
+        client._connection = _AuthenticatedConnection(client, config.login)
+    return client
 
 
 def acl_of(config: ZooKeeperConfig, path: str) -> list[Any] | None:
@@ -70,17 +70,17 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     ) -> socket.socket:
         """Return a connected socket; kazoo's own TLS arguments are ignored."""
         try:
-            made = socket.create_connection(address, timeout)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock = socket.create_connection(address, timeout)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._config.tls is not None:
-                made = self._config.tls.wrap_socket(made, server_hostname=hostname)
+                sock = self._config.tls.wrap_socket(sock, server_hostname=hostname)
         except (OSError, ValueError) as error:
             self.failed(error)
             # For example a half-written certificate: kazoo only retries after an OSError.
             raise OSError(str(error)) from error
         if self._config.login is None:
             self.problem = ""
-        return made
+        return sock
 
     def failed(self, error: Exception) -> None:
         """Keep the error for :func:`problem_of`, and log it once."""

@@ -95,12 +95,12 @@ async def load(session: ZkSession) -> ZkImage:
     names, marked = await asyncio.gather(
         session.children(znodes.TOPICS), session.children(znodes.DELETE_TOPICS)
     )
-    seen = await read_brokers(session)
+    brokers = await read_brokers(session)
     topics = await read_topics(session, sorted({*names, *marked}))
     configs = await read_configs(session)
     ids = await session.get(znodes.PRODUCER_IDS)
-    known = {one.name: one for one in topics}
-    records: list[MetadataRecord] = [*seen.values()]
+    topics_by_name = {one.name: one for one in topics}
+    records: list[MetadataRecord] = [*brokers.values()]
     without_id = []
     for topic in topics:
         if topic.name in marked:
@@ -117,11 +117,13 @@ async def load(session: ZkSession) -> ZkImage:
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
     records.append(ProducerIdsRecord(-1, first, -1))
     delta = MetadataDelta(MetadataImage())
-    for some in batched(records):
-        for record in some:
+    for batch in batched(records):
+        for record in batch:
             delta.replay(record)
         await asyncio.sleep(0)  # let other tasks run
-    deleting = {name: known[name].node if name in known else None for name in marked}
+    deleting = {
+        name: topics_by_name[name].node if name in topics_by_name else None for name in marked
+    }
     image = delta.apply(len(records), 0)
     return ZkImage(image, tuple(without_id), deleting)
 
@@ -137,7 +139,7 @@ async def read_brokers(
 
     ``watch`` returns, for a path, the callback for its next change.
     """
-    found = {}
+    brokers = {}
     for name in await session.children(znodes.BROKER_IDS, watch(znodes.BROKER_IDS)):
         path = f"{znodes.BROKER_IDS}/{name}"
         node = await session.get(path, watch(path))
@@ -148,8 +150,8 @@ async def read_brokers(
         except (NotOurFormatError, ValueError) as error:
             _log.error("broker in ZooKeeper skipped", broker=name, cause=str(error))
         else:
-            found[broker.broker_id] = broker_record(broker, node.czxid)
-    return found
+            brokers[broker.broker_id] = broker_record(broker, node.czxid)
+    return brokers
 
 
 def broker_record(node: znodes.BrokerZnode, epoch: int) -> RegisterBrokerRecord:
@@ -167,10 +169,10 @@ def broker_record(node: znodes.BrokerZnode, epoch: int) -> RegisterBrokerRecord:
 
 async def read_topics(session: ZkSession, names: Sequence[str]) -> list[KnownTopic]:
     """Return the topics that exist among ``names``; log and skip those that cannot be read."""
-    found: list[KnownTopic] = []
-    for some in batched(names):
-        nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in some))
-        for name, node in zip(some, nodes, strict=True):
+    topics: list[KnownTopic] = []
+    for batch in batched(names):
+        nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in batch))
+        for name, node in zip(batch, nodes, strict=True):
             if node is None:
                 continue
             try:
@@ -179,22 +181,22 @@ async def read_topics(session: ZkSession, names: Sequence[str]) -> list[KnownTop
             except NotOurFormatError as error:
                 _log.error("topic in ZooKeeper skipped", topic=name, cause=str(error))
                 continue
-            found.append(KnownTopic(name, topic, states))
-    return found
+            topics.append(KnownTopic(name, topic, states))
+    return topics
 
 
 async def read_states(
     session: ZkSession, topic: str, indexes: Iterable[int]
 ) -> dict[int, tuple[PartitionStateZnode, int]]:
     """Return the partition states that exist, with their versions, by index."""
-    found = {}
-    for some in batched([*indexes]):
-        paths = [znodes.state_path(topic, index) for index in some]
+    states = {}
+    for batch in batched([*indexes]):
+        paths = [znodes.state_path(topic, index) for index in batch]
         nodes = await asyncio.gather(*map(session.get, paths))
-        for index, path, node in zip(some, paths, nodes, strict=True):
+        for index, path, node in zip(batch, paths, nodes, strict=True):
             if node is not None:
-                found[index] = znodes.state_of(path, node.data), node.version
-    return found
+                states[index] = znodes.state_of(path, node.data), node.version
+    return states
 
 
 def batched(items: Sequence[T], count: int = AT_ONCE) -> Iterator[Sequence[T]]:
@@ -239,14 +241,14 @@ def partition_records(
 
 async def read_configs(session: ZkSession) -> dict[tuple[int, str], dict[str, str]]:
     """Return the settings of all topics and brokers that have a znode for settings."""
-    found = {}
+    configs = {}
     for kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
         for name in await session.children(znodes.config_folder(kind)):
             plain = "" if name == znodes.DEFAULT_ENTITY else name
             values = await read_config(session, kind, plain)
             if values is not None:
-                found[kind, plain] = values
-    return found
+                configs[kind, plain] = values
+    return configs
 
 
 async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str] | None:
@@ -270,19 +272,19 @@ async def read_new_settings(
         # A lagging ZooKeeper server may not have the settings yet, and the settings of a new topic
         # cause no notification.
         await session.sync()
-    found = {}
+    records = {}
     for name in topics:
         values = await read_config(session, TOPIC_RESOURCE, name) or {}
-        found[name] = [*config_records(TOPIC_RESOURCE, name, {}, values)]
-    return found
+        records[name] = [*config_records(TOPIC_RESOURCE, name, {}, values)]
+    return records
 
 
 def config_records(
-    kind: int, name: str, now: Mapping[str, str], wanted: Mapping[str, str]
+    kind: int, name: str, now: Mapping[str, str], target: Mapping[str, str]
 ) -> list[ConfigRecord]:
     """Return the records that change a resource's settings from ``now`` to ``wanted``."""
-    gone = [ConfigRecord(kind, name, key, None) for key in now if key not in wanted]
+    gone = [ConfigRecord(kind, name, key, None) for key in now if key not in target]
     changed = [
-        ConfigRecord(kind, name, key, text) for key, text in wanted.items() if now.get(key) != text
+        ConfigRecord(kind, name, key, text) for key, text in target.items() if now.get(key) != text
     ]
     return gone + changed

@@ -35,16 +35,16 @@ AT_ONCE: Final = 200
 
 async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[int]:
     """Return the brokers that notifications name; log and skip unreadable ones."""
-    found = set()
+    brokers = set()
     for name in names:
         path = f"{znodes.LOG_DIR_EVENTS}/{name}"
         note = await session.get(path)
         try:
             if note is not None:
-                found.add(znodes.log_dir_event_of(path, note.data))
+                brokers.add(znodes.log_dir_event_of(path, note.data))
         except NotOurFormatError as error:
             _log.error("log directory notification skipped", cause=str(error))
-    return found
+    return brokers
 
 
 class LogDirs:
@@ -84,8 +84,8 @@ class LogDirs:
         """Decide on the recorded changes."""
         news, self._news = self._news, {}
         for broker_id, places in news.items():
-            for some in batched([*places], AT_ONCE):
-                lost = [one for one in some if places[one]]
-                found = [one for one in some if not places[one]]
-                self._decide(methodcaller("record_lost_replicas", broker_id, lost, found))
+            for batch in batched([*places], AT_ONCE):
+                lost = [one for one in batch if places[one]]
+                recovered = [one for one in batch if not places[one]]
+                self._decide(methodcaller("record_lost_replicas", broker_id, lost, recovered))
                 await asyncio.sleep(0)

@@ -312,13 +312,13 @@ class ZooKeeperNode:
             await self._elect()
             return
         self._former = znodes.controller_of(node.data), node.owner
-        mine = node.owner == self._session.session_id
-        if mine and self.elected is None:
+        is_own = node.owner == self._session.session_id
+        if is_own and self.elected is None:
             # This broker has resigned, and deletes its znode so that an election follows. If it is
             # elected again, it has a new epoch.
             await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
-        if not mine:
+        if not is_own:
             self._resign("another controller was elected")
         await self._find_controller(znodes.controller_of(node.data))
 
@@ -329,29 +329,29 @@ class ZooKeeperNode:
             # Another look at the controller follows in both cases.
             self.controller_id, self.controller = -1, None
             return
-        found, takes_envelopes = None, self.takes_envelopes
+        address, takes_envelopes = None, self.takes_envelopes
         if node is not None:
             broker = znodes.broker_of(controller_id, node.data)
             takes_envelopes = broker.takes_envelopes
             for one in broker.end_points:
                 if one.name == self._listener:
-                    found = one.host, one.port
-        self.controller_id, self.controller = controller_id, found
+                    address = one.host, one.port
+        self.controller_id, self.controller = controller_id, address
         self.takes_envelopes = takes_envelopes
-        if found is None:
+        if address is None:
             self._mark_later(_CONTROLLER)
 
     async def _elect(self) -> None:
-        known = await self._session.get(znodes.CONTROLLER_EPOCH)
-        if known is None:
+        epoch_znode = await self._session.get(znodes.CONTROLLER_EPOCH)
+        if epoch_znode is None:
             await self._session.has_done([Create(znodes.CONTROLLER_EPOCH, b"0")])
             self._mark(_CONTROLLER)
             return
-        epoch = int(known.data) + 1
+        epoch = int(epoch_znode.data) + 1
         data = znodes.controller_data(self._node_id, self._clock.now_ms())
         writes: list[Write] = [
             Create(znodes.CONTROLLER, data, ephemeral=True),
-            Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), known.version),
+            Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), epoch_znode.version),
         ]
         try:
             done = await self._session.do(writes)
@@ -380,13 +380,13 @@ class ZooKeeperNode:
             first = "nobody was before" if epoch == 1 else "nobody was when this broker looked"
             return None, first
         former, session = self._former
-        known = await self._session.get(znodes.broker_path(former))
-        if known is not None and known.owner == session:
+        broker = await self._session.get(znodes.broker_path(former))
+        if broker is not None and broker.owner == session:
             return former, f"broker {former} has given it up"
         return former, f"the session of broker {former} has ended"
 
     def _announce_election(self, kind: str, detail: Mapping[str, object]) -> None:
-        self._record_event(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
+        self._note(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
     def _fail(self) -> None:
         """Resign, and take part in the next election shortly afterwards."""
@@ -397,8 +397,8 @@ class ZooKeeperNode:
         elected, self.elected = self.elected, None
         if elected is not None:
             _log.info("resigns as controller", cause=why)
-            told = {"controller": self._node_id, "epoch": elected.store.epoch, "cause": why}
-            self._announce_election("controller-resigned", told)
+            detail = {"controller": self._node_id, "epoch": elected.store.epoch, "cause": why}
+            self._announce_election("controller-resigned", detail)
             elected.resign()
             self.controller_id, self.controller = -1, None
 
@@ -469,12 +469,10 @@ class ZooKeeperNode:
 
     def _decided_on(self, store: BrokerStore, acls: AclIndex | None) -> ControllerServices:
         settings = controller_settings(self._config, node_id=self._node_id)
-        active = ActiveController(
-            store, settings, self._clock, None, self._record_event, own_broker=False
-        )
+        active = ActiveController(store, settings, self._clock, None, self._note, own_broker=False)
         return ControllerServices(active, store, is_elected=False, acls=acls)
 
-    def _record_event(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+    def _note(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         if self.remember is not None:
             self.remember(event, origin, trigger)
 
@@ -488,10 +486,10 @@ class ZooKeeperNode:
             elected = self.elected
             if elected is None:
                 return
-            known = elected.store.image
-            if kind != TOPIC_RESOURCE or name in known.topics:
+            image = elected.store.image
+            if kind != TOPIC_RESOURCE or name in image.topics:
                 elected.learn(
-                    config_records(kind, name, known.configs.get((kind, name), {}), values)
+                    config_records(kind, name, image.configs.get((kind, name), {}), values)
                 )
 
     def _apply_records(self, records: Sequence[MetadataRecord]) -> None:
@@ -518,9 +516,9 @@ class ZooKeeperNode:
                 return error, {}
             errors: dict[UUID, dict[int, int]] = {one.topic_id: {} for one in body.topic_states}
 
-            def apply(told: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
-                records, found = self._request_applier.leader_and_isr(self._image, told, parts)
-                errors[told.topic_id] |= found
+            def apply(topic: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
+                records, codes = self._request_applier.leader_and_isr(self._image, topic, parts)
+                errors[topic.topic_id] |= codes
                 return records
 
             await self._apply_controller_records(body, apply, settings)
@@ -535,10 +533,10 @@ class ZooKeeperNode:
     ) -> None:
         """Apply ``records``, then partitions in pieces, and yield to the loop between pieces."""
         piece, count = [*records], 0
-        for told in body.topic_states:
-            for some in batched(told.partition_states, MAX_TAKEN):
-                piece += (*apply(told, some), *settings.get(told.topic_name, ()))
-                count += len(some)
+        for topic in body.topic_states:
+            for batch in batched(topic.partition_states, MAX_TAKEN):
+                piece += (*apply(topic, batch), *settings.get(topic.topic_name, ()))
+                count += len(batch)
                 if count >= MAX_TAKEN:
                     self._apply_records(piece)
                     piece, count = [], 0
@@ -554,7 +552,7 @@ class ZooKeeperNode:
             brokers = self._request_applier.live_brokers(self._image, body, self.broker_epoch)
             await self._apply_controller_records(
                 body,
-                lambda told, parts: self._request_applier.update_metadata(self._image, told, parts),
+                lambda one, parts: self._request_applier.update_metadata(self._image, one, parts),
                 settings,
                 brokers,
             )
@@ -582,10 +580,10 @@ class ZooKeeperNode:
 
     async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:
         new = [
-            told.topic_name
-            for told in body.topic_states
-            if told.topic_name not in self._image.topics
-            and all(one.leader != LEADER_DURING_DELETE for one in told.partition_states)
+            topic.topic_name
+            for topic in body.topic_states
+            if topic.topic_name not in self._image.topics
+            and all(one.leader != LEADER_DURING_DELETE for one in topic.partition_states)
         ]
         return await read_new_settings(self._session, new)
 

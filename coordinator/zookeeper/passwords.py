@@ -107,11 +107,11 @@ class Encoder:
         return password
 
     def _key(self, key_factory: str, salt: bytes, iterations: int, bits: int) -> bytes:
-        known = _KEY_FACTORY.fullmatch(key_factory)
-        if known is None:
+        match = _KEY_FACTORY.fullmatch(key_factory)
+        if match is None:
             raise PasswordError(f"no key is derived by {key_factory[:40]!r}")
         return hashlib.pbkdf2_hmac(
-            known[1].lower(), self._secret.encode(), salt, iterations, bits // 8
+            match[1].lower(), self._secret.encode(), salt, iterations, bits // 8
         )
 
 
@@ -170,33 +170,33 @@ class Passwords:
         """Return settings with decoded passwords, without those that cannot be decoded."""
         if broker != self._node_id or not any(map(is_password, values)):
             return values
-        found = {}
+        decoded = {}
         for name, value in values.items():
             if not is_password(name):
-                found[name] = value
+                decoded[name] = value
                 continue
             if self._encoder is None:
                 cause = f"{SECRET} is not set"
                 _log.error("password in ZooKeeper skipped", setting=name, cause=cause)
                 continue
             try:
-                found[name] = self._encoder.decode(value)
+                decoded[name] = self._encoder.decode(value)
             except PasswordError as error:
                 _log.error("password in ZooKeeper skipped", setting=name, cause=str(error))
-        return found
+        return decoded
 
     def reencoded(self, values: Mapping[str, str]) -> dict[str, str]:
         """Re-encode this broker's passwords that the old secret encoded; return those settings."""
-        found: dict[str, str] = {}
+        encoded: dict[str, str] = {}
         if self._encoder is None or self._former is None:
-            return found
+            return encoded
         for name, value in values.items():
             if is_password(name):
                 try:
-                    found[name] = self._encoder.encode(self._former.decode(value))
+                    encoded[name] = self._encoder.encode(self._former.decode(value))
                 except PasswordError:
                     continue  # it is already encoded with the new secret
-        return found
+        return encoded
 
 
 def _encoder_of(config: BrokerConfig, key: str) -> Encoder | None:

@@ -63,23 +63,25 @@ class BrokerZnodeRegistration:
         deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms
         while True:
             try:
-                made = await self._session.do([Create(path, ephemeral=True), Set(path, data, 0)])
+                results = await self._session.do([Create(path, ephemeral=True), Set(path, data, 0)])
             except RefusedError as refused:
                 if not refused.exists:
                     raise
             else:
-                self._made(session_id, int(made[1].czxid))
+                self._made(session_id, int(results[1].czxid))
                 return
             gone.clear()
-            known = await self._session.get(path, gone.set)
-            if known is None:
+            registered = await self._session.get(path, gone.set)
+            if registered is None:
                 continue
-            if known.owner == session_id:  # an earlier attempt succeeded, but its answer was lost
-                self._made(session_id, known.czxid)
+            if (
+                registered.owner == session_id
+            ):  # an earlier attempt succeeded, but its answer was lost
+                self._made(session_id, registered.czxid)
                 return
             # ZOOKEEPER-2985: the znode of this broker's expired session may still be there.
-            if known.owner == self._made_by:
-                await self._session.has_done([Delete(path, known.version)])
+            if registered.owner == self._made_by:
+                await self._session.has_done([Delete(path, registered.version)])
                 continue
             left_ms = deadline - self._clock.monotonic_ms()
             if left_ms <= 0:

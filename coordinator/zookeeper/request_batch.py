@@ -188,9 +188,9 @@ def _changes(
             continue
         former = () if old is None else old.partitions
         for index, one in enumerate(topic.partitions):
-            known = former[index] if index < len(former) else None
-            if known is not one and one.partition_epoch != NEVER_LED:
-                changed.append((topic, index, known))
+            former_part = former[index] if index < len(former) else None
+            if former_part is not one and one.partition_epoch != NEVER_LED:
+                changed.append((topic, index, former_part))
     return changed, deleted_topics
 
 
@@ -306,8 +306,8 @@ def _leaders(
     parts: Iterable[tuple[TopicImage, int, bool]],
 ) -> Iterator[Entity]:
     for leader in sorted({topic.partitions[index].leader for topic, index, _ in parts}):
-        known = image.brokers.get(leader)
-        endpoint = None if known is None else known.listeners.get(controller.listener)
+        broker = image.brokers.get(leader)
+        endpoint = None if broker is None else broker.listeners.get(controller.listener)
         if endpoint is not None:
             yield _LED.LeaderAndIsrLiveLeader(
                 broker_id=leader, host_name=endpoint.host, port=endpoint.port
@@ -339,9 +339,9 @@ def _updates(
 ) -> Iterator[tuple[int, Entity]]:
     """Yield UpdateMetadata requests: at least one, which carries the live brokers."""
     live = alive(image)
-    for some in batched(partitions, MAX_UPDATED_PARTITIONS) if partitions else ((),):
+    for batch in batched(partitions, MAX_UPDATED_PARTITIONS) if partitions else ((),):
         states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)
-        for topic, index, leader in some:
+        for topic, index, leader in batch:
             state = _updated(controller, live, topic.partitions[index], index, leader)
             states[topic.name, topic.topic_id].append(state)
         request = _UPDATE.message(

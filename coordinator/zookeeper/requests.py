@@ -66,8 +66,8 @@ def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
                 delta.replay(partition_record(topic.topic_id, index, untold))
             elif one.adding_replicas or one.removing_replicas:
                 # No request will report that a reassignment between other brokers was cancelled.
-                told = replace(one, adding_replicas=(), removing_replicas=())
-                delta.replay(partition_record(topic.topic_id, index, told))
+                settled = replace(one, adding_replicas=(), removing_replicas=())
+                delta.replay(partition_record(topic.topic_id, index, settled))
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
     return delta.apply(image.offset + 1, image.epoch)
@@ -113,51 +113,55 @@ class ControllerRequestApplier:
     # --- LeaderAndIsr ---
 
     def leader_and_isr(
-        self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
+        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity]
     ) -> tuple[list[MetadataRecord], dict[int, int]]:
         """Return records and errors by partition index, for these partitions of a topic."""
-        known = image.topics.get(told.topic_name)
-        if known is not None and known.topic_id != told.topic_id:
+        topic_image = image.topics.get(topic.topic_name)
+        if topic_image is not None and topic_image.topic_id != topic.topic_id:
             return [], {one.partition_index: INCONSISTENT_TOPIC_ID for one in parts}
-        if told.topic_id in self._gone:
+        if topic.topic_id in self._gone:
             return [], {one.partition_index: UNKNOWN_TOPIC_ID for one in parts}
         errors: dict[int, int] = {}
         states: dict[int, PartitionRegistration] = {}
         for one in parts:
             index, now = one.partition_index, _led(one)
-            old = _partition(known, index)
+            old = _partition(topic_image, index)
             errors[index] = NONE
             if old is not None and now.leader_epoch < old.leader_epoch:
                 errors[index] = STALE_CONTROLLER_EPOCH
             elif old is None or _epochs(now) >= _epochs(old):
                 states[index] = now
-        return [*_topic_records(told.topic_name, told.topic_id, known, states)], errors
+        return [*_topic_records(topic.topic_name, topic.topic_id, topic_image, states)], errors
 
     # --- UpdateMetadata ---
 
     def update_metadata(
-        self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
+        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity]
     ) -> list[MetadataRecord]:
         """Return records for these partitions of a topic."""
-        known = image.topics.get(told.topic_name)
+        topic_image = image.topics.get(topic.topic_name)
         if any(one.leader == LEADER_DURING_DELETE for one in parts):
-            if told.topic_id is None:
+            if topic.topic_id is None:
                 return []
-            removal = self.forget(told.topic_id)
-            return [removal] if known is not None and known.topic_id == told.topic_id else []
-        if told.topic_id in self._gone:
+            removal = self.forget(topic.topic_id)
+            return (
+                [removal]
+                if topic_image is not None and topic_image.topic_id == topic.topic_id
+                else []
+            )
+        if topic.topic_id in self._gone:
             return []
         records: list[MetadataRecord] = []
-        if known is not None and known.topic_id != told.topic_id:
-            records.append(self.forget(known.topic_id))
-            known = None
+        if topic_image is not None and topic_image.topic_id != topic.topic_id:
+            records.append(self.forget(topic_image.topic_id))
+            topic_image = None
         states: dict[int, PartitionRegistration] = {}
         for one in parts:
-            old = _partition(known, one.partition_index)
+            old = _partition(topic_image, one.partition_index)
             now = _updated(one, old)
             if old is None or _epochs(now) > _epochs(old):
                 states[one.partition_index] = now
-        return [*records, *_topic_records(told.topic_name, told.topic_id, known, states)]
+        return [*records, *_topic_records(topic.topic_name, topic.topic_id, topic_image, states)]
 
     def live_brokers(
         self, image: MetadataImage, body: Entity, broker_epoch: int
@@ -171,9 +175,9 @@ class ControllerRequestApplier:
         self, image: MetadataImage, live: tuple[Any, ...], broker_epoch: int
     ) -> Iterator[MetadataRecord]:
         ids = {one.id for one in live}
-        for broker_id, known in image.brokers.items():
+        for broker_id, broker in image.brokers.items():
             if broker_id not in ids:
-                yield UnregisterBrokerRecord(broker_id, known.epoch)
+                yield UnregisterBrokerRecord(broker_id, broker.epoch)
         for one in live:
             epoch = broker_epoch if one.id == self.node_id else UNKNOWN_EPOCH
             listeners = {
@@ -205,20 +209,22 @@ class ControllerRequestApplier:
         """
         records: list[MetadataRecord] = []
         errors = []
-        for told in body.topic_states:
-            known = image.topics.get(told.topic_name)
+        for topic in body.topic_states:
+            topic_image = image.topics.get(topic.topic_name)
             states: dict[int, PartitionRegistration] = {}
-            for one in told.partition_states:
+            for one in topic.partition_states:
                 index, old, error = one.partition_index, None, NONE
-                if known is not None:
-                    old = _partition(known, index)
+                if topic_image is not None:
+                    old = _partition(topic_image, index)
                 if old is not None and 0 <= one.leader_epoch < old.leader_epoch:
                     error = FENCED_LEADER_EPOCH
                 elif old is not None and one.delete_partition and self.node_id in old.replicas:
                     states[index] = self._without(old)
-                errors.append((told.topic_name, index, error))
-            if known is not None:
-                records += _topic_records(known.name, known.topic_id, known, states)
+                errors.append((topic.topic_name, index, error))
+            if topic_image is not None:
+                records += _topic_records(
+                    topic_image.name, topic_image.topic_id, topic_image, states
+                )
         return records, errors
 
     def _without(self, old: PartitionRegistration) -> PartitionRegistration:
@@ -271,7 +277,7 @@ def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistrati
 def _topic_records(
     name: str,
     topic_id: UUID,
-    known: TopicImage | None,
+    topic_image: TopicImage | None,
     states: Mapping[int, PartitionRegistration],
 ) -> Iterator[MetadataRecord]:
     """Yield records for partition states.
@@ -280,18 +286,18 @@ def _topic_records(
     """
     if not states:
         return
-    if known is None:
+    if topic_image is None:
         yield TopicRecord(name, topic_id)
-    there = 0 if known is None else len(known.partitions)
+    there = 0 if topic_image is None else len(topic_image.partitions)
     nothing = PartitionRegistration((), (), NO_LEADER, UNTOLD, UNTOLD)
     for index in sorted({*states, *range(there, max(states) + 1)}):
         yield partition_record(topic_id, index, states.get(index, nothing))
 
 
 def _differs(
-    known: BrokerRegistration,
+    registered: BrokerRegistration,
     epoch: int,
     listeners: Mapping[str, BrokerEndpoint],
     rack: str | None,
 ) -> bool:
-    return (known.epoch, known.listeners, known.rack) != (epoch, listeners, rack)
+    return (registered.epoch, registered.listeners, registered.rack) != (epoch, listeners, rack)

@@ -144,15 +144,15 @@ class ZkSession:
     @property
     def session_id(self) -> int:
         """The session's id, which ephemeral nodes name as their owner."""
-        known = self._client.client_id
-        return 0 if known is None else int(known[0])
+        client_id = self._client.client_id
+        return 0 if client_id is None else int(client_id[0])
 
     async def start(self) -> None:
         """Connect, and create a missing chroot. Raises ZooKeeperError."""
         if not await asyncio.to_thread(self._begin, self._reach.connection_timeout_ms / 1000):
             why = problem_of(self._client)
-            told = f": {why}" if why else ""
-            raise ZooKeeperError(f"ZooKeeper cannot be reached at {self._reach.connect}{told}")
+            reason = f": {why}" if why else ""
+            raise ZooKeeperError(f"ZooKeeper cannot be reached at {self._reach.connect}{reason}")
         # The chroot itself can only be created by a client without that chroot.
         path, self._client.chroot = self._client.chroot, ""
         try:
@@ -181,8 +181,8 @@ class ZkSession:
 
     def _changed(self, state: str) -> None:
         """Pass a state to the loop. Called in kazoo's connection thread, it must not block."""
-        found = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
-        self._call_on_loop(partial(self._state_changed, found))
+        new_state = SessionState.CONNECTED if state == KazooState.CONNECTED else SessionState(state)
+        self._call_on_loop(partial(self._state_changed, new_state))
 
     def _state_changed(self, state: SessionState) -> None:
         self.is_connected = state is SessionState.CONNECTED
@@ -197,18 +197,18 @@ class ZkSession:
         async with self._in_flight:
             return await self._answered(ask())
 
-    async def _answered(self, asked: Any) -> Any:
+    async def _answered(self, call: Any) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settle() -> None:
             if future.done():
                 return
-            if asked.exception is None:
-                future.set_result(asked.value)
+            if call.exception is None:
+                future.set_result(call.value)
             else:
-                future.set_exception(without_traceback(asked.exception))
+                future.set_exception(without_traceback(call.exception))
 
-        asked.rawlink(lambda _: self._call_on_loop(settle))
+        call.rawlink(lambda _: self._call_on_loop(settle))
         try:
             return await future
         except (NoNodeError, NodeExistsError, BadVersionError):
@@ -297,17 +297,17 @@ class ZkSession:
                     transaction.delete(one.path, one.version)
                 case Check():
                     transaction.check(one.path, one.version)
-        found: list[Any] = await self._answer(transaction.commit_async)
+        results: list[Any] = await self._answer(transaction.commit_async)
         # Only the rejected write has an error of its own; each other write has one of these two.
-        for at, one in enumerate(found):
+        for at, one in enumerate(results):
             if isinstance(one, Exception) and not isinstance(
                 one, (RolledBackError, RuntimeInconsistency)
             ):
                 raise RefusedError(at, one, writes[at])
-        for at, one in enumerate(found):
+        for at, one in enumerate(results):
             if isinstance(one, Exception):
                 raise RefusedError(at, one, writes[at])
-        return found
+        return results
 
 
 def _decided(write: Write, is_new: bool) -> Create | Set | Delete | Check:

@@ -164,7 +164,7 @@ class ZkController:
         """Topics whose assignment another program has written."""
         self._log_dirs = LogDirs(self._decide, self._marks(_REPLICAS))
         self._dirty, self._wake = dict[str, None](), asyncio.Event()
-        self._untold: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
+        self._unsent: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
         """Changes that are in ZooKeeper and not yet sent to the brokers, in order."""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -268,20 +268,20 @@ class ZkController:
 
     async def _resume_reassignments(self, partitions: Sequence[Partition] | None = None) -> None:
         """Continue the reassignments in progress of these partitions, or of all partitions."""
-        found = self.active.current_machine().list_partition_reassignments(partitions)
-        for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
-            self._decide(methodcaller("resume_reassignments", some))
+        reassignments = self.active.current_machine().list_partition_reassignments(partitions)
+        for batch in batched([(name, index) for name, index, _ in reassignments], GO_ON_AT_ONCE):
+            self._decide(methodcaller("resume_reassignments", batch))
             await asyncio.sleep(0)
 
     # --- watches ---
 
     async def _process_broker_change(self) -> None:
         changed = self._marks(_BROKERS)
-        seen = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
-        for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - seen.keys()):
+        live = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
+        for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - live.keys()):
             gone = methodcaller("broker_gone", broker_id, "its session with ZooKeeper has ended")
             await self._decide_all(gone)
-        for _, broker in sorted(seen.items()):
+        for _, broker in sorted(live.items()):
             appeared = methodcaller("broker_discovered", broker, "registered in ZooKeeper")
             await self._decide_all(appeared)
         await self._place_new()
@@ -291,13 +291,13 @@ class ZkController:
 
         They may have failed before this controller's election.
         """
-        known = self.store.image.brokers
+        brokers = self.store.image.brokers
         return {
             member
             for topic in self.store.image.topics.values()
             for one in topic.partitions
             for member in (*one.isr, one.leader)
-            if member not in known and member >= 0
+            if member not in brokers and member >= 0
         }
 
     def _decide(self, decision: Callable[[Machine], ControllerResult[T]]) -> T:
@@ -331,12 +331,12 @@ class ZkController:
 
     async def _process_partition_modifications(self) -> None:
         names, self._changed_topics = [*self._changed_topics], {}
-        for some in batched(names):
-            asked = [(znodes.topic_path(name), partial(self._assigned, name)) for name in some]
+        for batch in batched(names):
+            reads = [(znodes.topic_path(name), partial(self._assigned, name)) for name in batch]
             nodes = await asyncio.gather(
-                *(self._session.get(path, self._watches.once(path, then)) for path, then in asked)
+                *(self._session.get(path, self._watches.once(path, then)) for path, then in reads)
             )
-            for name, node in zip(some, nodes, strict=True):
+            for name, node in zip(batch, nodes, strict=True):
                 if node is None:
                     continue
                 try:
@@ -346,7 +346,7 @@ class ZkController:
 
     async def _compare(self, name: str, node: znodes.TopicZnode) -> None:
         """Compare a topic's znode with the image, and act on the difference."""
-        known = self.store.image.topics.get(name)
+        topic = self.store.image.topics.get(name)
         if name in self.store.deleting:
             parts = self._parts.get(name)
             if parts is not None and len(node.replicas) > len(parts.partitions):
@@ -354,17 +354,17 @@ class ZkController:
                 await self.store.do(
                     [Set(znodes.topic_path(name), znodes.topic_data(assignment_of(parts)))]
                 )
-        elif known is None:
+        elif topic is None:
             states = await read_states(self._session, name, node.replicas)
             if name not in self.store.image.topics:
                 await self._adopt(KnownTopic(name, node, states))
         else:
-            more = range(len(known.partitions), len(node.replicas))
+            more = range(len(topic.partitions), len(node.replicas))
             if more:
                 await self._make_partitions(name, more)
-                self.learn([*partition_records(known.topic_id, node, {}, more)])
+                self.learn([*partition_records(topic.topic_id, node, {}, more)])
                 await self._place_new()
-            if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop the id
+            if node.topic_id != topic.topic_id:  # KAFKA-14190: older tools drop the id
                 now = self.store.image.topics.get(name)
                 if now is not None:
                     await self.store.do(
@@ -456,11 +456,11 @@ class ZkController:
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
         """Queue a change that is now in ZooKeeper, to be sent to the brokers."""
-        self._untold.put_nowait((before, after))
+        self._unsent.put_nowait((before, after))
 
     async def _send_everything(self) -> None:
         while True:
-            await self._send_changes(*await self._untold.get())
+            await self._send_changes(*await self._unsent.get())
 
     async def _send_changes(self, before: MetadataImage, after: MetadataImage) -> None:
         self._image = after
@@ -516,10 +516,10 @@ class ZkController:
             self._log_dirs.record_answer(broker_id, answer)
         if request.__api_key__ != ApiKey.STOP_REPLICA:
             return
-        kept = {one.topic_name for one in answer.partition_errors if one.error_code}
+        failed_topics = {one.topic_name for one in answer.partition_errors if one.error_code}
         for topic in request.topic_states:
             waiting = self._deleting.get(topic.topic_name)
-            if topic.topic_name in kept:
+            if topic.topic_name in failed_topics:
                 continue  # the request is sent again when the broker registers again
             if waiting is not None and any(
                 one.leader_epoch == EPOCH_DURING_DELETE for one in topic.partition_states

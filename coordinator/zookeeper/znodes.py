@@ -94,10 +94,10 @@ def cluster_id_data(cluster_id: str) -> bytes:
 
 def cluster_id_of(data: bytes) -> str:
     """Return the id in ``/cluster/id``. Raises NotOurFormatError."""
-    found = read_json(data, CLUSTER_ID).get("id")
-    if not isinstance(found, str):
+    cluster_id = read_json(data, CLUSTER_ID).get("id")
+    if not isinstance(cluster_id, str):
         raise NotOurFormatError(f"{CLUSTER_ID} has no id")
-    return found
+    return cluster_id
 
 
 def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
@@ -114,10 +114,10 @@ def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
 
 def controller_of(data: bytes) -> int:
     """Return the broker that ``/controller`` names. Raises NotOurFormatError."""
-    found = read_json(data, CONTROLLER).get("brokerid")
-    if not isinstance(found, int):
+    controller_id = read_json(data, CONTROLLER).get("brokerid")
+    if not isinstance(controller_id, int):
         raise NotOurFormatError(f"{CONTROLLER} names no broker")
-    return found
+    return controller_id
 
 
 # --- brokers ---
@@ -256,7 +256,7 @@ def topic_of(topic: str, data: bytes) -> TopicZnode:
     value = read_json(data, topic_path(topic))
     try:
         text = value.get("topic_id")
-        found = TopicZnode(
+        znode = TopicZnode(
             id_from_text(text) if text else None,
             _assignment(value["partitions"]),
             _assignment(value.get("adding_replicas", {})),
@@ -264,9 +264,9 @@ def topic_of(topic: str, data: bytes) -> TopicZnode:
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise NotOurFormatError(f"{topic_path(topic)} is not a topic: {error!r}") from None
-    if sorted(found.replicas) != list(range(len(found.replicas))):
+    if sorted(znode.replicas) != list(range(len(znode.replicas))):
         raise NotOurFormatError(f"the partitions of {topic_path(topic)} have gaps")
-    return found
+    return znode
 
 
 def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]]:
@@ -433,10 +433,10 @@ def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> byte
 
 def log_dir_event_of(path: str, data: bytes) -> int:
     """Return the broker that lost a log directory. Raises NotOurFormatError."""
-    found = read_json(data, path).get("broker")
-    if not isinstance(found, int):
+    broker_id = read_json(data, path).get("broker")
+    if not isinstance(broker_id, int):
         raise NotOurFormatError(f"{path} names no broker")
-    return found
+    return broker_id
 
 
 def id_to_text(topic_id: UUID) -> str:

@@ -30,7 +30,7 @@ ZOOKEEPER: Final = (
         (
             (
                 ZooKeeperNode._elect,
-                "Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), known.version)",
+                "Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), epoch_znode.version)",
                 "Set(znodes.CONTROLLER_EPOCH, str(epoch).encode())",
             ),
         ),
@@ -48,7 +48,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a controller that has resigned keeps its znode",
-        ((ZooKeeperNode._process_controller_change, "mine and self.elected is None", "False"),),
+        ((ZooKeeperNode._process_controller_change, "is_own and self.elected is None", "False"),),
     ),
     Bug(
         "a controller stays active without a connection",
@@ -357,7 +357,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a broker does not apply its own change of a user",
-        ((SecurityZnodes._write, "await self.reread(some)", "pass"),),
+        ((SecurityZnodes._write, "await self.reread(read_back)", "pass"),),
     ),
     Bug(
         "brokers do not watch the notifications of ACLs",
@@ -368,8 +368,8 @@ ZOOKEEPER: Final = (
         (
             (
                 SecurityZnodes._differences,
-                "found.append(_RecordDiff(path, key, None,",
-                "list(found).append(_RecordDiff(path, key, None,",
+                "diffs.append(_RecordDiff(path, key, None,",
+                "list(diffs).append(_RecordDiff(path, key, None,",
             ),
         ),
     ),

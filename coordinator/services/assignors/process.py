@@ -57,8 +57,8 @@ class AssignorProcesses:
             # Imported late: it takes milliseconds, and few daemons have a custom assignor.
             from importlib.metadata import entry_points  # noqa: PLC0415
 
-            known = {point.name for point in entry_points(group=ENTRY_POINTS)}
-            for name in self._by_name.keys() - known:
+            installed = {point.name for point in entry_points(group=ENTRY_POINTS)}
+            for name in self._by_name.keys() - installed:
                 reason = f"neither built in nor an entry point of {ENTRY_POINTS}"
                 raise ConfigError("group.consumer.assignors", name, reason)
 

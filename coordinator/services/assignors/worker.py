@@ -35,8 +35,8 @@ ORPHAN_CHECK_S = 1.0
 
 def _load(name: str) -> Assignor:
     for point in entry_points(group=ENTRY_POINTS, name=name):
-        made: Assignor = point.load()()
-        return made
+        assignor: Assignor = point.load()()
+        return assignor
     raise AssignorFault(name, f"no entry point of that name in {ENTRY_POINTS}")
 
 

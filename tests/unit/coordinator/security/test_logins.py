@@ -128,7 +128,7 @@ async def test_failed_plain_login_returns_javas_message_without_secrets(
 ) -> None:
     with pytest.raises(AuthenticationFailed) as caught:
         await plain.tell(token)
-    assert caught.value.told == told
+    assert caught.value.client_message == told
     for secret in ("right", "wrong"):
         assert secret not in str(caught.value).replace("is wrong", "")
 

@@ -121,13 +121,13 @@ async def test_malformed_oauth_message_fails_without_identity(message: bytes) ->
     exchange = believing()
     with pytest.raises(AuthenticationFailed) as failed:
         await taken(exchange, message)
-    assert (failed.value.told, exchange.identity) == (None, None)
+    assert (failed.value.client_message, exchange.identity) == (None, None)
 
 
 async def test_authorization_id_other_than_token_subject_is_refused() -> None:
     with pytest.raises(AuthenticationFailed, match="another user") as failed:
         await taken(believing(), first(unsecured(), authzid="bob"))
-    assert failed.value.told == (
+    assert failed.value.client_message == (
         "Authentication failed: Client requested an authorization id (bob) that is different from"
         " the token's principal name (alice)"
     )
@@ -139,7 +139,7 @@ async def test_insufficient_scope_is_returned_and_fails_after_client_acknowledge
     assert await taken(exchange, first(unsecured(scope="read"))) == told.encode()
     with pytest.raises(AuthenticationFailed) as failed:
         await taken(exchange, b"\x01")
-    assert (failed.value.told, str(failed.value)) == (told, "the token: no scope 'write'")
+    assert (failed.value.client_message, str(failed.value)) == (told, "the token: no scope 'write'")
 
 
 async def test_valid_token_is_accepted_after_an_expired_one() -> None:

@@ -223,13 +223,13 @@ async def test_connection_above_the_limit_evicts_the_longest_idle_one() -> None:
 
 
 async def test_log_lines_of_refused_connections_are_rate_limited() -> None:
-    limits = HttpLimits(max_connections=0, refusals_told_ms=3_600_000)
+    limits = HttpLimits(max_connections=0, refusal_log_ms=3_600_000)
     async with serving(limits=limits) as server:
         with capture_logs() as said:
             for _ in range(3):
                 assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
             assert [one["count"] for one in said] == [1]
-            server.limits = replace(limits, refusals_told_ms=0)
+            server.limits = replace(limits, refusal_log_ms=0)
             for _ in range(2):
                 assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
         assert [one["count"] for one in said] == [1, 3, 1]

@@ -100,15 +100,15 @@ class PartitionRegistration:
         recovery = change.leader_recovery_state
         return PartitionRegistration(
             replicas=replicas,
-            isr=_or(change.isr, self.isr),
+            isr=_changed_or(change.isr, self.isr),
             leader=change.leader if elects else self.leader,
             leader_epoch=self.leader_epoch + elects,
             partition_epoch=self.partition_epoch + 1,
             directories=directories,
-            removing_replicas=_or(change.removing_replicas, self.removing_replicas),
-            adding_replicas=_or(change.adding_replicas, self.adding_replicas),
-            elr=_or(change.eligible_leader_replicas, self.elr),
-            last_known_elr=_or(change.last_known_elr, self.last_known_elr),
+            removing_replicas=_changed_or(change.removing_replicas, self.removing_replicas),
+            adding_replicas=_changed_or(change.adding_replicas, self.adding_replicas),
+            elr=_changed_or(change.eligible_leader_replicas, self.elr),
+            last_known_elr=_changed_or(change.last_known_elr, self.last_known_elr),
             leader_recovery_state=self.leader_recovery_state if recovery < 0 else recovery,
         )
 
@@ -124,7 +124,7 @@ class PartitionRegistration:
         return UNASSIGNED
 
 
-def _or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:
+def _changed_or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:
     return old if new is None else new
 
 
@@ -383,7 +383,7 @@ def local_changes(
             if not sole_replicas and _is_sole_replica(before, broker_id):
                 deleted_sole_replicas.append(before)
             else:
-                parts = _local(before)
+                parts = _local_partitions(before)
                 deletes += [local for local in parts if broker_id in local.registration.replicas]
             continue
         former = () if before is None else before.partitions
@@ -433,6 +433,6 @@ def _is_sole_replica(topic: TopicImage, broker_id: int) -> bool:
     return True
 
 
-def _local(topic: TopicImage) -> Iterator[LocalPartition]:
+def _local_partitions(topic: TopicImage) -> Iterator[LocalPartition]:
     for index, registration in enumerate(topic.partitions):
         yield LocalPartition(topic.name, topic.topic_id, index, registration)

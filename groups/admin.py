@@ -110,7 +110,7 @@ def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: 
     """List groups of all types; filters ignore case, an empty one matches all groups."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
-    listed = (group.listed() for group in shard.groups.values())
+    listed = (group.as_listed_group() for group in shard.groups.values())
     groups = (
         item
         for item in listed

@@ -80,7 +80,9 @@ class ClassicGroup(GroupBase):
         self._topics: frozenset[str] | None = None
 
     @classmethod
-    def loaded(cls, group_id: str, totals: ShardTotals, saved: GroupMetadataValue) -> ClassicGroup:
+    def from_record(
+        cls, group_id: str, totals: ShardTotals, saved: GroupMetadataValue
+    ) -> ClassicGroup:
         """Return the group that a record describes."""
         group = cls(group_id, totals)
         group.generation_id = saved.generation_id
@@ -111,7 +113,7 @@ class ClassicGroup(GroupBase):
         return group
 
     @classmethod
-    def converted(
+    def from_consumer_group(
         cls,
         group_id: str,
         totals: ShardTotals,
@@ -404,7 +406,7 @@ class ClassicGroup(GroupBase):
 
     # --- methods of all kinds of groups ----------------------------------------------------------
 
-    def listed(self) -> ListedGroup:
+    def as_listed_group(self) -> ListedGroup:
         """Return the group's line in ListGroups."""
         return ListedGroup(self.group_id, self.protocol_type or "", self.state_name, self.type_name)
 
@@ -439,7 +441,7 @@ class ClassicGroup(GroupBase):
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
         """Accept every sender: any client may fetch the offsets of a classic group."""
 
-    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
+    def on_committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """Count an accepted non-transactional commit of ``member_id`` as a heartbeat."""
         member = self.members.get(member_id)
         if member is not None:
@@ -474,13 +476,13 @@ class ClassicGroup(GroupBase):
         """Return the records that remove the group from the log, without its offsets."""
         return (group_tombstone(self.group_id),)
 
-    def removed(self, decision: DecisionBuilder) -> None:
+    def on_removed(self, decision: DecisionBuilder) -> None:
         """Cancel timers and forget pending members, because the decision removes the group."""
         for member_id in list(self.pending_members):
             self.forget_pending(member_id)
             decision.disarm(self.timer("session", member_id))
 
-    def unloaded(self, decision: DecisionBuilder) -> None:
+    def on_unloaded(self, decision: DecisionBuilder) -> None:
         """Answer every parked request: the shard stops serving."""
         error: DomainError = NotGroupCoordinatorError("the shard stops serving")
         for member in self.members.values():

@@ -37,7 +37,7 @@ from fencepost.groups.consumer_commands import (
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.consumer_members import remove_members
 from fencepost.groups.consumer_target import GroupDraft, is_early
-from fencepost.groups.conversion import downgrade, ids_of, may_downgrade, named
+from fencepost.groups.conversion import convert_to_classic_group, ids_of, may_downgrade, named
 from fencepost.groups.errors import (
     GroupError,
     GroupMaxSizeReachedError,
@@ -107,7 +107,7 @@ def join_group(
         save_soft_state(decision, update)
         timer = group.timer("session", update.member_id)
         decision.arm(timer, command.session_timeout_ms)
-        group.joined(decision, update.member_id, update.command.rebalance_timeout_ms)
+        group.expect_sync(decision, update.member_id, update.command.rebalance_timeout_ms)
     shard.release_member_id(group.group_id, update.member_id)
     protocol_name = command.protocols[0][0]
     decision.reply(
@@ -187,7 +187,7 @@ def _replace_last(
     require_small(shard, decision)
     value = update.draft.member(update.member_id)
     joining = (update.member_id, value, owner)
-    return downgrade(shard, decision, group, (), joining, rebalance_reason=why)
+    return convert_to_classic_group(shard, decision, group, (), joining, rebalance_reason=why)
 
 
 def _is_reconciled(update: MemberUpdate, replaced: str) -> bool:
@@ -221,7 +221,7 @@ def sync_group(
         group.expect_join(decision, member_id)
         decision.reply(token, RebalanceInProgressError("the group rebalances; rejoin"))
         return
-    group.synced(decision, member_id)
+    group.stop_waiting(decision, member_id)
     decision.arm(group.timer("session", member_id), classic.session_timeout_ms)
     partitions = named(current.assigned, shard.environment(group.group_id).topics)
     assignment = encode_assignment(partitions, version=version_of(first_metadata))

@@ -73,7 +73,7 @@ def _join(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGr
         _create_group(shard, decision, token, command, predecessor=group)
         return
     if not isinstance(group, ClassicGroup):
-        kind = group.listed().group_type
+        kind = group.as_listed_group().group_type
         raise InconsistentGroupProtocolError(f"{command.group_id!r} is a {kind} group")
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")

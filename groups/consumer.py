@@ -33,7 +33,7 @@ from fencepost.groups.consumer_group import (
 )
 from fencepost.groups.consumer_members import remove_members
 from fencepost.groups.consumer_target import GroupDraft
-from fencepost.groups.conversion import finish_upgrade, upgraded
+from fencepost.groups.conversion import convert_to_consumer_group, finish_upgrade
 from fencepost.groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
@@ -236,7 +236,7 @@ def _group(
         for record in group.tombstones():
             decision.append(record)
     else:
-        return upgraded(shard, decision, group, environment)
+        return convert_to_consumer_group(shard, decision, group, environment)
     decision.event(EventKind.GROUP_CREATED, command.group_id, client_id=command.client_id)
     return ConsumerGroup(command.group_id, shard.totals)
 

@@ -193,14 +193,16 @@ class ConsumerGroup(GroupBase):
             timeout_ms = max(self.members[member_id].rebalance_timeout_ms, 0)
             decision.arm(self.timer("join", member_id), timeout_ms)
 
-    def joined(self, decision: DecisionBuilder, member_id: str, rebalance_timeout_ms: int) -> None:
+    def expect_sync(
+        self, decision: DecisionBuilder, member_id: str, rebalance_timeout_ms: int
+    ) -> None:
         """Wait for the SyncGroup of a classic member that (re)joined."""
         self.joining.discard(member_id)
         decision.disarm(self.timer("join", member_id))
         self.syncing.add(member_id)
         decision.arm(self.timer("sync", member_id), max(rebalance_timeout_ms, 0))
 
-    def synced(self, decision: DecisionBuilder, member_id: str) -> None:
+    def stop_waiting(self, decision: DecisionBuilder, member_id: str) -> None:
         """Stop waiting for a classic member, which has its assignment."""
         self.syncing.discard(member_id)
         decision.disarm(self.timer("sync", member_id))
@@ -209,7 +211,7 @@ class ConsumerGroup(GroupBase):
         """Stop waiting for a member's JoinGroup and SyncGroup."""
         self.joining.discard(member_id)
         decision.disarm(self.timer("join", member_id))
-        self.synced(decision, member_id)
+        self.stop_waiting(decision, member_id)
 
     def stop_timers(self, decision: DecisionBuilder, member_id: str) -> None:
         """Cancel all timers of a member."""
@@ -295,7 +297,7 @@ class ConsumerGroup(GroupBase):
 
     # --- methods of all kinds of groups ----------------------------------------------------------
 
-    def listed(self) -> ListedGroup:
+    def as_listed_group(self) -> ListedGroup:
         """See :class:`ClassicGroup`."""
         return ListedGroup(self.group_id, "consumer", self.state_name, self.type_name)
 
@@ -352,7 +354,7 @@ class ConsumerGroup(GroupBase):
                 raise IllegalGenerationError(f"epoch {current.member_epoch} is current")
             raise StaleMemberEpochError(f"epoch {current.member_epoch} is current")
 
-    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
+    def on_committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See :class:`ClassicGroup`. Only heartbeats renew a session in this protocol."""
 
     def validate_offset_delete(self) -> None:
@@ -387,12 +389,12 @@ class ConsumerGroup(GroupBase):
         yield cr.tombstone(Kind.PARTITION_METADATA, group_id)
         yield cr.tombstone(Kind.GROUP_METADATA, group_id)
 
-    def removed(self, decision: DecisionBuilder) -> None:
+    def on_removed(self, decision: DecisionBuilder) -> None:
         """See :class:`ClassicGroup`."""
         for member_id in self.members:
             self.stop_timers(decision, member_id)
 
-    def unloaded(self, decision: DecisionBuilder) -> None:
+    def on_unloaded(self, decision: DecisionBuilder) -> None:
         """See :class:`ClassicGroup`. No request of such a group is ever parked."""
 
     @property

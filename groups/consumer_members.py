@@ -11,7 +11,7 @@ from fencepost.groups import consumer_records as cr
 from fencepost.groups.consumer_group import ConsumerGroup, identity
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash, write_epoch
-from fencepost.groups.conversion import downgrade, may_downgrade
+from fencepost.groups.conversion import convert_to_classic_group, may_downgrade
 from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import Shard
@@ -36,7 +36,7 @@ def remove_members(
         decision.event(kind, group_id, reason=reason, **fields)
     if may_downgrade(shard, group, member_ids):
         why = f"the group became classic; {', '.join(member_ids)}: {reason}"
-        if downgrade(shard, decision, group, member_ids, rebalance_reason=why):
+        if convert_to_classic_group(shard, decision, group, member_ids, rebalance_reason=why):
             return
     for member_id in member_ids:
         decision.append(cr.tombstone(Kind.CURRENT_MEMBER_ASSIGNMENT, group_id, member_id))

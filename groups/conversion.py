@@ -55,7 +55,7 @@ CUSTOM_ASSIGNOR = (
 # --- classic to consumer -------------------------------------------------------------------------
 
 
-def upgraded(
+def convert_to_consumer_group(
     shard: Shard, decision: DecisionBuilder, classic: ClassicGroup, environment: Environment
 ) -> ConsumerGroup:
     """Append the records that convert a classic group; return the resulting consumer group.
@@ -191,7 +191,7 @@ def finish_upgrade(shard: Shard, decision: DecisionBuilder, classic: ClassicGrou
     decision.disarm(classic.timer("sync"))
     for member_id in classic.pending_members:
         shard.reserve_member_id(classic.group_id, member_id)
-    classic.removed(decision)
+    classic.on_removed(decision)
     for member in classic.members.values():
         for token in (classic.take_join(member), member.sync_token):
             if token is not None:
@@ -215,7 +215,7 @@ def may_downgrade(
     )
 
 
-def downgrade(
+def convert_to_classic_group(
     shard: Shard,
     decision: DecisionBuilder,
     group: ConsumerGroup,
@@ -239,7 +239,9 @@ def downgrade(
         values[member_id] = value
         targets[member_id] = targets.pop(replaced, frozenset())
         names[replaced] = member_id
-    classic = ClassicGroup.converted(group_id, shard.totals, group.epoch, _classics(values), now_ms)
+    classic = ClassicGroup.from_consumer_group(
+        group_id, shard.totals, group.epoch, _classics(values), now_ms
+    )
     for member in classic.members.values():
         version = version_of(member.metadata(classic.protocol_name))
         partitions = named(targets.get(member.member_id, ()), topics)

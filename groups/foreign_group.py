@@ -121,7 +121,7 @@ class ForeignGroup(GroupBase):
         """See ``ClassicGroup``: this broker never removes the group."""
         return True
 
-    def listed(self) -> ListedGroup:
+    def as_listed_group(self) -> ListedGroup:
         """See ``ClassicGroup``."""
         return ListedGroup(self.group_id, STREAMS, self.state_name, STREAMS)
 
@@ -151,7 +151,7 @@ class ForeignGroup(GroupBase):
         if member_id not in self.members:
             raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
 
-    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
+    def on_committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See ``ClassicGroup``."""
 
     def validate_offset_delete(self) -> None:
@@ -169,10 +169,10 @@ class ForeignGroup(GroupBase):
         """See ``ClassicGroup``: this broker never removes the group."""
         raise InvariantViolation(f"streams group {self.group_id!r} is to be removed")
 
-    def removed(self, decision: DecisionBuilder) -> None:
+    def on_removed(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``."""
 
-    def unloaded(self, decision: DecisionBuilder) -> None:
+    def on_unloaded(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``. No request of such a group is ever parked."""
 
     def durable_state(self) -> object:

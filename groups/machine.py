@@ -297,7 +297,7 @@ class GroupMachine:
             return
         if group is not None:
             group.discard()
-        shard.put_group(ClassicGroup.loaded(group_id, shard.totals, value))
+        shard.put_group(ClassicGroup.from_record(group_id, shard.totals, value))
 
     def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
         """Replay a GroupMetadata record while serving, and carry out ``Shard.pending_install``."""
@@ -366,7 +366,7 @@ class GroupMachine:
 
     # --- serving ---------------------------------------------------------------------------------
 
-    def loaded(self, now_ms: int) -> Decision:
+    def on_loaded(self, now_ms: int) -> Decision:
         """Begin to serve: restart all sessions, rebalance groups that are too large."""
         self._active = True
         decision = DecisionBuilder(now_ms)
@@ -381,14 +381,14 @@ class GroupMachine:
             decision.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
         return decision.build()
 
-    def unload(self) -> Decision:
+    def on_unloaded(self) -> Decision:
         """Stop serving: fail every parked request, so that clients find the new coordinator."""
         decision = DecisionBuilder(0)
         shard, pending = self._shard, self._shard.pending_install
         if pending is not None and shard.groups.get(pending.group.group_id) != pending.group:
-            pending.group.unloaded(decision)
+            pending.group.on_unloaded(decision)
         for group in shard.groups.values():
-            group.unloaded(decision)
+            group.on_unloaded(decision)
         self._active = False
         return decision.build()
 

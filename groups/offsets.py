@@ -75,7 +75,7 @@ def commit_offsets(
         expire_timestamp_ms = min(decision.now_ms + command.retention_time_ms, _INT64_MAX)
     _append_commits(shard, decision, command.group_id, command.offsets, expire_timestamp_ms, token)
     if group is not None:
-        group.committed(decision, command.member_id)
+        group.on_committed(decision, command.member_id)
 
 
 def txn_commit_offsets(
@@ -363,7 +363,7 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
     for record in group.tombstones():
         decision.append(record)
     decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
-    group.removed(decision)
+    group.on_removed(decision)
 
 
 # --- passes over a whole shard -------------------------------------------------------------------

@@ -196,7 +196,7 @@ class ShareGroup(GroupBase):
 
     # --- methods of all kinds of groups ----------------------------------------------------------
 
-    def listed(self) -> ListedGroup:
+    def as_listed_group(self) -> ListedGroup:
         """See ``ClassicGroup``."""
         return ListedGroup(self.group_id, SHARE, self.state_name, self.type_name)
 
@@ -216,7 +216,7 @@ class ShareGroup(GroupBase):
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
         """See ``ClassicGroup``: every fetch is accepted, and finds no committed offset."""
 
-    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
+    def on_committed(self, decision: DecisionBuilder, member_id: str) -> None:
         """See ``ClassicGroup``."""
 
     def validate_offset_delete(self) -> None:
@@ -245,12 +245,12 @@ class ShareGroup(GroupBase):
         yield sr.tombstone(Kind.STATE_PARTITION_METADATA, group_id)
         yield sr.tombstone(Kind.GROUP_METADATA, group_id)
 
-    def removed(self, decision: DecisionBuilder) -> None:
+    def on_removed(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``."""
         for member_id in self.members:
             decision.disarm(self.timer("session", member_id))
 
-    def unloaded(self, decision: DecisionBuilder) -> None:
+    def on_unloaded(self, decision: DecisionBuilder) -> None:
         """See ``ClassicGroup``. No request of such a group is ever parked."""
 
     @property

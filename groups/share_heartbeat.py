@@ -62,7 +62,7 @@ def heartbeat(
     to_initialize = None
     missing: Partitions = {}
     if not _is_unchanged(group, command, environment):
-        names, epoch, fresh = _moved(shard, decision, group, command, environment)
+        names, epoch, fresh = _update_group(shard, decision, group, command, environment)
         missing = uninitialized(group, names, topics, settings, decision.now_ms)
         if missing:
             to_initialize = state_to_initialize(group, epoch, missing)
@@ -178,7 +178,7 @@ def _require_member(group: ShareGroup, command: ShareHeartbeat, max_size: int) -
 # --- the member's new state ----------------------------------------------------------------------
 
 
-def _moved(
+def _update_group(
     shard: Shard,
     decision: DecisionBuilder,
     group: ShareGroup,
@@ -191,13 +191,13 @@ def _moved(
     """
     member_id, topics = command.member_id, environment.topics
     old = group.members.get(member_id)
-    value = _updated(old, command)
+    value = _merged_value(old, command)
     if value != old:
         shard.require_memory(command.group_id)
         decision.append(sr.member(group.group_id, member_id, value))
     if old is None:
         decision.event(EventKind.MEMBER_JOINED, group.group_id, **identity(member_id, value))
-    names, epoch, is_bumped = _bumped(decision, group, command, value, environment)
+    names, epoch, is_bumped = _bump_epoch(decision, group, command, value, environment)
     targets, target_epoch = group.targets, group.assignment_epoch
     if target_epoch < epoch and _may_assign(group, environment.share, decision.now_ms):
         members = {**group.members, member_id: value}
@@ -217,7 +217,7 @@ def _moved(
     return names, epoch, fresh
 
 
-def _updated(old: sr.ShareMemberValue | None, command: ShareHeartbeat) -> sr.ShareMemberValue:
+def _merged_value(old: sr.ShareMemberValue | None, command: ShareHeartbeat) -> sr.ShareMemberValue:
     names = command.subscribed_topic_names
     return sr.ShareMemberValue(
         command.rack_id if command.rack_id is not None or old is None else old.rack_id,
@@ -229,7 +229,7 @@ def _updated(old: sr.ShareMemberValue | None, command: ShareHeartbeat) -> sr.Sha
     )
 
 
-def _bumped(
+def _bump_epoch(
     decision: DecisionBuilder,
     group: ShareGroup,
     command: ShareHeartbeat,

@@ -51,8 +51,9 @@ class Cleanup:
     def delete_records_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
 
-        The next :meth:`retaining` removes the files; the owner must checkpoint the log start.
-        Raises OffsetOutOfRangeError for other negative offsets, and beyond the high watermark.
+        The next :meth:`delete_old_segments` removes the files; the owner must checkpoint the log
+        start. Raises OffsetOutOfRangeError for other negative offsets, and beyond the high
+        watermark.
         """
         self._marks.raise_if_stopped()
         target = self._marks.high_watermark if offset == -1 else offset
@@ -73,7 +74,7 @@ class Cleanup:
         except STORAGE_FAILURES as error:
             raise self._marks.fail(error) from error
 
-    def retaining(self, now_ms: int) -> DiskSteps[int]:
+    def delete_old_segments(self, now_ms: int) -> DiskSteps[int]:
         """Remove the segments below the log start, or over the size or age limit; return how many.
 
         Their files are renamed ``.deleted``, and a later call removes them after
@@ -85,7 +86,7 @@ class Cleanup:
             self._log.remove_deleted_files(now_ms)
             # Leave segments that are appended meanwhile to the next call: this one must end.
             while segments := self._removable_segments(now_ms, mark):
-                yield from self._removing(segments, now_ms)
+                yield from self._remove_segments(segments, now_ms)
                 removed += len(segments)
                 if self._marks.stopped is not None:
                     break
@@ -104,7 +105,7 @@ class Cleanup:
             )
         return segments
 
-    def _removing(self, segments: list[Segment], now_ms: int) -> DiskSteps[None]:
+    def _remove_segments(self, segments: list[Segment], now_ms: int) -> DiskSteps[None]:
         log = self._log
         if segments[-1] is log.active:
             self._flushes.roll(now_ms)
@@ -113,7 +114,9 @@ class Cleanup:
         self._move_log_start(following.base_offset)
         for segment in segments:
             self._producers.snapshot_offsets.discard(segment.base_offset)
-        yield from log.removing(segments, now_ms=now_ms, delay_ms=log.config.file_delete_delay_ms)
+        yield from log.remove_in_steps(
+            segments, now_ms=now_ms, delay_ms=log.config.file_delete_delay_ms
+        )
 
     # --- compaction ---
 

@@ -354,9 +354,9 @@ class Log:
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
         """Run :meth:`removing` in this thread."""
-        run_blocking(self.removing(segments, now_ms=now_ms, delay_ms=delay_ms))
+        run_blocking(self.remove_in_steps(segments, now_ms=now_ms, delay_ms=delay_ms))
 
-    def removing(
+    def remove_in_steps(
         self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int
     ) -> DiskSteps[None]:
         """Take segments out of the log; rename their files now, remove them after the delay.

@@ -235,10 +235,10 @@ class Machine(Protocol):
     def replay_marker(self, stamp: ProducerStamp, offset: int, *, commit: bool) -> None:
         """Apply the end marker of ``stamp``'s transaction in this partition."""
 
-    def loaded(self, now_ms: int) -> Decision:
+    def on_loaded(self, now_ms: int) -> Decision:
         """Begin to serve after all records were replayed: re-arm timers, resume work."""
 
-    def unload(self) -> Decision:
+    def on_unloaded(self) -> Decision:
         """Stop serving: reply to all waiting requests. The decision must have no records."""
 
     def digest(self) -> str:

@@ -55,7 +55,7 @@ def _kind(char: str) -> int:
     return _WORD if bit & WORD else _NEWLINE if bit & NEWLINE else _OTHER
 
 
-def _holding(before: int, after: int) -> int:
+def _assertions_between(before: int, after: int) -> int:
     """Return the assertions that hold between two characters, as a bit set."""
     is_boundary = (before == _WORD) != (after == _WORD)
     return (
@@ -233,7 +233,7 @@ class Regex:
     ) -> Generator[int, None, tuple[set[int], set[int]]]:
         """Return the states reached without a character, and the states reached with one."""
         characters, assertions, nexts = self._characters, self._assertions, self._nexts
-        holding = _holding(at.before, after)
+        holding = _assertions_between(at.before, after)
         wide_sets = self._wide_sets if char and not char.isascii() else {}
         bit = _bit(char) if char else 0
         reached: set[int] = set()

@@ -77,10 +77,12 @@ def validate(
     budget: CheckBudget | None = None,
 ) -> ValidatedBatch:
     """Check a client's bytes in one step: see :func:`validating`."""
-    return finish(validating(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, budget=budget))
+    return finish(
+        validate_in_steps(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, budget=budget)
+    )
 
 
-def validating(
+def validate_in_steps(
     data: Buffer,
     config: LogConfig,
     *,

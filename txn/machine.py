@@ -188,7 +188,7 @@ class TxnMachine:
         """Ignore an end marker: ``__transaction_state`` has no transactional batches."""
         self._shard.last_offset = offset
 
-    def loaded(self, now_ms: int) -> Decision:
+    def on_loaded(self, now_ms: int) -> Decision:
         """Start serving: request the markers of prepared transactions, and arm timeouts.
 
         The log does not say which markers were written, so all of them are written again.
@@ -213,7 +213,7 @@ class TxnMachine:
             decision.event(EventKind.RECORDS_PASSED_OVER, "", count=shard.skipped_records)
         return decision.build()
 
-    def unload(self) -> Decision:
+    def on_unloaded(self) -> Decision:
         """Stop serving; answer NOT_COORDINATOR to each waiting InitProducerId."""
         shard = self._shard
         error: DomainError = CoordinatorUnloadedError("the shard stopped serving")

@@ -87,7 +87,7 @@ def incremental_alter_configs(
             altered[change.name] = ",".join(parts)
         else:
             altered[change.name] = None if change.op is OpType.DELETE else change.value
-    return _altered(view, resource, altered, check_configs, validate_only=validate_only)
+    return _alter(view, resource, altered, check_configs, validate_only=validate_only)
 
 
 def legacy_alter_configs(
@@ -104,12 +104,12 @@ def legacy_alter_configs(
     """
     current = view.image.configs.get(resource, {})
     removed: dict[str, str | None] = {name: None for name in current if name not in configs}
-    return _altered(
+    return _alter(
         view, resource, {**configs, **removed}, check_configs, validate_only=validate_only
     )
 
 
-def _altered(
+def _alter(
     view: ControllerView,
     resource: Resource,
     changes: Mapping[str, str | None],

@@ -67,7 +67,7 @@ def alter_partition(
     changes: list[PartitionChange] = []
     for item in items:
         try:
-            topic = _validated(view, broker_id, item)
+            topic = _validate(view, broker_id, item)
         except DomainError as error:
             answers.append(without_traceback(error))
             continue
@@ -91,7 +91,7 @@ def alter_partition(
     )
 
 
-def _validated(view: ControllerView, broker_id: int, item: ProposedIsr) -> TopicImage:
+def _validate(view: ControllerView, broker_id: int, item: ProposedIsr) -> TopicImage:
     """Return the topic of a valid change; the order of the checks is Kafka's."""
     topic = view.image.topics_by_id.get(item.topic_id)
     if topic is None:
@@ -179,7 +179,7 @@ def record_lost_replicas(
             if is_lost:
                 change.isr = tuple(one for one in partition.isr if one != broker_id)
             elif partition.leader < 0 and view.is_active(broker_id):
-                change.is_acceptable = partial(_with, broker_id, change.is_acceptable)
+                change.is_acceptable = partial(_is_active_or, broker_id, change.is_acceptable)
             if view.allows_unclean_election(topic.name):
                 change.election = Election.UNCLEAN
             cause = f"broker {broker_id} {'cannot read' if is_lost else 'has'} its replica"
@@ -189,7 +189,7 @@ def record_lost_replicas(
     )
 
 
-def _with(broker_id: int, is_active: Callable[[int], bool], candidate: int) -> bool:
+def _is_active_or(broker_id: int, is_active: Callable[[int], bool], candidate: int) -> bool:
     return candidate == broker_id or is_active(candidate)
 
 

@@ -73,10 +73,10 @@ class PartitionChangeBuilder:
     def build(self) -> PartitionChangeRecord | None:
         """Return the record, None if nothing changes."""
         state = self.partition
-        isr = _or(self.isr, state.isr)
-        replicas = _or(self.replicas, state.replicas)
-        adding = _or(self.adding, state.adding_replicas)
-        removing = _or(self.removing, state.removing_replicas)
+        isr = _changed_or(self.isr, state.isr)
+        replicas = _changed_or(self.replicas, state.replicas)
+        adding = _changed_or(self.adding, state.adding_replicas)
+        removing = _changed_or(self.removing, state.removing_replicas)
         done = completed(replicas, adding, removing, isr)
         if done is not None:
             (replicas, isr), adding, removing = done, (), ()
@@ -195,5 +195,5 @@ class PartitionChangeBuilder:
         return None if directories == state.directories else directories
 
 
-def _or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:
+def _changed_or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:
     return old if new is None else new

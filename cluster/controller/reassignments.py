@@ -48,7 +48,7 @@ def alter_partition_reassignments(
     changes: list[PartitionChange] = []
     for item in items:
         try:
-            changes += _altered(view, item, allow_replication_factor_change, may_wait)
+            changes += _alter(view, item, allow_replication_factor_change, may_wait)
         except DomainError as error:
             answers.append(without_traceback(error))
         else:
@@ -57,7 +57,7 @@ def alter_partition_reassignments(
     return ControllerResult(answers, records, events=tuple(events_of(changes)))
 
 
-def _altered(
+def _alter(
     view: ControllerView, item: ReassignablePartition, allow_factor_change: bool, may_wait: bool
 ) -> list[PartitionChange]:
     topic = view.image.topics.get(item.topic)
@@ -67,7 +67,7 @@ def _altered(
         raise UnknownTopicOrPartitionError(f"there is no partition {item.index} of this topic")
     partition = topic.partitions[item.index]
     if item.replicas is None:
-        return _cancelled(view, topic, item.index, partition)
+        return _cancel(view, topic, item.index, partition)
     check_assignment(view, item.replicas, may_wait=may_wait)
     if not allow_factor_change:
         _check_factor(partition, item.replicas)
@@ -86,7 +86,7 @@ def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> 
         )
 
 
-def _cancelled(
+def _cancel(
     view: ControllerView, topic: TopicImage, index: int, partition: PartitionRegistration
 ) -> list[PartitionChange]:
     if not is_in_progress(partition):

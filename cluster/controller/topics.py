@@ -169,7 +169,7 @@ def create_internal_topic(
     """
     if topic.name in view.image.topics:
         return ControllerResult(None)
-    assignments = finish(_placed(view, topic, draw))
+    assignments = finish(_place_topic(view, topic, draw))
     check_partition_limit(view, 1, len(assignments))
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
     records = finish(_records(view, topic_id, 0, assignments))
@@ -213,10 +213,10 @@ def prepare_topic(
         assignments = yield from _assignments(view, topic, draw)
     except DomainError:
         return None
-    return (yield from _prepared(view, topic_id, 0, assignments))
+    return (yield from _prepare(view, topic_id, 0, assignments))
 
 
-def _prepared(
+def _prepare(
     view: ControllerView, topic_id: UUID, first: int, assignments: Sequence[tuple[int, ...]]
 ) -> Steps[PreparedPartitions]:
     records = yield from _records(view, topic_id, first, assignments)
@@ -227,11 +227,13 @@ def _prepared(
 def _assignments(
     view: ControllerView, topic: NewTopic, draw: RandomSource
 ) -> Steps[Sequence[tuple[int, ...]]]:
-    of_topic = _assigned(view, topic) if topic.assignment else _placed(view, topic, draw)
+    of_topic = (
+        _read_assignments(view, topic) if topic.assignment else _place_topic(view, topic, draw)
+    )
     return (yield from of_topic)
 
 
-def _assigned(view: ControllerView, topic: NewTopic) -> Steps[Sequence[tuple[int, ...]]]:
+def _read_assignments(view: ControllerView, topic: NewTopic) -> Steps[Sequence[tuple[int, ...]]]:
     if topic.replication_factor != FROM_CONTROLLER:
         raise InvalidRequestError(
             "A manual partition assignment was specified, but replication factor was not set to -1."
@@ -304,7 +306,7 @@ def _check_has_leader(view: ControllerView, index: int, replicas: Iterable[int])
         )
 
 
-def _placed(
+def _place_topic(
     view: ControllerView, topic: NewTopic, draw: RandomSource
 ) -> Steps[Sequence[tuple[int, ...]]]:
     factor, count = topic.replication_factor, topic.partitions
@@ -421,7 +423,7 @@ def create_partitions(
     if prepared is None or not is_fit or len(prepared.assignments) != added:
         prepared = None
     if prepared is None:
-        replicas_of_added = finish(_added(view, topic, added, assignments, draw))
+        replicas_of_added = finish(_place_added(view, topic, added, assignments, draw))
     else:
         replicas_of_added = prepared.assignments
     if validate_only:
@@ -449,13 +451,13 @@ def prepare_partitions(
         return None
     try:
         check_request_size(view, added)
-        replicas_of_added = yield from _added(view, topic, added, assignments, draw)
+        replicas_of_added = yield from _place_added(view, topic, added, assignments, draw)
     except DomainError:
         return None
-    return (yield from _prepared(view, topic.topic_id, current, replicas_of_added))
+    return (yield from _prepare(view, topic.topic_id, current, replicas_of_added))
 
 
-def _added(
+def _place_added(
     view: ControllerView,
     topic: TopicImage,
     added: int,

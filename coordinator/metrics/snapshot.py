@@ -349,7 +349,7 @@ def _decoded(assignment: bytes) -> frozenset[TopicPartition]:
 
 
 def _group(group_id: str, group: Group, commits: int) -> GroupRow:
-    listed = group.listed()
+    listed = group.as_listed_group()
     return GroupRow(
         group_id=group_id,
         written=f'group="{label(group_id)}"',

@@ -560,7 +560,7 @@ class ShardRuntime(Generic[M_co]):
         self._enter(ShardState.ACTIVE)
         if offset and _log.is_enabled_for(logging.DEBUG):
             _log.debug("shard loaded", shard=self.name, end=offset, digest=self._machine.digest())
-        self._turn(self._machine.loaded, self._clock.now_ms(), about=None)
+        self._turn(self._machine.on_loaded, self._clock.now_ms(), about=None)
 
     def end(self) -> None:
         """Stop serving for good: answer all waiting requests, drop the state."""
@@ -571,7 +571,7 @@ class ShardRuntime(Generic[M_co]):
         if self._reload is not None:
             self._reload.cancel()
         if was_active:
-            for reply in self._machine.unload().replies:
+            for reply in self._machine.on_unloaded().replies:
                 self._answer(reply)
         self._drop_state()
 

@@ -63,7 +63,7 @@ from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, CheckBudget, CheckBudgetExceededError
 from fencepost.logcore.steps import Steps, finish
 from fencepost.logcore.tracebacks import without_traceback
-from fencepost.logcore.validation import ValidatedBatch, validating
+from fencepost.logcore.validation import ValidatedBatch, validate_in_steps
 from fencepost.logcore.values import dataclass
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
@@ -375,7 +375,7 @@ class Appends:
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
-            validating,
+            validate_in_steps,
             part.data,
             partition.log.config,
             now_ms=now_ms,

@@ -97,7 +97,9 @@ class Maintenance:
 
     async def run_retention(self, partition: Partition) -> None:
         """Delete segments by ``retention.ms``, ``retention.bytes`` and the log start offset."""
-        deleted = await self._thread.drive(partition.cleanup.retaining(self._clock.now_ms()))
+        deleted = await self._thread.drive(
+            partition.cleanup.delete_old_segments(self._clock.now_ms())
+        )
         if deleted:
             _log.info(
                 "segments deleted",

@@ -318,12 +318,12 @@ class ShareStateMachine:
         """Ignore an end marker: ``__share_group_state`` has no transactional batches."""
         self._last_offset = offset
 
-    def loaded(self, now_ms: int) -> Decision:
+    def on_loaded(self, now_ms: int) -> Decision:
         """Start serving."""
         self._is_serving = True
         return DecisionBuilder(now_ms).build()
 
-    def unload(self) -> Decision:
+    def on_unloaded(self) -> Decision:
         """Stop serving; no request waits."""
         self._is_serving = False
         return Decision()

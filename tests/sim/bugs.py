@@ -280,15 +280,15 @@ BUGS: Final = (
     # --- the controller ---
     Bug(
         "the controller accepts an old partition epoch",
-        ((controller_isr._validated, "item.partition_epoch < partition.partition_epoch", "False"),),
+        ((controller_isr._validate, "item.partition_epoch < partition.partition_epoch", "False"),),
     ),
     Bug(
         "the controller accepts an ISR change of a former leader",
         (
-            (controller_isr._validated, "item.leader_epoch < partition.leader_epoch", "False"),
-            (controller_isr._validated, "broker_id != partition.leader", "False"),
+            (controller_isr._validate, "item.leader_epoch < partition.leader_epoch", "False"),
+            (controller_isr._validate, "broker_id != partition.leader", "False"),
             (
-                controller_isr._validated,
+                controller_isr._validate,
                 "item.partition_epoch < partition.partition_epoch",
                 "False",
             ),

@@ -76,7 +76,7 @@ _GROUPS: Final = (
         "a loaded group has an earlier generation",
         (
             (
-                ClassicGroup.loaded,
+                ClassicGroup.from_record,
                 "group.generation_id = saved.generation_id",
                 "group.generation_id = saved.generation_id - 1",
             ),

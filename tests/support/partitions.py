@@ -44,4 +44,4 @@ def fetch_bytes(
 
 def retain(partition: Partition, now_ms: int) -> int:
     """Run a whole round of retention; return the number of removed segments."""
-    return run_blocking(partition.cleanup.retaining(now_ms))
+    return run_blocking(partition.cleanup.delete_old_segments(now_ms))

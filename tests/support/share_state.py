@@ -24,7 +24,7 @@ class LocalShareState:
     def __init__(self, services: Services) -> None:
         self._metadata = services.metadata
         self._machine = ShareStateMachine(ShareStateLimits(), self._partitions)
-        self._machine.loaded(0)
+        self._machine.on_loaded(0)
         self._next_offset = 0
         self.commands: list[StateCommand] = []
         self.failures: deque[DomainError] = deque()

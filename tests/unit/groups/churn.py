@@ -53,7 +53,7 @@ def loads_back(log: list[Entry], digest: str) -> None:
     """Check that the log loads to the state with this digest, also once loading is complete."""
     machine = load(log)
     machine.check()
-    machine.loaded(0)
+    machine.on_loaded(0)
     machine.check()
     assert machine.digest() == digest
 
@@ -85,5 +85,5 @@ def every_prefix_loads(make: Callable[[], Driver]) -> None:
     for length in range(len(log) + 1):
         machine = load(log[:length])
         machine.check()
-        machine.loaded(0)
+        machine.on_loaded(0)
         machine.check()

@@ -160,7 +160,7 @@ class Driver:
         self._told: dict[str, Seen] | None = None
         self._token = 0
         self._ids = 0
-        self._apply(self.machine.loaded(self.now))
+        self._apply(self.machine.on_loaded(self.now))
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -224,14 +224,14 @@ class Driver:
     def reload(self) -> None:
         """Crash and load again: the log must restore the same state."""
         digest = self.machine.digest()
-        unloaded = self.machine.unload()
+        unloaded = self.machine.on_unloaded()
         assert not unloaded.records
         self._collect(unloaded)
         self.machine = load(self.log, **self.settings)
         self.timers.clear()
         self._told = None
         assert self.machine.digest() == digest, "a reload changed durable state"
-        self._apply(self.machine.loaded(self.now))
+        self._apply(self.machine.on_loaded(self.now))
 
     def _apply(self, decision: Decision, now: int | None = None) -> None:
         self.decisions += 1

@@ -232,7 +232,7 @@ def test_unloading_answers_waiting_requests_with_not_coordinator():
 def test_unloading_writes_nothing_and_keeps_the_durable_state():
     driver, _ = stable(2)
     digest = driver.machine.digest()
-    decision = driver.machine.unload()
+    decision = driver.machine.on_unloaded()
     assert (decision.records, decision.replies) == ((), ())
     assert driver.machine.digest() == digest
 
@@ -240,7 +240,7 @@ def test_unloading_writes_nothing_and_keeps_the_durable_state():
 @pytest.mark.parametrize("build", [initial, completing, stable, preparing])
 def test_request_after_unloading_fails_with_group_dead(build):
     driver, (member_id, *_), *_ = build()
-    driver.machine.unload()
+    driver.machine.on_unloaded()
     driver.machine.check()
     join = JoinGroup(
         group_id=G,

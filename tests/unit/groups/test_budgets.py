@@ -32,7 +32,7 @@ def machine() -> tuple[GroupMachine, Account, Account]:
         max_batch_bytes=lambda: 1 << 30,
         environment=lambda _: Environment(topics),
     )
-    made.loaded(0)
+    made.on_loaded(0)
     return made, memory, offset_memory
 
 

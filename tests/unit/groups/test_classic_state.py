@@ -35,7 +35,7 @@ def leave_all(driver: Driver) -> None:
 
 
 def unload(driver: Driver) -> None:
-    driver.machine.unload()
+    driver.machine.on_unloaded()
 
 
 SCENARIOS = {

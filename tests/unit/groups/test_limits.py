@@ -325,7 +325,7 @@ def flood_command(number: int, *, known: bool, group_id: str = G) -> JoinGroup:
 
 def test_pending_members_stay_bounded_under_a_flood_of_joins():
     machine = GroupMachine()
-    machine.loaded(NOW)
+    machine.on_loaded(NOW)
     alive: set[object] = set()
     for number in range(100_000):
         decision = machine.decide(number, flood_command(number, known=True), NOW)
@@ -340,7 +340,7 @@ def test_pending_members_stay_bounded_under_a_flood_of_joins():
 
 def test_members_stay_bounded_under_a_flood_of_old_clients():
     machine = GroupMachine()
-    machine.loaded(NOW)
+    machine.on_loaded(NOW)
     refusals = 0
     for number in range(100_000):
         decision = machine.decide(number, flood_command(number, known=False), NOW)
@@ -356,7 +356,7 @@ def test_members_stay_bounded_under_a_flood_of_old_clients():
 
 def test_groups_stay_bounded_under_a_flood_of_group_ids():
     machine = GroupMachine(GroupLimits(max_groups=100))
-    machine.loaded(NOW)
+    machine.on_loaded(NOW)
     refusals = 0
     for number in range(100_000):
         command = flood_command(number, known=True, group_id=f"g{number}")

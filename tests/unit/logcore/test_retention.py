@@ -161,7 +161,7 @@ def test_batches_appended_during_retention_are_left_to_the_next_call(
 ) -> None:
     partition = segments(tmp_path, retention_bytes=SIZE, retention_ms=-1)
     waits = 0
-    for wait in partition.cleanup.retaining(T0):
+    for wait in partition.cleanup.delete_old_segments(T0):
         wait()
         append(partition)
         waits += 1

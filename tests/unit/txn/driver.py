@@ -136,13 +136,13 @@ class Driver:
         for offset, record in enumerate(self.log):
             self.machine.replay(record, offset, self.now_ms, None)
         digest = self.machine.digest()
-        self.apply(self.machine.loaded(self.now_ms))
+        self.apply(self.machine.on_loaded(self.now_ms))
         return digest
 
     def reload(self) -> None:
         """Unload and load again, and check that no durable state is lost."""
         before = self.machine.digest()
-        decision = self.machine.unload()
+        decision = self.machine.on_unloaded()
         assert not decision.records
         assert not decision.effects
         self.take_replies(decision)
@@ -152,7 +152,7 @@ class Driver:
         """Append, replay, arm timers, run effects, deliver replies."""
         assert decision.stamp is None
         if decision.records and self.fail_append:
-            self.take_replies(self.machine.unload())
+            self.take_replies(self.machine.on_unloaded())
             self.load()
             raise AppendFailedError
         before = dict(self.machine._shard.transactions)

@@ -116,7 +116,7 @@ class Coordinator:
         )
         for offset, record in enumerate(log):
             self.machine.replay(record, offset, world.now_ms, None)
-        self.take(self.machine.loaded(world.now_ms))
+        self.take(self.machine.on_loaded(world.now_ms))
 
     def submit(self, token: int, command: object) -> None:
         try:
@@ -171,7 +171,7 @@ class Coordinator:
     def resign(self) -> None:
         self.is_told = True
         waiting = [reply.token for _, decision in self.held for reply in decision.replies]
-        waiting += [reply.token for reply in self.machine.unload().replies]
+        waiting += [reply.token for reply in self.machine.on_unloaded().replies]
         self.held.clear()
         self.timers.clear()
         for token in waiting:

@@ -29,7 +29,7 @@ class Shard:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.memory = Account()
         self.machine = TxnMachine(TxnLimits(), CountingIds(), 7, lambda: 2, self.memory)
-        self.machine.loaded(START_MS)
+        self.machine.on_loaded(START_MS)
         self._timers = TimerQueue(SystemClock(), loop).timers(lambda _key, _now_ms: None)
         self._offset = 0
 

@@ -132,7 +132,7 @@ def test_records_of_unknown_version_are_skipped(record: Record) -> None:
     driver.log = []
     driver.machine = type(driver.machine)(driver.limits, driver.ids, 0, 2)
     driver.machine.replay(record, 0, 0, None)
-    events = driver.machine.loaded(0).events
+    events = driver.machine.on_loaded(0).events
     assert [event.kind for event in events] == ["records-passed-over"]
     assert len(driver.machine) == 0
 

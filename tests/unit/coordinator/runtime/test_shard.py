@@ -159,12 +159,12 @@ class TableMachine:
         if commit:
             self.table.update(pending)
 
-    def loaded(self, now_ms: int) -> Decision:
+    def on_loaded(self, now_ms: int) -> Decision:
         self.serving = True
         prepared = [key for key, (value, _) in self.table.items() if value == "prepared"]
         return Decision(effects=tuple(Tell(key) for key in prepared))
 
-    def unload(self) -> Decision:
+    def on_unloaded(self) -> Decision:
         tokens = [token for tokens in self.parked.values() for token in tokens]
         return Decision(replies=tuple(Reply(token, RefusedError("unloaded")) for token in tokens))
 

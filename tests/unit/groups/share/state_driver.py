@@ -39,7 +39,7 @@ class Coordinator:
         for offset, record in enumerate(self.log):
             if offset >= start:
                 machine.replay(record, offset, self.now_ms, None)
-        machine.loaded(self.now_ms)
+        machine.on_loaded(self.now_ms)
         machine.check()
         return machine
 

@@ -186,7 +186,7 @@ def test_unknown_state_has_an_empty_summary_and_may_be_deleted() -> None:
 
 def test_unloaded_shard_refuses_requests() -> None:
     coordinator = read()
-    coordinator.machine.unload()
+    coordinator.machine.on_unloaded()
     with pytest.raises(ShareCoordinatorUnloadedError):
         coordinator(ReadShareState(KEY, 5))
 

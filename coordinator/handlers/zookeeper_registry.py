@@ -76,13 +76,11 @@ def zookeeper_registry(services: Services) -> Registry:
         """Handle changes of users, quotas and ACLs once other brokers' changes are applied."""
 
         def after_others(ctx: Context) -> Work[Entity]:
-            node = services.on_zookeeper
-            catching_up = spawn(node.catch_up(), "read others' changes")
-            yield catching_up
-            catching_up.result()
+            yield from _caught_up(ctx)
             authorizer = services.authorizer
             acls = None if authorizer is None else authorizer.rules
-            decided_here = run(replace(ctx, zookeeper_controller=node.own_access_decisions(acls)))
+            own = services.on_zookeeper.own_access_decisions(acls)
+            decided_here = run(replace(ctx, zookeeper_controller=own))
             answer: Entity = yield from decided_here  # type: ignore[misc]
             return answer
 
@@ -130,8 +128,27 @@ def zookeeper_registry(services: Services) -> Registry:
             **dict.fromkeys(map(int, WRITTEN_BY_ANY_BROKER), up_to_date),
             **dict.fromkeys(map(int, _ACLS), one_at_a_time),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
+            ApiKey.DESCRIBE_CONFIGS: _as_in_zookeeper,
         },
     )
+
+
+def _caught_up(ctx: Context) -> Work[None]:
+    """Wait until other brokers' changes are applied."""
+    catching_up = spawn(ctx.broker.on_zookeeper.catch_up(), "read others' changes")
+    yield catching_up
+    catching_up.result()
+
+
+def _as_in_zookeeper(run: Run) -> Callable[[Context], Work[Entity]]:
+    """Describe settings as they are in ZooKeeper, where Kafka's brokers read them."""
+
+    def after_others(ctx: Context) -> Work[Entity]:
+        yield from _caught_up(ctx)
+        answer: Entity = yield from run(ctx)  # type: ignore[misc]
+        return answer
+
+    return after_others
 
 
 def _keeps_passwords(body: Any) -> bool:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from tests.support import requests
 from tests.support.cluster import READ_COMMITTED, unique
 from tests.support.growing_group import rebalances_as_it_grows
 from tests.support.mixed import PYTHON
@@ -270,6 +272,20 @@ def test_topic_settings_are_stored_and_applied_on_every_broker(brokers: Brokers)
 
     for node_id in brokers.nodes:
         until(lambda node_id=node_id: holds(node_id), f"it holds on broker {node_id}")  # type: ignore[misc]
+
+
+def test_describe_configs_at_any_broker_shows_acknowledged_changes(brokers: Brokers):
+    name = brokers.create([A, B])
+    with brokers.client(B) as changing, brokers.client(D) as describing:
+        for retention_ms in map(str, range(1_000, 1_030)):
+            change = requests.config_op("retention.ms", retention_ms)
+            resource = requests.altered_resource(TOPIC_RESOURCE, name, change)
+            body = requests.incremental_alter_configs(resource, validate_only=False)
+            answer = changing.call("incremental_alter_configs", 1, **body)
+            assert answer["responses"][0]["error_code"] == "none"
+            wanted = requests.described_resource(TOPIC_RESOURCE, name, "retention.ms")
+            answer = describing.call("describe_configs", 4, **requests.describe_configs(wanted))
+            assert answer["results"][0]["configs"][0]["value"] == retention_ms
 
 
 def test_topic_written_by_a_tool_is_created_and_deleted(brokers: Brokers):

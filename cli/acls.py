@@ -172,8 +172,8 @@ def add(session: ClusterSession, what: AclResources, form: str, **options: Any) 
 
     if not options["allowed"] and not options["denied"]:
         raise click.UsageError("name a principal with --allow-principal or --deny-principal")
-    for side, whose in (("allow", "allowed"), ("deny", "denied")):
-        if options[f"{side}_hosts"] and not options[whose]:
+    for side, verdict in (("allow", "allowed"), ("deny", "denied")):
+        if options[f"{side}_hosts"] and not options[verdict]:
             raise click.UsageError(f"--{side}-host goes with --{side}-principal")
     filters = list(_filters(what, **options))
     if not filters:

@@ -89,17 +89,17 @@ def verify(backup: Path, form: str) -> None:
     rows: list[dict[str, object]] = [
         {"file": None, "problem": text} for text in backups.differences(backup)
     ]
-    problems, told, _ = check_directories([backup / backups.DATA], ())
+    problems, lines, _ = check_directories([backup / backups.DATA], ())
     if summary.running:
         # The indexes of active segments are left out: recovery rebuilds them.
         problems = [one for one in problems if not backups.is_left_out(str(one["file"]))]
     rows += problems
     if form == "json":
-        emit([{**_row(summary), "problems": [*rows, *told]}], (), form)
+        emit([{**_row(summary), "problems": [*rows, *lines]}], (), form)
     else:
         _show(summary, form)
-        show_problems(rows, told)
-    if rows or told:
+        show_problems(rows, lines)
+    if rows or lines:
         raise click.exceptions.Exit(EXIT_REFUSED)
 
 

@@ -95,14 +95,14 @@ def info(session: ClusterSession, form: str, *, with_apis: bool) -> None:
     apis = _apis(versions) if with_apis else []
     version = _release({str(row["feature"]): row["finalized"] for row in features})
     if form == "json":
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "cluster_id": cluster.cluster_id,
             "controller": controller,
             "version": version,
             "brokers": brokers,
             "features": features,
         }
-        print_json(told | ({"apis": apis} if with_apis else {}))
+        print_json(fields | ({"apis": apis} if with_apis else {}))
         return
     head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
     head += f", controller {'unknown' if controller is None else controller}"
@@ -155,7 +155,7 @@ def describe(session: ClusterSession, form: str) -> None:
     }
     cluster_id = session.client.metadata().cluster_id
     if form == "json":
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "cluster_id": cluster_id,
             "controller": controller,
             "controller_epoch": quorum.epoch if quorum is not None else election and election.epoch,
@@ -166,7 +166,7 @@ def describe(session: ClusterSession, form: str) -> None:
             "health": health,
             "problems": problems,
         }
-        print_json(told)
+        print_json(fields)
         return
     head = f"cluster {text_of(cluster_id)}, {counted(len(brokers), 'broker')}"
     if quorum is not None:
@@ -251,16 +251,16 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
         if not rows or time.monotonic() >= end:
             break
         time.sleep(CHECK_PAUSE_S)
-    mine = [one for one in partitions if one.leader == broker]
-    coordinators = sum(one.topic in INTERNAL_TOPICS for one in mine)
+    led = [one for one in partitions if one.leader == broker]
+    coordinators = sum(one.topic in INTERNAL_TOPICS for one in led)
     if form == "json":
-        told = {"broker": broker, "can_restart": not rows, "leads": len(mine)}
-        print_json({**told, "coordinators": coordinators, "problems": rows})
+        fields = {"broker": broker, "can_restart": not rows, "leads": len(led)}
+        print_json({**fields, "coordinators": coordinators, "problems": rows})
     elif rows:
         print_lines(f"broker {broker} cannot be restarted without loss of availability")
         emit(rows, RESTART_COLUMNS, form)
     else:
-        moves = f"{counted(len(mine), 'partition')} that it leads"
+        moves = f"{counted(len(led), 'partition')} that it leads"
         print_lines(
             f"broker {broker} can be restarted: {moves} can move, {coordinators} of a coordinator"
         )
@@ -364,8 +364,8 @@ def _min_isr(session: ClusterSession, topics: list[str]) -> dict[str, int]:
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     # The broker reports no settings of the history's topic.
-    asked = [("topic", name) for name in topics if name != HISTORY_TOPIC]
-    found = described(session, asked, [MIN_ISR]) if asked else []
+    resources = [("topic", name) for name in topics if name != HISTORY_TOPIC]
+    found = described(session, resources, [MIN_ISR]) if resources else []
     return {one.resource: int(one.value) for one in found if one.value is not None}
 
 

@@ -157,14 +157,14 @@ def _print_plan(plan: PromotionPlan) -> None:
     for text in plan.warnings:
         print_lines(f"note: {text}", err=True)
     many = len(files) > 1
-    told = {
+    fields = {
         "controllers": "the controllers" if many else "the controller",
         "moved": " (if you move it to another machine, copy its directory and set log.dirs)",
         "first": files[0] if not many else f"{wanted.output}/controller-ID/{CONTROLLER_FILE}",
         "broker": wanted.output / BROKER_FILE,
         "output": wanted.output,
     }
-    print_lines(*(line.format(**told) for line in _NEXT.splitlines()))
+    print_lines(*(line.format(**fields) for line in _NEXT.splitlines()))
 
 
 @click.command("stand-alone")

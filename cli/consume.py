@@ -99,7 +99,7 @@ def command(
     null: str,
     *,
     no_decode: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     r"""Print the records of TOPIC from --from to --until, or to its end.
 
@@ -112,16 +112,16 @@ def command(
     Standard error reports records that an open transaction holds back, the commits of --group, and
     offsets or times that the topic does not have.
     """
-    if group is not None and (wanted or asked["tail"] is not None):
+    if group is not None and (wanted or options["tail"] is not None):
         raise click.UsageError("a group determines the partitions and where to begin")
     everything = {"begin": "earliest", "tail": None, "until": "end", "keys": ()}
-    is_whole = group is None and not wanted and everything.items() <= asked.items()
-    begin, until = _parse_range(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
+    is_whole = group is None and not wanted and everything.items() <= options.items()
+    begin, until = _parse_range(options.pop("begin"), options.pop("tail"), options.pop("until"))
     line = formatter(topic, form, null=null, decode=not no_decode, terminal=is_terminal())
-    keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
-    limit = asked.pop("limit")
+    keys = frozenset(unescape(key, "--key").encode() for key in options.pop("keys"))
+    limit = options.pop("limit")
     out = RecordPrinter(line, keys, limit)
-    work = Consumption(session, topic, out, begin, until, **asked)
+    work = Consumption(session, topic, out, begin, until, **options)
     above = header(form)
     if above is not None:
         print_lines(above)
@@ -229,15 +229,15 @@ class Consumption:
         if not share:
             return self._is_idle(member)
         reader = self._reader(share, self.session.committed(member.group))
-        told = reader.positions
+        committed = reader.positions
         for index, records in reader.rounds():
             if not member.is_settled():
                 return False
             position = self.out.show(index, records, reader.positions[index])
             if reader.has_more and not self.out.is_full:
                 continue
-            if position != told[index]:
-                told[index] = position
+            if position != committed[index]:
+                committed[index] = position
                 if not member.commit({index: position}):
                     return False
                 print_lines(
@@ -307,8 +307,8 @@ class Consumption:
         for row in found:
             print_lines(_hint_text(row), err=True)
         if found:
-            told = "--isolation read_uncommitted shows them"
-            print_lines(f"{told}; `fencepost txns blame {self.topic}` shows more", err=True)
+            advice = "--isolation read_uncommitted shows them"
+            print_lines(f"{advice}; `fencepost txns blame {self.topic}` shows more", err=True)
 
 
 def _hint_text(row: HeldBack) -> str:

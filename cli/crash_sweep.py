@@ -232,9 +232,9 @@ def _table(runs: list[RunResult]) -> list[dict[str, object]]:
         {
             "where": where,
             "operation": kind,
-            "points": len(mine),
-            "kills": sum(result.killed is not None for result in mine),
-            "failures": sum(bool(result.failures) for result in mine),
+            "points": len(results),
+            "kills": sum(result.killed is not None for result in results),
+            "failures": sum(bool(result.failures) for result in results),
         }
-        for (where, kind), mine in sorted(kinds.items())
+        for (where, kind), results in sorted(kinds.items())
     ]

@@ -58,8 +58,8 @@ def _key_of_group(key: object) -> dict[str, object]:
 
     match key:
         case ShareKey(kind, group_id, member_id) if kind in PER_MEMBER:
-            told = {"type": "ShareMember", "kind": kind, "group_id": group_id}
-            return {**told, "member_id": member_id}
+            fields = {"type": "ShareMember", "kind": kind, "group_id": group_id}
+            return {**fields, "member_id": member_id}
         case ShareKey(kind, group_id):
             return {"type": "ShareGroup", "kind": kind, "group_id": group_id}
         case ConsumerKey(Kind.REGULAR_EXPRESSION, group_id, regex):
@@ -67,8 +67,8 @@ def _key_of_group(key: object) -> dict[str, object]:
         case ConsumerKey(kind, group_id) if kind in PER_GROUP:
             return {"type": "ConsumerGroup", "kind": kind, "group_id": group_id}
         case ConsumerKey(kind, group_id, member_id):
-            told = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
-            return {**told, "member_id": member_id}
+            fields = {"type": "ConsumerMember", "kind": kind, "group_id": group_id}
+            return {**fields, "member_id": member_id}
     return {"type": type(key).__name__.removesuffix("Key"), **_fields(key)}
 
 

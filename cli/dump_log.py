@@ -95,22 +95,22 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
 def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
     """Print the rows of one file, with a new table for each run of one kind."""
     print_lines(f"{path}:")
-    for kind, some in runs(rows):
-        columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]
-        used = [name for name in columns if any(name in row for row in some)]
-        emit(some, used, "table")
+    for kind, group in runs(rows):
+        columns = COLUMNS.get(kind) or [name for name in group[0] if name not in {"file", "kind"}]
+        used = [name for name in columns if any(name in row for row in group)]
+        emit(group, used, "table")
 
 
 def runs(rows: Iterable[dict[str, object]]) -> Iterator[tuple[str, list[dict[str, object]]]]:
     """Yield runs of rows of one kind, each at most as long as a table."""
     for kind, run in groupby(rows, key=lambda row: str(row["kind"])):
-        some: list[dict[str, object]] = []
+        current: list[dict[str, object]] = []
         room = TABLE_CHARACTERS
         for row in run:
-            some.append(row)
+            current.append(row)
             room -= sum(len(value) for value in row.values() if isinstance(value, str))
-            if room <= 0 or len(some) == TABLE_ROWS:
-                yield kind, some
-                some, room = [], TABLE_CHARACTERS
-        if some:
-            yield kind, some
+            if room <= 0 or len(current) == TABLE_ROWS:
+                yield kind, current
+                current, room = [], TABLE_CHARACTERS
+        if current:
+            yield kind, current

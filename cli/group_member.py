@@ -119,8 +119,8 @@ class GroupConsumer:
 
     def _shares(self, assignor: str, members: Any) -> dict[str, bytes]:
         """Compute the assignment of all members, as the leader."""
-        asked = {row.member_id: decode_subscription(row.metadata) for row in members}
-        named = {topic for one in asked.values() for topic in one.topics}
+        subscriptions = {row.member_id: decode_subscription(row.metadata) for row in members}
+        named = {topic for one in subscriptions.values() for topic in one.topics}
         known = self._session.client.metadata(refresh=True).topics
         # Without racks: partitions are not matched to the racks of members.
         topics = {
@@ -128,8 +128,11 @@ class GroupConsumer:
             for topic in sorted(named)
             if topic in known
         }
-        result = BUILT_IN[assignor].assign(topics, asked)
-        return {member: encode_assignment(mine, version=1) for member, mine in result.items()}
+        result = BUILT_IN[assignor].assign(topics, subscriptions)
+        return {
+            member: encode_assignment(partitions, version=1)
+            for member, partitions in result.items()
+        }
 
     def is_settled(self) -> bool:
         """Send a heartbeat if one is due; return False if the member must rejoin."""

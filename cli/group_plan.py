@@ -57,8 +57,8 @@ class GroupPlan:
     @property
     def moved(self) -> int:
         """The number of partitions that get another owner, lose theirs, or get their first."""
-        before = {tp: name for name, mine in self.now.items() for tp in mine}
-        after = {tp: name for name, mine in self.then.items() for tp in mine}
+        before = {tp: name for name, partitions in self.now.items() for tp in partitions}
+        after = {tp: name for name, partitions in self.then.items() for tp in partitions}
         return sum(before.get(tp) != after.get(tp) for tp in before.keys() | after.keys())
 
     @property
@@ -168,7 +168,7 @@ def _classic(
     owned = {member.member_id: list(member.assigned) for member in stay}
     topics = _racks(session, {topic for one in members.values() for topic in one.topics})
     for generation in range(1, MOST_ROUNDS):
-        told = {
+        member_subscriptions = {
             name: replace(
                 one,
                 owned=tuple(owned.get(name, ())) if assignor.is_cooperative else (),
@@ -177,10 +177,10 @@ def _classic(
             )
             for name, one in members.items()
         }
-        before, owned = owned, assignor.assign(topics, told)
+        before, owned = owned, assignor.assign(topics, member_subscriptions)
         if not assignor.is_cooperative or before == owned:
             break
-    return {name: frozenset(mine) for name, mine in owned.items()}
+    return {name: frozenset(partitions) for name, partitions in owned.items()}
 
 
 def _racks(session: ClusterSession, wanted: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
@@ -231,6 +231,6 @@ def _consumer(
     except AssignorFault as fault:
         raise click.ClickException(str(fault)) from fault
     return {
-        name: frozenset((names[topic_id], index) for topic_id, index in mine)
-        for name, mine in given.items()
+        name: frozenset((names[topic_id], index) for topic_id, index in partitions)
+        for name, partitions in given.items()
     }

@@ -77,8 +77,8 @@ def select_partitions(
     session: ClusterSession, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
 ) -> list[Partition]:
     """Return the partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
-    asked = list(topics)
-    if every == bool(asked):
+    texts = list(topics)
+    if every == bool(texts):
         raise click.UsageError("give either --topic or --all-topics")
     if every:
         places = sorted(committed)
@@ -86,7 +86,7 @@ def select_partitions(
             raise click.ClickException("the group does not exist, or has no committed offsets")
         return places
     found: set[Partition] = set()
-    for text in asked:
+    for text in texts:
         name, colon, indexes = text.partition(":")
         known = session.topics([name])[0].partitions
         try:
@@ -293,8 +293,8 @@ def _commit_request(
         )
         for place, position in offsets.items()
     )
-    asked = topics(make.OffsetCommitRequestTopic, rows)
-    return make.message(group_id=group, topics=asked, **claim)
+    entries = topics(make.OffsetCommitRequestTopic, rows)
+    return make.message(group_id=group, topics=entries, **claim)
 
 
 def delete(session: ClusterSession, group: str, partitions: Iterable[Partition]) -> None:

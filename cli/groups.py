@@ -138,8 +138,8 @@ def _describe(
     if summary:
         rows = group_view.summary_rows(session, found)
         if form == "table":
-            told = [{**row, "lag": _total_text(row)} for row in rows]
-            emit(told, SUMMARY_COLUMNS, form)
+            table = [{**row, "lag": _total_text(row)} for row in rows]
+            emit(table, SUMMARY_COLUMNS, form)
         else:
             emit(rows, SUMMARY_COLUMNS, form)
         _note_missing_lags(sum(int(str(row["failed"])) for row in rows), form)
@@ -178,12 +178,12 @@ def _show_blocks(
     if form == "json":
         emit(rows, columns, form)
         return
-    mine: dict[object, list[dict[str, object]]] = defaultdict(list)
+    blocks: dict[object, list[dict[str, object]]] = defaultdict(list)
     for row in rows:
-        mine[row["group"]].append(row)
+        blocks[row["group"]].append(row)
     for number, group in enumerate(groups):
         head = f"{group.group}: {group.state}, {counted(len(group.members), 'member')}"
-        shown = mine[group.group]
+        shown = blocks[group.group]
         if "lag" in columns:
             total = totals(shown)
             head += f", lag {_total_text(total)}"
@@ -311,17 +311,17 @@ def reset_offsets(
     from fencepost.cli import group_reset
 
     change = {name: options.pop(name) for name in ("undo", "execute", "form")}
-    asked = group_reset.ResetTarget(**options)
+    target = group_reset.ResetTarget(**options)
     now = dt.datetime.now(dt.UTC)
     view = _require_idle(session, group)
     is_new = view.state == "Dead" and not change["execute"]
     before = _offsets_of(session, view)
     partitions: list[tuple[str, int]] = []
-    if asked.from_file is None:
+    if target.from_file is None:
         partitions = group_reset.select_partitions(session, before, topics, every=all_topics)
     elif topics or all_topics:
         raise click.UsageError("--from-file names the topics: leave out --topic and --all-topics")
-    after = group_reset.targets(session, asked, partitions, before, now)
+    after = group_reset.targets(session, target, partitions, before, now)
     if is_new and not before:
         print_lines(f"note: there is no group {group!r}; --execute creates it", err=True)
     _change(session, view, before, after, **change)

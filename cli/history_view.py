@@ -295,8 +295,8 @@ def _describe_change(detail: Mapping[str, Any], whole: str, coming: str, going: 
 def _awaited(detail: Mapping[str, Any]) -> str | None:
     """Return the members that a rebalance waits for."""
     names, missing = detail.get("awaited") or (), detail.get("missing", 0)
-    told = [*names, *([f"{missing - len(names)} more"] if missing > len(names) else ())]
-    return ", ".join(told) or None
+    texts = [*names, *([f"{missing - len(names)} more"] if missing > len(names) else ())]
+    return ", ".join(texts) or None
 
 
 def _producer(detail: Mapping[str, Any]) -> str | None:
@@ -317,13 +317,13 @@ def wrap_entry(row: Mapping[str, Any], columns: Sequence[str], width: int) -> li
     """
     client = "@".join(filter(None, (row["client"], row["host"])))
     head = f"{row['subject']} {row['what']}" if "subject" in columns else str(row["what"])
-    said = head
+    shown = head
     parts = []
     for text in (row["change"], row["why"], row["who"], client, row["trigger"]):
         # The cause may be part of the trigger, and a member id begins with its client id.
-        if text and str(text) not in said:
+        if text and str(text) not in shown:
             parts.append(str(text))
-            said += f" {text}"
+            shown += f" {text}"
     ids = [str(row["detail"].get(name)) for name in _WHO if row["detail"].get(name)]
     text = printable(_shortened(": ".join(filter(None, (head, "; ".join(parts)))), ids))
     return textwrap.wrap(

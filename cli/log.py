@@ -208,13 +208,13 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
     and snapshots against a replay, leader epochs and checkpoints. After an unclean shutdown the
     report also says what the next start will truncate. Nothing is changed.
     """
-    problems, told, summary = check_directories(directories, pairs)
+    problems, lines, summary = check_directories(directories, pairs)
     if form == "json":
-        emit([*problems, *told], (), form)
+        emit([*problems, *lines], (), form)
     else:
         emit(summary, ("directory", "problems"), form)
-        show_problems(problems, told)
-    if problems or told:
+        show_problems(problems, lines)
+    if problems or lines:
         raise click.exceptions.Exit(EXIT_REFUSED)
 
 
@@ -227,7 +227,7 @@ def check_directories(
 
     fs = OsFileSystem()
     problems: list[dict[str, object]] = []
-    told: list[dict[str, object]] = []
+    lines: list[dict[str, object]] = []
     summary: list[dict[str, object]] = []
     for directory in _partitions_of(directories):
         if _PARTITION.fullmatch(directory.name):
@@ -235,21 +235,21 @@ def check_directories(
             found = list(verify_partition(fs, str(directory), decoder=decoder))
         else:
             found = list(verify_data_directory(fs, str(directory)))
-            told += _recovery_log_lines(fs, directory, pairs)
+            lines += _recovery_log_lines(fs, directory, pairs)
         problems += found
         summary.append({"directory": str(directory), "problems": len(found)})
-    return problems, told, summary
+    return problems, lines, summary
 
 
 def show_problems(
-    problems: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, object]]
+    problems: Sequence[Mapping[str, object]], lines: Sequence[Mapping[str, object]]
 ) -> None:
     """Print a table of problems, and one of the log lines of the next start, unless empty."""
     if problems:
         emit(problems, ("file", "problem", "position", "offset"), "table")
-    if told:
+    if lines:
         print_lines("the next start will say:")
-        emit(told, _TOLD, "table")
+        emit(lines, _TOLD, "table")
 
 
 def _recovery_log_lines(
@@ -282,8 +282,8 @@ def _recovery_log_lines(
                 pass
         except (CheckpointError, click.ClickException) as error:
             rows = [{"level": "error", "event": "start refused", "cause": str(error)}]
-    told = [line for line in lines if line["event"] in WHAT_A_START_DID]
-    rows = [{"level": line.pop("log_level"), **line} for line in told] + rows
+    recovery = [line for line in lines if line["event"] in WHAT_A_START_DID]
+    rows = [{"level": line.pop("log_level"), **line} for line in recovery] + rows
     return [{"kind": "start", **row} for row in rows]
 
 

@@ -50,8 +50,8 @@ def duration(
 
 def connection_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--bootstrap``, ``--profile``, ``--command-config`` and ``--timeout``."""
-    for names, told in reversed(_OPTIONS):
-        function = click.option(*names, **told)(function)
+    for names, attributes in reversed(_OPTIONS):
+        function = click.option(*names, **attributes)(function)
     return function
 
 
@@ -104,10 +104,10 @@ class ConnectionGroup(click.Group):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for names, told in _OPTIONS:
-            plain = {name: value for name, value in told.items() if "env" not in name}
+        for names, attributes in _OPTIONS:
+            plain = {name: value for name, value in attributes.items() if "env" not in name}
             plain |= {
-                "callback": _remember_option(told.get("callback")),
+                "callback": _remember_option(attributes.get("callback")),
                 "hidden": not self.shows_connection,
             }
             self.params.append(click.Option(names, expose_value=False, **plain))

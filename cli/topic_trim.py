@@ -51,8 +51,8 @@ def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> l
     elif where.to_latest:
         wanted = end
     else:
-        asked = group_reset.ResetTarget(to_datetime=where.to_datetime)
-        found = session.offsets(places, group_reset.moment_ms(asked, dt.datetime.now(dt.UTC)))
+        target = group_reset.ResetTarget(to_datetime=where.to_datetime)
+        found = session.offsets(places, group_reset.moment_ms(target, dt.datetime.now(dt.UTC)))
         wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
     group_reset.note_clamped_offsets(wanted, first, end)
     new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}
@@ -65,7 +65,7 @@ def delete_records(session: ClusterSession, rows: Sequence[TrimRow]) -> None:
     for node, places in session.by_leader(going).items():
 
         def build(make: Any, places: Sequence[tuple[str, int]] = tuple(places)) -> Any:
-            asked = (
+            entries = (
                 (
                     place,
                     make.DeleteRecordsPartition(
@@ -75,7 +75,7 @@ def delete_records(session: ClusterSession, rows: Sequence[TrimRow]) -> None:
                 for place in places
             )
             return make.message(
-                topics=by_topic(make.DeleteRecordsTopic, asked), timeout_ms=session.timeout_ms
+                topics=by_topic(make.DeleteRecordsTopic, entries), timeout_ms=session.timeout_ms
             )
 
         answer = session.client.call("DeleteRecords", to_node=node, check=False, entity=build)

@@ -148,15 +148,15 @@ def _show_heads(session: ClusterSession, topics: Sequence[TopicMetadata]) -> Non
     """Print a line for each topic: its size, its id, and its own settings."""
     from fencepost.client.queries.settings import described
 
-    own: dict[str, list[str]] = {topic.name: [] for topic in topics}
+    overrides: dict[str, list[str]] = {topic.name: [] for topic in topics}
     for one in described(session, [("topic", topic.name) for topic in topics]):
         if one.source == "topic":
-            own[one.resource].append(f"{one.key}={one.value}")
+            overrides[one.resource].append(f"{one.key}={one.value}")
     for topic in topics:
         what = [
             counted(len(topic.partitions), "partition"),
             f"id {topic.topic_id}",
-            *own[topic.name],
+            *overrides[topic.name],
         ]
         print_lines(f"{topic.name}: {', '.join(what)}")
 

@@ -229,8 +229,8 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
     group = group_of(name)
     batch = Progress(planned.batch_id, planned.query_id, planned.digest)
     try:
-        told = list(session.committed(group).values())
-        done = Progress.from_text(told[0].metadata, group) if told else None
+        offsets = list(session.committed(group).values())
+        done = Progress.from_text(offsets[0].metadata, group) if offsets else None
         state = batch_state(batch, done, name)
     except ProgressError as error:
         return _replace_verdict(answer, Verdict.NO_EVIDENCE, str(error), proof=False)

@@ -42,5 +42,5 @@ def missing_right(api: str, code: ErrorCode, name: str = "") -> str:
     right = _DEFAULT_RIGHTS.get(code)
     if code is ErrorCode.topic_authorization_failed:
         right = _TOPIC_RIGHTS.get(api, right)
-    told = f"the right {right}" if right else "a right"
-    return f"{told} on the {resource}" + (f" {name!r}" if name else "")
+    right_text = f"the right {right}" if right else "a right"
+    return f"{right_text} on the {resource}" + (f" {name!r}" if name else "")

@@ -94,10 +94,10 @@ def _check(answer: Entity, security: Security, where: str) -> None:
     if code == ErrorCode.illegal_sasl_state:
         raise login_unsupported(security, where)
     who = f"user {security.username!r}" if security.username else "the token's owner"
-    told = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
+    message = getattr(answer, "error_message", None) or ErrorCode(code).name.upper()
     hint = f"; is the password correct, and does the user have one for {security.mechanism}?"
     raise AuthenticationError(
-        f"{where}: {who} cannot log in by {security.mechanism}: {told}"
+        f"{where}: {who} cannot log in by {security.mechanism}: {message}"
         + (hint if security.username else "")
     )
 

@@ -78,8 +78,8 @@ class RecordWriter:
         """Send each partition its lines; return when all are acknowledged or refused."""
         if self._transactional_id is not None:
             self._add(set(lines) - self._added)
-        for index, mine in lines.items():
-            self._write(index, mine)
+        for index, partition_lines in lines.items():
+            self._write(index, partition_lines)
 
     def _write(self, index: int, lines: Sequence[Line]) -> None:
         """Send one batch; if some of its records are refused, send the others again."""
@@ -90,19 +90,19 @@ class RecordWriter:
         except ApiError as error:
             if self._transactional_id is not None or error.code not in _ABOUT_RECORDS:
                 raise
-            told = {
+            reasons = {
                 one.batch_index: one.batch_index_error_message
                 for one in getattr(row, "record_errors", ())
             }
-            if not told and len(lines) == 1:
-                told = {0: None}
+            if not reasons and len(lines) == 1:
+                reasons = {0: None}
             reason = f"{error.code.name.upper()}: "
             self.refused += (
                 (lines[at].number, f"{reason}{text or message or f'{self._topic}-{index}'}")
-                for at, text in told.items()
+                for at, text in reasons.items()
             )
-            rest = [line for at, line in enumerate(lines) if at not in told]
-            middle = len(rest) if told else len(rest) // 2
+            rest = [line for at, line in enumerate(lines) if at not in reasons]
+            middle = len(rest) if reasons else len(rest) // 2
             for part in (rest[:middle], rest[middle:]):
                 if part:
                     self._write(index, part)

@@ -27,7 +27,7 @@ def topics(
     found: dict[str, list[Any]] = {}
     for (name, _), row in rows:
         found.setdefault(name, []).append(row)
-    return [structure(name=name, **{field: mine}) for name, mine in found.items()]
+    return [structure(name=name, **{field: partitions}) for name, partitions in found.items()]
 
 
 def rows_of(answer: Entity) -> Iterator[tuple[Partition, Entity]]:
@@ -52,13 +52,13 @@ def fetch_one(
     and the response (a first batch is returned whole).
     """
     topic, index = partition
-    asked = make.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=max_bytes)
+    entry = make.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=max_bytes)
     return make.message(
         max_wait_ms=max_wait_ms,
         min_bytes=1,
         max_bytes=max_bytes,
         isolation_level=isolation_level,
-        topics=[make.FetchTopic(topic=topic, partitions=[asked])],
+        topics=[make.FetchTopic(topic=topic, partitions=[entry])],
     )
 
 
@@ -66,7 +66,7 @@ def list_offsets(
     make: RequestFactory, wanted: Mapping[Partition, int], *, isolation_level: int, timeout_ms: int
 ) -> Entity:
     """Build a ListOffsets from a timestamp in ms, or LATEST or EARLIEST, by partition."""
-    asked = (
+    entries = (
         (place, make.ListOffsetsPartition(partition_index=place[1], timestamp=timestamp))
         for place, timestamp in wanted.items()
     )
@@ -74,7 +74,7 @@ def list_offsets(
         replica_id=-1,
         isolation_level=isolation_level,
         timeout_ms=timeout_ms,
-        topics=topics(make.ListOffsetsTopic, asked),
+        topics=topics(make.ListOffsetsTopic, entries),
     )
 
 
@@ -96,13 +96,13 @@ def offset_fetch(
         return topics(structure, ((place, place[1]) for place in partitions), "partition_indexes")
 
     # Up to version 7 the body names one group, from version 8 on it has a list of groups.
-    asked = make.OffsetFetchRequestGroup(
+    entry = make.OffsetFetchRequestGroup(
         group_id=group, topics=named(make.OffsetFetchRequestTopics)
     )
     return make.message(
         group_id=group,
         topics=named(make.OffsetFetchRequestTopic),
-        groups=(asked,),
+        groups=(entry,),
         require_stable=require_stable,
     )
 
@@ -120,7 +120,7 @@ def produce(
     transactional_id: str | None,
 ) -> Entity:
     """Build a Produce of one batch per partition with acks=all."""
-    asked = (
+    entries = (
         (place, make.PartitionProduceData(index=place[1], records=batch))
         for place, batch in batches.items()
     )
@@ -128,7 +128,7 @@ def produce(
         transactional_id=transactional_id,
         acks=-1,
         timeout_ms=timeout_ms,
-        topic_data=topics(make.TopicProduceData, asked, "partition_data"),
+        topic_data=topics(make.TopicProduceData, entries, "partition_data"),
     )
 
 
@@ -138,10 +138,10 @@ def add_partitions(make: RequestFactory, partitions: Iterable[Partition], **clai
     ``claim`` are transactional_id, producer_id and producer_epoch. :func:`added` reads the
     response.
     """
-    asked = ((place, place[1]) for place in sorted(partitions))
+    entries = ((place, place[1]) for place in sorted(partitions))
     return make.message(
         **{f"v3_and_below_{name}": value for name, value in claim.items()},
-        v3_and_below_topics=topics(make.AddPartitionsToTxnTopic, asked),
+        v3_and_below_topics=topics(make.AddPartitionsToTxnTopic, entries),
     )
 
 
@@ -163,8 +163,8 @@ def txn_offset_commit(
     and for a member of the group generation_id, member_id and group_instance_id.
     """
     row = make.TxnOffsetCommitRequestPartition
-    asked = (
+    entries = (
         (place, row(partition_index=place[1], committed_offset=offset, committed_metadata=metadata))
         for place, offset in offsets.items()
     )
-    return make.message(**claim, topics=topics(make.TxnOffsetCommitRequestTopic, asked))
+    return make.message(**claim, topics=topics(make.TxnOffsetCommitRequestTopic, entries))

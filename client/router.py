@@ -187,13 +187,13 @@ class Router:
             time_left = min(CONNECT_TIMEOUT_MS, _remaining_ms(deadline))
             channel = await self._io.connect(*address, time_left, self._tls)
         except OSError as error:
-            told = str(error) or "timeout"
+            reason = str(error) or "timeout"
             if not isinstance(error, TimeoutError):
-                self._troubles[address] = told
+                self._troubles[address] = reason
             elif time_left < CONNECT_TIMEOUT_MS:
                 # A short timeout says less than the previous attempt's error.
-                told = self._troubles.get(address, told)
-            raise BrokerUnreachable(f"{where}: {told}") from error
+                reason = self._troubles.get(address, reason)
+            raise BrokerUnreachable(f"{where}: {reason}") from error
         self._troubles.pop(address, None)
         node = NodeConnection(channel)
         try:
@@ -267,10 +267,12 @@ class Router:
         """Return the probable reason why a connection was closed before its first response."""
         if self._security.has_login:
             return ""
-        told = self._security.protocol
+        protocol = self._security.protocol
         if self._security.has_tls:
-            return f" (perhaps the listener requires a login; security.protocol is {told} here)"
-        return f" (perhaps the listener requires TLS or a login; security.protocol is {told} here)"
+            return f" (perhaps the listener requires a login; security.protocol is {protocol} here)"
+        return (
+            f" (perhaps the listener requires TLS or a login; security.protocol is {protocol} here)"
+        )
 
     async def _negotiate(self, node: NodeConnection, deadline: float) -> None:
         version = NEGOTIATION_VERSION
@@ -278,8 +280,8 @@ class Router:
         if int.from_bytes(frame[4:6], "big") == ErrorCode.unsupported_version:
             # The response has the v0 body, which contains the range of ApiVersions (KIP-511).
             ranges = decode_response(ApiKey.API_VERSIONS, 0, frame)[1].api_keys
-            own = [key.max_version for key in ranges if key.api_key == ApiKey.API_VERSIONS]
-            version = min(version, max(own, default=0))
+            versions = [key.max_version for key in ranges if key.api_key == ApiKey.API_VERSIONS]
+            version = min(version, max(versions, default=0))
             frame = await self._ask_versions(node, version, deadline)
         answer = decode_response(ApiKey.API_VERSIONS, version, frame)[1]
         if answer.error_code:

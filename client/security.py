@@ -224,8 +224,8 @@ def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, st
         )
     options = _jaas_options(given, mechanism)
     if mechanism == "OAUTHBEARER":
-        own = {key: given[key] for key in given if key.startswith((_UNSECURED, *_TOKENS))}
-        login = {**options, **own}
+        token_options = {key: given[key] for key in given if key.startswith((_UNSECURED, *_TOKENS))}
+        login = {**options, **token_options}
         try:
             token_source(login)
         except TokenError as error:

@@ -89,8 +89,8 @@ class TokenSource:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            told = f"{words[0]} has not returned a token within {COMMAND_TIMEOUT_S:g} s"
-            raise TokenError(told) from None
+            reason = f"{words[0]} has not returned a token within {COMMAND_TIMEOUT_S:g} s"
+            raise TokenError(reason) from None
         except OSError as error:
             raise TokenError(f"{words[0]}: {error.strerror}") from None
         if done.returncode:

@@ -64,11 +64,11 @@ def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
 def create(session: ClusterSession, rules: Sequence[Acl]) -> None:
     """Create rules. Raises :class:`ApiError` for the first that the broker refuses."""
     for at in range(0, len(rules), RULES_AT_ONCE):
-        some = rules[at : at + RULES_AT_ONCE]
+        chunk = rules[at : at + RULES_AT_ONCE]
         answer = session.client.call(
             "CreateAcls",
             check=False,
-            entity=lambda f, some=some: f.message(
+            entity=lambda f, chunk=chunk: f.message(
                 creations=[
                     f.AclCreation(
                         resource_type=int(one.resource_type),
@@ -79,11 +79,11 @@ def create(session: ClusterSession, rules: Sequence[Acl]) -> None:
                         operation=int(one.operation),
                         permission_type=int(one.permission),
                     )
-                    for one in some
+                    for one in chunk
                 ]
             ),
         )
-        for rule, result in zip(some, answer.results, strict=True):
+        for rule, result in zip(chunk, answer.results, strict=True):
             check(result.error_code, "CreateAcls", rule, result.error_message)
 
 
@@ -91,15 +91,15 @@ def delete(session: ClusterSession, rules: Sequence[Acl]) -> int:
     """Delete rules and return how many existed. Raises :class:`ApiError`."""
     count = 0
     for at in range(0, len(rules), RULES_AT_ONCE):
-        some = rules[at : at + RULES_AT_ONCE]
+        chunk = rules[at : at + RULES_AT_ONCE]
         answer = session.client.call(
             "DeleteAcls",
             check=False,
-            entity=lambda f, some=some: f.message(
-                filters=[f.DeleteAclsFilter(**_fields(one)) for one in some]
+            entity=lambda f, chunk=chunk: f.message(
+                filters=[f.DeleteAclsFilter(**_fields(one)) for one in chunk]
             ),
         )
-        for rule, result in zip(some, answer.filter_results, strict=True):
+        for rule, result in zip(chunk, answer.filter_results, strict=True):
             check(result.error_code, "DeleteAcls", rule, result.error_message)
             count += len(result.matching_acls)
     return count
@@ -143,10 +143,10 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     """Return the broker settings that matter for authorization, and notes on missing ones."""
     wanted = ("super.users", "allow.everyone.if.no.acl.found")
     try:
-        told = described(session, [("broker", str(session.some_broker))])
+        entries = described(session, [("broker", str(session.some_broker))])
     except ApiError:
-        told = []
-    known = {one.key: one.value for one in told if one.key in wanted and one.value is not None}
+        entries = []
+    known = {one.key: one.value for one in entries if one.key in wanted and one.value is not None}
     notes = [f"the broker does not return {key}" for key in wanted if key not in known]
     return known, notes
 

@@ -91,17 +91,17 @@ def state_logs(session: ClusterSession, names: Iterable[str]) -> dict[str, State
     for name in sorted(wanted):
         by_partition[partition_for(name, len(topic.partitions))].append(name)
     found: dict[str, StateLog] = {}
-    for index, here in by_partition.items():
+    for index, logs in by_partition.items():
         try:
-            records = _records_of(session, index, here)
+            records = _records_of(session, index, logs)
         except LogError as error:
-            found |= dict.fromkeys(here, StateLog(index, unreadable=str(error)))
+            found |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
         except ApiError as error:
             if error.code not in _REFUSED:
                 raise
-            found |= dict.fromkeys(here, StateLog(index, unreadable=str(error)))
+            found |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
         else:
-            found |= {name: StateLog(index, tuple(records[name])) for name in here}
+            found |= {name: StateLog(index, tuple(records[name])) for name in logs}
     return found
 
 
@@ -145,8 +145,8 @@ def end_markers(
         if header.producer_id != identity.producer_id or not header.is_transactional:
             continue
         if not header.is_control:
-            mine = header.producer_epoch == identity.epoch
-            first = (header if first is None else first) if mine else None
+            is_same_epoch = header.producer_epoch == identity.epoch
+            first = (header if first is None else first) if is_same_epoch else None
             continue
         # In every transaction version, the first marker after a batch ends the batch's transaction.
         # If the batch is gone, the marker may also end the previous or the next transaction.

@@ -118,10 +118,10 @@ class ConsumerLags:
             return None
         # Records below the log start offset can no longer be read.
         position = max(committed, bounds.first)
-        asked = partition, position
-        if asked not in self._counted:
-            self._counted[asked] = self._count(partition, position, bounds)
-        return self._counted[asked]
+        key = partition, position
+        if key not in self._counted:
+            self._counted[key] = self._count(partition, position, bounds)
+        return self._counted[key]
 
     def from_start(self, partition: Partition) -> Lag | None:
         """Return the lag from the log start: the largest that a group without a commit can have.

@@ -34,11 +34,11 @@ class PlanError(ValueError):
 def read_plan(text: str) -> dict[Partition, Replicas]:
     """Parse a plan in Kafka's JSON: ``{"version": 1, "partitions": [{"topic": …}, …]}``."""
     try:
-        told = json.loads(text)
-        version = told.get("version", 1)
+        document = json.loads(text)
+        version = document.get("version", 1)
         found = {
             (str(row["topic"]), int(row["partition"])): tuple(int(one) for one in row["replicas"])
-            for row in told["partitions"]
+            for row in document["partitions"]
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PlanError(
@@ -48,7 +48,7 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
         ) from error
     if version != 1:
         raise PlanError(f"the plan has version {version}; only version 1 is supported")
-    if len(found) != len(told["partitions"]):
+    if len(found) != len(document["partitions"]):
         raise PlanError("the plan names a partition twice")
     for (topic, index), replicas in found.items():
         if not replicas or len(set(replicas)) != len(replicas):
@@ -83,14 +83,14 @@ def ongoing(
     session: ClusterSession, partitions: Iterable[Partition] | None = None
 ) -> dict[Partition, Move]:
     """Return the ongoing reassignments of these partitions or all. Raises ApiError."""
-    asked = None if partitions is None else [(one, one[1]) for one in partitions]
-    if asked == []:
+    pairs = None if partitions is None else [(one, one[1]) for one in partitions]
+    if pairs == []:
         return {}
 
     def build(make: Any) -> Any:
         rows = None
-        if asked is not None:
-            rows = topics(make.ListPartitionReassignmentsTopics, asked, "partition_indexes")
+        if pairs is not None:
+            rows = topics(make.ListPartitionReassignmentsTopics, pairs, "partition_indexes")
         return make.message(timeout=session.timeout_ms, topics=rows)
 
     answer = session.client.call(

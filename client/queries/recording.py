@@ -238,18 +238,18 @@ def _check_begin(steps: Sequence[Step]) -> None:
     given: set[object] = set()
     for step in steps:
         response = step.response or {}
-        asked = step.request
+        request = step.request
         joins = step.api in {"JoinGroup", "InitProducerId"} or (
-            step.api.endswith("GroupHeartbeat") and asked.get("member_epoch", 0) in _NEW_MEMBER
+            step.api.endswith("GroupHeartbeat") and request.get("member_epoch", 0) in _NEW_MEMBER
         )
         if joins:
             given.update(
-                source.get(name) for source in (asked, response) for name in _FROM_BROKER_NAMES
+                source.get(name) for source in (request, response) for name in _FROM_BROKER_NAMES
             )
             continue
         has_failed = step.error is not None or "error_code" in response
         for name in _FROM_BROKER_NAMES:
-            value = asked.get(name)
+            value = request.get(name)
             if value in (None, "") or value in given or has_failed or step.api == "ShareFetch":
                 continue
             raise IncidentError(

@@ -62,13 +62,13 @@ def partition_states(
     """Return the partitions of ``topics``, or all, by topic and index. Raises ApiError."""
     known = session.topics(topics)
     versions = session.client.versions()
-    told = {}
+    states = {}
     if ApiKey.DESCRIBE_TOPIC_PARTITIONS in versions:
-        told = _eligible(session, [topic.name for topic in known])
+        states = _eligible(session, [topic.name for topic in known])
     found = []
     for topic in known:
         for index, row in sorted(topic.partitions.items()):
-            elr, last_known = told.get((topic.name, index), (None, None))
+            elr, last_known = states.get((topic.name, index), (None, None))
             found.append(
                 PartitionDescription(
                     topic.name,
@@ -321,7 +321,8 @@ def elect(
         entity=lambda f: f.message(
             election_type=kind,
             topic_partitions=[
-                f.TopicPartitions(topic=topic, partitions=mine) for topic, mine in indexes.items()
+                f.TopicPartitions(topic=topic, partitions=topic_indexes)
+                for topic, topic_indexes in indexes.items()
             ],
             timeout=session.timeout_ms,
         ),

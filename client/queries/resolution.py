@@ -176,8 +176,8 @@ def agree(current: Transaction | None, log: StateLog) -> bool:
     last = log.records[-1].txn if log.records else None
     if current is None or last is None:
         return current is None and last is None
-    told = current.state, current.producer_id, current.epoch
-    return told == (last.state.kafka_name, last.producer_id, last.producer_epoch)
+    current_state = current.state, current.producer_id, current.epoch
+    return current_state == (last.state.kafka_name, last.producer_id, last.producer_epoch)
 
 
 def partitions_of(
@@ -197,13 +197,15 @@ def partitions_of(
     return found
 
 
-def target_of(asked: ProducerIdentity, log: StateLog) -> ProducerIdentity:
+def target_of(identity: ProducerIdentity, log: StateLog) -> ProducerIdentity:
     """Return the identity of the transaction in question.
 
     A successor's identity stands for the transaction that it has kept.
     """
     kept = [one.txn for one in log.records if one.txn is not None and one.txn.is_kept_prepared]
-    return next((one.identity for one in reversed(kept) if one.client_identity == asked), asked)
+    return next(
+        (one.identity for one in reversed(kept) if one.client_identity == identity), identity
+    )
 
 
 def resolve(evidence: Evidence) -> Resolution:
@@ -212,14 +214,14 @@ def resolve(evidence: Evidence) -> Resolution:
     if evidence.identity is None:
         return _resolve_last(evidence)
     target = target_of(evidence.identity, log)
-    mine = tuple(
+    matching = tuple(
         one for one in outcomes_of(log.records) if one.identity == target and not one.others
     )
-    found = _Analysis(evidence, target, mine, _version(log.records, target))
+    found = _Analysis(evidence, target, matching, _version(log.records, target))
     is_current = current is not None and (current.producer_id, current.epoch) == target
     if current is not None and current.state == ONGOING and is_current:
         return _resolve_open(found, current)
-    outcomes = {one.commit for one in mine} | {one.commit for one in found.marked}
+    outcomes = {one.commit for one in matching} | {one.commit for one in found.marked}
     if len(outcomes) == len({True, False}):
         return found.conclude(
             Verdict.MIXED,
@@ -251,8 +253,8 @@ def _resolve_last(evidence: Evidence) -> Resolution:
             _Analysis(evidence, identity, (), _version(records, identity)), current
         )
     outcomes = outcomes_of(records)
-    told = [one.txn for one in records if one.txn is not None]
-    if outcomes and told[-1].state is not TransactionState.EMPTY:
+    states = [one.txn for one in records if one.txn is not None]
+    if outcomes and states[-1].state is not TransactionState.EMPTY:
         last = outcomes[-1]
         found = _Analysis(evidence, last.identity, (last,), _version(records, last.identity))
         verdict = Verdict.COMMITTED if last.commit else Verdict.ABORTED
@@ -330,19 +332,19 @@ def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) ->
 
 
 def _resolve_open(found: _Analysis, current: Transaction) -> Resolution:
-    target, asked, records = found.target, found.evidence.identity, found.evidence.log.records
+    target, identity, records = found.target, found.evidence.identity, found.evidence.log.records
     because = [f"its coordinator has it as {current.state}"]
     ends_as = target
     last = records[-1].txn if records else None
     if last is not None and last.is_kept_prepared and last.identity == target:
         owner = last.client_identity
-        ends_as = owner if asked in {None, owner} else None
+        ends_as = owner if identity in {None, owner} else None
         because.append(
             f"a successor has kept it (KIP-939): only producer {owner.producer_id}"
             f" epoch {owner.epoch} can end it"
         )
     earlier = len(found.outcomes) or len(found.marked)
-    if asked is None:
+    if identity is None:
         is_proof = True  # the question names no other transaction
     elif earlier:
         is_proof = False

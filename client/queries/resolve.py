@@ -102,30 +102,30 @@ def _resolve_question(
     places: Collection[Partition],
     since_ms: int | None,
 ) -> Answer:
-    name, asked = question
+    name, identity = question
     current = known_transaction(session, name)
     for _ in range(MAX_READS):
         if log.unreadable or agree(current, log):
             break
         log, current = state_logs(session, [name])[name], known_transaction(session, name)
-    told = tuple(one for one in history if one.subject == name)
-    expired = [one.at_ms for one in told if one.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
+    entries = tuple(one for one in history if one.subject == name)
+    expired = [one.at_ms for one in entries if one.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
     evidence = Evidence(
         transactional_id=name,
-        identity=asked,
+        identity=identity,
         current=current,
         log=log,
         expired_ms=expired[-1] if expired else None,
     )
-    if asked is not None:
-        evidence = _searched(session, evidence, target_of(asked, log), places, since_ms)
+    if identity is not None:
+        evidence = _searched(session, evidence, target_of(identity, log), places, since_ms)
     found = resolve(evidence)
     waiting: tuple[Blame, ...] = ()
     if found.verdict in {Verdict.OPEN, Verdict.HANGING}:
         held = {one.place for one in evidence.open_here}
         held |= current.partitions if current is not None and current.state == ONGOING else set()
         waiting = _waiting(session, [one for one in held if not is_internal(one[0])])
-    return Answer(found, waiting, tuple(_end_entries(told, found)))
+    return Answer(found, waiting, tuple(_end_entries(entries, found)))
 
 
 def _waiting(session: ClusterSession, held: Sequence[Partition]) -> tuple[Blame, ...]:
@@ -227,8 +227,8 @@ def abort_of(
 ) -> Abort | None:
     """Return the abort of a transaction; None if the history does not have it."""
     for one in reversed(_history(session, [transactional_id])):
-        told = one.detail.get("producer_id"), one.detail.get("producer_epoch")
-        if one.what == EventKind.TRANSACTION_ABORTED and told == identity:
+        entry_identity = one.detail.get("producer_id"), one.detail.get("producer_epoch")
+        if one.what == EventKind.TRANSACTION_ABORTED and entry_identity == identity:
             client = f"{one.client_id}@{one.client_host}"
             return Abort(one.at_ms, client, str(one.detail.get("cause")))
     return None

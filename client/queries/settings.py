@@ -57,12 +57,12 @@ def described(
     """Return all settings of ``resources``, or only ``keys``, sorted by key. Raises ApiError."""
     found: list[ConfigEntry] = []
     names = {number: kind for kind, number in KINDS.items()}
-    for node, mine in _by_node(resources).items():
+    for node, node_resources in _by_node(resources).items():
         answer = session.client.call(
             "DescribeConfigs",
             check=False,
             to_node=node,
-            entity=partial(describe_request, wanted=mine, keys=keys),
+            entity=partial(describe_request, wanted=node_resources, keys=keys),
         )
         for result in answer.results:
             kind, name = names[result.resource_type], result.resource_name
@@ -128,10 +128,10 @@ def alter(
         row = make.AlterableConfig
         configs = [row(name=key, config_operation=SET, value=put[key]) for key in put]
         configs += [row(name=key, config_operation=DELETE, value=None) for key in unset]
-        asked = make.AlterConfigsResource(
+        entries = make.AlterConfigsResource(
             resource_type=KINDS[kind], resource_name=name, configs=configs
         )
-        return make.message(resources=[asked], validate_only=not execute)
+        return make.message(resources=[entries], validate_only=not execute)
 
     answer = session.client.call("IncrementalAlterConfigs", check=False, to_node=node, entity=build)
     for result in answer.responses:

@@ -76,8 +76,10 @@ def alter(session: ClusterSession, group: str, offsets: Mapping[Partition, int])
             row = make.AlterShareGroupOffsetsRequestPartition
             rows.setdefault(name, []).append(row(partition_index=index, start_offset=at))
         topic = make.AlterShareGroupOffsetsRequestTopic
-        asked = [topic(topic_name=name, partitions=mine) for name, mine in rows.items()]
-        return make.message(group_id=group, topics=asked)
+        entries = [
+            topic(topic_name=name, partitions=partitions) for name, partitions in rows.items()
+        ]
+        return make.message(group_id=group, topics=entries)
 
     answer = session.client.call("AlterShareGroupOffsets", to_group=group, entity=build)
     check(answer.error_code, "AlterShareGroupOffsets", group, answer.error_message)

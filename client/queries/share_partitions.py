@@ -47,8 +47,8 @@ def in_flight(
             found[topic, index] = InFlight({}, NO_LEADER)
         else:
             by_leader[leader].append((topic, index))
-    for node, mine in by_leader.items():
-        found.update(_leader_reports(session, group, node, mine))
+    for node, node_partitions in by_leader.items():
+        found.update(_leader_reports(session, group, node, node_partitions))
     return found
 
 

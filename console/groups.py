@@ -167,14 +167,14 @@ def _reset(
     if not isinstance(where, dict) or "from_file" in where:
         raise ValueError("where must be one of to_earliest, to_latest, to_offset, to_datetime, …")
     try:
-        asked = group_reset.ResetTarget(**where)
+        target = group_reset.ResetTarget(**where)
     except TypeError as error:
         raise ValueError(f"where: {error}") from error
     topics = body.get("topics") or []
     before = session.committed(found.group)
     partitions = group_reset.select_partitions(session, before, topics, every=not topics)
     now = dt.datetime.now(dt.UTC)
-    return found, before, group_reset.targets(session, asked, partitions, before, now)
+    return found, before, group_reset.targets(session, target, partitions, before, now)
 
 
 def _preview_body(found: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:

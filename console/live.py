@@ -55,14 +55,14 @@ class ViewWatch:
         self.subscribers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        told: str | None = None
+        sent: str | None = None
         felt: str | None = None
         try:
             while True:
                 changed = self._changed
-                if self._frame is not None and self._frame is not told:
-                    told = self._frame
-                    yield told
+                if self._frame is not None and self._frame is not sent:
+                    sent = self._frame
+                    yield sent
                     continue
                 if self._beat is not None and self._beat is not felt:
                     felt = self._beat

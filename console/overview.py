@@ -129,8 +129,8 @@ def _held_transactions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         kind = "hanging" if row["hanging"] else "held-back"
         names = ("topic", "partition", "behind", "transactional_id", "producer_id", "epoch")
         more = ("since_ms", "timeout_ms", "state", "hanging", "hidden_groups")
-        told = {name: row[name] for name in (*names, *more)}
-        yield {"kind": kind, "level": level, "stuck": stuck, "old_ms": OLD_MS, **told}
+        fields = {name: row[name] for name in (*names, *more)}
+        yield {"kind": kind, "level": level, "stuck": stuck, "old_ms": OLD_MS, **fields}
 
 
 def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -91,33 +91,33 @@ class ConsoleSettings:
 
 def explained(error: Exception) -> tuple[int, dict[str, str]]:
     """Return the HTTP status and the body for ``error``: a keyword for programs, and a message."""
-    told: tuple[int, str, str]
+    fields: tuple[int, str, str]
     if isinstance(error, RequestRefusal):
-        told = error.status_code, error.error, error.message
+        fields = error.status_code, error.error, error.message
     elif isinstance(error, (BrokerUnreachable, ConnectionLostError)):
-        told = 503, "unreachable", str(error)
+        fields = 503, "unreachable", str(error)
     elif isinstance(error, AuthenticationError):
-        told = 502, "login", str(error)
+        fields = 502, "login", str(error)
     elif isinstance(error, ApiError):
         name = error.code.name
-        told = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
+        fields = 404 if name in NOT_FOUND else 502, name.replace("_", "-"), str(error)
     elif isinstance(error, UnsupportedVersion):
-        told = 501, "unsupported", f"this broker does not support the request: {error}"
+        fields = 501, "unsupported", f"this broker does not support the request: {error}"
     elif isinstance(error, WireError):
-        told = 502, "protocol", str(error)
+        fields = 502, "protocol", str(error)
     elif isinstance(error, TooManyClientsError):
-        told = 429, "too-many", str(error)
+        fields = 429, "too-many", str(error)
     elif isinstance(error, messages.NoSuchRecordError):
-        told = 404, "no-record", str(error)
+        fields = 404, "no-record", str(error)
     elif isinstance(error, groups.ChangedMeanwhileError):
-        told = 409, "changed", str(error)
+        fields = 409, "changed", str(error)
     elif isinstance(error, click.ClickException):
-        told = 400, "refused", error.message
+        fields = 400, "refused", error.message
     elif isinstance(error, ValueError):
-        told = 400, "refused", str(error)
+        fields = 400, "refused", str(error)
     else:
-        told = 500, "broken", f"{type(error).__name__}: {error}"
-    status, word, sentence = told
+        fields = 500, "broken", f"{type(error).__name__}: {error}"
+    status, word, sentence = fields
     return status, {"error": word, "message": sentence}
 
 
@@ -177,14 +177,14 @@ class Console:
             response = await handler(request)
         except web.HTTPException as error:
             if isinstance(error, RequestRefusal):
-                status, told = explained(error)
-                response = answer(told, status)
+                status, body = explained(error)
+                response = answer(body, status)
             else:
-                told = {"error": "http", "message": error.reason}
-                response = answer(told, error.status)
+                body = {"error": "http", "message": error.reason}
+                response = answer(body, error.status)
         except Exception as error:  # noqa: BLE001 - every failure is an answer
-            status, told = explained(error)
-            response = answer(told, status)
+            status, body = explained(error)
+            response = answer(body, status)
         if not response.prepared:
             response.headers.update(HEADERS)
         return response

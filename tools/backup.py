@@ -173,9 +173,9 @@ def _files_of(data_dir: Path, *, with_active_indexes: bool = True) -> Iterator[_
             if path == data_dir / LOCK:
                 continue
             with suppress(FileNotFoundError):  # a thread of the broker may have removed it
-                told = path.stat()
+                status = path.stat()
                 relative = path.relative_to(data_dir).as_posix()
-                yield _Source(path, relative, told.st_size, told.st_mode & 0o777)
+                yield _Source(path, relative, status.st_size, status.st_mode & 0o777)
 
 
 def _opened_while_suspended(
@@ -228,12 +228,12 @@ def _opened(source: _Source, open_files: ExitStack) -> _Source:
 
 def _broker_of(data_dir: Path) -> int:
     """Return the process that has the directory's lock file open. Raises BackupError."""
-    told = (data_dir / LOCK).stat()
+    lock_status = (data_dir / LOCK).stat()
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):  # the process has ended, or is another user's
             one = link.stat()
-            if (one.st_dev, one.st_ino) == (told.st_dev, told.st_ino):
+            if (one.st_dev, one.st_ino) == (lock_status.st_dev, lock_status.st_ino):
                 found.add(int(link.parts[2]))
     if len(found) == 1 and os.getpid() not in found:
         return found.pop()

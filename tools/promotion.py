@@ -262,7 +262,7 @@ def _broker_settings(
     """Return the settings of the promoted broker: its current ones, and those of the cluster."""
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
     advertised = {**listeners, **advertised_listeners(config)}
-    told = {key: text for key, text in wanted.settings.items() if key not in _OWN}
+    settings = {key: text for key, text in wanted.settings.items() if key not in _OWN}
     protocols = {one.name: str(one.protocol) for one in listeners.values()}
     protocols |= dict(_pair(entry) for entry in mapped_protocols(config))
     protocols.setdefault(names[0], SecurityProtocol.PLAINTEXT)
@@ -284,7 +284,7 @@ def _broker_settings(
     }
     if config.text("broker.rack"):
         found["broker.rack"] = config.text("broker.rack") or ""
-    return {**found, **dict.fromkeys(_ONE_REPLICA, "1"), **told}
+    return {**found, **dict.fromkeys(_ONE_REPLICA, "1"), **settings}
 
 
 def _pair(entry: str) -> tuple[str, str]:
@@ -312,13 +312,13 @@ def _controller_settings(
     Apache Kafka ignores settings that do not apply to a controller.
     """
     name = broker[CONTROLLER_LISTENERS]
-    own = f"listener.name.{name.lower()}."
-    told = {
+    listener_prefix = f"listener.name.{name.lower()}."
+    settings = {
         key: text
         for key, text in broker.items()
         if key not in _OWN
         and not key.startswith("fencepost.")
-        and (not key.startswith("listener.name.") or key.startswith(own))
+        and (not key.startswith("listener.name.") or key.startswith(listener_prefix))
     }
     room = wanted.output.absolute() / f"{_CONTROLLER}{controller.node_id}"
     return {
@@ -329,7 +329,7 @@ def _controller_settings(
         CONTROLLER_LISTENERS: name,
         PROTOCOLS: broker[PROTOCOLS],
         **_quorum(wanted),
-        **told,
+        **settings,
         **wanted.controller_settings,
     }
 

@@ -256,10 +256,10 @@ def _import_topic(
         or metadata.was_deleted(topic_id)
     ):
         topic_id = uuid.uuid4()
-    own = metadata.internal_configs(name) if name in INTERNAL_TOPICS else configs
+    topic_configs = metadata.internal_configs(name) if name in INTERNAL_TOPICS else configs
     try:
         staged = [
-            _stage(storage, name, source, topic_id, own, accept_damage=accept_damage)
+            _stage(storage, name, source, topic_id, topic_configs, accept_damage=accept_damage)
             for source in sources
         ]
     except (TransferError, LogError, OSError):
@@ -279,8 +279,8 @@ def _import_topic(
         one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
         for one in staged
     }
-    storage.logs.adopt(topic, own, extents)
-    adopted = AdoptedTopic(name, topic_id, partitions, own, epoch)
+    storage.logs.adopt(topic, topic_configs, extents)
+    adopted = AdoptedTopic(name, topic_id, partitions, topic_configs, epoch)
     decide(storage, lambda one: one.adopt_topic(adopted))
     return [one.moved for one in staged]
 
@@ -476,7 +476,7 @@ def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[CopiedParti
         fs.remove(f"{target}/{CLEAN_SHUTDOWN}")
     starts = {(one.topic, one.partition): one.log_start_offset for one in moved}
     ends = {(one.topic, one.partition): one.log_end_offset for one in moved}
-    for name, mine in (
+    for name, lines in (
         (RECOVERY_POINT_CHECKPOINT, dict.fromkeys(starts, 0)),
         (LOG_START_CHECKPOINT, starts),
         (HIGH_WATERMARK_CHECKPOINT, ends),
@@ -487,7 +487,7 @@ def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[CopiedParti
         except CheckpointError as error:
             raise TransferError(f"{target}/{name}: {error}") from error
         kept = {key: value for key, value in offsets.items() if key not in starts}
-        write_offsets(fs, target, name, kept | mine)
+        write_offsets(fs, target, name, kept | lines)
 
 
 # --- files ---

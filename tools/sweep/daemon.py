@@ -142,21 +142,21 @@ class Daemon:
 
         Raises DaemonError.
         """
-        pipe, theirs = self._processes.Pipe()
+        pipe, child_end = self._processes.Pipe()
         process = self._processes.Process(
-            target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
+            target=_main, args=(child_end, self._settings, self.bootstrap, point), daemon=True
         )
         with _starting:
             process.start()
-        theirs.close()
+        child_end.close()
         self._process, self._pipe = process, pipe
-        said = self._receive(START_S)
-        if said is not None and said[0] == "killed":
+        message = self._receive(START_S)
+        if message is not None and message[0] == "killed":
             self._join()
-            return str(said[1])
-        if said is None or said[0] != "listening":
+            return str(message[1])
+        if message is None or message[0] != "listening":
             self.kill()
-            why = said[1] if said is not None else "no word from it"
+            why = message[1] if message is not None else "no word from it"
             raise DaemonError(f"the broker did not start: {why}")
         return None
 
@@ -167,11 +167,13 @@ class Daemon:
         """
         if self._pipe is None or not self._pipe.poll(timeout_s):
             return None
-        said = self._receive(0)
+        message = self._receive(0)
         self._join()
-        if said is None or said[0] != "killed":
-            raise DaemonError(f"the broker died by itself{'' if said is None else f': {said[1]}'}")
-        return str(said[1])
+        if message is None or message[0] != "killed":
+            raise DaemonError(
+                f"the broker died by itself{'' if message is None else f': {message[1]}'}"
+            )
+        return str(message[1])
 
     def arm(self, point: KillPoint | None) -> None:
         """Restart the count, with another crash point. Raises DaemonError if the broker is gone."""
@@ -179,8 +181,8 @@ class Daemon:
             raise DaemonError("the broker does not run")
         with contextlib.suppress(OSError):
             self._pipe.send(("arm", point))
-        said = self._receive(STOP_S)
-        if said is None or said[0] != "armed":
+        message = self._receive(STOP_S)
+        if message is None or message[0] != "armed":
             raise DaemonError("the broker died by itself")
 
     def disarm(self) -> tuple[str | None, list[CountedEvent]]:
@@ -192,25 +194,25 @@ class Daemon:
             raise DaemonError("the broker does not run")
         with contextlib.suppress(OSError):
             self._pipe.send(("disarm", None))
-        said = self._receive(STOP_S)
-        if said is not None and said[0] == "killed":
+        message = self._receive(STOP_S)
+        if message is not None and message[0] == "killed":
             self._join()
-            return str(said[1]), []
-        if said is None or said[0] != "disarmed" or not isinstance(said[1], list):
+            return str(message[1]), []
+        if message is None or message[0] != "disarmed" or not isinstance(message[1], list):
             raise DaemonError("the broker died by itself")
-        return None, said[1]
+        return None, message[1]
 
     def stop(self) -> None:
         """Send SIGTERM, and wait. Raises DaemonError if the broker does not stop properly."""
         if self._process is None or self._process.pid is None:
             raise DaemonError("the broker does not run")
         os.kill(self._process.pid, signal.SIGTERM)
-        said = self._receive(STOP_S)
-        if said is None or said[0] != "stopped":
+        message = self._receive(STOP_S)
+        if message is None or message[0] != "stopped":
             self.kill()
-            raise DaemonError(f"the broker did not stop: {said[1] if said else 'silence'}")
-        if isinstance(said[1], list):
-            self.messages = said[1]
+            raise DaemonError(f"the broker did not stop: {message[1] if message else 'silence'}")
+        if isinstance(message[1], list):
+            self.messages = message[1]
         self._join()
 
     def kill(self) -> None:

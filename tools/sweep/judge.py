@@ -71,9 +71,9 @@ def judge(session: ClusterSession, labels: Labels, settle_s: float) -> list[str]
     for place in places:
         if place[0] in internal:
             continue
-        here = list(_attempts(session, place))
-        complaints += _hidden_or_shown(session, place, here)
-        attempts += here
+        partition_attempts = list(_attempts(session, place))
+        complaints += _hidden_or_shown(session, place, partition_attempts)
+        attempts += partition_attempts
     complaints += torn_units(attempts, labels)
     return complaints[:MOST_COMPLAINTS]
 

@@ -85,14 +85,14 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
         Raises :class:`fencepost.logcore.errors.CorruptRecordError` for malformed metadata of a
         member.
         """
-        said = {name: decode_subscription(member.raw) for name, member in members.items()}
+        subscriptions = {name: decode_subscription(member.raw) for name, member in members.items()}
         counts = {
             topic: len(cluster.partitions_for_topic(topic) or ())
-            for topic in {topic for one in said.values() for topic in one.topics}
+            for topic in {topic for one in subscriptions.values() for topic in one.topics}
         }
         topics = topics_without_racks({topic: count for topic, count in counts.items() if count})
-        result = self._assignor.assign(topics, said)
-        return {name: encode_assignment(mine) for name, mine in result.items()}
+        result = self._assignor.assign(topics, subscriptions)
+        return {name: encode_assignment(partitions) for name, partitions in result.items()}
 
     def on_assignment(self, assignment: Any) -> None:
         """Remember this member's assignment."""

@@ -115,8 +115,8 @@ class GroupOffsetClient:
                 entity=lambda f: offset_fetch(f, self._group, wanted, require_stable=True),
             )
             rows = dict(rows_of(answer))
-            told = (answer.error_code, *(row.error_code for row in rows.values()))
-            codes = {int(code) for code in told if code}
+            error_codes = (answer.error_code, *(row.error_code for row in rows.values()))
+            codes = {int(code) for code in error_codes if code}
             if not codes:
                 return {TopicPartition(*tp): row.committed_offset for tp, row in rows.items()}
             error = ApiError(min(codes), "OffsetFetch")

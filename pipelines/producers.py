@@ -208,15 +208,15 @@ class _Spread:
         self._most_bytes = producer._max_request_size
         self._unkeyed: int | None = None
 
-    def target(self, key: bytes | None, asked: int | None) -> int:
+    def target(self, key: bytes | None, partition: int | None) -> int:
         """Return one record's partition. Raises ValueError for one that the topic lacks."""
-        if asked is not None:
-            if asked not in self._known:
+        if partition is not None:
+            if partition not in self._known:
                 raise ValueError(
-                    f"an output asks for partition {asked} of {self._topic}, which has"
+                    f"an output asks for partition {partition} of {self._topic}, which has"
                     f" {len(self._all)}"
                 )
-            return asked
+            return partition
         if len(self._all) == 1:
             return self._all[0]
         if key is None and self._unkeyed is not None:

@@ -99,8 +99,8 @@ class _NoSecrets(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is not about a login."""
-        told = record.args if isinstance(record.args, tuple) else ()
-        return not any(type(one).__name__.startswith("SaslAuthenticate") for one in told)
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(type(one).__name__.startswith("SaslAuthenticate") for one in arguments)
 
 
 _filter = _NoSecrets()

@@ -184,8 +184,8 @@ class Topics:
     async def absence(self, missing: Iterable[str]) -> str:
         """Describe missing topics, with similar names that exist."""
         there = (await self._client.metadata(refresh=True)).topics
-        told = (f"{name!r}{hint(name, there)}" for name in missing)
-        return f"no such input topic: {', '.join(told)}"
+        texts = (f"{name!r}{hint(name, there)}" for name in missing)
+        return f"no such input topic: {', '.join(texts)}"
 
     # --- requests ---
 

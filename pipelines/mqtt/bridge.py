@@ -256,10 +256,10 @@ class Bridge:
                     error, LoginRefusedError | AuthenticationError | SecurityError
                 )
                 if self._is_final(error) and not (is_login and self._has_worked):
-                    told = explained(error, (), self._security.username)
-                    if told is error:
+                    shown = explained(error, (), self._security.username)
+                    if shown is error:
                         raise
-                    raise told from error
+                    raise shown from error
                 pause_ms = self._patience.failed(error, time.monotonic() * 1000, is_login=is_login)
                 self.counters.restarts += 1
                 _log.warning("bridge restarts", error=repr(error)[:300], pause_ms=pause_ms)
@@ -302,8 +302,8 @@ class Bridge:
                 missing = missing_right("CreateTopics", topic.error_code, topic.name)
                 if missing:
                     who = self._security.username
-                    told = f" to user {who!r}" if who else ""
-                    raise NotAuthorizedError(f"{missing} is missing{told}, to begin with")
+                    user_text = f" to user {who!r}" if who else ""
+                    raise NotAuthorizedError(f"{missing} is missing{user_text}, to begin with")
                 if topic.error_code.name == "invalid_topic_exception":
                     raise MissingTopicError(
                         f"the ledger's topic cannot be created: {topic.error_message}; choose"
@@ -467,13 +467,15 @@ class Bridge:
 
         Raises MissingTopicError if the dead-letter topic is missing, too.
         """
-        refused = await self._topics.unwritable({one.topic for _, some in judged for one in some})
+        refused = await self._topics.unwritable(
+            {one.topic for _, message_outputs in judged for one in message_outputs}
+        )
         written: list[Output] = []
         for event, outputs in judged:
             if outputs and (reason := refused.get(outputs[0].topic)):
-                told = f"{event.topic!r}: {reason}"
+                text = f"{event.topic!r}: {reason}"
                 self.counters.unwritable += 1
-                written += self._letters(event, outputs[0].headers, MissingTopicError(told))
+                written += self._letters(event, outputs[0].headers, MissingTopicError(text))
             else:
                 written += outputs
         dead_letter = self._options.dead_letter
@@ -563,8 +565,8 @@ class TooLargeError(RouteError):
 
 def record_bytes(output: Output) -> int:
     """Return an upper estimate of the record's size, alone in its batch."""
-    told = sum(len(name.encode()) + len(value) + 10 for name, value in output.headers)
-    return RECORD_OVERHEAD_BYTES + len(output.key or b"") + len(output.value or b"") + told
+    header_bytes = sum(len(name.encode()) + len(value) + 10 for name, value in output.headers)
+    return RECORD_OVERHEAD_BYTES + len(output.key or b"") + len(output.value or b"") + header_bytes
 
 
 def letters(
@@ -586,10 +588,10 @@ def letters(
         framed = frame(headers[: len(headers) - count], reason)
     room = most_bytes - record_bytes(Output(topic, b"", key, headers=framed))
     parts = [event.payload[at : at + room] for at in range(0, len(event.payload), room)] or [b""]
-    told = framed[:-1]
+    fields = framed[:-1]
     if len(parts) == 1:
-        return [Output(topic, parts[0], key, headers=told)]
+        return [Output(topic, parts[0], key, headers=fields)]
     return [
-        Output(topic, part, key, headers=(*told, (PART, b"%d/%d" % (number, len(parts)))))
+        Output(topic, part, key, headers=(*fields, (PART, b"%d/%d" % (number, len(parts)))))
         for number, part in enumerate(parts, 1)
     ]

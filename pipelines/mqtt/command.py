@@ -172,13 +172,13 @@ def main(
 
     def renewed() -> tuple[Address, Security]:
         try:
-            theirs, ours = _settings(mqtt_config), _settings(command_config)
+            mqtt_settings, kafka_settings = _settings(mqtt_config), _settings(command_config)
         except ProfileError as error:
             raise SecurityError(str(error)) from None
         version = 5 if mqtt_version == "5" else 4
-        secured = theirs.security or PLAINTEXT
+        secured = mqtt_settings.security or PLAINTEXT
         address = Address(host, int(port), client_id, version, username, password, security=secured)
-        return address, ours.security or PLAINTEXT
+        return address, kafka_settings.security or PLAINTEXT
 
     try:
         address, security = renewed()
@@ -224,12 +224,12 @@ async def _run(bridge: Bridge, report_s: float) -> None:
 
 async def _report(bridge: Bridge, report_s: float) -> None:
     """Log one line of counters per interval in which some have changed."""
-    told = asdict(bridge.counters)
+    reported = asdict(bridge.counters)
     while report_s:
         await bridge.is_stopping.pause(report_s)
         if bridge.is_stopping.is_set():
             return
         counters = asdict(bridge.counters)
-        if counters != told:
+        if counters != reported:
             _log.info("bridge counters", **counters)
-            told = counters
+            reported = counters

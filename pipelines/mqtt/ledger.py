@@ -70,8 +70,8 @@ def digest(
 
     ``properties`` are MQTT 5's user properties, ``attributes`` its other lasting properties.
     """
-    told = msgpack.packb((topic, payload, properties, attributes), unicode_errors="surrogatepass")
-    return hashlib.blake2b(told, digest_size=DIGEST_BYTES, person=_WHOLE).digest()
+    packed = msgpack.packb((topic, payload, properties, attributes), unicode_errors="surrogatepass")
+    return hashlib.blake2b(packed, digest_size=DIGEST_BYTES, person=_WHOLE).digest()
 
 
 def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, str]] = ()) -> bytes:
@@ -88,9 +88,9 @@ def identity(topic: str, text: str, *, is_json: bool = False) -> bytes:
     The form has a fixed length, because a publisher's ids may be long. The forms of JSON ids and
     plain ids differ, but earlier versions stored JSON ids in the form of plain ones.
     """
-    told = f"{topic}\0{text}".encode("utf-8", "surrogatepass")
+    encoded = f"{topic}\0{text}".encode("utf-8", "surrogatepass")
     person = _JSON if is_json else b""
-    return hashlib.blake2b(told, digest_size=IDENTITY_BYTES, person=person).digest()
+    return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, person=person).digest()
 
 
 class LedgerError(ValueError):
@@ -163,21 +163,21 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def knows(self, topic: str, own: OwnId, *, dup: bool = False) -> bool:
+    def knows(self, topic: str, message_id: OwnId, *, dup: bool = False) -> bool:
         """Return whether a message with this id is written. ``dup`` is the broker's DUP flag.
 
         An id that an earlier version stored counts as well, though it stands for several ids.
         """
-        if identity(topic, own.text, is_json=own.is_json) in self._ids:
+        if identity(topic, message_id.text, is_json=message_id.is_json) in self._ids:
             return True
-        former = own.former if own.is_json else own.text
+        former = message_id.former if message_id.is_json else message_id.text
         if former is None:
             return False
         return identity(topic, former) in self._ids or (dup and former in self._ids)
 
-    def add_id(self, topic: str, own: OwnId) -> None:
+    def add_id(self, topic: str, message_id: OwnId) -> None:
         """Store a message id; a full ring drops its oldest slot."""
-        known = identity(topic, own.text, is_json=own.is_json)
+        known = identity(topic, message_id.text, is_json=message_id.is_json)
         if forgotten := self._id_ring.add(known):
             self._ids.difference_update(forgotten[1])
         self._ids.add(known)

@@ -46,13 +46,17 @@ def covers(wide: str, narrow: str) -> bool:
     """
     if narrow.startswith("$") and wide[:1] in {"+", "#"}:
         return False
-    theirs = narrow.split("/")
+    narrow_levels = narrow.split("/")
     for index, level in enumerate(ours := wide.split("/")):
         if level == "#":
             return True
-        if index >= len(theirs) or theirs[index] == "#" or level not in {"+", theirs[index]}:
+        if (
+            index >= len(narrow_levels)
+            or narrow_levels[index] == "#"
+            or level not in {"+", narrow_levels[index]}
+        ):
             return False
-    return len(ours) == len(theirs)
+    return len(ours) == len(narrow_levels)
 
 
 def overlap(one: str, other: str) -> bool:

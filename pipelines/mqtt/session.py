@@ -78,8 +78,10 @@ class Publish:
     @property
     def size(self) -> int:
         """Bytes of memory while the message waits."""
-        told = sum(len(name) + len(one) for name, one in (*self.properties, *self.attributes))
-        return EVENT_BYTES + len(self.topic) + len(self.payload) + told
+        property_bytes = sum(
+            len(name) + len(one) for name, one in (*self.properties, *self.attributes)
+        )
+        return EVENT_BYTES + len(self.topic) + len(self.payload) + property_bytes
 
     @property
     def lasting(self) -> tuple[tuple[str, bytes], ...]:
@@ -266,8 +268,8 @@ class MqttSession:
             self._client._connected.set_exception(aiomqtt.MqttError("no CONNACK came"))
 
     def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
-        told = message.properties
-        properties = getattr(told, "UserProperty", None) or ()
+        packet_properties = message.properties
+        properties = getattr(packet_properties, "UserProperty", None) or ()
         with contextlib.suppress(UnicodeDecodeError):  # such a topic violates the protocol
             self._push(
                 Publish(
@@ -279,9 +281,9 @@ class MqttSession:
                     bytes(message.payload),
                     tuple((str(name), str(text)) for name, text in properties),
                     tuple(
-                        (name, _bytes_of(getattr(told, theirs)))
-                        for theirs, name in ATTRIBUTES.items()
-                        if hasattr(told, theirs)
+                        (name, _bytes_of(getattr(packet_properties, attribute)))
+                        for attribute, name in ATTRIBUTES.items()
+                        if hasattr(packet_properties, attribute)
                     ),
                 )
             )
@@ -449,8 +451,8 @@ class MqttSession:
         code = getattr(getattr(error, "rc", None), "value", None)
         if isinstance(error, aiomqtt.MqttCodeError) and code in REFUSALS:
             user = self._address.user
-            told = f"user {user!r}" if user else "no user name was given"
-            return f"the broker refuses the login ({told}): {error}"
+            user_text = f"user {user!r}" if user else "no user name was given"
+            return f"the broker refuses the login ({user_text}): {error}"
         return None
 
     async def __aexit__(self, *_exc: object) -> None:

@@ -40,10 +40,10 @@ class PlannedBatch:
         found: Offsets = {}
         for line in self.sources:
             try:
-                told = json.loads(line)
+                offsets = json.loads(line)
             except ValueError:
                 continue
-            for topic, rows in told.items() if isinstance(told, dict) else ():
+            for topic, rows in offsets.items() if isinstance(offsets, dict) else ():
                 if not isinstance(rows, dict):
                     continue
                 for index, offset in rows.items():

@@ -366,9 +366,9 @@ def encode_headers(column: Any) -> Any:
         parts = [encode(len(row or ()))]
         for header in row or ():
             if header is None or header[key_name] is None:
-                told = "a header" if header is None else "the key of a header"
+                what = "a header" if header is None else "the key of a header"
                 raise SparkPipelineError(
-                    f"{told} is null in a row's column headers: every header of a record has a key"
+                    f"{what} is null in a row's column headers: every header of a record has a key"
                 )
             key = header[key_name].encode()
             value = header[value_name]

@@ -76,11 +76,11 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
 def _query_id(df: DataFrame, planned: PlannedBatch | None) -> str:
     """Return the micro-batch's query id. Raises :class:`OptionError` if it is unknown."""
     try:
-        told = df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+        query_id = df.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     except PySparkAttributeError:  # Spark Connect
-        told = None
-    if told:
-        return str(told)
+        query_id = None
+    if query_id:
+        return str(query_id)
     if planned is not None:
         return planned.query_id
     raise OptionError(

@@ -80,9 +80,9 @@ def use_shim() -> Path:
     that Spark will run. Unless configured otherwise, workers use the running Python.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    own = find_java()
-    if own is not None:
-        return own
+    java = find_java()
+    if java is not None:
+        return java
     home = _temporary("fencepost-java-")
     shim = home / "bin" / "java"
     shim.parent.mkdir()
@@ -154,10 +154,10 @@ def launch(
             jvm.kill()
             raise SparkPipelineError(f"Spark's JVM was not there within {START_S:.0f} s")
         time.sleep(0.02)
-    told = port_file.read_bytes()
-    port, size = struct.unpack("!ii", told[:8])
+    port_bytes = port_file.read_bytes()
+    port, size = struct.unpack("!ii", port_bytes[:8])
     os.environ["PYSPARK_GATEWAY_PORT"] = str(port)
-    os.environ["PYSPARK_GATEWAY_SECRET"] = told[8 : 8 + size].decode()
+    os.environ["PYSPARK_GATEWAY_SECRET"] = port_bytes[8 : 8 + size].decode()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return jvm
 

@@ -44,15 +44,15 @@ class Progress:
 
     def to_text(self) -> str:
         """Return the metadata of the offset commit; far below Kafka's limit of 4096 bytes."""
-        told: dict[str, object] = {
+        fields: dict[str, object] = {
             "b": self.batch_id,
             "q": self.query_id,
             "d": self.digest,
             "rows": self.rows,
         }
         if self.checksum:
-            told["c"] = self.checksum
-        return json.dumps(told, separators=(",", ":"))
+            fields["c"] = self.checksum
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str, group: str) -> Self:

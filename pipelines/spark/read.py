@@ -265,6 +265,6 @@ def _columns(found: Columns, wanted: OffsetRange, types: Any, schema: pa.Schema)
 def _micros(stamps_ms: Any) -> pa.Array:
     """Return Spark's timestamps; null if one does not fit, such as nanoseconds taken for ms."""
     unfit = (stamps_ms > MOST_MS) | (stamps_ms < -MOST_MS)
-    some = unfit.any()
-    micros = np.where(unfit, 0, stamps_ms) * 1000 if some else stamps_ms * 1000
-    return pa.array(micros, mask=unfit if some else None).cast(pa.timestamp("us", tz="UTC"))
+    has_unfit = unfit.any()
+    micros = np.where(unfit, 0, stamps_ms) * 1000 if has_unfit else stamps_ms * 1000
+    return pa.array(micros, mask=unfit if has_unfit else None).cast(pa.timestamp("us", tz="UTC"))

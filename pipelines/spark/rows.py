@@ -96,8 +96,8 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
             raise OptionError(
                 f"column {field.name} is {field.dataType.simpleString()}, not {kinds}"
             )
-    told = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
-    return Prepared(str(told["topic"]), int(told["writers"])) if told else None
+    prepared = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
+    return Prepared(str(prepared["topic"]), int(prepared["writers"])) if prepared else None
 
 
 class RowWriter:
@@ -171,8 +171,10 @@ class RowWriter:
             part = topic, index
             first = None if part in self._begun else self._first_count
             self._begun.add(part)
-            own = Rows(*(column if column is None else column[begin:behind] for column in rows))
-            yield from encode_rows(topic, index, own, self._batch_bytes, first)
+            topic_rows = Rows(
+                *(column if column is None else column[begin:behind] for column in rows)
+            )
+            yield from encode_rows(topic, index, topic_rows, self._batch_bytes, first)
 
     def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
         """Return each row's partition, int32[n].

@@ -84,8 +84,8 @@ class Planner:
             time.sleep(RETRY_PAUSE_S)
         if missing:
             there = self.options.link.topics()
-            told = (f"{name}{hint(name, there)}" for name in missing)
-            raise BrokerError(f"topics do not exist: {', '.join(told)}")
+            texts = (f"{name}{hint(name, there)}" for name in missing)
+            raise BrokerError(f"topics do not exist: {', '.join(texts)}")
         return found
 
     def _find_partitions(self) -> tuple[list[Partition], list[str]]:
@@ -146,20 +146,20 @@ class Planner:
     ) -> Offsets:
         """Resolve a bound to offsets; ``latest`` holds the end offsets if they are known."""
         if bound.everywhere is not None:
-            asked = dict.fromkeys(partitions, bound.everywhere)
+            positions = dict.fromkeys(partitions, bound.everywhere)
         else:
-            asked = dict(bound.by_partition)
-            if set(asked) != set(partitions):
+            positions = dict(bound.by_partition)
+            if set(positions) != set(partitions):
                 raise OptionError(
-                    f"{which}Offsets names {sorted(asked)}, but the query reads"
+                    f"{which}Offsets names {sorted(positions)}, but the query reads"
                     f" {sorted(partitions)}: name every partition; -2 is the earliest offset,"
                     " -1 the latest"
                 )
         if not bound.is_timestamp:
             if latest is not None:
-                asked = {p: latest[p] if at == LATEST else at for p, at in asked.items()}
-            return asked | self._list_offsets({p: at for p, at in asked.items() if at < 0})
-        found = self._list_offsets(asked)
+                positions = {p: latest[p] if at == LATEST else at for p, at in positions.items()}
+            return positions | self._list_offsets({p: at for p, at in positions.items() if at < 0})
+        found = self._list_offsets(positions)
         none = [part for part, offset in found.items() if offset < 0]
         if none and which == "starting" and not self.options.latest_when_no_record:
             raise OptionError(
@@ -169,8 +169,10 @@ class Planner:
         ends = self.latest(none) if latest is None else latest
         return found | {part: ends[part] for part in none}
 
-    def _list_offsets(self, asked: Offsets) -> Offsets:
-        return self.options.link.list_offsets(asked, self.options.isolation) if asked else {}
+    def _list_offsets(self, timestamps: Offsets) -> Offsets:
+        return (
+            self.options.link.list_offsets(timestamps, self.options.isolation) if timestamps else {}
+        )
 
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Split a batch into tasks, as a pure function, so that a replay reads the same rows."""
@@ -249,10 +251,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._latest.get(part, -1) < offset
         ]
         if lost:
-            told = f"end offsets went backwards: {'; '.join(lost)}"
+            message = f"end offsets went backwards: {'; '.join(lost)}"
             if self._planner.options.fail_on_data_loss:
-                raise DataLossError(f"{told}; {plan.DATA_LOSS_HINT}")
-            _log.warning("%s; continuing with the remaining records", told)
+                raise DataLossError(f"{message}; {plan.DATA_LOSS_HINT}")
+            _log.warning("%s; continuing with the remaining records", message)
         # ``availableNow`` reads everything, so minOffsetsPerTrigger does not delay it.
         if not isinstance(limit, ReadAllAvailable) and self._is_too_early(begin, self._latest):
             return plan.to_json(begin)

@@ -99,11 +99,11 @@ def _stem(subject: str) -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    told = folder.lstat()
+    status = folder.lstat()
     return (
-        stat.S_ISDIR(told.st_mode)
-        and told.st_uid == user_id()
-        and not stat.S_IMODE(told.st_mode) & 0o077
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == user_id()
+        and not stat.S_IMODE(status.st_mode) & 0o077
     )
 
 

@@ -277,8 +277,8 @@ class Sender:
                         continue
                     if not code.retriable:
                         check_right("Produce", code, topic.name)
-                        told = getattr(row, "error_message", None)
-                        raise _refused(f"Produce to {part[0]}-{part[1]}", code, told)
+                        message = getattr(row, "error_message", None)
+                        raise _refused(f"Produce to {part[0]}-{part[1]}", code, message)
                     again[part] = group[part]
         return again
 

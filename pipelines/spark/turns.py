@@ -65,9 +65,9 @@ class TaskTurns:
         Other tasks wait meanwhile. If ``begin`` fails, the next task tries it.
         """
         with self._locked(_TRANSACTION) as file:
-            told = _content(file)
-            if told:
-                found: BegunTransaction = pickle.loads(told)  # noqa: S301 - see Spool
+            content = _content(file)
+            if content:
+                found: BegunTransaction = pickle.loads(content)  # noqa: S301 - see Spool
                 return found
             begun = begin()
             write_at(file, (pickle.dumps(begun),), 0)
@@ -145,14 +145,14 @@ def _content(file: int) -> bytes:
 
 
 def _number(part: Partition, file: int) -> int:
-    told = _content(file)
-    if told and not told.isdigit():
-        cause = told.partition(_UNDER_WAY)[2].decode(errors="replace")
+    content = _content(file)
+    if content and not content.isdigit():
+        cause = content.partition(_UNDER_WAY)[2].decode(errors="replace")
         raise SharedTransactionError(
             f"{part[0]}-{part[1]}: a task has ended amid its write, and whether its records are"
             f" there can't be told; the whole batch has to run again{cause and f' ({cause})'}"
         )
-    return int(told) if told else 0
+    return int(content) if content else 0
 
 
 def _write(file: int, content: bytes) -> None:

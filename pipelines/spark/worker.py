@@ -54,10 +54,10 @@ def _loopback() -> Iterator[socket.socket]:
     for entry in Path("/proc/self/fd").iterdir():
         number = int(entry.name)
         with contextlib.suppress(OSError):
-            told = os.fstat(number)
-            if not stat.S_ISSOCK(told.st_mode) or told.st_ino in seen:
+            status = os.fstat(number)
+            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
                 continue
-            seen.add(told.st_ino)
+            seen.add(status.st_ino)
             found = socket.socket(fileno=os.dup(number))
             with contextlib.ExitStack() as closing:
                 closing.enter_context(found)

@@ -14,8 +14,8 @@ from fencepost.testing.cluster_hooks import ClusterHooks
 
 async def _serve(address: str, cluster: Cluster) -> None:
     hooks = ClusterHooks(address, cluster)
-    told = await hooks.listen()
-    sys.stdout.write(f"listening {cluster.bootstrap}\ntest hooks {told}\n")
+    hooks_address = await hooks.listen()
+    sys.stdout.write(f"listening {cluster.bootstrap}\ntest hooks {hooks_address}\n")
     sys.stdout.flush()
     try:
         await asyncio.Event().wait()

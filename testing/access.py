@@ -277,10 +277,10 @@ def parse_rule(text: str) -> Rule:
     if kind not in types:
         there = [one.lower().replace("_", "-") for one in types]
         hint = nearest(found["type"].lower(), there)
-        told = (
+        syntax = (
             f"{text!r}: there is no resource type {found['type']!r}; known are {', '.join(there)}"
         )
-        raise ValueError(f"{told}{hint}")
+        raise ValueError(f"{syntax}{hint}")
     operations = [one.upper() for one in found["operations"].split(",")]
     for one in operations:
         if one not in _OPERATIONS:

@@ -75,10 +75,12 @@ class Clients:
         style = _style_of(kind)
         connects = self._kafka.client_config(user, style)
         if style == "confluent":
-            own = args[0] if args else {}
-            if not isinstance(own, Mapping):
-                raise TypeError(f"settings of confluent-kafka are a mapping by name, not {own!r}")
-            made = kind({**connects, **own}, *args[1:], **settings)
+            given_settings = args[0] if args else {}
+            if not isinstance(given_settings, Mapping):
+                raise TypeError(
+                    f"settings of confluent-kafka are a mapping by name, not {given_settings!r}"
+                )
+            made = kind({**connects, **given_settings}, *args[1:], **settings)
         else:
             made = kind(*args, **{**connects, **settings})
         self._made.append(made)

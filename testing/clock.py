@@ -171,10 +171,10 @@ class TestClock:
 
     async def _each(self, ask: Callable[[Deadlines], Coroutine[Any, Any, T]]) -> list[T]:
         """Call ``ask`` for every broker in turn, each on its own loop."""
-        here = asyncio.get_running_loop()
+        current = asyncio.get_running_loop()
         return [
             await ask(one)
-            if loop is here
+            if loop is current
             else await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(one), loop))
             for loop, one in list(self._brokers.values())
         ]

@@ -87,12 +87,12 @@ class ClusterHooks(HookServer):
         return {"leader": leader, "replicas": found.replicas, "isr": found.isr}
 
     async def _post_network(self, request: HttpRequest, _rest: str) -> object:
-        told = body_of(request, nodes=list, others=list, one_way=bool)
+        body = body_of(request, nodes=list, others=list, one_way=bool)
         await self._change(
             lambda: self._cluster.partition_network(
-                told.get("nodes", ()),
-                told.get("others", ()),
-                one_way=told.get("one_way", False),
+                body.get("nodes", ()),
+                body.get("others", ()),
+                one_way=body.get("one_way", False),
             )
         )
         return {}

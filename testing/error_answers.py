@@ -105,8 +105,8 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
     of_whole = _TOP_LEVEL.get(ctx.api_key)
     deep = of_whole is not None and code not in of_whole
     is_share = deep and ctx.api_key != ApiKey.FETCH
-    asked = _of_share_request(ctx) if is_share else _request_shape(ctx)
-    filled = _filled(cls, asked, code, is_whole=True, deep=deep)
+    request = _of_share_request(ctx) if is_share else _request_shape(ctx)
+    filled = _filled(cls, request, code, is_whole=True, deep=deep)
     if deep and not filled.responses and hasattr(filled, "error_code"):
         return replace(filled, error_code=code)
     return filled
@@ -150,14 +150,14 @@ def _of_share_request(ctx: Context) -> Any:
 
 def _by_topic(places: Iterable[tuple[object, int]]) -> Any:
     """Return an object shaped like a request with these partitions of topics, by name or id."""
-    asked: dict[object, list[Any]] = {}
+    partitions: dict[object, list[Any]] = {}
     for topic, index in places:
         part = SimpleNamespace(partition=index, partition_index=index, index=index)
-        asked.setdefault(topic, []).append(part)
+        partitions.setdefault(topic, []).append(part)
     return SimpleNamespace(
         topics=tuple(
             SimpleNamespace(name=topic, topic=topic, topic_id=topic, partitions=tuple(parts))
-            for topic, parts in asked.items()
+            for topic, parts in partitions.items()
         )
     )
 
@@ -172,13 +172,13 @@ def _filled(
     """
     values: dict[str, object] = {}
     infos = all_fields(cls)
-    own = next((info for info in infos if info.name in _ERROR_CODES), None)
-    if own is not None and not deep:
-        values[own.name] = code
+    error_field = next((info for info in infos if info.name in _ERROR_CODES), None)
+    if error_field is not None and not deep:
+        values[error_field.name] = code
     for info in infos:
         if info.is_array and info.struct is not None:
             elements: tuple[Any, ...] = ()
-            if (own is None or deep) and _bears_error(info.struct):
+            if (error_field is None or deep) and _bears_error(info.struct):
                 elements = _first_list(request)
             elif info.name in _NAMING_LISTS and not is_whole:
                 elements = getattr(request, info.name, ())
@@ -189,7 +189,11 @@ def _filled(
         elif info.name == "acknowledge_error_code":
             if getattr(request, "acknowledgement_batches", ()):
                 values[info.name] = int(code)
-        elif not is_whole and info is not own and (known := _named(info, request)) is not None:
+        elif (
+            not is_whole
+            and info is not error_field
+            and (known := _named(info, request)) is not None
+        ):
             values[info.name] = known
         elif info.name in _UNKNOWN:
             values[info.name] = -1

@@ -334,10 +334,10 @@ class Faults:
             if self._broker is broker and self._registry is not None:
                 broker.server.registry = self._registry
                 self._broker = self._registry = None
-        here = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         for owner in filter(None, (self, self._of_all)):
             for place in list(owner._parked):
-                if place.get_loop() is here:
+                if place.get_loop() is loop:
                     _set(place)
 
     # --- inside ---

@@ -57,21 +57,23 @@ class GroupWait:
     def describe(self) -> str:
         """Return the condition and what the last poll saw, for the message of a TimeoutError."""
         count = "" if self.members is None else f" with {self.members} members"
-        asked = f"group {self.group} {self._target_state}{count}"
+        condition = f"group {self.group} {self._target_state}{count}"
         if self.lag is not None:
             behind = "unknown" if self._behind is None else self._behind
-            asked += f" and at most {self.lag} behind (it is {behind})"
+            condition += f" and at most {self.lag} behind (it is {behind})"
         if self.not_fetched is not None:
             missing = ", ".join(f"{topic}:{index}" for topic, index in self._missing)
-            asked += f" and fetching{f' (not yet {missing})' if missing else ''}"
+            condition += f" and fetching{f' (not yet {missing})' if missing else ''}"
         seen = self.seen
         if seen is None:
-            return asked
+            return condition
         if seen.state == "Dead":
-            return f"{asked}: there is no group {self.group!r}{nearest(self.group, self._others)}"
+            return (
+                f"{condition}: there is no group {self.group!r}{nearest(self.group, self._others)}"
+            )
         clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
         return (
-            f"{asked}: it is {seen.state} with {len(seen.members)} members"
+            f"{condition}: it is {seen.state} with {len(seen.members)} members"
             f"{f' ({clients})' if clients else ''}"
         )
 

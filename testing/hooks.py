@@ -131,10 +131,10 @@ class HookServer:
             raise HttpError(405, f"/{first} knows {methods}", {"Allow": methods})
         answer = getattr(self, f"_{method.lower()}_{first}")
         try:
-            told = await answer(request, rest)
+            body = await answer(request, rest)
         except (ValueError, TypeError, DomainError, ConfigError, RuntimeError, WireError) as error:
             raise HttpError(400, str(error)) from error
-        return HttpResponse(200, JSON, json.dumps(told, default=str).encode() + b"\n")
+        return HttpResponse(200, JSON, json.dumps(body, default=str).encode() + b"\n")
 
     @property
     def _running(self) -> Broker:
@@ -159,13 +159,13 @@ class HookServer:
     async def _post_clock(self, request: HttpRequest, rest: str) -> object:
         """Handle ``/clock``, which sets ``auto``, or ``/clock/advance``."""
         if rest == "advance":
-            told = body_of(request, seconds=(int, float), ms=(int, float), speed=(int, float))
-            fired = await self.clock.advance_async(**told)
+            body = body_of(request, seconds=(int, float), ms=(int, float), speed=(int, float))
+            fired = await self.clock.advance_async(**body)
             return {**self._time(), "fired": [one.as_json() for one in fired]}
         if rest:
             raise HttpError(404, "there are /clock and /clock/advance")
-        told = body_of(request, auto=bool)
-        self.clock.auto = told.get("auto", self.clock.auto)
+        body = body_of(request, auto=bool)
+        self.clock.auto = body.get("auto", self.clock.auto)
         return self._time()
 
     async def _get_fired(self, request: HttpRequest, _rest: str) -> object:
@@ -175,20 +175,20 @@ class HookServer:
     # --- faults ---
 
     async def _post_faults(self, request: HttpRequest, _rest: str) -> object:
-        told = body_of(
+        body = body_of(
             request,
             **dict.fromkeys(_FAULT_FIELDS, object),
             observe=bool,
         )
-        match = told.get("match")
+        match = body.get("match")
         if match is not None and not isinstance(match, dict):
             raise ValueError("match is an object of fields and values")
-        if told.pop("observe", False):
-            if told.keys() - {"api", "match"}:
+        if body.pop("observe", False):
+            if body.keys() - {"api", "match"}:
                 raise ValueError("an observer has an api and a match, and does nothing")
-            fault = self.faults.observe(**told)
+            fault = self.faults.observe(**body)
         else:
-            fault = self.faults.add(**told)
+            fault = self.faults.add(**body)
         number = max(self._handles, default=0) + 1
         self._handles[number] = fault
         return self._fault_json(number)
@@ -249,12 +249,12 @@ class HookServer:
         }
 
     async def _post_topics(self, request: HttpRequest, _rest: str) -> object:
-        told = body_of(request, name=str, partitions=int, config=dict)
-        if "name" not in told:
+        body = body_of(request, name=str, partitions=int, config=dict)
+        if "name" not in body:
             raise ValueError("a topic has a name")
-        config = {str(key): str(value) for key, value in told.get("config", {}).items()}
-        partitions = await self._create_topic(told["name"], told.get("partitions", -1), config)
-        return {"name": told["name"], "partitions": partitions}
+        config = {str(key): str(value) for key, value in body.get("config", {}).items()}
+        partitions = await self._create_topic(body["name"], body.get("partitions", -1), config)
+        return {"name": body["name"], "partitions": partitions}
 
     async def _get_history(self, request: HttpRequest, _rest: str) -> object:
         """Return the history, filtered by ``?group=…`` or ``?transactional_id=…``, newest last."""
@@ -358,10 +358,10 @@ def body_of(request: HttpRequest, **fields: Any) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise HttpError(415, f"a body is {JSON}, and its header says so")
-    told = json.loads(request.body)
-    if not isinstance(told, dict):
+    body = json.loads(request.body)
+    if not isinstance(body, dict):
         raise TypeError("a body is an object")
-    for name, value in told.items():
+    for name, value in body.items():
         if name not in fields:
             raise ValueError(f"there is no {name!r} here; there are {', '.join(fields)}")
         # In Python a bool is an int.
@@ -369,4 +369,4 @@ def body_of(request: HttpRequest, **fields: Any) -> dict[str, Any]:
             isinstance(value, bool) and fields[name] not in {bool, object}
         ):
             raise TypeError(f"{name} cannot be {value!r}")
-    return cast("dict[str, Any]", told)
+    return cast("dict[str, Any]", body)

@@ -185,10 +185,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
-    asked = _read_markers(request.node)
+    arguments = _read_markers(request.node)
     for name in SHARED:
         if name in request.fixturenames:
-            _create_topics(request.getfixturevalue(name), asked)
+            _create_topics(request.getfixturevalue(name), arguments)
 
 
 def _check_fixtures(item: pytest.Item) -> None:
@@ -196,16 +196,16 @@ def _check_fixtures(item: pytest.Item) -> None:
     fixtures: set[str] = set(getattr(item, "fixturenames", []))
     for node, marker in item.iter_markers_with_node(MARKER):
         of_module = isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
-        told = [key for key in _OF_A_BROKER if key in marker.kwargs]
-        if told and fixtures.isdisjoint(OWN):
+        ignored = [key for key in _OF_A_BROKER if key in marker.kwargs]
+        if ignored and fixtures.isdisjoint(OWN):
             if "kafka_module" in fixtures and not of_module:
                 raise _failure(
-                    f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture"
+                    f"@pytest.mark.kafka: {ignored[0]}= is for a broker of the test's own (fixture"
                     " kafka), or in the pytestmark of a module for that of kafka_module"
                 )
             if "kafka_session" in fixtures and "kafka_module" not in fixtures:
                 raise _failure(
-                    f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture"
+                    f"@pytest.mark.kafka: {ignored[0]}= is for a broker of the test's own (fixture"
                     " kafka); kafka_session has the settings of kafka_config in the configuration"
                 )
         if "brokers" in marker.kwargs and not of_module and "kafka_cluster" not in fixtures:
@@ -216,17 +216,19 @@ def _check_fixtures(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test whose own marker no fixture has read."""
     result = yield
-    own = [node is item and marker.kwargs for node, marker in item.iter_markers_with_node(MARKER)]
-    if any(own) and not item.stash.get(_READ, False):
+    own_arguments = [
+        node is item and marker.kwargs for node, marker in item.iter_markers_with_node(MARKER)
+    ]
+    if any(own_arguments) and not item.stash.get(_READ, False):
         known = ", ".join((*OWN, *SHARED))
         raise _failure(f"@pytest.mark.kafka: the test has none of the fixtures {known}")
     return result
 
 
-def _create_topics(kafka: KafkaUnderTest, asked: _MarkerArguments) -> None:
+def _create_topics(kafka: KafkaUnderTest, arguments: _MarkerArguments) -> None:
     from fencepost.protocol.errors import WireError  # noqa: PLC0415 - see above
 
-    for name, (partitions, config) in asked.topics.items():
+    for name, (partitions, config) in arguments.topics.items():
         try:
             kafka.topic(name, partitions, config)
         except (TypeError, ValueError, WireError) as error:
@@ -250,9 +252,9 @@ def _settings(config: pytest.Config) -> dict[str, object]:
 def _serve(
     request: pytest.FixtureRequest,
     paths: pytest.TempPathFactory,
-    asked: _MarkerArguments,
+    arguments: _MarkerArguments,
     make: Callable[..., K],
-    **told: object,
+    **options: object,
 ) -> Iterator[K]:
     """Run a broker for the life of the fixture; keep its directory if the test fails."""
     import shutil  # noqa: PLC0415 - see above
@@ -262,9 +264,11 @@ def _serve(
 
     run = request.config.stash[_RUN]
     directory = paths.mktemp("kafka")
-    settings = _settings(request.config) | asked.config
+    settings = _settings(request.config) | arguments.config
     try:
-        kafka = make(data_dir=directory, config=settings, **asked.of_broker, **told).__enter__()
+        kafka = make(
+            data_dir=directory, config=settings, **arguments.of_broker, **options
+        ).__enter__()
     except (BrokerError, ConfigError, TypeError, ValueError, ImportError) as error:
         raise _failure(f"the broker's settings: {error}") from None
     run.brokers.append(kafka)
@@ -291,9 +295,9 @@ def kafka(
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config={"num.partitions": 2})`` prepares it.
     """
-    asked = _read_markers(request.node)
-    for broker in _serve(request, tmp_path_factory, asked, _kafka()):
-        _create_topics(broker, asked)
+    arguments = _read_markers(request.node)
+    for broker in _serve(request, tmp_path_factory, arguments, _kafka()):
+        _create_topics(broker, arguments)
         yield broker
 
 
@@ -323,8 +327,8 @@ def kafka_replay(
         def play(path: str | Path) -> Replay:
             __tracebackhide__ = True
             incident = load(request.path.parent / path)
-            asked = _MarkerArguments(config=dict(incident.settings), now_ms=incident.start_ms)
-            broker = brokers.enter_context(serve(request, tmp_path_factory, asked, _kafka()))
+            arguments = _MarkerArguments(config=dict(incident.settings), now_ms=incident.start_ms)
+            broker = brokers.enter_context(serve(request, tmp_path_factory, arguments, _kafka()))
             return replay_on(broker, incident)
 
         yield play
@@ -340,9 +344,9 @@ def kafka_cluster(
     """
     from fencepost.testing.cluster import Cluster  # noqa: PLC0415 - see above
 
-    asked = _read_markers(request.node)
-    for cluster in _serve(request, tmp_path_factory, asked, Cluster, brokers=asked.brokers):
-        _create_topics(cluster, asked)
+    arguments = _read_markers(request.node)
+    for cluster in _serve(request, tmp_path_factory, arguments, Cluster, brokers=arguments.brokers):
+        _create_topics(cluster, arguments)
         yield cluster
 
 

@@ -26,9 +26,9 @@ def no_topic(session: ClusterSession, topic: str) -> UnknownNameError:
     there = [name for name, row in session.client.metadata().topics.items() if not row.is_internal]
     error = unknown_topic(topic, there)
     # On a shared broker, `name` prefixes names with the test's name.
-    own = next((name for name in reversed(there) if name.endswith(f"-{topic}")), None)
-    if own is not None:
-        error.args = (f"there is no topic {topic!r}; did you mean name({topic!r}), {own}?",)
+    similar = next((name for name in reversed(there) if name.endswith(f"-{topic}")), None)
+    if similar is not None:
+        error.args = (f"there is no topic {topic!r}; did you mean name({topic!r}), {similar}?",)
     return error
 
 

@@ -161,15 +161,15 @@ class ReplayIds:
 
     def learn(self, step: Step, recorded: Entity, found: Entity) -> None:
         """Note the ids and epochs that the broker has given in place of the recorded ones."""
-        asked = from_json(APIS_BY_NAME[step.api], step.version, "request", step.request)
+        request = from_json(APIS_BY_NAME[step.api], step.version, "request", step.request)
         old, new = getattr(recorded, "member_id", ""), getattr(found, "member_id", "")
         if old and new:
             self._members[old] = new
-        member = old or getattr(asked, "member_id", "")
+        member = old or getattr(request, "member_id", "")
         for name in _EPOCHS:
             epoch = getattr(recorded, name, 0)
             if epoch > 0:
-                self._epochs[asked.group_id, member, epoch] = getattr(found, name)
+                self._epochs[request.group_id, member, epoch] = getattr(found, name)
         producer, epoch = (getattr(recorded, f"producer_{one}", -1) for one in ("id", "epoch"))
         if producer >= 0 and epoch >= 0 and error_names(recorded)[0] == "NONE":
             self._producers[producer] = found.producer_id

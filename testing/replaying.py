@@ -93,8 +93,8 @@ class ReplayedStep:
         return any(one != "NONE" for one in self.returned or ())
 
     def __str__(self) -> str:
-        said = _text(self.returned)
-        return f"step {self.number} at {self.at_ms} ms: {self.api} of {self.client_id} {said}"
+        result = _text(self.returned)
+        return f"step {self.number} at {self.at_ms} ms: {self.api} of {self.client_id} {result}"
 
 
 @dataclass(frozen=True)
@@ -362,10 +362,10 @@ class _Player:
         if recorded is None and returned is not None:
             is_same = expected[0] in returned
         if not is_same:
-            told = f"{replayed}; in the incident it {_text(expected)}"
+            difference = f"{replayed}; in the incident it {_text(expected)}"
             if returned is not None and _text(returned) == _text(expected):
-                told += f", with {len(expected)} results instead of {len(returned)}"
-            raise ReplayError(told)
+                difference += f", with {len(expected)} results instead of {len(returned)}"
+            raise ReplayError(difference)
         if recorded is not None and found is not None:
             self._ids.learn(step, recorded, found)
 
@@ -465,8 +465,8 @@ def _cause_text(cause: Cause | None) -> str:
     if cause is None:
         return "missing"
     parts = [cause.why, cause.member and f"member {cause.member}", cause.trigger]
-    told = "; ".join(part for part in parts if part)
-    return f"{cause.what} at {cause.at_ms} ms ({told})"
+    text = "; ".join(part for part in parts if part)
+    return f"{cause.what} at {cause.at_ms} ms ({text})"
 
 
 def _member(detail: Mapping[str, Any]) -> str | None:
@@ -481,8 +481,8 @@ def _name(step: Step) -> str:
 def _text(errors: tuple[str, ...] | None) -> str:
     if errors is None:
         return "was not answered"
-    told = [one for one in dict.fromkeys(errors) if one != "NONE"] or ["NONE"]
-    return f"returned {', '.join(told)}"
+    names = [one for one in dict.fromkeys(errors) if one != "NONE"] or ["NONE"]
+    return f"returned {', '.join(names)}"
 
 
 async def _expired(broker: Broker) -> Counter[str]:

@@ -44,8 +44,8 @@ def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
         entries = [
             entry for entry in kafka.history() if entry.at_ms >= began_ms and entry.scope != CLIENT
         ]
-        told = history_lines(entries) + _open_lines(kafka, kafka.clock.now_ms() - began_ms)
-        lines = told + lines
+        history = history_lines(entries) + _open_lines(kafka, kafka.clock.now_ms() - began_ms)
+        lines = history + lines
     except BrokerDownError as error:
         if not kafka.trouble:
             lines.append(str(error))

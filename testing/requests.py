@@ -183,16 +183,16 @@ def check_fields(names: Collection[str], key: ApiKey | None) -> None:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"match: a field's name is a str, not {name!r}")
-    asked = set(names) - _ABOUT - _NAMED
-    if not asked:
+    fields = set(names) - _ABOUT - _NAMED
+    if not fields:
         return
     known = set[str]()
     for api in APIS.values() if key is None else [APIS[key]]:
         for version in range(api.max_version, api.min_version - 1, -1):
             known.update(_names(message_class(api.key, version, "request")))
-            if asked <= known:
+            if fields <= known:
                 return
-    unknown, there = sorted(asked - known), sorted({*known, *_ABOUT, *_NAMED})
+    unknown, there = sorted(fields - known), sorted({*known, *_ABOUT, *_NAMED})
     hint = nearest(unknown[0], there)
     if not hint and key is not None:
         hint = f"; there are {', '.join(there)}"

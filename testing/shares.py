@@ -129,13 +129,13 @@ class ShareWait:
         if offset >= found.start_offset:
             return False
         for entry in history():
-            told = entry.detail
+            detail = entry.detail
             if (
                 entry.what == GIVEN_UP
-                and (told.get("topic_id"), told.get("partition")) == (found.topic_id, partition)
-                and is_about_record(entry.what, told, offset)
+                and (detail.get("topic_id"), detail.get("partition")) == (found.topic_id, partition)
+                and is_about_record(entry.what, detail, offset)
             ):
-                return self._holds("ARCHIVED", told.get("delivery_count"))
+                return self._holds("ARCHIVED", detail.get("delivery_count"))
         return self._holds("ACKNOWLEDGED", None)
 
     def _holds(self, state: str, delivery_count: int | None) -> bool:

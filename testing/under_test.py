@@ -542,7 +542,7 @@ class KafkaUnderTest(ABC):
         self,
         reached: Callable[[ClusterSession], bool],
         timeout: float,
-        told: Callable[[], str],
+        describe: Callable[[], str],
         passing: Callable[[Exception], bool] = passes,
     ) -> None:
         """Poll until ``reached``. Raises TimeoutError with the text of ``told``."""
@@ -553,7 +553,7 @@ class KafkaUnderTest(ABC):
             with self._session(limit_s) as session:
                 return reached(session)
 
-        wait(probe, timeout, told, passing, self.look_s)
+        wait(probe, timeout, describe, passing, self.look_s)
 
     def _query(self, query: Callable[[ClusterSession], T]) -> T:
         """Query until there is an answer; raise the last error after the time limit."""

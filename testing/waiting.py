@@ -53,7 +53,7 @@ def is_unknown_topic(error: Exception) -> bool:
 def wait(
     look: Callable[[float], T | None],
     timeout: float,
-    told: Callable[[], str],
+    describe: Callable[[], str],
     passing: Callable[[Exception], bool] = passes,
     look_s: float = LOOK_S,
 ) -> T:
@@ -78,7 +78,9 @@ def wait(
             return found
         if monotonic_s() >= end:
             # Names of groups and members come from clients, and may hold terminal control codes.
-            raise TimeoutError(printable(f"not within {timeout} s: {told()}{trouble}{_advice()}"))
+            raise TimeoutError(
+                printable(f"not within {timeout} s: {describe()}{trouble}{_advice()}")
+            )
         time.sleep(POLL_S)
 
 

@@ -192,7 +192,7 @@ def test_bytes_are_those_of_kafkas_classes(libs: Libs) -> None:
         for version, entity in made
     )
     command = java_command(str(JUDGE), libs=libs)
-    lines = run_to_end(command, deadline_s=120, said=asked).splitlines()
+    lines = run_to_end(command, deadline_s=120, stdin=asked).splitlines()
     assert len(lines) == len(made)
     for (_, entity), line in zip(made, lines, strict=True):
         shown, _, data = line.partition("\t")

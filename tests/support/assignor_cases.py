@@ -48,12 +48,12 @@ def _life(rng: random.Random) -> Iterator[Case]:
     for generation in range(1, rng.randint(2, 6)):
         _change_topics(rng, topics, with_racks)
         _change_members(rng, topics, members, with_racks, alike)
-        told = {
+        subscriptions = {
             name: _subscription(rng, assignor, member, last.get(name), generation, topics)
             for name, member in members.items()
         }
-        yield Case(assignor.name, dict(topics), told)
-        last = assignor.assign(topics, told)
+        yield Case(assignor.name, dict(topics), subscriptions)
+        last = assignor.assign(topics, subscriptions)
 
 
 def _change_topics(rng: random.Random, topics: Topics, with_racks: bool) -> None:
@@ -103,12 +103,14 @@ def _subscription(
     At times a member of an eager assignor also omits the generation.
     """
     owned = [] if last is None else [tp for tp in last if tp[1] < len(topics.get(tp[0], ()))]
-    said = generation - 1
+    generation_sent = generation - 1
     if rng.random() < 0.15:
-        said = rng.randint(-1, generation)
+        generation_sent = rng.randint(-1, generation)
         everything = [(name, index) for name, rows in topics.items() for index in range(len(rows))]
         owned = rng.sample(everything, rng.randint(0, min(4, len(everything))))
-    data = assignor.user_data(None if last is None else owned, said)
+    data = assignor.user_data(None if last is None else owned, generation_sent)
     if assignor.is_cooperative:
-        return replace(member, user_data=data, owned=tuple(sorted(owned)), generation=said)
-    return replace(member, user_data=data, generation=said if rng.random() < 0.9 else -1)
+        return replace(
+            member, user_data=data, owned=tuple(sorted(owned)), generation=generation_sent
+        )
+    return replace(member, user_data=data, generation=generation_sent if rng.random() < 0.9 else -1)

@@ -225,8 +225,8 @@ class _Checker:
             return False
         if send.txn == read.txn:
             return True
-        asked = [end.begin for end in self._ends[send.txn] if end.commit]
-        return all(read.end < begin for begin in asked)
+        begins = [end.begin for end in self._ends[send.txn] if end.commit]
+        return all(read.end < begin for begin in begins)
 
     def _inconsistent_offsets(self) -> Iterator[Anomaly]:
         values: dict[tuple[Partition, int], set[str]] = defaultdict(set)
@@ -274,11 +274,11 @@ class _Checker:
         """Return the interval in which a commit takes effect: its own, or its EndTxn request's."""
         if commit.txn is None:
             return commit.begin, commit.end
-        asked = [end for end in self._ends[commit.txn] if end.commit]
-        if not asked:
+        ends = [end for end in self._ends[commit.txn] if end.commit]
+        if not ends:
             return commit.begin, float("inf")
-        done = [end.end for end in asked if end.outcome is Outcome.OK]
-        return asked[0].begin, min(done, default=float("inf"))
+        done = [end.end for end in ends if end.outcome is Outcome.OK]
+        return ends[0].begin, min(done, default=float("inf"))
 
     def _offsets_of_groups(self) -> Iterator[Anomaly]:
         commits: dict[tuple[str, Partition], list[CommitOffset]] = defaultdict(list)
@@ -335,8 +335,8 @@ class _Checker:
                 continue
             sends = [send for send in self._sends if send.txn == commit.txn]
             seen = [send for send in sends if send.value in self._places]
-            own = [send for send in seen if len(self._alive(send.value)) == 1]
-            if own and commit.offset > item.offset:
+            unambiguous = [send for send in seen if len(self._alive(send.value)) == 1]
+            if unambiguous and commit.offset > item.offset:
                 detail = f"its offset {commit.offset} is gone ({item.offset})"
                 yield Anomaly(Kind.TORN, commit.txn, detail)
             sole = [other for other in alive if other.offset == commit.offset] == [commit]

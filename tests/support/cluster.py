@@ -58,12 +58,12 @@ class Cluster(RawClient):
         ]
         if not led:
             return 0
-        asked = [
+        topics = [
             {"partition_index": index, "timestamp": LATEST, "current_leader_epoch": -1}
             for index in led
         ]
         found = self.call(
-            "list_offsets", 5, replica_id=-1, topics=[{"name": topic, "partitions": asked}]
+            "list_offsets", 5, replica_id=-1, topics=[{"name": topic, "partitions": topics}]
         )
         return sum(part["error_code"] == "none" for part in found["topics"][0]["partitions"])
 

@@ -34,8 +34,8 @@ def engine_missing() -> str | None:
     """Return the reason why no container can run here, or None."""
     if shutil.which("docker") is None:
         return "`docker` is not on the PATH"
-    asked = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    return None if asked.returncode == 0 else "no Docker engine answers"
+    result = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else "no Docker engine answers"
 
 
 _COMPILED = (*_LIBRARIES, "libgcc_s.so.1", "libstdc++.so.6")

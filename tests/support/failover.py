@@ -144,12 +144,12 @@ class Nodes:
 
         The controller ``without`` gets no request.
         """
-        asked = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+        topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
         for one in self.cluster.controllers:
             if one.node_id == without:
                 continue
             with contextlib.suppress(*UNHEARD), Cluster(self.cluster.address(one)) as client:
-                answer = client.call("describe_quorum", 1, topics=asked)
+                answer = client.call("describe_quorum", 1, topics=topics)
                 for part in (part for topic in answer["topics"] for part in topic["partitions"]):
                     if part["error_code"] == "none":
                         return int(part["leader_id"])

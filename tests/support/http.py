@@ -32,5 +32,7 @@ async def exchange(address: Address, sent: bytes) -> tuple[int, dict[str, str], 
 
 async def page(address: Address, path: str, **headers: str) -> tuple[int, str, str]:
     """Return status, content type and text of a page."""
-    status, told, body = await exchange(address, request(path, version="1.0", **headers))
-    return status, told["Content-Type"], body.decode()
+    status, headers_received, body = await exchange(
+        address, request(path, version="1.0", **headers)
+    )
+    return status, headers_received["Content-Type"], body.decode()

@@ -187,14 +187,14 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 240, libs: Libs = j
     return run_to_end(java_command(main, *arguments, libs=libs), deadline_s=deadline_s)
 
 
-def run_to_end(command: Sequence[str], *, deadline_s: float, said: str = "") -> str:
+def run_to_end(command: Sequence[str], *, deadline_s: float, stdin: str = "") -> str:
     """Run a command with the input ``said``; return its output.
 
     A non-zero exit status is an AssertionError.
     """
     done = subprocess.run(
         command,
-        input=said,
+        input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -391,11 +391,11 @@ class KafkaCluster:
         for node_id in range(1, count + 1):
             room = directory / f"kafka-{node_id}"
             room.mkdir(parents=True, exist_ok=True)
-            own = {"broker.rack": f"rack-{node_id}", **settings}
+            node_settings = {"broker.rack": f"rack-{node_id}", **settings}
             self.nodes.append(
                 Kafka(
                     room,
-                    own,
+                    node_settings,
                     java_options=java_options,
                     node_id=node_id,
                     controller=self.nodes[0] if self.nodes else None,
@@ -449,10 +449,12 @@ def quorum_of_three(
             Kafka(room, settings, node_id=node_id, replicas=3, is_broker=is_broker, libs=libs)
         )
     voters = ",".join(f"{one.node_id}@{one.controller}" for one in nodes)
-    told = {"controller.quorum.voters": voters}
+    voter_settings = {"controller.quorum.voters": voters}
     words: list[str] = []
     if is_dynamic:
-        told = {"controller.quorum.bootstrap.servers": ",".join(one.controller for one in nodes)}
+        voter_settings = {
+            "controller.quorum.bootstrap.servers": ",".join(one.controller for one in nodes)
+        }
         rooms = ("AAAAAAAAQACAAAAAAAAAA" + letter for letter in "gwA")
         named = (
             f"{one.node_id}@{one.controller}:{room}" for one, room in zip(nodes, rooms, strict=True)
@@ -460,7 +462,7 @@ def quorum_of_three(
         words = ["--initial-controllers", ",".join(named)]
     for one in nodes:
         one.format_words = words
-        one.add_settings(told)
+        one.add_settings(voter_settings)
         one.launch()
     for one in nodes:
         one.wait()

@@ -59,12 +59,12 @@ def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPT
     return ["java", *options, logs, "-cp", f"{LIBS}/*", main, *arguments]
 
 
-def run_tool(main: str, *arguments: str, said: str = "", deadline_s: float = 240) -> str:
+def run_tool(main: str, *arguments: str, stdin: str = "", deadline_s: float = 240) -> str:
     """Run a tool to its end, and return its output; AssertionError for a non-zero exit status.
 
     ``said`` is its input, for example of ZooKeeper's shell.
     """
-    return run_to_end(java_command(main, *arguments), said=said, deadline_s=deadline_s)
+    return run_to_end(java_command(main, *arguments), stdin=stdin, deadline_s=deadline_s)
 
 
 class Kafka39:

@@ -36,7 +36,7 @@ class Member(Daemon):
         self._file = home / "server.properties"
         home.mkdir(parents=True, exist_ok=True)
         joins = {} if controller is None else _joins(controller)
-        told = {
+        node_settings = {
             **joins,
             "node.id": str(node_id),
             "listeners": f"PLAINTEXT://127.0.0.1:{held.getsockname()[1]}",
@@ -45,7 +45,7 @@ class Member(Daemon):
             "transaction.state.log.replication.factor": "1",
             **(settings or {}),
         }
-        self._file.write_text("".join(f"{key}={value}\n" for key, value in told.items()))
+        self._file.write_text("".join(f"{key}={value}\n" for key, value in node_settings.items()))
 
     def add_settings(self, settings: Mapping[str, str]) -> None:
         """Add settings, which take effect at the next start."""

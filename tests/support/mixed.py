@@ -118,12 +118,15 @@ class MixedCluster:
         return made
 
     def _broker(self, node_id: int, letter: str) -> Node:
-        room, own = self._room(node_id), {"broker.rack": f"rack-{node_id}", **self._common}
+        room, node_settings = (
+            self._room(node_id),
+            {"broker.rack": f"rack-{node_id}", **self._common},
+        )
         if letter == PYTHON:
-            return Member(room, ",".join(self._addresses), node_id=node_id, settings=own)
+            return Member(room, ",".join(self._addresses), node_id=node_id, settings=node_settings)
         return Kafka(
             room,
-            {**own, **self._voters},
+            {**node_settings, **self._voters},
             java_options=self._java_options,
             node_id=node_id,
             controller=Quorum(FIRST_CONTROLLER, self._addresses[0]),
@@ -160,9 +163,9 @@ class MixedCluster:
 
     def start(self) -> MixedCluster:
         """Start the controllers, then all brokers at once; wait until all serve."""
-        for some in (self.controllers, self.nodes):
-            with ThreadPoolExecutor(len(some)) as threads:
-                list(threads.map(lambda one: one.start(), some))
+        for nodes in (self.controllers, self.nodes):
+            with ThreadPoolExecutor(len(nodes)) as threads:
+                list(threads.map(lambda one: one.start(), nodes))
         return self
 
     def stop(self) -> None:

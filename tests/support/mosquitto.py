@@ -65,9 +65,9 @@ class Mosquitto:
     def reload(self) -> None:
         """Let Mosquitto reload its password file by SIGHUP."""
         assert self.child is not None
-        told = len(self.child.lines)
+        line_count = len(self.child.lines)
         os.kill(self.child.pid, signal.SIGHUP)
-        self.child.wait_for_line(r"Reloading config", deadline_s=60, since=told)
+        self.child.wait_for_line(r"Reloading config", deadline_s=60, since=line_count)
 
     def save(self) -> None:
         """Let Mosquitto persist its state, which it otherwise does only at a clean stop."""
@@ -97,7 +97,7 @@ def password_file(path: Path, **users: str) -> Path:
     for name, password in users.items():
         salt = os.urandom(12)
         hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
-        told = "$".join(base64.b64encode(part).decode() for part in (salt, hashed))
-        lines.append(f"{name}:$7$101${told}\n")
+        encoded = "$".join(base64.b64encode(part).decode() for part in (salt, hashed))
+        lines.append(f"{name}:$7$101${encoded}\n")
     path.write_text("".join(lines))
     return path

@@ -144,10 +144,10 @@ class MqttProxy:
                     ).start()
 
     def _pass_on(self, link: _Link, to_broker: bool) -> None:
-        here, there = (link.client, link.broker) if to_broker else (link.broker, link.client)
-        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        source, target = (link.client, link.broker) if to_broker else (link.broker, link.client)
+        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         is_held = False
-        with contextlib.suppress(OSError, EOFError, ValueError), here.makefile("rb") as stream:
+        with contextlib.suppress(OSError, EOFError, ValueError), source.makefile("rb") as stream:
             while True:
                 frame, packet = _read(stream, link.number, to_broker)
                 if link.cut is not None:
@@ -163,7 +163,7 @@ class MqttProxy:
                     if to_broker:
                         return  # the other direction waits for the PINGRESP
                 elif not is_held:
-                    there.sendall(frame)
+                    target.sendall(frame)
         link.end()
 
     @staticmethod

@@ -31,12 +31,12 @@ def own_broker(
     """Yield a broker of the kind that ``--target`` names, besides the session's."""
     kind = request.config.getoption("--target")
     home.mkdir(parents=True, exist_ok=True)
-    told = {**SETTINGS, **(settings or {})}
+    all_settings = {**SETTINGS, **(settings or {})}
     broker: OwnBroker
     if kind == "fencepost":
-        broker = Daemon(home / "data", told)
+        broker = Daemon(home / "data", all_settings)
     elif kind == "kafka":
-        broker = Kafka(home, told)
+        broker = Kafka(home, all_settings)
     else:
         pytest.skip("a broker of the test's own is a process, not a container")
     broker.start()

@@ -59,8 +59,8 @@ class Pair(MixedCluster):
         self._has_logins = has_logins
         self.logins: dict[int, str] = {}
         """Broker → address of its listener CLIENTS."""
-        told = {**SETTINGS, **(settings or {})}
-        super().__init__(directory, JAVA + PYTHON, told, controllers=controllers)
+        all_settings = {**SETTINGS, **(settings or {})}
+        super().__init__(directory, JAVA + PYTHON, all_settings, controllers=controllers)
 
     def _broker(self, node_id: int, letter: str) -> Node:
         made = super()._broker(node_id, letter)
@@ -179,13 +179,13 @@ class Pair(MixedCluster):
                     return False
                 if not set(part["isr_nodes"]) >= set(part["replica_nodes"]) & set(self.running):
                     return False
-            asked = {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
+            entry = {"partition_index": index, "timestamp": -1, "current_leader_epoch": -1}
             answer = self.call(
                 node_id,
                 "list_offsets",
                 5,
                 replica_id=-1,
-                topics=[{"name": topic, "partitions": [asked]}],
+                topics=[{"name": topic, "partitions": [entry]}],
             )
             return bool(answer["topics"][0]["partitions"][0]["error_code"] == "none")
 

@@ -102,7 +102,7 @@ class PlayedFollower(PlayedBroker):
 
         ``last_epoch``, ``log_start`` and ``broker_epoch`` are further fields of a follower.
         """
-        asked = {
+        entry = {
             "partition": 0,
             "fetch_offset": offset,
             "current_leader_epoch": epoch,
@@ -110,16 +110,16 @@ class PlayedFollower(PlayedBroker):
             "log_start_offset": how.get("log_start", 0),
             "partition_max_bytes": 1 << 20,
         }
-        told = how.get("broker_epoch", self.broker_epoch)
+        broker_epoch = how.get("broker_epoch", self.broker_epoch)
         answer = leader.call(
             "fetch",
             17,
-            replica_state={"replica_id": self.broker_id, "replica_epoch": told},
+            replica_state={"replica_id": self.broker_id, "replica_epoch": broker_epoch},
             max_wait=0,
             min_bytes=1,
             max_bytes=1 << 20,
             session_epoch=-1,
-            topics=[{"topic_id": topic_id, "partitions": [asked]}],
+            topics=[{"topic_id": topic_id, "partitions": [entry]}],
         )
         part: Answer = answer["responses"][0]["partitions"][0]
         return part
@@ -266,8 +266,12 @@ class PlayedLeader(PlayedBroker):
                 script.questions.setdefault(body["replica_id"], []).append(one["timestamp"])
                 is_latest = one["timestamp"] == -1
                 found = script.latest if is_latest else script.earliest
-                told = {"offset": found, "leader_epoch": script.epoch, "error_code": ErrorCode.none}
-                parts.append({"partition_index": one["partition_index"], **told})
+                fields = {
+                    "offset": found,
+                    "leader_epoch": script.epoch,
+                    "error_code": ErrorCode.none,
+                }
+                parts.append({"partition_index": one["partition_index"], **fields})
             topics.append({"name": topic["name"], "partitions": parts})
         return {"topics": topics}
 

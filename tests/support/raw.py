@@ -213,8 +213,8 @@ def decode_request(api: str, version: int, frame: bytes) -> Answer:
     _, used = entity_reader(entity.__header_schema__)(frame, 0)
     body, size = entity_reader(entity)(frame, used)
     assert used + size == len(frame), f"{api} v{version}: more than a request"
-    asked: Answer = plain(body)
-    return asked
+    request: Answer = plain(body)
+    return request
 
 
 def encode_answer(api: str, version: int, correlation_id: int, body: Mapping[str, Any]) -> bytes:
@@ -316,8 +316,8 @@ ERROR_FIELDS = frozenset({"error_code", "partition_error_code"})
 def errors_in(answer: Any) -> list[str]:
     """Return every error name in a response, in order, including ``none``."""
     if isinstance(answer, Mapping):
-        own = [value for name, value in answer.items() if name in ERROR_FIELDS]
-        return own + [error for value in answer.values() for error in errors_in(value)]
+        errors = [value for name, value in answer.items() if name in ERROR_FIELDS]
+        return errors + [error for value in answer.values() for error in errors_in(value)]
     if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
         return [error for item in answer for error in errors_in(item)]
     return []

@@ -327,8 +327,8 @@ class ReplicaCluster(MixedCluster):
 
 def list_offset(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[str, Any]:
     """Send ListOffsets for one partition; return its ``offset``, or its ``error``."""
-    asked = {"partition_index": index, "timestamp": at, "current_leader_epoch": -1}
-    topics = [{"name": name, "partitions": [asked]}]
+    entry = {"partition_index": index, "timestamp": at, "current_leader_epoch": -1}
+    topics = [{"name": name, "partitions": [entry]}]
     answer = client.call("list_offsets", 5, replica_id=-1, topics=topics)
     part = answer["topics"][0]["partitions"][0]
     error = part["error_code"]

@@ -413,9 +413,9 @@ def offset_fetch(*groups: str | Body, **fields: Any) -> Body:
 
     A name stands for all offsets of the group.
     """
-    asked = [offset_fetch_group(one) if isinstance(one, str) else one for one in groups]
-    first = {key: asked[0][key] for key in ("group_id", "topics")} if asked else {}
-    return {**first, "groups": asked, **fields}
+    rows = [offset_fetch_group(one) if isinstance(one, str) else one for one in groups]
+    first = {key: rows[0][key] for key in ("group_id", "topics")} if rows else {}
+    return {**first, "groups": rows, **fields}
 
 
 def offset_fetch_group(group: str, *topics: Body, **fields: Any) -> Body:

@@ -27,7 +27,7 @@ class Results:
             self._outcomes[report.nodeid] = report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        told = {
+        summary = {
             "target": self._target,
             "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "python": platform.python_version(),
@@ -36,4 +36,4 @@ class Results:
             "outcomes": dict(sorted(self._outcomes.items())),
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        self._path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

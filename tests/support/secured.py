@@ -112,11 +112,11 @@ class SecuredKafka(Kafka):
 
     def _properties(self) -> dict[str, str]:
         found = super()._properties()
-        told = listener_settings(self.authority, self.listeners) | _of_java()
+        properties = listener_settings(self.authority, self.listeners) | _of_java()
         for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
-            told[key] = f"{found[key]},{told[key]}"
+            properties[key] = f"{found[key]},{properties[key]}"
         # In a properties file a backslash is an escape.
-        return found | {key: value.replace("\\", "\\\\") for key, value in told.items()}
+        return found | {key: value.replace("\\", "\\\\") for key, value in properties.items()}
 
 
 class SecuredFencepost:
@@ -131,8 +131,8 @@ class SecuredFencepost:
         weakref.finalize(self, plain.close)
         self.bootstrap = f"127.0.0.1:{plain.getsockname()[1]}"
         every = {"PLAINTEXT": self.bootstrap, **self.listeners}
-        told = {**settings, **listener_settings(self.authority, every)}
-        self._thread = Broker.in_thread(directory / "data", config=told)
+        all_settings = {**settings, **listener_settings(self.authority, every)}
+        self._thread = Broker.in_thread(directory / "data", config=all_settings)
 
     def start(self) -> SecuredFencepost:
         self._thread.start()
@@ -146,6 +146,6 @@ def add_users(broker: Secured) -> None:
     """Add the SCRAM credentials of :data:`USERS` by our own command."""
     for user, password in USERS.items():
         both = ("--mechanism", "SCRAM-SHA-256", "--mechanism", "SCRAM-SHA-512")
-        told = ("users", "add", user, *both, "--password-file", "-", "-b", broker.bootstrap)
-        done = CliRunner().invoke(main, told, input=password)
+        command = ("users", "add", user, *both, "--password-file", "-", "-b", broker.bootstrap)
+        done = CliRunner().invoke(main, command, input=password)
         assert done.exit_code == 0, done.output

@@ -26,10 +26,10 @@ ENDED_S = 120
 
 def starts_at_the_beginning(bootstrap: str, group: str, **settings: str) -> None:
     """Let a group begin with the first record of each partition, and give it settings."""
-    told = {"share.auto.offset.reset": "earliest", **settings}
+    all_settings = {"share.auto.offset.reset": "earliest", **settings}
     entries = [
         ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in told.items()
+        for key, value in all_settings.items()
     ]
     resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})

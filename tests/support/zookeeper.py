@@ -87,10 +87,10 @@ class ZooKeeper:
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=5) as client:
                 client.sendall(b"srvr")
-                told = client.makefile("r").read()
+                reply = client.makefile("r").read()
         except OSError:
             return None
-        found = re.search(r"^Mode: (\w+)$", told, flags=re.MULTILINE)
+        found = re.search(r"^Mode: (\w+)$", reply, flags=re.MULTILINE)
         return None if found is None else found[1]
 
     def stop(self) -> None:

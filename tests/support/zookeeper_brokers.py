@@ -51,11 +51,11 @@ class Brokers:
         common = {**settings, "zookeeper.connect": self.connect}
         self.nodes: dict[int, Node] = {}
         for node_id, maker in layout.items():
-            at, own = home / str(node_id), {**common, **of_each(node_id)}
+            at, node_settings = home / str(node_id), {**common, **of_each(node_id)}
             self.nodes[node_id] = (
-                Member(at, None, node_id=node_id, settings=own)
+                Member(at, None, node_id=node_id, settings=node_settings)
                 if maker == PYTHON
-                else Kafka39(at, self.connect, node_id=node_id, settings=own)
+                else Kafka39(at, self.connect, node_id=node_id, settings=node_settings)
             )
         self.znodes = zookeeper.client()
         self.znodes.chroot = chroot
@@ -112,8 +112,8 @@ class Brokers:
         lines = []
         for node_id, one in self.nodes.items():
             child = one.child
-            said = "is not started" if child is None else f"status {child.returncode}, said last:"
-            lines += [f"broker {node_id} ({type(one).__name__}): {said}"]
+            status = "is not started" if child is None else f"status {child.returncode}, said last:"
+            lines += [f"broker {node_id} ({type(one).__name__}): {status}"]
             lines += [] if child is None else _cut(child.tail(SAID_LINES))
         if not self.znodes.connected:
             return "\n".join([*lines, "there is no session with ZooKeeper"])
@@ -192,8 +192,8 @@ class Brokers:
     def leaders_and_epochs(self, node_id: int, topic: str) -> list[tuple[int, int]]:
         """Return leader and leader epoch of each partition without an error in the Metadata."""
         with self.client(node_id) as client:
-            asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
-            answer = client.call("metadata", 9, **asked)["topics"][0]
+            body = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+            answer = client.call("metadata", 9, **body)["topics"][0]
         return [
             (part["leader_id"], part["leader_epoch"])
             for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])

@@ -99,13 +99,13 @@ class LazyGroup(ConnectionGroup):
         """Complete the names of commands without importing any of them."""
         from click.shell_completion import CompletionItem
 
-        found = [
+        completions = [
             CompletionItem(name, help=text)
             for name, text in sorted(COMMANDS.items())
             if name.startswith(incomplete)
         ]
         # Not the group's own completion, which would import all commands.
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*completions, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing any of them."""

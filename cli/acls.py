@@ -178,11 +178,11 @@ def add(session: ClusterSession, what: AclResources, form: str, **options: Any) 
     filters = list(_filters(what, **options))
     if not filters:
         raise click.UsageError("name a resource with --topic, --group, --cluster and so on")
-    wanted = list(dict.fromkeys(_rule(one) for one in filters))
-    resources = {(one.resource_type, one.pattern_type, one.resource_name) for one in wanted}
+    rules = list(dict.fromkeys(_rule(one) for one in filters))
+    resources = {(one.resource_type, one.pattern_type, one.resource_name) for one in rules}
     known = set(find(session, [AclFilter(*one) for one in resources]))
-    create(session, [rule for rule in wanted if rule not in known])
-    rows = [{**_row(rule), "result": "was there" if rule in known else "added"} for rule in wanted]
+    create(session, [rule for rule in rules if rule not in known])
+    rows = [{**_row(rule), "result": "was there" if rule in known else "added"} for rule in rules]
     emit(rows, (*COLUMNS, "result"), form)
 
 
@@ -379,25 +379,25 @@ def _resources(what: AclResources, words: Sequence[str] = tuple(RESOURCES)) -> l
     ]
 
 
-def _rule(wanted: AclFilter) -> Acl:
+def _rule(acl_filter: AclFilter) -> Acl:
     """Return the rule with the values of ``wanted``, all of which are set. Raises UsageError."""
     from fencepost.cluster.acl import OPERATIONS, Acl, Operation
 
-    possible = (*OPERATIONS[wanted.resource_type], Operation.ALL)
-    if wanted.operation not in possible:
+    possible = (*OPERATIONS[acl_filter.resource_type], Operation.ALL)
+    if acl_filter.operation not in possible:
         names = ", ".join(one.name for one in possible)
         raise click.UsageError(
-            f"{wanted.operation.name} is not an operation on a {wanted.resource_type.name};"
+            f"{acl_filter.operation.name} is not an operation on a {acl_filter.resource_type.name};"
             f" the operations are {names}"
         )
     return Acl(
-        wanted.resource_type,
-        wanted.pattern_type,
-        str(wanted.resource_name),
-        str(wanted.principal),
-        str(wanted.host),
-        wanted.operation,
-        wanted.permission,
+        acl_filter.resource_type,
+        acl_filter.pattern_type,
+        str(acl_filter.resource_name),
+        str(acl_filter.principal),
+        str(acl_filter.host),
+        acl_filter.operation,
+        acl_filter.permission,
     )
 
 
@@ -414,12 +414,12 @@ def _operation(text: str) -> Operation:
     from fencepost.cluster.acl import Operation
 
     known = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}
-    found = known.get(text.replace("_", "").replace("-", "").upper())
-    if found is None:
+    operation = known.get(text.replace("_", "").replace("-", "").upper())
+    if operation is None:
         names = ", ".join(one.name for one in known.values())
         close = nearest(text, [one.name for one in known.values()])
         raise click.UsageError(f"unknown operation {text}; the operations are {names}{close}")
-    return found
+    return operation
 
 
 def _row(rule: Acl) -> dict[str, object]:

@@ -280,21 +280,21 @@ def _restart_problems(
         have = ", ".join(str(one.broker) for one in known)
         raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
     down = frozenset(one.broker for one in known if one.fenced)
-    found: list[dict[str, object]] = []
+    problems: list[dict[str, object]] = []
     if broker in down:
-        found.append({"problem": f"broker {broker} is down or fenced"})
+        problems.append({"problem": f"broker {broker} is down or fenced"})
     if quorum is None and not replicas.is_elected_of_brokers(session):
-        found.append({"problem": "this user may not describe the controllers"})
+        problems.append({"problem": "this user may not describe the controllers"})
     elif quorum is not None and (why := replicas.quorum_without(quorum, broker)) is not None:
-        found.append({"problem": why})
+        problems.append({"problem": why})
     min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
     for one in partitions:
         if one.topic == HISTORY_TOPIC:
             continue
         wrong = replicas.restart_problem(one, broker, min_isr.get(one.topic, 1), down)
         if wrong is not None:
-            found.append({**one._asdict(), "min_isr": min_isr.get(one.topic), "problem": wrong})
-    return found
+            problems.append({**one._asdict(), "min_isr": min_isr.get(one.topic), "problem": wrong})
+    return problems
 
 
 @command.command("history")
@@ -365,8 +365,8 @@ def _min_isr(session: ClusterSession, topics: list[str]) -> dict[str, int]:
 
     # The broker reports no settings of the history's topic.
     resources = [("topic", name) for name in topics if name != HISTORY_TOPIC]
-    found = described(session, resources, [MIN_ISR]) if resources else []
-    return {one.resource: int(one.value) for one in found if one.value is not None}
+    entries = described(session, resources, [MIN_ISR]) if resources else []
+    return {one.resource: int(one.value) for one in entries if one.value is not None}
 
 
 def _reassigning(session: ClusterSession) -> dict[Partition, Move] | None:

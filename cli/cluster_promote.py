@@ -131,11 +131,11 @@ def promote(
     try:
         settings = load((*settings_in_environment(os.environ), *pairs), config_file)
         more = dict(key_values(controller_pairs, "--controller-config"))
-        wanted = PromotionRequest(
+        request = PromotionRequest(
             data_dir, output, named, settings, listen, more, static=static_voters
         )
         with held(fs, data_dir):
-            plan = make_plan(fs, wanted)
+            plan = make_plan(fs, request)
             carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, ConfigError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -145,14 +145,14 @@ def promote(
 def _print_plan(plan: PromotionPlan) -> None:
     from fencepost.tools.promotion import BROKER_FILE, CONTROLLER_FILE
 
-    image, wanted = plan.metadata.image, plan.wanted
-    files = [plan.directory_of(one.node_id) / CONTROLLER_FILE for one in wanted.controllers]
+    image, request = plan.metadata.image, plan.wanted
+    files = [plan.directory_of(one.node_id) / CONTROLLER_FILE for one in request.controllers]
     print_lines(
         f"cluster {plan.meta.cluster_id}: {len(image.topics)} topics,"
         f" {image.partition_count} partitions, {len(image.scram)} users, {len(image.acls)} rules,"
         f" producer ids from {image.next_producer_id} on"
     )
-    for path in (*files, wanted.output / BROKER_FILE):
+    for path in (*files, request.output / BROKER_FILE):
         print_lines(f"written: {path}")
     for text in plan.warnings:
         print_lines(f"note: {text}", err=True)
@@ -160,9 +160,9 @@ def _print_plan(plan: PromotionPlan) -> None:
     fields = {
         "controllers": "the controllers" if many else "the controller",
         "moved": " (if you move it to another machine, copy its directory and set log.dirs)",
-        "first": files[0] if not many else f"{wanted.output}/controller-ID/{CONTROLLER_FILE}",
-        "broker": wanted.output / BROKER_FILE,
-        "output": wanted.output,
+        "first": files[0] if not many else f"{request.output}/controller-ID/{CONTROLLER_FILE}",
+        "broker": request.output / BROKER_FILE,
+        "output": request.output,
     }
     print_lines(*(line.format(**fields) for line in _NEXT.splitlines()))
 

@@ -60,8 +60,8 @@ def list_settings(
     """List all settings."""
     from fencepost.client.queries.settings import described
 
-    found = described(session, [_resource(session, kind, name)])
-    _show([one for one in found if not changed or one.source != "default"], form)
+    entries = described(session, [_resource(session, kind, name)])
+    _show([one for one in entries if not changed or one.source != "default"], form)
 
 
 @command.command("get")
@@ -87,8 +87,8 @@ def put(session: ClusterSession, kind: str, name: str, pairs: tuple[str, ...], *
 
     Times may be durations: `fencepost configs set topic orders retention.ms=7d`.
     """
-    wanted = dict(key_values(pairs, "KEY=VALUE"))
-    change(session, _resource(session, kind, name), wanted, (), **how)
+    settings = dict(key_values(pairs, "KEY=VALUE"))
+    change(session, _resource(session, kind, name), settings, (), **how)
 
 
 @command.command("unset")
@@ -126,7 +126,7 @@ def _resource(session: ClusterSession, kind: str, name: str) -> Resource:
 def change(
     session: ClusterSession,
     resource: Resource,
-    wanted: Mapping[str, str],
+    settings: Mapping[str, str],
     keys: Sequence[str],
     *,
     form: str,
@@ -139,13 +139,13 @@ def change(
     """
     from fencepost.client.queries.settings import alter, described
 
-    named = [*wanted, *keys]
+    named = [*settings, *keys]
     if len(set(named)) < len(named):
         raise click.UsageError("one setting is named twice")
     _refuse_unknown(session, resource, named)
     before = {one.key: one for one in described(session, [resource])}
-    alter(session, resource, wanted, keys, execute=execute)
-    after = _in_effect(session, resource, wanted) if execute else {}
+    alter(session, resource, settings, keys, execute=execute)
+    after = _in_effect(session, resource, settings) if execute else {}
     rows = [
         {
             "key": key,
@@ -153,8 +153,8 @@ def change(
             "source": before[key].source if key in before else None,
             "new": _value(after.get(key))
             if execute
-            else _wanted(wanted[key], before.get(key))
-            if key in wanted
+            else _wanted(settings[key], before.get(key))
+            if key in settings
             else None,
             "new_source": after[key].source if key in after else None,
         }
@@ -166,7 +166,7 @@ def change(
 
 
 def _in_effect(
-    session: ClusterSession, resource: Resource, wanted: Mapping[str, str]
+    session: ClusterSession, resource: Resource, settings: Mapping[str, str]
 ) -> dict[str, ConfigEntry]:
     """Return the settings as soon as ``wanted`` is in effect, or after :data:`SEEN_WITHIN_S`.
 
@@ -177,13 +177,13 @@ def _in_effect(
 
     deadline = time.monotonic() + SEEN_WITHIN_S
     while True:
-        found = {one.key: one for one in described(session, [resource])}
+        entries = {one.key: one for one in described(session, [resource])}
         is_seen = all(
-            key in found and (found[key].is_secret or found[key].value == value.strip())
-            for key, value in wanted.items()
+            key in entries and (entries[key].is_secret or entries[key].value == value.strip())
+            for key, value in settings.items()
         )
         if is_seen or time.monotonic() > deadline:
-            return found
+            return entries
         time.sleep(0.05)
 
 

@@ -140,15 +140,15 @@ def _parse_range(begin: str, tail: int | None, until: str) -> tuple[OffsetPositi
 
     if tail is not None and begin != "earliest":
         raise click.UsageError("give either --from or --tail")
-    found = []
+    positions = []
     for option, text in (("--from", begin), ("--until", until)):
         try:
-            found.append(parse_position(text))
+            positions.append(parse_position(text))
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint=option) from error
-    if found[1].last is not None:
+    if positions[1].last is not None:
         raise click.BadParameter("it must be an offset, a time or the end", param_hint="--until")
-    return found[0] if tail is None else OffsetPosition(last=tail), found[1]
+    return positions[0] if tail is None else OffsetPosition(last=tail), positions[1]
 
 
 @dataclass(slots=True)
@@ -200,9 +200,9 @@ class Consumption:
     has_hinted: bool = False
     """Whether an open transaction has been reported."""
 
-    def read(self, wanted: Collection[int]) -> None:
+    def read(self, indexes: Collection[int]) -> None:
         """Read partitions without a group."""
-        reader = self._reader(wanted)
+        reader = self._reader(indexes)
         for index, records in reader.rounds():
             self.out.show(index, records, reader.positions[index])
             if self.out.is_full:
@@ -263,13 +263,13 @@ class Consumption:
 
     def _reader(
         self,
-        wanted: Collection[int],
+        indexes: Collection[int],
         committed: Mapping[Partition, OffsetAndMetadata] | None = None,
     ) -> Reader:
         from fencepost.client.queries.reader import Reader
 
         reader = Reader(self.session, self.topic, committed=self.isolation == "read_committed")
-        reader.seek(wanted, self.begin, self.until, follow=self.follow)
+        reader.seek(indexes, self.begin, self.until, follow=self.follow)
         for place in reader.places:
             if committed and place in committed:
                 reader.move(place[1], committed[place].offset)
@@ -302,11 +302,11 @@ class Consumption:
     def _hint(self, places: list[Partition]) -> None:
         from fencepost.client.queries.held_back import held_back
 
-        found = held_back(self.session, places)
-        self.has_hinted = self.has_hinted or bool(found)
-        for row in found:
+        held = held_back(self.session, places)
+        self.has_hinted = self.has_hinted or bool(held)
+        for row in held:
             print_lines(_hint_text(row), err=True)
-        if found:
+        if held:
             advice = "--isolation read_uncommitted shows them"
             print_lines(f"{advice}; `fencepost txns blame {self.topic}` shows more", err=True)
 

@@ -42,10 +42,10 @@ def _decode_group(record: LogRecord) -> Mapping[str, object] | None:
     from fencepost.groups.records import decode
     from fencepost.logcore.machine import Record
 
-    found = decode(Record(record.key or b"", record.value))
-    if found is None:
+    decoded = decode(Record(record.key or b"", record.value))
+    if decoded is None:
         return None
-    key, value = found
+    key, value = decoded
     row = _key_of_group(key)
     row["tombstone" if value is None else "value"] = True if value is None else _fields(value)
     return row
@@ -76,13 +76,13 @@ def _decode_share_state(record: LogRecord) -> Mapping[str, object] | None:
     from fencepost.groups.share.state_records import Update, decode
     from fencepost.logcore.machine import Record
 
-    found = decode(Record(record.key or b"", record.value))
-    if found is None:
+    decoded = decode(Record(record.key or b"", record.value))
+    if decoded is None:
         return None
-    kind = "ShareUpdate" if isinstance(found.value, Update) else "ShareSnapshot"
-    row: dict[str, object] = {"type": kind, **_fields(found.key)}
-    row["tombstone" if found.value is None else "value"] = (
-        True if found.value is None else _fields(found.value)
+    kind = "ShareUpdate" if isinstance(decoded.value, Update) else "ShareSnapshot"
+    row: dict[str, object] = {"type": kind, **_fields(decoded.key)}
+    row["tombstone" if decoded.value is None else "value"] = (
+        True if decoded.value is None else _fields(decoded.value)
     )
     return row
 
@@ -91,14 +91,14 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
     from fencepost.logcore.machine import Record
     from fencepost.txn.records import decode
 
-    found = decode(Record(record.key or b"", record.value))
-    if found is None:
+    decoded = decode(Record(record.key or b"", record.value))
+    if decoded is None:
         return None
-    row: dict[str, object] = {"transactional_id": found.transactional_id}
-    if found.txn is None:
+    row: dict[str, object] = {"transactional_id": decoded.transactional_id}
+    if decoded.txn is None:
         row["tombstone"] = True
     else:
-        row["value"] = _fields(found.txn) | {"state": found.txn.state.name}
+        row["value"] = _fields(decoded.txn) | {"state": decoded.txn.state.name}
     return row
 
 

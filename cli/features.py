@@ -57,23 +57,23 @@ def setlevels(
     """
     from fencepost.client.queries import features
 
-    wanted = dict(_level(text) for text in levels)
-    if len(wanted) < len(levels):
+    new_levels = dict(_level(text) for text in levels)
+    if len(new_levels) < len(levels):
         raise click.BadParameter("one feature is named twice", param_hint="FEATURE=LEVEL")
     if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
         raise click.ClickException("this broker does not support safe and unsafe downgrades")
     now = features.finalized_levels(session)
-    for name in wanted:
+    for name in new_levels:
         if name not in now:
             raise click.ClickException(f"there is no feature {name!r}{nearest(name, now)}")
     lower = features.UPGRADE
     if unsafe or downgrade:
         lower = features.UNSAFE_DOWNGRADE if unsafe else features.SAFE_DOWNGRADE
-    features.update_features(session, wanted, now, lower, validate_only=not execute)
+    features.update_features(session, new_levels, now, lower, validate_only=not execute)
     rows = [
-        row if execute else {**row, "finalized": wanted[str(row["feature"])]}
+        row if execute else {**row, "finalized": new_levels[str(row["feature"])]}
         for row in features.feature_levels(session)
-        if row["feature"] in wanted
+        if row["feature"] in new_levels
     ]
     if not execute and form == "table":
         print_lines("would be:")

@@ -88,17 +88,17 @@ class _FieldReader:
         return int.from_bytes(self.read_bytes(size), "big", signed=signed)
 
     def read_known(self, size: int, allowed: range, what: str) -> int:
-        found = self.number(size, signed=False)
-        if found not in allowed:
-            raise CheckpointError(f"{what} {found} at {self.at - size} is unknown")
-        return found
+        value = self.number(size, signed=False)
+        if value not in allowed:
+            raise CheckpointError(f"{what} {value} at {self.at - size} is unknown")
+        return value
 
     def count(self, least_bytes: int, what: str) -> int:
         """Return the number of elements, each of at least ``least_bytes``."""
-        found = self.number(4)
-        if not 0 <= found * least_bytes <= self.end - self.at:
-            raise CheckpointError(f"{found} {what} at {self.at - 4} do not fit into the file")
-        return found
+        count = self.number(4)
+        if not 0 <= count * least_bytes <= self.end - self.at:
+            raise CheckpointError(f"{count} {what} at {self.at - 4} do not fit into the file")
+        return count
 
     def text(self) -> str:
         """Return a string of ``DataOutput.writeUTF``, whose encoding is Java's modified UTF-8."""
@@ -143,13 +143,13 @@ def read_flink_checkpoint(path: Path) -> list[Committable]:
 
 
 def _committables(data: bytes, folder: Path) -> list[Committable]:
-    found: list[Committable] = []
+    committables: list[Committable] = []
     for state, offsets in _states(data, folder):
         for value in _values(state, offsets):
-            found += _collector(value)
-            if len(found) > MAX_COMMITTABLES:
+            committables += _collector(value)
+            if len(committables) > MAX_COMMITTABLES:
                 raise CheckpointError(f"more than {MAX_COMMITTABLES} transactions")
-    return found
+    return committables
 
 
 def _read_file(file: Path) -> bytes:
@@ -238,12 +238,12 @@ def _collector(fields: _FieldReader) -> list[Committable]:
 def _list(fields: _FieldReader, versions: range, read: Callable[[_FieldReader, int], T]) -> list[T]:
     """Read a list that ``writeVersionAndSerializeList`` has written."""
     version = fields.read_known(4, versions, "serializer version")
-    found = []
+    items = []
     for _ in range(fields.count(4, "elements")):
         part = fields.read_sized()
-        found.append(read(part, version))
+        items.append(read(part, version))
         part.expect_end("an element")
-    return found
+    return items
 
 
 def _checkpoint(fields: _FieldReader, version: int) -> list[Committable]:
@@ -259,9 +259,9 @@ def _checkpoint(fields: _FieldReader, version: int) -> list[Committable]:
 def _subtask(fields: _FieldReader, version: int, checkpoint_id: int) -> list[Committable]:
     if version:
         fields.read_bytes(4)  # the subtask's id
-    found = _list(fields, range(1), lambda part, _: _request(part, checkpoint_id))
+    committables = _list(fields, range(1), lambda part, _: _request(part, checkpoint_id))
     fields.read_bytes(8 if version >= _SUBTASK_VERSIONS[-1] else 12)  # counters
-    return found
+    return committables
 
 
 def _request(fields: _FieldReader, checkpoint_id: int) -> Committable:
@@ -270,10 +270,10 @@ def _request(fields: _FieldReader, checkpoint_id: int) -> Committable:
         raise CheckpointError(f"a committable of version {version}: not one of the Kafka sink")
     part = fields.read_sized()
     epoch, producer_id = part.number(2), part.number(8)
-    found = Committable(part.text(), producer_id, epoch, checkpoint_id)
+    committable = Committable(part.text(), producer_id, epoch, checkpoint_id)
     part.expect_end("a committable of the Kafka sink")
-    if not found.transactional_id or producer_id < 0 or not 0 <= epoch <= FENCE_EPOCH:
-        raise CheckpointError(f"a committable of {found} has no valid identity")
+    if not committable.transactional_id or producer_id < 0 or not 0 <= epoch <= FENCE_EPOCH:
+        raise CheckpointError(f"a committable of {committable} has no valid identity")
     fields.read_bytes(4)  # retries
     fields.read_known(4, _REQUEST_STATES, "state of a committable")
-    return found
+    return committable

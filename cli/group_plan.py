@@ -111,8 +111,8 @@ def plan(
 
 
 def _rebalances(session: ClusterSession, group: GroupView) -> click.ClickException:
-    found = awaited(session, group.group)
-    waits = "" if found is None else f"; it waits for {found}"
+    rebalance = awaited(session, group.group)
+    waits = "" if rebalance is None else f"; it waits for {rebalance}"
     return click.ClickException(
         f"group {group.group!r} rebalances ({group.state}){waits}: brokers return the"
         " subscriptions of its members only while it is Stable"
@@ -183,7 +183,7 @@ def _classic(
     return {name: frozenset(partitions) for name, partitions in owned.items()}
 
 
-def _racks(session: ClusterSession, wanted: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
+def _racks(session: ClusterSession, topics: set[str]) -> dict[str, tuple[frozenset[str], ...]]:
     cluster = session.client.metadata(refresh=True)
     racks = {node: broker.rack for node, broker in cluster.brokers.items()}
     return {
@@ -192,7 +192,7 @@ def _racks(session: ClusterSession, wanted: set[str]) -> dict[str, tuple[frozens
             for _, row in sorted(topic.partitions.items())
         )
         for name, topic in cluster.topics.items()
-        if name in wanted
+        if name in topics
     }
 
 
@@ -223,9 +223,9 @@ def _consumer(
         for member in stay
     }
     members |= {f"added-{number}": MemberSpec(None, most_common) for number in range(1, add + 1)}
-    wanted = frozenset[bytes]().union(*(spec.topic_ids for spec in members.values()))
+    subscribed = frozenset[bytes]().union(*(spec.topic_ids for spec in members.values()))
     names = {topic_id: name for name, topic_id in ids.items()}
-    counts = {topic_id: len(topics[names[topic_id]].partitions) for topic_id in wanted}
+    counts = {topic_id: len(topics[names[topic_id]].partitions) for topic_id in subscribed}
     try:
         given = run(assignor, GroupSpec(members, counts))
     except AssignorFault as fault:

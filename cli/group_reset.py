@@ -85,21 +85,21 @@ def select_partitions(
         if not places:
             raise click.ClickException("the group does not exist, or has no committed offsets")
         return places
-    found: set[Partition] = set()
+    partitions: set[Partition] = set()
     for text in texts:
         name, colon, indexes = text.partition(":")
         known = session.topics([name])[0].partitions
         try:
-            wanted = [int(one) for one in indexes.split(",")] if colon else list(known)
+            numbers = [int(one) for one in indexes.split(",")] if colon else list(known)
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is not TOPIC[:0,1,…]", param_hint="--topic") from (
                 error
             )
-        for index in wanted:
+        for index in numbers:
             if index not in known:
                 raise click.ClickException(f"{name} has no partition {index}")
-        found.update((name, index) for index in wanted)
-    return sorted(found)
+        partitions.update((name, index) for index in numbers)
+    return sorted(partitions)
 
 
 def targets(
@@ -128,17 +128,17 @@ def targets(
             raise click.ClickException(f"{topic}:{index} has no committed offset to shift")
         wanted = {tp: committed[tp].offset + where.shift_by for tp in partitions}
     else:
-        found = session.offsets(partitions, moment_ms(where, now))
-        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+        offsets = session.offsets(partitions, moment_ms(where, now))
+        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in offsets.items()}
     note_clamped_offsets(wanted, first, end)
     return {tp: OffsetAndMetadata(min(max(at, first[tp]), end[tp])) for tp, at in wanted.items()}
 
 
 def note_clamped_offsets(
-    wanted: Mapping[Partition, int], first: Mapping[Partition, int], end: Mapping[Partition, int]
+    offsets: Mapping[Partition, int], first: Mapping[Partition, int], end: Mapping[Partition, int]
 ) -> None:
     """Print a note for each wanted offset outside the log, with the offset taken instead."""
-    for (topic, index), at in sorted(wanted.items()):
+    for (topic, index), at in sorted(offsets.items()):
         bounds = first[topic, index], end[topic, index]
         taken = min(max(at, bounds[0]), bounds[1])
         if taken != at:
@@ -180,7 +180,7 @@ def read_file(name: str) -> dict[Partition, OffsetAndMetadata]:
         rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise click.ClickException(f"{name}: {error}") from error
-    found: dict[Partition, OffsetAndMetadata] = {}
+    offsets: dict[Partition, OffsetAndMetadata] = {}
     for number, row in rows:
         try:
             topic, index, offset, *rest = row
@@ -191,12 +191,12 @@ def read_file(name: str) -> dict[Partition, OffsetAndMetadata]:
             form = "topic,partition,offset or topic,partition,offset,leader epoch,metadata"
             raise click.ClickException(f"{name}:{number}: {form}") from error
         is_negative = place[1] < 0 or position.offset < -1 or position.leader_epoch < NO_EPOCH
-        if is_negative or place in found:
+        if is_negative or place in offsets:
             raise click.ClickException(
                 f"{name}:{number}: the offset is negative, or the partition is repeated"
             )
-        found[place] = position
-    return found
+        offsets[place] = position
+    return offsets
 
 
 def write_undo(

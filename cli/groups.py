@@ -132,11 +132,11 @@ def _describe(
     from fencepost.client.queries import group_view
 
     if every:
-        found = [group_view.describe_group(session, row.group_id) for row in session.groups()]
+        views = [group_view.describe_group(session, row.group_id) for row in session.groups()]
     else:
-        found = [group_view.existing(session, name) for name in dict.fromkeys(names)]
+        views = [group_view.existing(session, name) for name in dict.fromkeys(names)]
     if summary:
-        rows = group_view.summary_rows(session, found)
+        rows = group_view.summary_rows(session, views)
         if form == "table":
             table = [{**row, "lag": _total_text(row)} for row in rows]
             emit(table, SUMMARY_COLUMNS, form)
@@ -144,11 +144,11 @@ def _describe(
             emit(rows, SUMMARY_COLUMNS, form)
         _note_missing_lags(sum(int(str(row["failed"])) for row in rows), form)
     elif members:
-        rows = [row for group in found for row in group_view.member_rows(group)]
-        _show_blocks(found, rows, MEMBER_COLUMNS, form)
+        rows = [row for group in views for row in group_view.member_rows(group)]
+        _show_blocks(views, rows, MEMBER_COLUMNS, form)
     else:
-        rows = _offset_rows(session, found)
-        _show_blocks(found, rows, OFFSET_COLUMNS, form)
+        rows = _offset_rows(session, views)
+        _show_blocks(views, rows, OFFSET_COLUMNS, form)
         _note_lag_kinds(rows, form)
 
 
@@ -403,13 +403,13 @@ def show_blame(session: ClusterSession, group: str, form: str) -> None:
     from fencepost.client.queries.share_blame import blame
     from fencepost.client.queries.share_offsets import SHARE
 
-    found = existing(session, group)
-    if found.kind != SHARE:
+    view = existing(session, group)
+    if view.kind != SHARE:
         raise click.ClickException(
-            f"{group} is a {found.kind} group: `fencepost groups describe {group}` shows its lag,"
+            f"{group} is a {view.kind} group: `fencepost groups describe {group}` shows its lag,"
             " `fencepost txns blame TOPIC` the transactions that hold it back"
         )
-    rows = [_blame_row(row) for row in blame(session, found)]
+    rows = [_blame_row(row) for row in blame(session, view)]
     emit(rows, BLAME_COLUMNS, form, "no partitions")
     reasons = sorted({str(row["in_flight_error"]) for row in rows if row["in_flight_error"]})
     if form == "table":
@@ -450,24 +450,27 @@ def plan(session: ClusterSession, group: str, form: str, **changes: Any) -> None
     from fencepost.client.queries.group_view import existing, texts
 
     described = existing(session, group)
-    found = compute(session, described, **changes)
+    assignment_plan = compute(session, described, **changes)
     none: frozenset[tuple[str, int]] = frozenset()
     rows: list[dict[str, object]] = []
-    for name in [*found.now, *(name for name in found.then if name not in found.now)]:
-        now, then = found.now.get(name, none), found.then.get(name, none)
+    for name in [
+        *assignment_plan.now,
+        *(name for name in assignment_plan.then if name not in assignment_plan.now),
+    ]:
+        now, then = assignment_plan.now.get(name, none), assignment_plan.then.get(name, none)
         rows.append(
             {
                 "member": name,
                 "now": len(now),
-                "then": len(then) if name in found.then else None,
+                "then": len(then) if name in assignment_plan.then else None,
                 "gets": texts(then - now),
                 "gives": texts(now - then),
                 "owns": texts(then),
             }
         )
     if form == "table":
-        of = counted(found.partitions, "partition")
-        print_lines(f"{found.assignor}: {found.moved} of {of} move")
+        of = counted(assignment_plan.partitions, "partition")
+        print_lines(f"{assignment_plan.assignor}: {assignment_plan.moved} of {of} move")
         warning = rebalance_warning(described)
         if warning is not None:
             print_lines(f"note: {warning}", err=True)
@@ -503,10 +506,10 @@ def _require_idle(session: ClusterSession, group: str) -> GroupView:
     from fencepost.cli import group_reset
     from fencepost.client.queries.group_view import describe_group
 
-    found = describe_group(session, group)
-    if found.is_active:
-        raise click.ClickException(group_reset.active_group_refusal(found))
-    return found
+    view = describe_group(session, group)
+    if view.is_active:
+        raise click.ClickException(group_reset.active_group_refusal(view))
+    return view
 
 
 def _offsets_of(session: ClusterSession, group: GroupView) -> dict[Partition, OffsetAndMetadata]:

@@ -262,14 +262,14 @@ class Export:
         reader = Reader(self._session, topic, committed=False)
         reader.seek(share, self._begin, follow=self._follow)
         known = self._session.committed(self.group)
-        found = {
+        committed = {
             index: known[topic, index].offset
             for index in share
             if (topic, index) in known and known[topic, index].offset >= 0
         }
-        for index, offset in found.items():
+        for index, offset in committed.items():
             reader.move(index, max(0, offset - LOOK_BACK))
-        return reader, found
+        return reader, committed
 
     def attempt(self, send: Callable[[], None], is_settled: Callable[[], bool]) -> bool:
         """Call ``send`` until it succeeds; return False if the member must rejoin its group.

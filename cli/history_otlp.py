@@ -240,7 +240,7 @@ class OtlpSink:
 
     def _attributes(self, one: Exported) -> dict[str, Any]:
         entry = one.entry
-        found = {
+        attributes = {
             "fencepost.id": one.id(self._cluster_id),
             "fencepost.scope": entry.scope,
             "fencepost.subject": entry.subject,
@@ -254,8 +254,8 @@ class OtlpSink:
         }
         for name, value in entry.detail.items():
             is_plain = value is None or isinstance(value, (str, int, float, bool))
-            found[f"fencepost.detail.{name}"] = value if is_plain else json.dumps(value)
-        return {name: value for name, value in found.items() if value is not None}
+            attributes[f"fencepost.detail.{name}"] = value if is_plain else json.dumps(value)
+        return {name: value for name, value in attributes.items() if value is not None}
 
 
 class _LastMessage(logging.Handler):

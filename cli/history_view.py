@@ -108,10 +108,10 @@ def show(
         where = OffsetPosition(time=begin_ms)
     # Unless there is exactly one subject, each line must name its subject.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
-    wanted = [(scope, subject) for subject in subjects] or None
+    selected = [(scope, subject) for subject in subjects] or None
     entries = (
         entry
-        for entry in entries_of(session, where, subjects=wanted, follow=follow)
+        for entry in entries_of(session, where, subjects=selected, follow=follow)
         if entry.scope == scope
     )
     if begin_ms is not None:
@@ -121,10 +121,10 @@ def show(
         entries = (entry for entry in entries if entry.at_ms < end_ms)
     width = None if wide or form == "json" else terminal_width()
     if not follow:
-        found = with_poll_pauses(list(entries))
-        if not found:
+        shown = with_poll_pauses(list(entries))
+        if not shown:
             _require_known(session, scope, *subjects)
-        rows = [row_of(entry) for entry in found if keep is None or keep(entry)]
+        rows = [row_of(entry) for entry in shown if keep is None or keep(entry)]
         if width is None or not rows:
             emit(rows, columns, form, "no entries")
         else:

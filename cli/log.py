@@ -232,12 +232,12 @@ def check_directories(
     for directory in _partitions_of(directories):
         if _PARTITION.fullmatch(directory.name):
             decoder = decoder_of_directory(directory.name)
-            found = list(verify_partition(fs, str(directory), decoder=decoder))
+            rows = list(verify_partition(fs, str(directory), decoder=decoder))
         else:
-            found = list(verify_data_directory(fs, str(directory)))
+            rows = list(verify_data_directory(fs, str(directory)))
             lines += _recovery_log_lines(fs, directory, pairs)
-        problems += found
-        summary.append({"directory": str(directory), "problems": len(found)})
+        problems += rows
+        summary.append({"directory": str(directory), "problems": len(rows)})
     return problems, lines, summary
 
 

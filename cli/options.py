@@ -35,15 +35,15 @@ def duration(
             return None
         spent = duration_ms(str(text))
         try:
-            found = float(text) if spent is None else spent / UNITS_MS[unit]
+            number = float(text) if spent is None else spent / UNITS_MS[unit]
         except ValueError:
             raise click.BadParameter(
                 f"{text!r} is not a duration such as 500ms, 90s, 1h30m"
             ) from None
-        if not low <= found <= high:
+        if not low <= number <= high:
             most = "" if high == math.inf else f" and at most {high:g}"
             raise click.BadParameter(f"{text} is not at least {low:g}{most} {unit}")
-        return found
+        return number
 
     return read
 
@@ -135,8 +135,8 @@ def _remember_option(read: Callable[..., Any] | None) -> Callable[..., None]:
 
     def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
-            found = value if read is None else read(ctx, param, value)
-            ctx.meta.setdefault(_BEFORE, {})[param.name] = found
+            checked = value if read is None else read(ctx, param, value)
+            ctx.meta.setdefault(_BEFORE, {})[param.name] = checked
 
     return remember
 

@@ -69,9 +69,11 @@ class CommandGroup(ConnectionGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(500)) for name, one in found if one])
+            formatter.write_dl(
+                [(name, one.get_short_help_str(500)) for name, one in commands if one]
+            )
 
 
 class Unreachable(HintedError):  # noqa: N818 - reads better at `except`
@@ -206,23 +208,23 @@ def _read_option_files(
         read_settings,
     )
 
-    found, files = [], []
+    options, files = [], []
     try:
         if command_config is not None:
             files.append(Path(command_config))
-            found.append(read_settings(files[-1]))
+            options.append(read_settings(files[-1]))
         if profile is not None:
             files.append(profiles_file())
-            found.append(read_profile(profile))
-            _note_overridden_profile(found[-1].bootstrap, servers)
+            options.append(read_profile(profile))
+            _note_overridden_profile(options[-1].bootstrap, servers)
     except ProfileError as error:
         raise click.UsageError(str(error)) from error
-    for file, settings in zip(files, found, strict=True):
+    for file, settings in zip(files, options, strict=True):
         if settings.is_open:
             print_lines(
                 f"warning: others can read {file}, which holds a secret: chmod 600", err=True
             )
-    return found
+    return options
 
 
 def _note_overridden_profile(profile: str | None, servers: str | None) -> None:
@@ -262,16 +264,16 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
     A duration is converted to the unit that the key names: ``retention.ms=7d``.
     """
-    found = []
+    parsed = []
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
         try:
-            found.append((key, setting_value(key, value)))
+            parsed.append((key, setting_value(key, value)))
         except ValueError as error:
             raise click.BadParameter(f"{key}: {error}", param_hint=option) from error
-    return found
+    return parsed
 
 
 def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:

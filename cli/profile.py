@@ -97,10 +97,12 @@ def create(
         raise click.ClickException(f"the profile {name} exists; --replace replaces it")
     settings: dict[str, object] = {}
     if source is not None:
-        found = file_settings(source)
-        if "bootstrap.servers" in found:
-            settings["bootstrap"] = found["bootstrap.servers"]
-        settings |= {key: one for key, one in found.items() if key.startswith(PREFIXES)}
+        from_settings_file = file_settings(source)
+        if "bootstrap.servers" in from_settings_file:
+            settings["bootstrap"] = from_settings_file["bootstrap.servers"]
+        settings |= {
+            key: one for key, one in from_settings_file.items() if key.startswith(PREFIXES)
+        }
     if servers is not None:
         settings["bootstrap"] = servers
     if timeout is not None:

@@ -189,8 +189,8 @@ def _without(text: str, name: str) -> str:
 def _write(path: Path, text: str, name: str, expected: dict[str, object] | None) -> None:
     """Replace the file, readable by its owner only, if the text has the ``expected`` profile."""
     others = {key: one for key, one in all_profiles().items() if key != name}
-    found = {key: _flat(one) for key, one in _tables(path, text.encode()).items()}
-    if found != others | ({} if expected is None else {name: expected}):
+    profiles = {key: _flat(one) for key, one in _tables(path, text.encode()).items()}
+    if profiles != others | ({} if expected is None else {name: expected}):
         raise ProfileError(f"{path} is written in a way that cannot be changed here: edit it")
     import tempfile
 
@@ -273,13 +273,13 @@ def _toml(path: Path, raw: bytes) -> dict[str, object]:
 
 def _flat(table: object, prefix: str = "") -> dict[str, object]:
     """Join dotted keys: to TOML ``security.protocol`` is a table in a table."""
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for key, value in table.items() if isinstance(table, dict) else ():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _security(settings: Mapping[str, object], where: str) -> Security | None:

@@ -82,13 +82,13 @@ def list_quotas(session: ClusterSession, entity: Names, form: str) -> None:
 @table_options
 def put(session: ClusterSession, entity: Names, pairs: tuple[str, ...], **how: Any) -> None:
     """Show what would change; with --execute, set each QUOTA."""
-    wanted: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for key, text in key_values(pairs, "QUOTA=VALUE"):
         try:
-            wanted[key] = float(text)
+            values[key] = float(text)
         except ValueError:
             raise click.ClickException(f"the value of {key} is not a number: {text!r}") from None
-    _change(session, entity, wanted, pairs, **how)
+    _change(session, entity, values, pairs, **how)
 
 
 @command.command("remove")
@@ -162,20 +162,20 @@ def described(session: ClusterSession, entity: Names) -> list[tuple[Names, dict[
         )
 
     answer = session.client.call("DescribeClientQuotas", entity=request)
-    found = [
+    entries = [
         (
             {part.entity_type: part.entity_name for part in one.entity},
             {value.key: value.value for value in one.values},
         )
         for one in answer.entries or ()
     ]
-    return sorted(found, key=lambda one: _text(one[0]))
+    return sorted(entries, key=lambda one: _text(one[0]))
 
 
 def _change(
     session: ClusterSession,
     entity: Names,
-    wanted: dict[str, float | None],
+    new_values: dict[str, float | None],
     given: Sequence[str],
     *,
     form: str,
@@ -186,12 +186,12 @@ def _change(
 
     if not entity:
         raise click.UsageError("name a user, client id or address: --user, --client-id, --ip")
-    if len(wanted) < len(given):
+    if len(new_values) < len(given):
         raise click.UsageError("one quota is named twice")
-    _refuse_unknown(wanted)
+    _refuse_unknown(new_values)
     known = described(session, {})
     before = next((values for names, values in known if names == entity), {})
-    if not before and all(value is None for value in wanted.values()):
+    if not before and all(value is None for value in new_values.values()):
         close = nearest(_text(entity), (_text(names) for names, _ in known))
         raise click.ClickException(f"there is no quota of {_text(entity)}{close}")
 
@@ -199,7 +199,7 @@ def _change(
         named = [make.EntityData(entity_type=k, entity_name=name) for k, name in entity.items()]
         ops = [
             make.OpData(key=key, value=value or 0.0, remove=value is None)
-            for key, value in wanted.items()
+            for key, value in new_values.items()
         ]
         entry = make.EntryData(entity=named, ops=ops)
         return make.message(entries=[entry], validate_only=not execute)
@@ -209,17 +209,21 @@ def _change(
     )
     for one in answer.entries:
         check(one.error_code, "AlterClientQuotas", _text(entity), one.error_message)
-    rows = _rows(entity, {key: before.get(key) for key in wanted})
-    emit([{**row, "new": _number(wanted[str(row["quota"])])} for row in rows], CHANGE_COLUMNS, form)
+    rows = _rows(entity, {key: before.get(key) for key in new_values})
+    emit(
+        [{**row, "new": _number(new_values[str(row["quota"])])} for row in rows],
+        CHANGE_COLUMNS,
+        form,
+    )
     if not execute:
         show_only()
 
 
-def _refuse_unknown(wanted: Iterable[str]) -> None:
+def _refuse_unknown(names: Iterable[str]) -> None:
     """Refuse the name of an unknown quota. Raises click.UsageError."""
     from fencepost.cluster.quota_entities import CLIENT_KEYS, CONNECTIONS
 
-    for key in wanted:
+    for key in names:
         if key not in (known := (*CLIENT_KEYS, CONNECTIONS)):
             there = f"the quotas are {', '.join(known)}{nearest(key, known)}"
             raise click.UsageError(f"unknown quota {key}; {there}")

@@ -115,8 +115,8 @@ def _require_fencepost(session: ClusterSession) -> None:
     from fencepost.client.queries.recording import SETTING
     from fencepost.client.queries.settings import described
 
-    found = described(session, [("broker", str(session.some_broker))])
-    values = {one.key: one.value for one in found}
+    entries = described(session, [("broker", str(session.some_broker))])
+    values = {one.key: one.value for one in entries}
     if SETTING not in values or values.get("fencepost.history.enable") != "true":
         raise click.ClickException(NO_HISTORY)
 

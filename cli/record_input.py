@@ -106,8 +106,8 @@ class TextLines:
         key: bytes | None = self.key
         value: bytes | None = line
         if self.separator is not None:
-            key, found, value = line.partition(self.separator)
-            if not found:
+            key, separator, value = line.partition(self.separator)
+            if not separator:
                 raise BadLineError(f"has no {self.separator.decode()!r}")
             key = None if key == self.null else key
         if value == (self.null if self.null is not None else b"" if key is not None else None):
@@ -159,12 +159,12 @@ def _bytes_of(row: dict[str, object], name: str) -> bytes | None:
     """Return a key or value: base64 if given, text as UTF-8, anything else as JSON."""
     if f"{name}_base64" in row:
         return _decoded(row[f"{name}_base64"], f"{name}_base64")
-    found = row.get(name)
-    if found is None:
+    value = row.get(name)
+    if value is None:
         return None
-    if not isinstance(found, str):
-        found = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-    return _encoded(found, name)
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encoded(value, name)
 
 
 def _encoded(text: str, name: str) -> bytes:
@@ -189,8 +189,8 @@ def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
     """Yield headers from an object, or from a list of pairs, where names may repeat."""
     coded = "headers_base64" in row
     name = "headers_base64" if coded else "headers"
-    found = row.get(name) or []
-    pairs = list(found.items()) if isinstance(found, dict) else found
+    headers = row.get(name) or []
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if not isinstance(pairs, list):
         raise BadLineError(f"{name} is neither an object nor a list of pairs")
     for pair in pairs:
@@ -207,21 +207,21 @@ def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
 
 
 def _whole(row: dict[str, object], name: str, most: int) -> int | None:
-    found = row.get(name)
-    if found is None:
+    value = row.get(name)
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise BadLineError(f"{name} is not a number from 0 to {most}")
-    return found
+    return value
 
 
 def _time_of(row: dict[str, object]) -> int | None:
     from fencepost.client.queries.times import MAX_MS, TimeError, milliseconds
 
-    found = row.get("timestamp")
-    if not isinstance(found, str):
+    value = row.get("timestamp")
+    if not isinstance(value, str):
         return _whole(row, "timestamp", MAX_MS)
     try:
-        return milliseconds(found)
+        return milliseconds(value)
     except TimeError as error:
         raise BadLineError(f"timestamp: {error}") from error

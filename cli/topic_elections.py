@@ -41,9 +41,9 @@ def plan(session: ClusterSession, topics: Sequence[str], kind: str, *, every: bo
     rows = []
     for state in partition_states(session, names):
         if chosen is None or (state.topic, state.partition) in chosen:
-            found = _preferred(state) if kind == "preferred" else _unclean(state)
-            if found is not None:
-                new, result = found
+            leader = _preferred(state) if kind == "preferred" else _unclean(state)
+            if leader is not None:
+                new, result = leader
                 shown = {"topic": state.topic, "partition": state.partition}
                 shown |= {"leader": state.leader, "new": new, "replicas": list(state.replicas)}
                 rows.append(shown | {"isr": list(state.isr), "result": result})

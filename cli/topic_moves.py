@@ -135,16 +135,16 @@ def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | N
     if to_brokers is None:
         return {node: one.rack for node, one in known.items() if not one.fenced}
     try:
-        wanted = sorted({int(one) for one in to_brokers.split(",")})
+        broker_ids = sorted({int(one) for one in to_brokers.split(",")})
     except ValueError as error:
         raise click.BadParameter(
             f"{to_brokers!r} is not a list like 1,2,3", param_hint="--to-brokers"
         ) from (error)
-    for node in wanted:
+    for node in broker_ids:
         if node not in known:
             have = ", ".join(str(one) for one in sorted(known))
             raise click.ClickException(f"there is no broker {node}; the brokers are {have}")
-    return {node: known[node].rack for node in wanted}
+    return {node: known[node].rack for node in broker_ids}
 
 
 def _write(file: TextIO | None, plan: Mapping[Partition, Replicas]) -> None:
@@ -168,13 +168,13 @@ def _plan_row(tp: Partition, before: Replicas, after: Replicas, isr: Replicas) -
 def _planned_moves(
     before: Mapping[Partition, Replicas], after: Mapping[Partition, Replicas]
 ) -> dict[Partition, Move]:
-    found = {}
+    moves = {}
     for tp, target in after.items():
         adding = tuple(one for one in target if one not in before[tp])
         removing = tuple(one for one in before[tp] if one not in target)
         if adding:
-            found[tp] = Move((*before[tp], *adding), adding, removing)
-    return found
+            moves[tp] = Move((*before[tp], *adding), adding, removing)
+    return moves
 
 
 def _set_results(

@@ -52,8 +52,8 @@ def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> l
         wanted = end
     else:
         target = group_reset.ResetTarget(to_datetime=where.to_datetime)
-        found = session.offsets(places, group_reset.moment_ms(target, dt.datetime.now(dt.UTC)))
-        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in found.items()}
+        offsets = session.offsets(places, group_reset.moment_ms(target, dt.datetime.now(dt.UTC)))
+        wanted = {tp: offset if offset >= 0 else end[tp] for tp, offset in offsets.items()}
     group_reset.note_clamped_offsets(wanted, first, end)
     new = {tp: min(max(wanted[tp], first[tp]), end[tp]) for tp in places}
     return [TrimRow(*tp, first[tp], new[tp], end[tp], new[tp] - first[tp]) for tp in places]

@@ -253,13 +253,13 @@ def alter(
     """
     from fencepost.cli.configs import change
 
-    wanted = key_values((*settings, *pairs), "KEY=VALUE")
-    if not wanted and not keys:
+    changes = key_values((*settings, *pairs), "KEY=VALUE")
+    if not changes and not keys:
         raise click.UsageError("give KEY=VALUE or --unset KEY")
-    if len(dict(wanted)) < len(wanted):
+    if len(dict(changes)) < len(changes):
         raise click.UsageError("a setting is named twice")
     session.topics([topic])
-    change(session, ("topic", topic), dict(wanted), keys, **how)
+    change(session, ("topic", topic), dict(changes), keys, **how)
 
 
 @command.command("trim")

@@ -189,11 +189,11 @@ def _parse_names(
         question = Question(name or default_transactional_id(planned.query_id))
         return Named((question,), (None,), planned)
     try:
-        found = read_flink_checkpoint(checkpoint)
+        committables = read_flink_checkpoint(checkpoint)
     except CheckpointError as error:
         raise click.ClickException(str(error)) from error
-    chosen = [one for one in found if name in {None, one.transactional_id}]
-    if found and not chosen:
+    chosen = [one for one in committables if name in {None, one.transactional_id}]
+    if committables and not chosen:
         raise click.ClickException(f"{checkpoint} names no transaction of {name!r}")
     return Named(
         tuple(
@@ -224,8 +224,8 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
     from fencepost.pipelines.spark.errors import ProgressError
     from fencepost.pipelines.spark.progress import BatchState, Progress, batch_state, group_of
 
-    found = answer.resolution
-    name = found.evidence.transactional_id
+    resolution = answer.resolution
+    name = resolution.evidence.transactional_id
     group = group_of(name)
     batch = Progress(planned.batch_id, planned.query_id, planned.digest)
     try:
@@ -238,15 +238,15 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
     if state is not BatchState.NEXT:
         why = f"group {group} has the progress of {number}, which its transaction committed"
         return _replace_verdict(answer, Verdict.COMMITTED, why, proof=state is BatchState.DONE)
-    current = found.evidence.current
-    if found.verdict is Verdict.OPEN:
+    current = resolution.evidence.current
+    if resolution.verdict is Verdict.OPEN:
         return _replace_verdict(
             answer, Verdict.OPEN, f"an attempt at {number} has it open", proof=True
         )
     if current is not None and current.state == "PrepareCommit":
         return answer
     why = f"group {group} does not have the progress of {number}, and no transaction is open"
-    verdict = Verdict.ABORTED if found.verdict is Verdict.ABORTED else Verdict.NOT_BEGUN
+    verdict = Verdict.ABORTED if resolution.verdict is Verdict.ABORTED else Verdict.NOT_BEGUN
     # Progress expires as offsets do; a missing one does not prove that nothing was committed.
     return _replace_verdict(answer, verdict, why, proof=done is not None)
 
@@ -254,33 +254,33 @@ def _of_batch(session: ClusterSession, answer: Answer, planned: PlannedBatch) ->
 def _replace_verdict(answer: Answer, verdict: str, why: str, *, proof: bool) -> Answer:
     from fencepost.client.queries.resolution import Verdict
 
-    found = answer.resolution
-    because = (why, *(found.because if verdict == found.verdict else ()))
-    judged = replace(found, verdict=Verdict(verdict), because=because, is_proof=proof)
+    resolution = answer.resolution
+    because = (why, *(resolution.because if verdict == resolution.verdict else ()))
+    judged = replace(resolution, verdict=Verdict(verdict), because=because, is_proof=proof)
     return answer._replace(resolution=judged)
 
 
-def _action(found: Resolution, *, commit: bool, force: bool, is_spark: bool) -> str:
+def _action(resolution: Resolution, *, commit: bool, force: bool, is_spark: bool) -> str:
     """Return what --commit or --abort would do, or why it is refused."""
     from fencepost.client.queries.open_transactions import is_two_phase
     from fencepost.client.queries.resolution import Verdict
 
-    word, wanted = ("commit", Verdict.COMMITTED) if commit else ("abort", Verdict.ABORTED)
-    if found.verdict is wanted:
-        return f"already {wanted}"
+    word, verdict = ("commit", Verdict.COMMITTED) if commit else ("abort", Verdict.ABORTED)
+    if resolution.verdict is verdict:
+        return f"already {verdict}"
     if commit and is_spark:
         return UNSEALED
-    if found.verdict is Verdict.HANGING:
+    if resolution.verdict is Verdict.HANGING:
         return "refused: its coordinator does not know it; `fencepost txns abort` aborts it"
-    if found.verdict is not Verdict.OPEN:
-        return f"refused: it is not open ({found.verdict}): EndTxn would get an error"
-    if found.ends_as is None:
+    if resolution.verdict is not Verdict.OPEN:
+        return f"refused: it is not open ({resolution.verdict}): EndTxn would get an error"
+    if resolution.ends_as is None:
         return "refused: EndTxn would get PRODUCER_FENCED, because a successor has kept it"
-    if not found.is_proof and not force:
-        return f"refused: {found.because[-1]}; --force does it nevertheless"
-    if not commit and not force and is_two_phase(found.evidence.current):
+    if not resolution.is_proof and not force:
+        return f"refused: {resolution.because[-1]}; --force does it nevertheless"
+    if not commit and not force and is_two_phase(resolution.evidence.current):
         return f"refused: {TWO_PHASE_ABORT}"
-    identity = f"producer {found.ends_as.producer_id} epoch {found.ends_as.epoch}"
+    identity = f"producer {resolution.ends_as.producer_id} epoch {resolution.ends_as.epoch}"
     return f"would {word} it as {identity}; --execute does it"
 
 
@@ -308,21 +308,21 @@ def _end_transaction(
 
 
 def _row(answer: Answer, action: str | None, checkpoint_id: int | None) -> dict[str, object]:
-    found = answer.resolution
-    evidence, identity = found.evidence, found.identity
-    since, timeout_ms = _open_since(found)
+    resolution = answer.resolution
+    evidence, identity = resolution.evidence, resolution.identity
+    since, timeout_ms = _open_since(resolution)
     return {
         "transactional_id": evidence.transactional_id,
         "producer_id": identity.producer_id if identity is not None else None,
         "epoch": identity.epoch if identity is not None else None,
         "checkpoint": checkpoint_id,
-        "verdict": str(found.verdict),
-        "proof": found.is_proof,
-        "because": list(found.because),
-        "transaction_version": found.version,
+        "verdict": str(resolution.verdict),
+        "proof": resolution.is_proof,
+        "because": list(resolution.because),
+        "transaction_version": resolution.version,
         "since": moment(since),
         "timeout_ms": timeout_ms,
-        "ended_by": _ended_by(found, since, timeout_ms),
+        "ended_by": _ended_by(resolution, since, timeout_ms),
         "waiting": [_waiting(row) for row in answer.waiting],
         "records": [
             _record(one, evidence.log.partition)
@@ -356,27 +356,27 @@ def _row(answer: Answer, action: str | None, checkpoint_id: int | None) -> dict[
     }
 
 
-def _open_since(found: Resolution) -> tuple[int | None, int | None]:
+def _open_since(resolution: Resolution) -> tuple[int | None, int | None]:
     from fencepost.client.queries.resolution import Verdict
 
-    current = found.evidence.current
-    if found.verdict is not Verdict.OPEN or current is None:
+    current = resolution.evidence.current
+    if resolution.verdict is not Verdict.OPEN or current is None:
         return None, None
     return current.started_ms, current.timeout_ms
 
 
-def _ended_by(found: Resolution, since: int | None, timeout_ms: int | None) -> list[str]:
+def _ended_by(resolution: Resolution, since: int | None, timeout_ms: int | None) -> list[str]:
     """Return two sentences: which request commits an open transaction, and which one aborts it."""
     from fencepost.client.queries.open_transactions import is_two_phase
 
     if since is None or timeout_ms is None:
         return []
-    name, owner = found.evidence.transactional_id, found.ends_as
+    name, owner = resolution.evidence.transactional_id, resolution.ends_as
     who = "the successor that has kept it"
     if owner is not None:
         who = f"producer {owner.producer_id} epoch {owner.epoch}"
     timeout = f"its timeout, at {moment(since + timeout_ms)}, or"
-    if is_two_phase(found.evidence.current):
+    if is_two_phase(resolution.evidence.current):
         timeout = "no timeout (two-phase commit), but"
     claim = f"InitProducerId of {name}, as by a start without the checkpoint or `txns terminate`"
     return [

@@ -152,19 +152,19 @@ def describe(session: ClusterSession, transactional_id: str, form: str) -> None:
     from fencepost.client.queries.group_view import texts
     from fencepost.client.queries.open_transactions import UNFINISHED, transaction
 
-    found = transaction(session, transactional_id)
+    state = transaction(session, transactional_id)
     open_ms = None
-    if found.started_ms is not None and found.state in UNFINISHED:
-        open_ms = max(0, time.time_ns() // 1_000_000 - found.started_ms)
+    if state.started_ms is not None and state.state in UNFINISHED:
+        open_ms = max(0, time.time_ns() // 1_000_000 - state.started_ms)
     row = {
-        "transactional_id": found.transactional_id,
-        "state": found.state,
-        "producer_id": found.producer_id,
-        "epoch": found.epoch,
-        "timeout_ms": found.timeout_ms,
-        "started": moment(found.started_ms),
+        "transactional_id": state.transactional_id,
+        "state": state.state,
+        "producer_id": state.producer_id,
+        "epoch": state.epoch,
+        "timeout_ms": state.timeout_ms,
+        "started": moment(state.started_ms),
         "open_seconds": None if open_ms is None else round(open_ms / 1000, 1),
-        "partitions": texts(found.partitions),
+        "partitions": texts(state.partitions),
     }
     emit([row], list(row), form)
 
@@ -180,8 +180,8 @@ def show_producers(session: ClusterSession, where: str, form: str, *, only_open:
     """
     from fencepost.client.queries.open_transactions import partitions_of, producers
 
-    found = producers(session, partitions_of(session, [where]))
-    rows = [_producer_row(row) for row in found if row.is_open or not only_open]
+    producer_rows = producers(session, partitions_of(session, [where]))
+    rows = [_producer_row(row) for row in producer_rows if row.is_open or not only_open]
     emit(rows, PRODUCER_COLUMNS, form, "no producers")
 
 
@@ -227,13 +227,13 @@ def find_hanging(
     from fencepost.client.queries.blame import clients_of
     from fencepost.client.queries.claims import claims_of, holder
 
-    found = tools.hanging(
+    hanging = tools.hanging(
         session,
         tools.partitions_of(session, topics),
         older_than_ms=int(max_minutes * 60_000),
         now_ms=time.time_ns() // 1_000_000,
     )
-    ids = {row.producer_id for row, _, _ in found}
+    ids = {row.producer_id for row, _, _ in hanging}
     (clients, hidden), claims = clients_of(session, ids), claims_of(session, ids)
     rows = [
         {
@@ -246,7 +246,7 @@ def find_hanging(
             ),
             "reason": reason,
         }
-        for producer, transaction, reason in found
+        for producer, transaction, reason in hanging
     ]
     if rows or form == "json":
         columns = ["since", "transactional_id", "client", "claimed", "reason"]
@@ -358,24 +358,24 @@ def terminate_txn(
     from fencepost.client.queries import open_transactions as tools
     from fencepost.protocol.errors import WireError
 
-    found = tools.transaction(session, transactional_id)
-    if found.state not in tools.UNFINISHED:
-        print_lines(f"{transactional_id} has no open transaction; its state is {found.state}")
+    state = tools.transaction(session, transactional_id)
+    if state.state not in tools.UNFINISHED:
+        print_lines(f"{transactional_id} has no open transaction; its state is {state.state}")
         return
-    if found.state != tools.ONGOING:
-        raise click.ClickException(_decided(found))
-    places = ", ".join(f"{topic}:{index}" for topic, index in sorted(found.partitions))
+    if state.state != tools.ONGOING:
+        raise click.ClickException(_decided(state))
+    places = ", ".join(f"{topic}:{index}" for topic, index in sorted(state.partitions))
     what = (
-        f"the transaction of {transactional_id}, open since {moment(found.started_ms)}"
-        f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
+        f"the transaction of {transactional_id}, open since {moment(state.started_ms)}"
+        f" in {places}, and fence producer {state.producer_id} epoch {state.epoch}"
     )
-    if tools.is_two_phase(found) and not force:
+    if tools.is_two_phase(state) and not force:
         raise click.ClickException(f"did not abort {what}: {TWO_PHASE_ABORT}")
     if not execute:
         print_lines(f"would abort {what}; --execute aborts it")
         return
     try:
-        fence = tools.terminate(session, found)
+        fence = tools.terminate(session, state)
     except WireError as error:
         if isinstance(error, ApiError) and error.code != ErrorCode.concurrent_transactions:
             raise
@@ -426,17 +426,17 @@ def show_blame(session: ClusterSession, where: str, form: str) -> None:
     from fencepost.client.queries.claims import claims_of, holder
     from fencepost.client.queries.open_transactions import partitions_of
 
-    found = blame(session, partitions_of(session, [where]))
-    pins = {row.pin.producer_id: row.pin.epoch for row in found if row.pin is not None}
+    blames = blame(session, partitions_of(session, [where]))
+    pins = {row.pin.producer_id: row.pin.epoch for row in blames if row.pin is not None}
     claims = claims_of(session, pins)
     holders = {one: holder(claims.get(one, ()), epoch) for one, epoch in pins.items()}
     rows = [
         _blame_row(row, holders.get(row.pin.producer_id) if row.pin else None, form)
-        for row in found
+        for row in blames
     ]
     columns = ["partition", "stable", "end", "behind", "transactional_id", "state", "producer_id"]
     emit(rows, [*columns, "epoch", "since", "client", "groups", "hanging"], form)
-    _note_hidden(sorted({group for row in found for group in row.hidden_groups}))
+    _note_hidden(sorted({group for row in blames for group in row.hidden_groups}))
 
 
 def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[str, object]:

@@ -67,10 +67,10 @@ def password_options(function: Any) -> Any:
 @table_options
 def list_users(session: ClusterSession, users: tuple[str, ...], form: str) -> None:
     """List USERS, or all users, with their mechanisms."""
-    found = credentials(session, users)
-    if found or not users:
-        emit([row for name in sorted(found) for row in found[name]], COLUMNS, form, "no users")
-    if missing := [name for name in users if name not in found]:
+    rows = credentials(session, users)
+    if rows or not users:
+        emit([row for name in sorted(rows) for row in rows[name]], COLUMNS, form, "no users")
+    if missing := [name for name in users if name not in rows]:
         raise _unknown(session, missing)
 
 
@@ -90,12 +90,12 @@ def add(
 
     A user with a password for that mechanism is refused: `passwd` changes it.
     """
-    wanted = mechanisms or ("SCRAM-SHA-512",)
+    chosen = mechanisms or ("SCRAM-SHA-512",)
     existing = {str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])}
-    if both := sorted(existing & set(wanted)):
+    if both := sorted(existing & set(chosen)):
         raise click.ClickException(f"{user} has a password for {', '.join(both)}: use passwd")
-    _set(session, user, wanted, iterations, _password(password_file))
-    print_lines(f"added {user}: {', '.join(wanted)}")
+    _set(session, user, chosen, iterations, _password(password_file))
+    print_lines(f"added {user}: {', '.join(chosen)}")
 
 
 @command.command("passwd")
@@ -111,9 +111,9 @@ def passwd(
     password_file: Any,
 ) -> None:
     """Change the password of USER."""
-    wanted = _user_mechanisms(session, user, mechanisms)
-    _set(session, user, wanted, iterations, _password(password_file))
-    print_lines(f"changed {user}: {', '.join(wanted)}")
+    chosen = _user_mechanisms(session, user, mechanisms)
+    _set(session, user, chosen, iterations, _password(password_file))
+    print_lines(f"changed {user}: {', '.join(chosen)}")
 
 
 @command.command("remove")
@@ -125,14 +125,14 @@ def remove(
     session: ClusterSession, user: str, mechanisms: tuple[str, ...], *, execute: bool
 ) -> None:
     """Show the mechanisms of USER; with --execute, remove them."""
-    wanted = _user_mechanisms(session, user, mechanisms)
+    chosen = _user_mechanisms(session, user, mechanisms)
     if not execute:
-        print_lines(f"would remove {user}: {', '.join(wanted)}")
+        print_lines(f"would remove {user}: {', '.join(chosen)}")
         show_only()
         return
-    for name in wanted:
+    for name in chosen:
         _alter(session, user, name)
-    print_lines(f"removed {user}: {', '.join(wanted)}")
+    print_lines(f"removed {user}: {', '.join(chosen)}")
 
 
 def credentials(
@@ -146,13 +146,13 @@ def credentials(
         entity=lambda f: f.message(users=[f.UserName(name=name) for name in users] or None),
     )
     names = {number: name for name, number in MECHANISMS.items()}
-    found: dict[str, list[dict[str, object]]] = {}
+    rows: dict[str, list[dict[str, object]]] = {}
     for result in answer.results:
         if result.error_code == NOT_FOUND:
             continue
         api = "DescribeUserScramCredentials"
         check(result.error_code, api, result.user, result.error_message)
-        found[result.user] = [
+        rows[result.user] = [
             {
                 "user": result.user,
                 "mechanism": names.get(row.mechanism, str(row.mechanism)),
@@ -160,7 +160,7 @@ def credentials(
             }
             for row in result.credential_infos
         ]
-    return found
+    return rows
 
 
 def _user_mechanisms(session: ClusterSession, user: str, mechanisms: Sequence[str]) -> list[str]:
@@ -207,7 +207,7 @@ def _set(
 
 
 def _alter(
-    session: ClusterSession, user: str, mechanism: str, wanted: tuple[int, str] | None = None
+    session: ClusterSession, user: str, mechanism: str, credential: tuple[int, str] | None = None
 ) -> None:
     """Set or remove one credential: each mechanism needs a request of its own."""
     import secrets
@@ -218,10 +218,10 @@ def _alter(
     number, salt = MECHANISMS[mechanism], secrets.token_bytes(SALT_BYTES)
 
     def request(make: Any) -> Any:
-        if wanted is None:
+        if credential is None:
             gone = make.ScramCredentialDeletion(name=user, mechanism=number)
             return make.message(deletions=[gone], upsertions=[])
-        iterations, password = wanted
+        iterations, password = credential
         hashed = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, iterations)
         new = make.ScramCredentialUpsertion(
             name=user, mechanism=number, iterations=iterations, salt=salt, salted_password=hashed

@@ -104,7 +104,7 @@ def error_codes(entity: Entity) -> list[ErrorCode]:
 
     The order within a level is the wire order.
     """
-    found: list[ErrorCode] = []
+    codes: list[ErrorCode] = []
     deeper: list[Entity] = []
     cls: type = type(entity)
     info = fields_of(cls)
@@ -113,12 +113,12 @@ def error_codes(entity: Entity) -> list[ErrorCode]:
         if value is None:
             continue
         if field.kafka_type == "error_code":
-            found.extend(value if field.is_array else (value,))
+            codes.extend(value if field.is_array else (value,))
         elif field.struct is not None:
             deeper.extend(value if field.is_array else (value,))
     for inner in deeper:
-        found.extend(error_codes(inner))
-    return found
+        codes.extend(error_codes(inner))
+    return codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def parse_bootstrap(servers: str | list[str] | tuple[str, ...]) -> list[tuple[st
     Raises ValueError for an invalid address.
     """
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
-    found: list[tuple[str, int]] = []
+    addresses: list[tuple[str, int]] = []
     for text in texts:
         server = text.strip()
         host, colon, port = server.rpartition(":")
@@ -158,7 +158,7 @@ def parse_bootstrap(servers: str | list[str] | tuple[str, ...]) -> list[tuple[st
             host, port = server, "9092"
         if not port.isdecimal() or not host:
             raise ValueError(f"not host:port: {text!r}")
-        found.append((host.strip("[]"), int(port)))
-    if not found:
+        addresses.append((host.strip("[]"), int(port)))
+    if not addresses:
         raise ValueError("no bootstrap server is given")
-    return found
+    return addresses

@@ -57,11 +57,11 @@ def placed(
     A line with neither is assigned as by Kafka's default partitioner: by its key, or if it has no
     key, to a random partition, which is the same for all of these lines.
     """
-    found: dict[int, list[Line]] = defaultdict(list)
+    by_partition: dict[int, list[Line]] = defaultdict(list)
     sticky = random.choice(indexes)  # noqa: S311 - it spreads load, and keeps no secret
     for line in lines:
         target = partition if partition is not None else line.partition
         if target is None:
             target = sticky if line.key is None else partition_for(line.key, len(indexes))
-        found[target].append(line)
-    return found
+        by_partition[target].append(line)
+    return by_partition

@@ -24,10 +24,12 @@ def topics(
     structure: Builder, rows: Iterable[tuple[Partition, Any]], field: str = "partitions"
 ) -> list[Entity]:
     """Build one ``structure`` per topic, with the topic's ``rows`` in ``field``."""
-    found: dict[str, list[Any]] = {}
+    rows_by_topic: dict[str, list[Any]] = {}
     for (name, _), row in rows:
-        found.setdefault(name, []).append(row)
-    return [structure(name=name, **{field: partitions}) for name, partitions in found.items()]
+        rows_by_topic.setdefault(name, []).append(row)
+    return [
+        structure(name=name, **{field: partitions}) for name, partitions in rows_by_topic.items()
+    ]
 
 
 def rows_of(answer: Entity) -> Iterator[tuple[Partition, Entity]]:
@@ -63,12 +65,16 @@ def fetch_one(
 
 
 def list_offsets(
-    make: RequestFactory, wanted: Mapping[Partition, int], *, isolation_level: int, timeout_ms: int
+    make: RequestFactory,
+    timestamps: Mapping[Partition, int],
+    *,
+    isolation_level: int,
+    timeout_ms: int,
 ) -> Entity:
     """Build a ListOffsets from a timestamp in ms, or LATEST or EARLIEST, by partition."""
     entries = (
         (place, make.ListOffsetsPartition(partition_index=place[1], timestamp=timestamp))
-        for place, timestamp in wanted.items()
+        for place, timestamp in timestamps.items()
     )
     return make.message(
         replica_id=-1,

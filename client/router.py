@@ -408,18 +408,18 @@ class Router:
                     raise
                 problem = without_traceback(error)
             else:
-                found = classify_errors(answer) if answer is not None and check else None
-                if found is None or not found.failed:
+                action = classify_errors(answer) if answer is not None and check else None
+                if action is None or not action.failed:
                     return answer
-                if any(code in _MOVED for code in found.failed):
+                if any(code in _MOVED for code in action.failed):
                     self.forget(target.coordinator)
                 problem = ApiError(
-                    found.top or found.failed[0],
+                    action.top or action.failed[0],
                     entry.name,
                     getattr(answer, "error_message", None),
                 )
-                if not found.retriable:
-                    if found.top:
+                if not action.retriable:
+                    if action.top:
                         raise problem
                     return answer
             # Too little time is left for a retry: it would time out, and the timeout would say less
@@ -510,11 +510,11 @@ class Router:
                 key=key, key_type=key_type, coordinator_keys=[key]
             )
             answer = await self._exchange(node, api, version, body, deadline)
-            found = answer.coordinators[0] if hasattr(answer, "coordinators") else answer
-            if found.error_code:
-                message = getattr(found, "error_message", None)
-                raise ApiError(found.error_code, api.name, message)
-            address = self._coordinators[key_type, key] = found.host, found.port
+            row = answer.coordinators[0] if hasattr(answer, "coordinators") else answer
+            if row.error_code:
+                message = getattr(row, "error_message", None)
+                raise ApiError(row.error_code, api.name, message)
+            address = self._coordinators[key_type, key] = row.host, row.port
         return await self._connect(address, deadline)
 
     def forget(self, coordinator: tuple[int, str] | None) -> None:

@@ -176,26 +176,26 @@ class Security:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each weakness of these settings."""
-        found = []
+        warnings = []
         if self.has_tls and not self.tls.checks_certificate:
-            found.append(
+            warnings.append(
                 f"{_VERIFICATION} is off: an attacker between this client and the broker can"
                 " read and change everything"
             )
         elif self.has_tls and not self.tls.checks_host:
-            found.append(
+            warnings.append(
                 "ssl.endpoint.identification.algorithm is empty: any certificate of the"
                 " same authority is accepted as the broker's"
             )
         if self.protocol == "SASL_PLAINTEXT" and self.mechanism in {"PLAIN", "OAUTHBEARER"}:
             what = "password" if self.mechanism == "PLAIN" else "token"
-            found.append(f"{self.mechanism} over {self.protocol} sends the {what} unencrypted")
-        return found
+            warnings.append(f"{self.mechanism} over {self.protocol} sends the {what} unencrypted")
+        return warnings
 
 
 def _given(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the security settings that are set, by Kafka's names."""
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     for key, value in properties.items():
         if not key.startswith(PREFIXES) or value is None or value == "":
             continue
@@ -208,10 +208,10 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise SecurityError(f"{key}: unknown client setting{hint}")
         name = _SYNONYMS.get(key, key)
-        if found.setdefault(name, value) != value:
+        if given.setdefault(name, value) != value:
             other = next(one for one, same in _SYNONYMS.items() if same == name)
             raise SecurityError(f"{name}: {other} has the same meaning and another value")
-    return found
+    return given
 
 
 def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:

@@ -33,8 +33,8 @@ class _ReloadingContext(ssl.SSLContext):
         return self._newest().wrap_bio(*args, **kwargs)
 
     def _newest(self) -> ssl.SSLContext:
-        seen = _file_stamps(self._tls)
-        if seen != self._seen:
+        stamps = _file_stamps(self._tls)
+        if stamps != self._seen:
             # After an error, for example of a half-written file, the previous context is used.
             try:
                 self._now = _configure(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
@@ -42,7 +42,7 @@ class _ReloadingContext(ssl.SSLContext):
                 if not self._seen:
                     raise
             else:
-                self._seen = seen
+                self._seen = stamps
         return self._now
 
 
@@ -63,15 +63,15 @@ def ssl_context(security: Security) -> ssl.SSLContext | None:
 
 
 def _file_stamps(tls: Tls) -> tuple[tuple[int, int], ...]:
-    found = []
+    stamps = []
     for name in filter(None, (tls.truststore, tls.keystore, tls.key_file)):
         try:
             state = Path(name).stat()
         except OSError:
-            found.append((-1, -1))
+            stamps.append((-1, -1))
         else:
-            found.append((state.st_mtime_ns, state.st_ino))
-    return (*found, (0, 0))
+            stamps.append((state.st_mtime_ns, state.st_ino))
+    return (*stamps, (0, 0))
 
 
 def _configure(tls: Tls, context: ssl.SSLContext) -> ssl.SSLContext:

@@ -34,30 +34,30 @@ NO_ADDRESS = ""
 
 def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
     """Return the distinct rules that match any of ``filters``. Raises :class:`ApiError`."""
-    found: dict[Acl, None] = {}
-    for wanted in filters:
+    rules: dict[Acl, None] = {}
+    for acl_filter in filters:
         answer = session.client.call(
             "DescribeAcls",
-            **_fields(wanted),
+            **_fields(acl_filter),
         )
         for resource in answer.resources:
-            found.update(dict.fromkeys(_rule(resource, one) for one in resource.acls))
-    return sorted(found, key=_order)
+            rules.update(dict.fromkeys(_rule(resource, one) for one in resource.acls))
+    return sorted(rules, key=_order)
 
 
-def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
+def _fields(acl: Acl | AclFilter) -> dict[str, Any]:
     """Return the filter fields of DescribeAcls and DeleteAcls for ``wanted``.
 
     The filter made from a rule matches only that rule.
     """
     return {
-        "resource_type_filter": int(wanted.resource_type),
-        "resource_name_filter": wanted.resource_name,
-        "pattern_type_filter": int(wanted.pattern_type),
-        "principal_filter": wanted.principal,
-        "host_filter": wanted.host,
-        "operation": int(wanted.operation),
-        "permission_type": int(wanted.permission),
+        "resource_type_filter": int(acl.resource_type),
+        "resource_name_filter": acl.resource_name,
+        "pattern_type_filter": int(acl.pattern_type),
+        "principal_filter": acl.principal,
+        "host_filter": acl.host,
+        "operation": int(acl.operation),
+        "permission_type": int(acl.permission),
     }
 
 
@@ -141,13 +141,13 @@ def why(
 
 def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     """Return the broker settings that matter for authorization, and notes on missing ones."""
-    wanted = ("super.users", "allow.everyone.if.no.acl.found")
+    keys = ("super.users", "allow.everyone.if.no.acl.found")
     try:
         entries = described(session, [("broker", str(session.some_broker))])
     except ApiError:
         entries = []
-    known = {one.key: one.value for one in entries if one.key in wanted and one.value is not None}
-    notes = [f"the broker does not return {key}" for key in wanted if key not in known]
+    known = {one.key: one.value for one in entries if one.key in keys and one.value is not None}
+    notes = [f"the broker does not return {key}" for key in keys if key not in known]
     return known, notes
 
 

@@ -50,16 +50,16 @@ class Awaited:
 
 def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
     """Return the awaited members; None if unknown. ``entries`` are one group's, oldest first."""
-    found = None
+    result = None
     for entry in entries:
         if entry.what == _WAITS:
             detail = entry.detail
-            found = Awaited(
+            result = Awaited(
                 tuple(detail["awaited"]), tuple(detail["clients"]), int(detail["missing"])
             )
         elif entry.what in _ENDS:
-            found = None
-    return found
+            result = None
+    return result
 
 
 def unreconciled(group: GroupView) -> Awaited | None:

@@ -105,11 +105,11 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
         )
         for producer_id, transaction in known.items()
     }
-    found = []
+    blames = []
     for place in partitions:
         pin = pins.get(place)
         transaction = known.get(pin.producer_id) if pin is not None else None
-        found.append(
+        blames.append(
             Blame(
                 topic=place[0],
                 partition=place[1],
@@ -133,7 +133,7 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
                 hidden_groups=() if pin is None else hidden,
             )
         )
-    return found
+    return blames
 
 
 def clients_of(
@@ -145,13 +145,13 @@ def clients_of(
     ``__consumer_offsets`` are asked, because they also report a transaction that no coordinator
     knows.
     """
-    topics, wanted = session.client.metadata().topics, set(producer_ids)
-    if OFFSETS_TOPIC not in topics or not wanted:
+    topics, ids = session.client.metadata().topics, set(producer_ids)
+    if OFFSETS_TOPIC not in topics or not ids:
         return {}, ()
     places = [(OFFSETS_TOPIC, index) for index in topics[OFFSETS_TOPIC].partitions]
     held: dict[int, set[int]] = defaultdict(set)
     for row in producers(session, places):
-        if row.is_open and row.producer_id in wanted:
+        if row.is_open and row.producer_id in ids:
             held[row.producer_id].add(row.partition)
     positions, hidden = _positions(session) if held else ({}, ())
     return {one: _members(session, indexes, positions) for one, indexes in held.items()}, hidden
@@ -159,7 +159,7 @@ def clients_of(
 
 def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, list[str]]:
     """Return the groups with a member that owns a partition, by partition."""
-    found: dict[Partition, list[str]] = defaultdict(list)
+    owners: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
         # Older brokers report neither.
         state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
@@ -170,8 +170,8 @@ def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, li
                 tp for one in describe_group(session, row.group_id).members for tp in one.assigned
             }
             for place in owned:
-                found[place].append(str(row.group_id))
-    return found
+                owners[place].append(str(row.group_id))
+    return owners
 
 
 def _positions(session: ClusterSession) -> tuple[Positions, tuple[str, ...]]:
@@ -210,7 +210,7 @@ def _members(session: ClusterSession, indexes: set[int], positions: Positions) -
     if OFFSETS_TOPIC not in topics:
         return ()
     count = len(topics[OFFSETS_TOPIC].partitions)
-    found: set[str] = set()
+    clients: set[str] = set()
     for group, committed in positions.items():
         if partition_for(group, count) not in indexes:
             continue
@@ -219,5 +219,5 @@ def _members(session: ClusterSession, indexes: set[int], positions: Positions) -
         for member in members:
             places.update(member.assigned)
         if session.has_pending_offsets(group, sorted(places)):
-            found.update(f"{member.client_id}@{member.host}" for member in members)
-    return tuple(sorted(found))
+            clients.update(f"{member.client_id}@{member.host}" for member in members)
+    return tuple(sorted(clients))

@@ -45,19 +45,19 @@ def claims_of(
     session: ClusterSession, producer_ids: Iterable[int]
 ) -> Mapping[int, Sequence[ProducerEpochClaim]]:
     """Return the claims of each of ``producer_ids`` that the history still has, oldest first."""
-    wanted = frozenset(producer_ids)
-    found: dict[int, list[ProducerEpochClaim]] = defaultdict(list)
-    for entry in entries_of(session) if wanted else ():
+    ids = frozenset(producer_ids)
+    claims: dict[int, list[ProducerEpochClaim]] = defaultdict(list)
+    for entry in entries_of(session) if ids else ():
         if entry.scope != TRANSACTION or entry.what not in CLAIMS:
             continue
         producer_id, epoch = entry.detail.get("producer_id"), entry.detail.get("producer_epoch")
-        if producer_id in wanted and isinstance(epoch, int):
-            found[producer_id].append(
+        if producer_id in ids and isinstance(epoch, int):
+            claims[producer_id].append(
                 ProducerEpochClaim(
                     entry.subject, epoch, entry.at_ms, entry.client_id, entry.client_host
                 )
             )
-    return found
+    return claims
 
 
 def holder(claims: Sequence[ProducerEpochClaim], epoch: int) -> ProducerEpochClaim | None:

@@ -151,7 +151,7 @@ def diagnosed_from(
     """Check all rules against these entries of the history, and against the configuration."""
     topics = {one.name: one for one in session.topics()}
     observes = HISTORY_TOPIC in topics
-    seen = Observations(entries)
+    observations = Observations(entries)
 
     def members(group: str) -> Iterable[Client]:
         try:
@@ -159,33 +159,33 @@ def diagnosed_from(
         except ApiError:
             return ()  # the principal may not describe the group
 
-    found = list(findings(seen, members))
-    checked = {name for one in seen.pipelines for name in one.topics} & topics.keys()
+    all_findings = list(findings(observations, members))
+    checked = {name for one in observations.pipelines for name in one.topics} & topics.keys()
     if subject.topic is not None:
         checked |= {subject.topic} & topics.keys()
     if not observes:
         checked = {name for name in topics if not is_internal(name)}
-        found += _feature(session)
-    found += _unclean(session, checked)
+        all_findings += _feature(session)
+    all_findings += _unclean(session, checked)
     order = {rule.name: number for number, rule in enumerate(RULES)}
-    kept = [one for one in found if subject.includes(one, seen.pipelines)]
+    kept = [one for one in all_findings if subject.includes(one, observations.pipelines)]
     kept.sort(key=lambda one: (order[one.rule.name], one.what))
-    return Diagnosis(tuple(kept), observes, seen.dropped)
+    return Diagnosis(tuple(kept), observes, observations.dropped)
 
 
-def findings(seen: Observations, members: Members) -> Iterator[Finding]:
+def findings(observations: Observations, members: Members) -> Iterator[Finding]:
     """Yield the findings about requests; each rule and subject once."""
-    yield from _new_ids(seen)
-    yield from _offsets_outside(seen)
-    yield from _offsets_without_member(seen, members)
-    yield from _uncommitted_reads(seen, members)
-    yield from _old_version(seen)
-    yield from _timeouts(seen)
-    yield from _short_timeouts(seen)
-    yield from _long_transactions(seen)
-    yield from _plain_producers(seen)
-    yield from _timed_commits(seen)
-    yield from _few_acks(seen)
+    yield from _new_ids(observations)
+    yield from _offsets_outside(observations)
+    yield from _offsets_without_member(observations, members)
+    yield from _uncommitted_reads(observations, members)
+    yield from _old_version(observations)
+    yield from _timeouts(observations)
+    yield from _short_timeouts(observations)
+    yield from _long_transactions(observations)
+    yield from _plain_producers(observations)
+    yield from _timed_commits(observations)
+    yield from _few_acks(observations)
 
 
 def _of_request(
@@ -226,7 +226,7 @@ def stem_of(name: str) -> str:
     return _RANDOM.sub("*", name)
 
 
-def _new_ids(seen: Observations) -> Iterator[Finding]:
+def _new_ids(observations: Observations) -> Iterator[Finding]:
     """Find transactional ids of one pattern, each used by only one start of a process.
 
     Ids with a counter, such as Flink's, are not reported: the next process can derive the ids of
@@ -234,11 +234,11 @@ def _new_ids(seen: Observations) -> Iterator[Finding]:
     as Kafka Streams does: the group coordinator fences the former process by its generation, so the
     next process need not reuse its transactional id.
     """
-    with_member = list(seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
+    with_member = list(observations.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
     fenced_ids = {one.detail["transactional_id"] for one in with_member}
     fenced = {client_of(one) for one in with_member}
     starts: dict[str, list[Entry]] = defaultdict(list)
-    for entry in seen.transactions:
+    for entry in observations.transactions:
         if (entry.trigger or "").endswith("InitProducerId") and entry.what in {
             EventKind.EPOCH_BUMPED,
             EventKind.PRODUCER_ID_ROTATED,
@@ -290,9 +290,9 @@ def _is_counter(names: Iterable[str]) -> bool:
     return 2 * sum(step == 1 for step in steps) > len(steps)
 
 
-def _offsets_outside(seen: Observations) -> Iterator[Finding]:
-    outside = {one.group: one for one in seen.pipelines if one.commits_outside}
-    for entry in _last(seen.of(Observed.OFFSETS_COMMITTED), "group"):
+def _offsets_outside(observations: Observations) -> Iterator[Finding]:
+    outside = {one.group: one for one in observations.pipelines if one.commits_outside}
+    for entry in _last(observations.of(Observed.OFFSETS_COMMITTED), "group"):
         group = entry.detail["group"]
         pipeline = outside.get(group)
         if pipeline is not None and client_of(entry) in pipeline.producers:
@@ -307,13 +307,15 @@ def _offsets_outside(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _offsets_without_member(seen: Observations, members: Members) -> Iterator[Finding]:
+def _offsets_without_member(observations: Observations, members: Members) -> Iterator[Finding]:
     """Find offsets committed without a member's identity although the group has members."""
     for entry in _last(
-        seen.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=False), "group", "transactional_id"
+        observations.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=False),
+        "group",
+        "transactional_id",
     ):
         group = entry.detail["group"]
-        if any(seen.of(Observed.GROUP_JOINED, group=group)) or any(members(group)):
+        if any(observations.of(Observed.GROUP_JOINED, group=group)) or any(members(group)):
             yield _of_request(
                 rules.OFFSETS_WITHOUT_MEMBER,
                 entry,
@@ -323,19 +325,21 @@ def _offsets_without_member(seen: Observations, members: Members) -> Iterator[Fi
             )
 
 
-def _uncommitted_reads(seen: Observations, members: Members) -> Iterator[Finding]:
+def _uncommitted_reads(observations: Observations, members: Members) -> Iterator[Finding]:
     """Find inputs that a member reads only as read_uncommitted.
 
     If the same client also reads the topic as read_committed, one reader may be another program.
     """
     levels: dict[tuple[Client, str], dict[str, Entry]] = defaultdict(dict)
-    for entry in seen.of(Observed.FETCHED):
+    for entry in observations.of(Observed.FETCHED):
         of_client = levels[client_of(entry), entry.detail["topic"]]
         of_client[entry.detail["isolation_level"]] = entry
-    for pipeline in seen.pipelines:
+    for pipeline in observations.pipelines:
         if pipeline.group is None:
             continue
-        clients = {client_of(one) for one in seen.of(Observed.GROUP_JOINED, group=pipeline.group)}
+        clients = {
+            client_of(one) for one in observations.of(Observed.GROUP_JOINED, group=pipeline.group)
+        }
         clients |= set(members(pipeline.group))
         for client in sorted(clients or pipeline.producers, key=str):
             for topic in sorted(pipeline.inputs):
@@ -350,9 +354,9 @@ def _uncommitted_reads(seen: Observations, members: Members) -> Iterator[Finding
                     )
 
 
-def _old_version(seen: Observations) -> Iterator[Finding]:
+def _old_version(observations: Observations) -> Iterator[Finding]:
     for entry in _last(
-        seen.of(Observed.TRANSACTION_ENDED, transaction_version=1), "transactional_id"
+        observations.of(Observed.TRANSACTION_ENDED, transaction_version=1), "transactional_id"
     ):
         name = entry.detail["transactional_id"]
         yield _of_request(
@@ -363,8 +367,8 @@ def _old_version(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _timeouts(seen: Observations) -> Iterator[Finding]:
-    for entry in _last(seen.of(Observed.TRANSACTION_TIMEOUT_REFUSED), "transactional_id"):
+def _timeouts(observations: Observations) -> Iterator[Finding]:
+    for entry in _last(observations.of(Observed.TRANSACTION_TIMEOUT_REFUSED), "transactional_id"):
         name, timeout_ms = (
             entry.detail[key] for key in ("transactional_id", "transaction_timeout_ms")
         )
@@ -376,11 +380,11 @@ def _timeouts(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _short_timeouts(seen: Observations) -> Iterator[Finding]:
+def _short_timeouts(observations: Observations) -> Iterator[Finding]:
     """Find transactions that timed out although their producer was alive and came back."""
     timed_out: dict[tuple[str, Any], Entry] = {}
     late: dict[str, tuple[Entry, Entry]] = {}
-    for entry in seen.transactions:
+    for entry in observations.transactions:
         if entry.what == EventKind.TRANSACTION_ABORTED and entry.detail.get("cause") == "timeout":
             timed_out[entry.subject, entry.detail.get("producer_id")] = entry
         elif entry.what == EventKind.PRODUCER_REFUSED:
@@ -406,8 +410,8 @@ def _short_timeouts(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _long_transactions(seen: Observations) -> Iterator[Finding]:
-    for entry in _last(seen.of(Observed.TRANSACTION_NEARLY_TIMED_OUT), "transactional_id"):
+def _long_transactions(observations: Observations) -> Iterator[Finding]:
+    for entry in _last(observations.of(Observed.TRANSACTION_NEARLY_TIMED_OUT), "transactional_id"):
         name, open_ms, timeout_ms = (
             entry.detail[key] for key in ("transactional_id", "open_ms", "transaction_timeout_ms")
         )
@@ -419,11 +423,11 @@ def _long_transactions(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _plain_producers(seen: Observations) -> Iterator[Finding]:
+def _plain_producers(observations: Observations) -> Iterator[Finding]:
     transactional: dict[str, set[str]] = defaultdict(set)
-    for entry in seen.in_transactions:
+    for entry in observations.in_transactions:
         transactional[entry.detail["topic"]].add(entry.detail["transactional_id"])
-    for entry in _last(seen.plain, "topic"):
+    for entry in _last(observations.plain, "topic"):
         topic = entry.detail["topic"]
         if topic in transactional:
             ids = ", ".join(sorted(transactional[topic])[:3])
@@ -435,10 +439,10 @@ def _plain_producers(seen: Observations) -> Iterator[Finding]:
             )
 
 
-def _timed_commits(seen: Observations) -> Iterator[Finding]:
-    pipelines = {one.group for one in seen.pipelines if one.group is not None}
+def _timed_commits(observations: Observations) -> Iterator[Finding]:
+    pipelines = {one.group for one in observations.pipelines if one.group is not None}
     timed: dict[str, list[Entry]] = defaultdict(list)
-    for entry in seen.of(Observed.OFFSETS_COMMITTED_BY_TIMER):
+    for entry in observations.of(Observed.OFFSETS_COMMITTED_BY_TIMER):
         timed[entry.detail["group"]].append(entry)
     for group in sorted(pipelines & timed.keys()):
         repeats = [one for one in timed[group] if one.detail.get("repeats")]
@@ -453,9 +457,9 @@ def _timed_commits(seen: Observations) -> Iterator[Finding]:
             yield _of_request(rule, entry, what, "member", "interval_ms", "repeats")
 
 
-def _few_acks(seen: Observations) -> Iterator[Finding]:
-    topics = {name for one in seen.pipelines for name in one.topics}
-    few = (one for one in seen.plain if one.detail["acks"] in {0, 1})
+def _few_acks(observations: Observations) -> Iterator[Finding]:
+    topics = {name for one in observations.pipelines for name in one.topics}
+    few = (one for one in observations.plain if one.detail["acks"] in {0, 1})
     for entry in _last(few, "topic"):
         topic, acks = entry.detail["topic"], entry.detail["acks"]
         if topic in topics:

@@ -57,10 +57,10 @@ def entries_of(
             time.sleep(LOOK_AGAIN_S)
             begin = BEGINNING
     keys = None if subjects is None else {key for one in subjects for key in keys_of(*one)}
-    found: Iterable[Entry] = _of(reader, keys)
+    entries: Iterable[Entry] = _of(reader, keys)
     if not follow and len(led) > 1:
-        found = sorted(found, key=lambda entry: entry.at_ms)
-    yield from filter(Repeats().is_new, found)
+        entries = sorted(entries, key=lambda entry: entry.at_ms)
+    yield from filter(Repeats().is_new, entries)
 
 
 def last_election(session: ClusterSession) -> Entry | None:

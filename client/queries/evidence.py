@@ -80,36 +80,36 @@ def state_logs(session: ClusterSession, names: Iterable[str]) -> dict[str, State
 
     The log can be unreadable: the topic may not exist, or the principal may not read it.
     """
-    wanted = set(names)
+    missing = set(names)
     try:
         (topic,) = session.topics([TRANSACTION_STATE])
     except ApiError as error:
         if error.code not in _REFUSED:
             raise
-        return dict.fromkeys(wanted, StateLog(-1, unreadable=str(error)))
+        return dict.fromkeys(missing, StateLog(-1, unreadable=str(error)))
     by_partition: dict[int, list[str]] = defaultdict(list)
-    for name in sorted(wanted):
+    for name in sorted(missing):
         by_partition[partition_for(name, len(topic.partitions))].append(name)
-    found: dict[str, StateLog] = {}
+    logs_by_id: dict[str, StateLog] = {}
     for index, logs in by_partition.items():
         try:
             records = _records_of(session, index, logs)
         except LogError as error:
-            found |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
+            logs_by_id |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
         except ApiError as error:
             if error.code not in _REFUSED:
                 raise
-            found |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
+            logs_by_id |= dict.fromkeys(logs, StateLog(index, unreadable=str(error)))
         else:
-            found |= {name: StateLog(index, tuple(records[name])) for name in logs}
-    return found
+            logs_by_id |= {name: StateLog(index, tuple(records[name])) for name in logs}
+    return logs_by_id
 
 
 def _records_of(
     session: ClusterSession, index: int, names: Iterable[str]
 ) -> dict[str, deque[StateRecord]]:
     place, keys = (TRANSACTION_STATE, index), {encode_key(name): name for name in names}
-    found = {name: deque[StateRecord](maxlen=MAX_STATE_RECORDS) for name in keys.values()}
+    records = {name: deque[StateRecord](maxlen=MAX_STATE_RECORDS) for name in keys.values()}
     first = session.offsets([place], EARLIEST)[place]
     for data, at, header in _batches(session, place, first):
         if header.is_control:
@@ -125,8 +125,8 @@ def _records_of(
                     "Fetch",
                     f"{place[0]}-{index} has a record of an unknown version at {record.offset}",
                 )
-            found[name].append(StateRecord(record.offset, record.timestamp_ms, decoded.txn))
-    return found
+            records[name].append(StateRecord(record.offset, record.timestamp_ms, decoded.txn))
+    return records
 
 
 def end_markers(
@@ -139,7 +139,7 @@ def end_markers(
     start = session.offsets([place], EARLIEST if since_ms is None else since_ms)[place]
     if start < 0:  # no record is that young
         return []
-    found: list[EndMarker] = []
+    markers: list[EndMarker] = []
     first: BatchHeader | None = None
     for data, at, header in _batches(session, place, start):
         if header.producer_id != identity.producer_id or not header.is_transactional:
@@ -153,7 +153,7 @@ def end_markers(
         may_end = first is not None or header.producer_epoch - identity.epoch in {0, 1}
         marker = first_control(data, at, header) if may_end else None
         if marker is not None and marker.type in {ControlType.COMMIT, ControlType.ABORT}:
-            found.append(
+            markers.append(
                 EndMarker(
                     place,
                     header.base_offset,
@@ -166,7 +166,7 @@ def end_markers(
                 )
             )
         first = None
-    return found
+    return markers
 
 
 def _batches(

@@ -39,7 +39,7 @@ def finalized_levels(session: ClusterSession) -> dict[str, int]:
 
 def update_features(
     session: ClusterSession,
-    wanted: Mapping[str, int],
+    levels: Mapping[str, int],
     now: Mapping[str, int],
     lower: int,
     *,
@@ -61,7 +61,7 @@ def update_features(
                     max_version_level=level,
                     upgrade_type=lower if level < now.get(name, 0) else UPGRADE,
                 )
-                for name, level in wanted.items()
+                for name, level in levels.items()
             ],
             validate_only=validate_only,
         ),

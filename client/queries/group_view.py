@@ -66,30 +66,30 @@ class GroupView:
 def describe_group(session: ClusterSession, group: str) -> GroupView:
     """Describe a group of any protocol; a group that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
-        found = session.client.call(
+        row = session.client.call(
             "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
         ).groups[0]
-        if found.error_code == ErrorCode.none:
-            return _server_assigned(group, CONSUMER, found)
-        if found.error_code not in {
+        if row.error_code == ErrorCode.none:
+            return _server_assigned(group, CONSUMER, row)
+        if row.error_code not in {
             ErrorCode.group_id_not_found,
             ErrorCode.unsupported_version,
         }:
-            check(found.error_code, "ConsumerGroupDescribe", group)
-    found = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
-    if found.error_code != ErrorCode.group_id_not_found:
-        check(found.error_code, "DescribeGroups", group, getattr(found, "error_message", None))
-    if found.group_state == "Dead" and (share := described(session, group)) is not None:
+            check(row.error_code, "ConsumerGroupDescribe", group)
+    row = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
+    if row.error_code != ErrorCode.group_id_not_found:
+        check(row.error_code, "DescribeGroups", group, getattr(row, "error_message", None))
+    if row.group_state == "Dead" and (share := described(session, group)) is not None:
         return _server_assigned(group, SHARE, share)
-    return _classic(group, found)
+    return _classic(group, row)
 
 
 def existing(session: ClusterSession, group: str) -> GroupView:
     """Describe a group. Raises UnknownNameError if it has neither members nor offsets."""
-    found = describe_group(session, group)
-    if found.state == "Dead" and not session.committed(group):
+    view = describe_group(session, group)
+    if view.state == "Dead" and not session.committed(group):
         raise unknown_group(group, lambda: (str(row.group_id) for row in session.groups()))
-    return found
+    return view
 
 
 def _named(assignment: Any) -> tuple[Partition, ...]:
@@ -100,7 +100,7 @@ def _named(assignment: Any) -> tuple[Partition, ...]:
     )
 
 
-def _server_assigned(group: str, kind: str, found: Any) -> GroupView:
+def _server_assigned(group: str, kind: str, described: Any) -> GroupView:
     """Return a consumer or share group, whose coordinator assigns the partitions.
 
     Members of share groups have no instance id, regular expression or target.
@@ -118,14 +118,14 @@ def _server_assigned(group: str, kind: str, found: Any) -> GroupView:
             topics=tuple(row.subscribed_topic_names),
             regex=getattr(row, "subscribed_topic_regex", None),
         )
-        for row in found.members
+        for row in described.members
     )
     return GroupView(
-        group, kind, found.group_state, found.assignor_name, found.group_epoch, members
+        group, kind, described.group_state, described.assignor_name, described.group_epoch, members
     )
 
 
-def _classic(group: str, found: Any) -> GroupView:
+def _classic(group: str, described: Any) -> GroupView:
     members = tuple(
         MemberView(
             row.member_id,
@@ -136,9 +136,9 @@ def _classic(group: str, found: Any) -> GroupView:
             _assigned(row.member_assignment),
             metadata=row.member_metadata,
         )
-        for row in found.members
+        for row in described.members
     )
-    return GroupView(group, CLASSIC, found.group_state, found.protocol_data, None, members)
+    return GroupView(group, CLASSIC, described.group_state, described.protocol_data, None, members)
 
 
 def _assigned(assignment: bytes) -> tuple[Partition, ...]:
@@ -152,11 +152,11 @@ def _assigned(assignment: bytes) -> tuple[Partition, ...]:
         return ()
 
 
-def member_rows(found: GroupView) -> list[dict[str, object]]:
+def member_rows(view: GroupView) -> list[dict[str, object]]:
     """Return one row per member."""
     return [
         {
-            "group": found.group,
+            "group": view.group,
             "member": member.member_id,
             "instance": member.instance_id,
             "client": member.client_id,
@@ -165,9 +165,9 @@ def member_rows(found: GroupView) -> list[dict[str, object]]:
             "count": len(member.assigned),
             "assigned": texts(member.assigned),
             "target": None if member.target is None else texts(member.target),
-            "type": found.kind,
+            "type": view.kind,
         }
-        for member in found.members
+        for member in view.members
     ]
 
 
@@ -312,8 +312,8 @@ def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
 
     def summed(name: str, rows: Iterable[Mapping[str, object]]) -> int | None:
         values = [row[name] for row in rows]
-        found = [value for value in values if isinstance(value, int)]
-        return sum(found) if len(found) == len(values) else None
+        integers = [value for value in values if isinstance(value, int)]
+        return sum(integers) if len(integers) == len(values) else None
 
     keeps_progress = bool(rows) and all(row["progress"] for row in rows)
     # An offset committed for a deleted topic has no lag.

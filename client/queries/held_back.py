@@ -45,17 +45,17 @@ def held_back(session: ClusterSession, places: Iterable[Partition]) -> list[Held
         return []
     pins = _pins(session, pinned)
     known = _transactions(session, pins)
-    found = []
+    held = []
     for place in pinned:
         pin, stable = pins.get(place), lags.bounds[place].stable
         transaction = known.get(pin.producer_id) if pin is not None else None
         since = transaction.started_ms if transaction is not None else lags.held_since(place)
         lag = lags.of(place, stable)
         if lag is not None:
-            found.append(
+            held.append(
                 HeldBack(place, stable, lag.held_back, lag.is_exact, pin, transaction, since)
             )
-    return found
+    return held
 
 
 def _pins(session: ClusterSession, places: list[Partition]) -> Mapping[Partition, Producer]:

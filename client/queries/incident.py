@@ -236,17 +236,17 @@ def _text_or_none(values: Mapping[str, Any], name: str, where: str) -> str | Non
 
 
 def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name, {})
-    if not isinstance(found, dict) or len(found) > MAX_NAMES:
+    mapping = values.get(name, {})
+    if not isinstance(mapping, dict) or len(mapping) > MAX_NAMES:
         raise IncidentError(f"{name} is not an object of at most {MAX_NAMES} names")
-    return found
+    return mapping
 
 
 def _list(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    found = values.get(name, [])
-    if not isinstance(found, list) or len(found) > most:
+    items = values.get(name, [])
+    if not isinstance(items, list) or len(items) > most:
         raise IncidentError(f"{name} is not an array of at most {most} elements")
-    return found
+    return items
 
 
 def _names(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -264,17 +264,17 @@ def _settings(values: Any, is_allowed: Callable[[str], bool]) -> dict[str, str]:
 
 
 def _topics(values: Mapping[str, Any]) -> dict[str, TopicOfIncident]:
-    found, left = {}, MAX_PARTITIONS
+    topics, left = {}, MAX_PARTITIONS
     for name, row in values.items():
         if not isinstance(row, dict):
             raise IncidentError(f"topic {name[:100]!r} is not an object")
         where = f"partitions of topic {name[:100]!r}"
         partitions = _number(row.get("partitions"), where, left)
         left -= partitions
-        found[name] = TopicOfIncident(
+        topics[name] = TopicOfIncident(
             _text(row.get("id"), f"id of topic {name[:100]!r}"), partitions
         )
-    return found
+    return topics
 
 
 def _row(row: Any, where: str, known: type) -> dict[str, Any]:

@@ -22,12 +22,12 @@ _TEXTS: Final = frozenset({"string", "uuid", "bytes", "records", "error_code"})
 
 def as_json(message: Entity) -> dict[str, Any]:
     """Return the fields of ``message`` that differ from Kafka's defaults."""
-    found = {}
+    fields = {}
     for info in all_fields(type(message)):
         value = getattr(message, info.name)
         if value != info.default:
-            found[info.name] = _plain(info, value)
-    return found
+            fields[info.name] = _plain(info, value)
+    return fields
 
 
 def _plain(info: FieldInfo, value: Any) -> Any:

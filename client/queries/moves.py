@@ -36,7 +36,7 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
     try:
         document = json.loads(text)
         version = document.get("version", 1)
-        found = {
+        assignment = {
             (str(row["topic"]), int(row["partition"])): tuple(int(one) for one in row["replicas"])
             for row in document["partitions"]
         }
@@ -48,12 +48,12 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
         ) from error
     if version != 1:
         raise PlanError(f"the plan has version {version}; only version 1 is supported")
-    if len(found) != len(document["partitions"]):
+    if len(assignment) != len(document["partitions"]):
         raise PlanError("the plan names a partition twice")
-    for (topic, index), replicas in found.items():
+    for (topic, index), replicas in assignment.items():
         if not replicas or len(set(replicas)) != len(replicas):
             raise PlanError(f"{topic}-{index} can't be on {list(replicas)}")
-    return found
+    return assignment
 
 
 def plan_text(plan: Mapping[Partition, Replicas]) -> str:
@@ -107,7 +107,7 @@ def ongoing(
 
 
 def submit(
-    session: ClusterSession, wanted: Mapping[Partition, Replicas | None]
+    session: ClusterSession, assignment: Mapping[Partition, Replicas | None]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
     """Submit reassignments, or with None cancel them; return the result of each.
 
@@ -117,7 +117,7 @@ def submit(
         "AlterPartitionReassignments",
         to_node=session.controller,
         check=False,
-        entity=partial(_ask_moves, wanted=wanted, timeout_ms=session.timeout_ms),
+        entity=partial(_alter_request, assignment=assignment, timeout_ms=session.timeout_ms),
     )
     check(answer.error_code, "AlterPartitionReassignments", None, answer.error_message)
     return {
@@ -127,10 +127,12 @@ def submit(
     }
 
 
-def _ask_moves(make: Any, wanted: Mapping[Partition, Replicas | None], timeout_ms: int) -> Any:
+def _alter_request(
+    make: Any, assignment: Mapping[Partition, Replicas | None], timeout_ms: int
+) -> Any:
     rows = [
         (tp, make.ReassignablePartition(partition_index=tp[1], replicas=replicas))
-        for tp, replicas in sorted(wanted.items())
+        for tp, replicas in sorted(assignment.items())
     ]
     return make.message(timeout=timeout_ms, topics=topics(make.ReassignableTopic, rows))
 
@@ -148,12 +150,12 @@ def throttle(session: ClusterSession, moves: Mapping[Partition, Move], rate: int
     for node in nodes:
         put = dict.fromkeys(RATES, str(rate))
         alter(session, ("broker", str(node)), put, (), execute=True)
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    settings: dict[str, tuple[list[str], list[str]]] = {}
     for (topic, index), move in sorted(moves.items()):
-        there, coming = found.setdefault(topic, ([], []))
+        there, coming = settings.setdefault(topic, ([], []))
         there += [f"{index}:{one}" for one in move.replicas if one not in move.adding]
         coming += [f"{index}:{one}" for one in move.adding]
-    for topic, sides in found.items():
+    for topic, sides in settings.items():
         put = {key: ",".join(side) for key, side in zip(THROTTLED, sides, strict=True)}
         alter(session, ("topic", topic), put, (), execute=True)
 
@@ -164,12 +166,12 @@ def throttled(
     """Return the brokers and topics that have throttle settings, as ("broker", "1")."""
     resources = [("broker", str(node)) for node in nodes]
     resources += [("topic", name) for name in names]
-    found = {
+    with_throttles = {
         (one.kind, one.resource): None
         for one in described(session, resources, [*RATES, *THROTTLED])
         if one.source == one.kind and one.value
     }
-    return list(found)
+    return list(with_throttles)
 
 
 def unthrottle(session: ClusterSession, resources: Iterable[tuple[str, str]]) -> None:

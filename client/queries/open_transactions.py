@@ -96,24 +96,24 @@ def partitions_of(session: ClusterSession, texts: Iterable[str]) -> list[Partiti
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
-    wanted = [partition_argument(text) for text in texts]
+    arguments = [partition_argument(text) for text in texts]
     chosen: dict[str, set[int]] = {}
-    for name, index in wanted:
+    for name, index in arguments:
         chosen.setdefault(name, set()).update(() if index is None else (index,))
-    whole = {name for name, index in wanted if index is None}
-    found: list[Partition] = []
+    whole = {name for name, index in arguments if index is None}
+    partitions: list[Partition] = []
     for topic in session.topics(chosen or None):
         named = set() if topic.name in whole else chosen.get(topic.name)
         for index in sorted(named or topic.partitions):
             if index not in topic.partitions:
                 raise click.ClickException(f"{topic.name} has no partition {index}")
-            found.append((topic.name, index))
-    return found
+            partitions.append((topic.name, index))
+    return partitions
 
 
 def producers(session: ClusterSession, partitions: Iterable[Partition]) -> list[Producer]:
     """Ask the leaders of ``partitions`` for their producers; sorted by partition and id."""
-    found: list[Producer] = []
+    rows: list[Producer] = []
     for node, places in session.by_leader(partitions).items():
         answer = session.client.call(
             "DescribeProducers",
@@ -124,7 +124,7 @@ def producers(session: ClusterSession, partitions: Iterable[Partition]) -> list[
         )
         for (topic, index), row in rows_of(answer):
             check(row.error_code, "DescribeProducers", f"{topic}-{index}", row.error_message)
-            found.extend(
+            rows.extend(
                 Producer(
                     topic=topic,
                     partition=index,
@@ -137,27 +137,27 @@ def producers(session: ClusterSession, partitions: Iterable[Partition]) -> list[
                 )
                 for one in row.active_producers
             )
-    return sorted(found, key=lambda row: (row.topic, row.partition, row.producer_id))
+    return sorted(rows, key=lambda row: (row.topic, row.partition, row.producer_id))
 
 
 def transactions_of(session: ClusterSession, producer_ids: Iterable[int]) -> dict[int, Transaction]:
     """Return transactions by producer id, from the coordinators on all brokers."""
-    wanted = tuple(sorted(set(producer_ids)))
-    if not wanted:
+    ids = tuple(sorted(set(producer_ids)))
+    if not ids:
         return {}
-    found: dict[int, Transaction] = {}
+    transactions: dict[int, Transaction] = {}
     for node in sorted(session.client.metadata().brokers):
-        listed = session.client.call("ListTransactions", to_node=node, producer_id_filters=wanted)
+        listed = session.client.call("ListTransactions", to_node=node, producer_id_filters=ids)
         names = tuple(row.transactional_id for row in listed.transaction_states)
         if names:
             for transaction in _described(session, node, names):
-                found[transaction.producer_id] = transaction
-    return found
+                transactions[transaction.producer_id] = transaction
+    return transactions
 
 
 def unfinished(session: ClusterSession) -> list[Transaction]:
     """Return the unfinished transactions of all coordinators, by transactional id."""
-    found: list[Transaction] = []
+    transactions: list[Transaction] = []
     for node in sorted(session.client.metadata().brokers):
         listed = session.client.call(
             "ListTransactions", to_node=node, state_filters=tuple(sorted(UNFINISHED))
@@ -165,8 +165,8 @@ def unfinished(session: ClusterSession) -> list[Transaction]:
         check(listed.error_code, "ListTransactions")
         names = tuple(row.transactional_id for row in listed.transaction_states)
         if names:
-            found += _described(session, node, names)
-    unended = (one for one in found if one.state in UNFINISHED)
+            transactions += _described(session, node, names)
+    unended = (one for one in transactions if one.state in UNFINISHED)
     return sorted(unended, key=lambda one: one.transactional_id)
 
 
@@ -174,7 +174,7 @@ def _described(session: ClusterSession, node: int, names: tuple[str, ...]) -> li
     answer = session.client.call(
         "DescribeTransactions", to_node=node, check=False, transactional_ids=names
     )
-    found: list[Transaction] = []
+    transactions: list[Transaction] = []
     for state in answer.transaction_states:
         # The id has expired since it was listed, or moved to another broker, which lists it too.
         if state.error_code in {
@@ -182,16 +182,16 @@ def _described(session: ClusterSession, node: int, names: tuple[str, ...]) -> li
             ErrorCode.not_coordinator,
         }:
             continue
-        found.append(_transaction_of(state))
-    return found
+        transactions.append(_transaction_of(state))
+    return transactions
 
 
 def transaction(session: ClusterSession, transactional_id: str) -> Transaction:
     """Ask the coordinator of a transactional id for its state. Raises ApiError."""
-    found = known_transaction(session, transactional_id)
-    if found is None:
+    state = known_transaction(session, transactional_id)
+    if state is None:
         raise unknown_transactional_id(transactional_id, lambda: transactional_ids(session))
-    return found
+    return state
 
 
 def known_transaction(session: ClusterSession, transactional_id: str) -> Transaction | None:
@@ -261,19 +261,17 @@ def hanging(
         if row.is_open and now_ms - row.last_timestamp_ms > older_than_ms
     ]
     known = transactions_of(session, (row.producer_id for row in suspects))
-    found = []
+    rows = []
     for row in suspects:
         transaction = known.get(row.producer_id)
         reason = why_hanging(row, transaction)
         if reason is not None:
-            found.append((row, transaction, reason))
+            rows.append((row, transaction, reason))
     # The coordinator was asked after the leader: drop transactions that have ended meanwhile.
-    places = sorted({row.place for row, _, _ in found})
+    places = sorted({row.place for row, _, _ in rows})
     still = {(row.place, row.producer_id, row.start_offset) for row in producers(session, places)}
     return [
-        item
-        for item in found
-        if (item[0].place, item[0].producer_id, item[0].start_offset) in still
+        item for item in rows if (item[0].place, item[0].producer_id, item[0].start_offset) in still
     ]
 
 

@@ -60,10 +60,10 @@ class Observations:
             elif entry.scope == TRANSACTION:
                 self.transactions.append(entry)
 
-    def of(self, kind: str, **wanted: Any) -> Iterator[Entry]:
+    def of(self, kind: str, **details: Any) -> Iterator[Entry]:
         """Yield the observations of a kind with these details, oldest first."""
         for entry in self._by_kind[kind]:
-            if all(entry.detail.get(name) == value for name, value in wanted.items()):
+            if all(entry.detail.get(name) == value for name, value in details.items()):
                 yield entry
 
     @property
@@ -115,10 +115,10 @@ class Observations:
             pipeline.transactional_ids |= ids[client]
             pipeline.producers.add(client)
             pipeline.inputs.add(topic)
-        found = list(of_group.values())
-        for pipeline in found:
+        all_pipelines = list(of_group.values())
+        for pipeline in all_pipelines:
             for name in pipeline.transactional_ids:
                 pipeline.outputs |= outputs[name]
-        with_group = {name for one in found for name in one.transactional_ids}
+        with_group = {name for one in all_pipelines for name in one.transactional_ids}
         alone = sorted(outputs.keys() - with_group)
-        return [*found, *(Pipeline(None, {name}, outputs=outputs[name]) for name in alone)]
+        return [*all_pipelines, *(Pipeline(None, {name}, outputs=outputs[name]) for name in alone)]

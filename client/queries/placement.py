@@ -30,14 +30,14 @@ def spread(
     enough. Brokers hold, and lead, nearly the same number of partitions. A replica on one of the
     brokers stays there unless that broker would hold too many. Raises TooFewBrokers.
     """
-    wanted = {tp: factor or len(replicas) for tp, replicas in current.items()}
-    most = max(wanted.values(), default=0)
+    factors = {tp: factor or len(replicas) for tp, replicas in current.items()}
+    most = max(factors.values(), default=0)
     if most > len(racks):
         raise TooFewBrokers(f"{most} replicas need {most} brokers; the cluster has {len(racks)}")
     plan = _AssignmentPlan(current, racks)
-    for tp, count in wanted.items():
+    for tp, count in factors.items():
         plan.keep(tp, count)
-    for tp, count in wanted.items():
+    for tp, count in factors.items():
         plan.fill(tp, count)
     while plan.level():
         pass
@@ -116,9 +116,9 @@ def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Rep
     """Choose preferred leaders: the first replica, or the least loaded if that leads its share."""
     leads = Counter[int]()
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
-    found: dict[Partition, Replicas] = {}
+    assignment: dict[Partition, Replicas] = {}
     for tp, nodes in replicas.items():
         first = nodes[0] if leads[nodes[0]] < most else min(nodes, key=lambda one: leads[one])
         leads[first] += 1
-        found[tp] = (first, *(one for one in nodes if one != first))
-    return found
+        assignment[tp] = (first, *(one for one in nodes if one != first))
+    return assignment

@@ -53,7 +53,7 @@ class Reader:
 
     def seek(
         self,
-        wanted: Collection[int] = (),
+        selected: Collection[int] = (),
         begin: OffsetPosition = BEGINNING,
         until: OffsetPosition = END,
         *,
@@ -65,17 +65,17 @@ class Reader:
         click.ClickException for an unknown partition.
         """
         indexes = list(self._session.topics([self._topic])[0].partitions)
-        unknown = sorted({*wanted, *begin.offsets, *until.offsets} - set(indexes))
+        unknown = sorted({*selected, *begin.offsets, *until.offsets} - set(indexes))
         if unknown:
             raise click.ClickException(f"{self._topic} has no partition {unknown[0]}")
-        wanted = wanted or indexes
-        first, last = self._offsets(wanted, EARLIEST), self._offsets(wanted, LATEST)
-        self._bounds = {index: (first[index], last[index]) for index in wanted}
+        selected = selected or indexes
+        first, last = self._offsets(selected, EARLIEST), self._offsets(selected, LATEST)
+        self._bounds = {index: (first[index], last[index]) for index in selected}
         self._ends = self._stop_offsets(until, last, follow=follow)
-        times = self._offsets(wanted, begin.time) if begin.time is not None else first
+        times = self._offsets(selected, begin.time) if begin.time is not None else first
         # An offset of -1 stands for a partition without a record at or after that time.
         self.is_early = begin.time is not None and begin.time >= 0 and max(times.values()) < 0
-        for index in wanted:
+        for index in selected:
             at = begin.offset_of(index)
             if begin.last is not None:
                 stop = self._ends[index]
@@ -134,28 +134,28 @@ class Reader:
 
     def _tail(self, index: int, count: int, first: int, end: int) -> int:
         """Return the offset of the ``count``-th visible record from the end; offsets have gaps."""
-        seen: list[int] = []
+        offsets_read: list[int] = []
         low, step = end, max(count, 1)
-        while len(seen) < count and low > first:
+        while len(offsets_read) < count and low > first:
             start = max(first, low - step)
-            position, found = start, []
+            position, offsets = start, []
             while position < low:
                 for records, behind in self._read(index, position, 0):
-                    found += [record.offset for record in records if record.offset < low]
+                    offsets += [record.offset for record in records if record.offset < low]
                     position = behind
                     if position >= low:
                         break
-            seen = found + seen
+            offsets_read = offsets + offsets_read
             low, step = start, 2 * step
-        return (seen[-count] if len(seen) >= count else first) if count else end
+        return (offsets_read[-count] if len(offsets_read) >= count else first) if count else end
 
     def _add_note(self, index: int, what: str) -> None:
         self.notes.append(f"{self._topic}:{index} {what}")
 
     def _offsets(self, indexes: Collection[int], at: int) -> dict[int, int]:
         places = [(self._topic, index) for index in indexes]
-        found = self._session.offsets(places, at, committed=self._committed)
-        return {index: offset for (_, index), offset in found.items()}
+        offsets = self._session.offsets(places, at, committed=self._committed)
+        return {index: offset for (_, index), offset in offsets.items()}
 
     def records(self) -> Iterator[tuple[int, LogRecord]]:
         """Yield each record with its partition."""
@@ -217,11 +217,11 @@ def visible(
     data: bytes, position: int, aborted: list[tuple[int, int]]
 ) -> tuple[list[LogRecord], int]:
     """Return all records that :func:`visible_chunks` yields, and the next offset."""
-    seen: list[LogRecord] = []
+    visible_records: list[LogRecord] = []
     for records, behind in visible_chunks(data, position, aborted):
-        seen += records
+        visible_records += records
         position = behind
-    return seen, position
+    return visible_records, position
 
 
 def visible_chunks(

@@ -128,7 +128,7 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
     """Return the causes, each with the last step that had arrived before it."""
     numbers = {id(entry): number for number, entry in enumerate(requests, 1)}
     times = [_received_ms(one) for one in requests]
-    found = []
+    causes = []
     last = 0
     for entry in entries:
         if id(entry) in numbers:
@@ -140,7 +140,7 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
             same_ms = bisect_right(times, entry.at_ms)
             after = max(bisect_left(times, entry.at_ms), min(last, same_ms))
             member = entry.detail.get("member")
-            found.append(
+            causes.append(
                 Cause(
                     entry.at_ms - start_ms,
                     after,
@@ -151,7 +151,7 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
                     entry.trigger,
                 )
             )
-    return found
+    return causes
 
 
 # --- the steps ---
@@ -268,15 +268,15 @@ def with_records(session: ClusterSession, incident: Incident) -> Incident:
     Records that have been deleted meanwhile get none. Raises IncidentError if there are too many
     records, and ApiError.
     """
-    found: dict[str, dict[int, dict[int, Payload]]] = {}
+    payloads: dict[str, dict[int, dict[int, Payload]]] = {}
     left, left_bytes = MAX_RECORDS, MAX_PAYLOAD_BYTES
-    for (topic, index), wanted in sorted(_offsets(incident).items()):
-        rows = found.setdefault(topic, {}).setdefault(index, {})
+    for (topic, index), offsets in sorted(_offsets(incident).items()):
+        rows = payloads.setdefault(topic, {}).setdefault(index, {})
         reader = Reader(session, topic, committed=False)
-        begin, end = OffsetPosition(offset=min(wanted)), OffsetPosition(offset=max(wanted) + 1)
+        begin, end = OffsetPosition(offset=min(offsets)), OffsetPosition(offset=max(offsets) + 1)
         reader.seek([index], begin=begin, until=end)
         for _, record in reader.records():
-            if record.offset not in wanted:
+            if record.offset not in offsets:
                 continue
             rows[record.offset] = Payload(record.key, record.value, tuple(record.headers))
             left -= 1
@@ -287,24 +287,24 @@ def with_records(session: ClusterSession, incident: Incident) -> Incident:
                     f"an incident has at most {MAX_RECORDS} records and {MAX_PAYLOAD_BYTES} bytes"
                     " of keys, values and headers: record without --records"
                 )
-    return replace(incident, records=found)
+    return replace(incident, records=payloads)
 
 
 def _offsets(incident: Incident) -> dict[Partition, set[int]]:
     """Return the offsets of the produced and acquired records."""
     names = {topic.id: name for name, topic in incident.topics.items()}
-    found: dict[Partition, set[int]] = defaultdict(set)
+    offsets: dict[Partition, set[int]] = defaultdict(set)
     for step in incident.steps:
         for topic in (step.response or {}).get("responses", ()):
             name = names.get(topic.get("topic_id", ""), "")
             for row in topic.get("partitions", ()) if name else ():
                 for one in row.get("acquired_records", ()):
                     first, last = one.get("first_offset", 0), one.get("last_offset", 0)
-                    found[name, row.get("partition_index", 0)].update(range(first, last + 1))
+                    offsets[name, row.get("partition_index", 0)].update(range(first, last + 1))
         if step.api == "Produce" and step.response is not None:
             for place, first, count in produced(step, names):
-                found[place].update(range(first, first + count))
-    return found
+                offsets[place].update(range(first, first + count))
+    return offsets
 
 
 def produced(step: Step, names: Mapping[str, str]) -> Iterator[tuple[Partition, int, int]]:
@@ -335,18 +335,18 @@ def _topic(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _settings(session: ClusterSession) -> dict[str, str]:
-    found = described(session, [("broker", str(session.some_broker))])
-    return {one.key: one.value for one in found if one.value is not None and is_setting(one.key)}
+    entries = described(session, [("broker", str(session.some_broker))])
+    return {one.key: one.value for one in entries if one.value is not None and is_setting(one.key)}
 
 
 def _group_settings(session: ClusterSession, group: str) -> dict[str, str]:
     try:
-        found = described(session, [("group", group)])
+        entries = described(session, [("group", group)])
     except ApiError:
         return {}  # the principal may not see them
     return {
         one.key: one.value
-        for one in found
+        for one in entries
         if one.value is not None and is_group_setting(one.key) and one.source == "group"
     }
 
@@ -359,11 +359,11 @@ def _topics(session: ClusterSession, requests: Iterable[Entry]) -> dict[str, Top
         for side in ("request", "response")
         if isinstance(one.detail.get(side), str)
     )
-    found = {}
+    topics = {}
     for topic in session.topics():
         name = topic.name.encode()
         written = (struct.pack(">h", len(name)) + name, uvarint(len(name) + 1) + name)
         id_bytes = b"" if topic.topic_id is None else topic.topic_id.bytes
         if (id_bytes and id_bytes in frames) or any(one in frames for one in written):
-            found[topic.name] = TopicOfIncident(str(topic.topic_id), len(topic.partitions))
-    return found
+            topics[topic.name] = TopicOfIncident(str(topic.topic_id), len(topic.partitions))
+    return topics

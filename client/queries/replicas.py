@@ -65,11 +65,11 @@ def partition_states(
     states = {}
     if ApiKey.DESCRIBE_TOPIC_PARTITIONS in versions:
         states = _eligible(session, [topic.name for topic in known])
-    found = []
+    descriptions = []
     for topic in known:
         for index, row in sorted(topic.partitions.items()):
             elr, last_known = states.get((topic.name, index), (None, None))
-            found.append(
+            descriptions.append(
                 PartitionDescription(
                     topic.name,
                     index,
@@ -82,7 +82,7 @@ def partition_states(
                     row.offline,
                 )
             )
-    return found
+    return descriptions
 
 
 def states_and_offsets(
@@ -93,20 +93,20 @@ def states_and_offsets(
     Brokers name a leader until it is fenced, even if it is dead. If one does not answer, look the
     leaders up again, and return no offsets for partitions that it still leads. Raises ApiError.
     """
-    found: dict[Partition, PartitionOffsets] = {}
+    offsets: dict[Partition, PartitionOffsets] = {}
     unreachable = {NO_LEADER}
     while True:
         states = partition_states(session, topics)
         unasked: dict[int, list[Partition]] = defaultdict(list)
         for one in states:
             place = one.topic, one.partition
-            if place not in found and one.leader not in unreachable:
+            if place not in offsets and one.leader not in unreachable:
                 unasked[one.leader].append(place)
         if not unasked:
-            return states, found
+            return states, offsets
         for leader, places in unasked.items():
             try:
-                found |= bounds_of(session, places)
+                offsets |= bounds_of(session, places)
             except BrokerUnreachable:
                 unreachable.add(leader)
 
@@ -116,7 +116,7 @@ _Eligible = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _eligible(session: ClusterSession, topics: Sequence[str]) -> dict[Partition, _Eligible]:
     """Return the eligible leader replicas of each partition, and the last known ones."""
-    found: dict[Partition, _Eligible] = {}
+    eligible: dict[Partition, _Eligible] = {}
     cursor: Any = None
     while topics:
         answer = session.client.call(
@@ -128,14 +128,14 @@ def _eligible(session: ClusterSession, topics: Sequence[str]) -> dict[Partition,
             if topic.error_code:
                 continue
             for row in topic.partitions:
-                found[topic.name, row.partition_index] = (
+                eligible[topic.name, row.partition_index] = (
                     tuple(row.eligible_leader_replicas or ()),
                     tuple(row.last_known_elr or ()),
                 )
         cursor = answer.next_cursor
         if cursor is None:
             break
-    return found
+    return eligible
 
 
 def _describe_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
@@ -254,14 +254,14 @@ def problems(state: PartitionDescription, min_isr: int, adding: Collection[int] 
 
     Replicas that a reassignment is ``adding`` do not count as missing.
     """
-    found = []
+    names = []
     if state.leader == NO_LEADER:
-        found.append("offline")
+        names.append("offline")
     if len(state.isr) < min(min_isr, len(state.replicas)):
-        found.append("under min ISR")
+        names.append("under min ISR")
     if len(state.isr) < len(set(state.replicas) - set(adding)):
-        found.append("under replicated")
-    return found
+        names.append("under replicated")
+    return names
 
 
 def restart_problem(
@@ -328,16 +328,16 @@ def elect(
         ),
     )
     check(getattr(answer, "error_code", 0), "ElectLeaders")
-    found = {
+    results = {
         (topic.topic, row.partition_id): (ErrorCode(row.error_code), row.error_message)
         for topic in answer.replica_election_results
         for row in topic.partition_result
     }
-    missing = [one for one in partitions if one not in found]
+    missing = [one for one in partitions if one not in results]
     if missing:
         topic, index = missing[0]
         raise ApiError(ErrorCode.unknown_topic_or_partition, "ElectLeaders", f"{topic}-{index}")
-    return found
+    return results
 
 
 def unregister(session: ClusterSession, broker: int) -> None:

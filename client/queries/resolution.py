@@ -113,17 +113,17 @@ class Resolution:
 
 def outcomes_of(records: Sequence[StateRecord]) -> list[Outcome]:
     """Return the decided transactions of an id's records."""
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     before: TransactionMetadata | None = None
     for record in records:
         txn = record.txn
         if txn is not None:
             if txn.state in PREPARED:
-                found.append(_ended(record.offset, txn, before))
+                outcomes.append(_ended(record.offset, txn, before))
             elif txn.state in ENDED and (before is None or before.state not in PREPARED):
-                found.append(_ended(record.offset, txn, None))
+                outcomes.append(_ended(record.offset, txn, None))
         before = txn
-    return found
+    return outcomes
 
 
 def _ended(offset: int, txn: TransactionMetadata, before: TransactionMetadata | None) -> Outcome:
@@ -184,7 +184,7 @@ def partitions_of(
     records: Iterable[StateRecord], identity: ProducerIdentity
 ) -> set[tuple[str, int]]:
     """Return the partitions of the transactions of ``identity`` that the records name."""
-    found: set[tuple[str, int]] = set()
+    partitions: set[tuple[str, int]] = set()
     before: TransactionMetadata | None = None
     for one in records:
         txn = one.txn
@@ -192,9 +192,9 @@ def partitions_of(
             ended = _ended(one.offset, txn, before) if txn.state in PREPARED else None
             names = {txn.identity} if ended is None else {ended.identity, *ended.others}
             if identity in names or (txn.is_kept_prepared and identity == txn.client_identity):
-                found |= txn.partitions
+                partitions |= txn.partitions
         before = txn
-    return found
+    return partitions
 
 
 def target_of(identity: ProducerIdentity, log: StateLog) -> ProducerIdentity:
@@ -217,31 +217,31 @@ def resolve(evidence: Evidence) -> Resolution:
     matching = tuple(
         one for one in outcomes_of(log.records) if one.identity == target and not one.others
     )
-    found = _Analysis(evidence, target, matching, _version(log.records, target))
+    analysis = _Analysis(evidence, target, matching, _version(log.records, target))
     is_current = current is not None and (current.producer_id, current.epoch) == target
     if current is not None and current.state == ONGOING and is_current:
-        return _resolve_open(found, current)
-    outcomes = {one.commit for one in matching} | {one.commit for one in found.marked}
+        return _resolve_open(analysis, current)
+    outcomes = {one.commit for one in matching} | {one.commit for one in analysis.marked}
     if len(outcomes) == len({True, False}):
-        return found.conclude(
+        return analysis.conclude(
             Verdict.MIXED,
             "there are commits and aborts under this identity: it stands for several transactions"
             " of version 1, or one partition was aborted by WriteTxnMarkers",
         )
     if outcomes:
-        return _resolve_decided(found, commit=outcomes.pop())
+        return _resolve_decided(analysis, commit=outcomes.pop())
     hanging = [one for one in evidence.open_here if one.epoch == target.epoch]
     if hanging:
         places = ", ".join(f"{one.topic}:{one.partition}" for one in hanging)
-        return found.conclude(
+        return analysis.conclude(
             Verdict.HANGING,
             f"the leader has it open in {places}, and its coordinator will not end it there:"
             " only `fencepost txns abort` does",
             proof=True,
         )
     if current is None:
-        return _resolve_unknown_id(found)
-    return _resolve_past_identity(found, current, is_current=is_current)
+        return _resolve_unknown_id(analysis)
+    return _resolve_past_identity(analysis, current, is_current=is_current)
 
 
 def _resolve_last(evidence: Evidence) -> Resolution:
@@ -256,19 +256,19 @@ def _resolve_last(evidence: Evidence) -> Resolution:
     states = [one.txn for one in records if one.txn is not None]
     if outcomes and states[-1].state is not TransactionState.EMPTY:
         last = outcomes[-1]
-        found = _Analysis(evidence, last.identity, (last,), _version(records, last.identity))
+        analysis = _Analysis(evidence, last.identity, (last,), _version(records, last.identity))
         verdict = Verdict.COMMITTED if last.commit else Verdict.ABORTED
-        return found.conclude(verdict, "it is the last transaction of the id", proof=True)
+        return analysis.conclude(verdict, "it is the last transaction of the id", proof=True)
     if current is None:
         return _resolve_unknown_id(_Analysis(evidence, None, (), None))
     identity = ProducerIdentity(current.producer_id, current.epoch)
-    found = _Analysis(evidence, identity, (), None)
+    analysis = _Analysis(evidence, identity, (), None)
     if current.state == "Empty":
-        return found.conclude(
+        return analysis.conclude(
             Verdict.NOT_BEGUN, "its producer has begun no transaction", proof=True
         )
     commit = current.state in {"PrepareCommit", "CompleteCommit"}
-    return found.conclude(
+    return analysis.conclude(
         Verdict.COMMITTED if commit else Verdict.ABORTED,
         f"its coordinator has the last transaction of the id as {current.state}",
         proof=True,
@@ -331,8 +331,12 @@ def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) ->
     return None
 
 
-def _resolve_open(found: _Analysis, current: Transaction) -> Resolution:
-    target, identity, records = found.target, found.evidence.identity, found.evidence.log.records
+def _resolve_open(analysis: _Analysis, current: Transaction) -> Resolution:
+    target, identity, records = (
+        analysis.target,
+        analysis.evidence.identity,
+        analysis.evidence.log.records,
+    )
     because = [f"its coordinator has it as {current.state}"]
     ends_as = target
     last = records[-1].txn if records else None
@@ -343,56 +347,56 @@ def _resolve_open(found: _Analysis, current: Transaction) -> Resolution:
             f"a successor has kept it (KIP-939): only producer {owner.producer_id}"
             f" epoch {owner.epoch} can end it"
         )
-    earlier = len(found.outcomes) or len(found.marked)
+    earlier = len(analysis.outcomes) or len(analysis.marked)
     if identity is None:
         is_proof = True  # the question names no other transaction
     elif earlier:
         is_proof = False
         because.append("earlier transactions of this identity have ended: one of them may be meant")
     else:
-        is_proof = found.is_all
+        is_proof = analysis.is_all
         if not is_proof:
             because.append(VERSION_1)
-    return found.conclude(Verdict.OPEN, *because, proof=is_proof, ends_as=ends_as)
+    return analysis.conclude(Verdict.OPEN, *because, proof=is_proof, ends_as=ends_as)
 
 
-def _resolve_decided(found: _Analysis, *, commit: bool) -> Resolution:
+def _resolve_decided(analysis: _Analysis, *, commit: bool) -> Resolution:
     word = "commit" if commit else "abort"
     because = []
-    if found.outcomes:
+    if analysis.outcomes:
         because.append(f"__transaction_state has the decision to {word}")
     marked: dict[tuple[str, int], EndMarker] = {}
-    for one in found.marked:
+    for one in analysis.marked:
         marked.setdefault(one.place, one)
     if marked:
         places = ", ".join(f"{topic}:{index}" for topic, index in sorted(marked))
         because.append(f"{word} markers follow all its batches in {places}")
     # Each epoch's first batch was read, so no batch of an earlier transaction is missing.
     has_all = bool(marked) and all(one.first_sequence == 0 for one in marked.values())
-    is_proof = found.is_all or has_all
+    is_proof = analysis.is_all or has_all
     if not is_proof:
         because.append(VERSION_1)
     verdict = Verdict.COMMITTED if commit else Verdict.ABORTED
-    return found.conclude(verdict, *because, proof=is_proof)
+    return analysis.conclude(verdict, *because, proof=is_proof)
 
 
-def _resolve_unknown_id(found: _Analysis) -> Resolution:
+def _resolve_unknown_id(analysis: _Analysis) -> Resolution:
     """Return the verdict about an id that its coordinator does not know."""
-    log, evidence = found.evidence.log, found.evidence
+    log, evidence = analysis.evidence.log, analysis.evidence
     no_markers = _searched(evidence)
     expired = [one for one in log.records if one.txn is None]
     if expired:
-        return found.conclude(
+        return analysis.conclude(
             Verdict.EXPIRED,
             f"its coordinator deleted the id with the record at offset {expired[-1].offset} of"
             f" __transaction_state-{log.partition}",
             no_markers,
         )
     if evidence.expired_ms is not None:
-        return found.conclude(
+        return analysis.conclude(
             Verdict.EXPIRED, "the broker's history says that the id expired", no_markers
         )
-    return found.conclude(
+    return analysis.conclude(
         Verdict.NO_EVIDENCE,
         "its coordinator does not know the id: it has expired, or was never used here",
         no_markers,
@@ -400,37 +404,37 @@ def _resolve_unknown_id(found: _Analysis) -> Resolution:
 
 
 def _resolve_past_identity(
-    found: _Analysis, current: Transaction, *, is_current: bool
+    analysis: _Analysis, current: Transaction, *, is_current: bool
 ) -> Resolution:
     """Return the verdict about an identity without an outcome, whose transactional id is known."""
-    target, records = found.target or ProducerIdentity(-1, -1), found.evidence.log.records
+    target, records = analysis.target or ProducerIdentity(-1, -1), analysis.evidence.log.records
     last = records[-1].txn if records else None
     now = f"producer {current.producer_id} epoch {current.epoch}, {current.state}"
     if is_current:
         # Under version 2 the Complete record already has the identity of the next transaction.
         is_next = last is not None and last.client_transaction_version >= TV2
         if current.state == "Empty" or (current.state.startswith("Complete") and is_next):
-            return found.conclude(
+            return analysis.conclude(
                 Verdict.NOT_BEGUN,
                 f"its coordinator has {now}: nothing was written under this identity yet",
                 proof=True,
             )
-        return found.conclude(
+        return analysis.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}, which is the outcome of this identity under transaction"
             " version 1, and of the one before it under version 2",
-            _searched(found.evidence),
+            _searched(analysis.evidence),
         )
     is_next = current.producer_id == target.producer_id and current.epoch == target.epoch + 1
     if is_next and last is None and current.state.startswith(("Prepare", "Complete")):
-        return found.conclude(
+        return analysis.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}, which is the outcome of this identity under transaction"
             " version 2, and of the one after it under version 1",
-            _searched(found.evidence),
+            _searched(analysis.evidence),
         )
     if current.producer_id == target.producer_id and current.epoch < target.epoch:
-        return found.conclude(
+        return analysis.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has the older {now}: this cluster is not the one that gave out the"
             " identity, or it has lost records",
@@ -441,24 +445,26 @@ def _resolve_past_identity(
         for one in records
     )
     if not belonged:
-        return found.conclude(
+        return analysis.conclude(
             Verdict.NO_EVIDENCE,
             f"its coordinator has {now}; nothing shows that producer {target.producer_id} ever"
             " had this id",
-            _searched(found.evidence),
+            _searched(analysis.evidence),
         )
     # The log shows the identity's InitProducerId, all that followed, and no transaction.
     never = (
-        is_whole(records, target) and not found.evidence.end_markers and not begun(records, target)
+        is_whole(records, target)
+        and not analysis.evidence.end_markers
+        and not begun(records, target)
     )
-    return found.conclude(
+    return analysis.conclude(
         Verdict.REPLACED,
         f"its coordinator has the newer {now}: the transaction is not open and can no longer be"
         " committed",
         "no transaction was begun under the identity"
         if never
         else "if it was still open when it was replaced, it was aborted",
-        *(() if never else (_searched(found.evidence),)),
+        *(() if never else (_searched(analysis.evidence),)),
         proof=never,
     )
 

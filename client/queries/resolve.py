@@ -71,8 +71,8 @@ class Answer(NamedTuple):
     @property
     def is_unknown(self) -> bool:
         """Whether the question names only an id, and nothing shows that it was ever used."""
-        found = self.resolution
-        return found.verdict is Verdict.NO_EVIDENCE and found.identity is None
+        resolution = self.resolution
+        return resolution.verdict is Verdict.NO_EVIDENCE and resolution.identity is None
 
 
 def resolve_all(
@@ -119,26 +119,26 @@ def _resolve_question(
     )
     if identity is not None:
         evidence = _searched(session, evidence, target_of(identity, log), places, since_ms)
-    found = resolve(evidence)
+    resolution = resolve(evidence)
     waiting: tuple[Blame, ...] = ()
-    if found.verdict in {Verdict.OPEN, Verdict.HANGING}:
+    if resolution.verdict in {Verdict.OPEN, Verdict.HANGING}:
         held = {one.place for one in evidence.open_here}
         held |= current.partitions if current is not None and current.state == ONGOING else set()
         waiting = _waiting(session, [one for one in held if not is_internal(one[0])])
-    return Answer(found, waiting, tuple(_end_entries(entries, found)))
+    return Answer(resolution, waiting, tuple(_end_entries(entries, resolution)))
 
 
 def _waiting(session: ClusterSession, held: Sequence[Partition]) -> tuple[Blame, ...]:
     """Return the partitions with records behind the last stable offset."""
     places = _existing_partitions(session, held)
     try:
-        found = blame(session, places)
+        blames = blame(session, places)
     except ApiError:
-        found = []
+        blames = []
         for place in places:
             with contextlib.suppress(ApiError):  # it has no leader, or may not be described
-                found += blame(session, [place])
-    return tuple(row for row in found if row.stable < row.end)
+                blames += blame(session, [place])
+    return tuple(row for row in blames if row.stable < row.end)
 
 
 def _searched(
@@ -154,31 +154,31 @@ def _searched(
     known = partitions_of(records, target)
     known |= current.partitions if current is not None and is_current else frozenset()
     # Skip __consumer_offsets: it gets the same markers as the partitions with records.
-    wanted = _existing_partitions(
+    existing = _existing_partitions(
         session, {one for one in known if not is_internal(one[0])} | {*places}
     )
-    if not wanted:
+    if not existing:
         return evidence
     known_begun = begun(records, target)
     is_new = bool(known_begun) and known_begun[-1].client_transaction_version >= TV2
     if is_new or is_whole(records, target):
         if is_current and current is not None and current.state == ONGOING:
             # No other transaction can have ended under this identity.
-            return replace(evidence, open_here=_open_producers(session, wanted, target))
+            return replace(evidence, open_here=_open_producers(session, existing, target))
         if since_ms is None and known_begun:
             # The markers are younger than this, and earlier batches would prove nothing more.
             since_ms = known_begun[0].start_ms - CLOCK_SKEW_MS
-    found: list[EndMarker] = []
+    markers: list[EndMarker] = []
     searched, unread = [], []
-    for place in wanted:
+    for place in existing:
         try:
-            found += end_markers(session, place, target, since_ms)
+            markers += end_markers(session, place, target, since_ms)
             searched.append(place)
         except (ApiError, LogError) as error:  # without a leader, without the right, or damaged
             unread.append(f"{place[0]}:{place[1]}: {error}")
     return replace(
         evidence,
-        end_markers=tuple(found),
+        end_markers=tuple(markers),
         open_here=_open_producers(session, searched, target),
         searched=tuple(searched),
         unread=tuple(unread),
@@ -234,21 +234,24 @@ def abort_of(
     return None
 
 
-def _end_entries(history: Iterable[Entry], found: Resolution) -> list[Entry]:
+def _end_entries(history: Iterable[Entry], resolution: Resolution) -> list[Entry]:
     """Return the entries about the end of the transaction."""
-    if found.identity is None or found.verdict not in {Verdict.COMMITTED, Verdict.ABORTED}:
+    if resolution.identity is None or resolution.verdict not in {
+        Verdict.COMMITTED,
+        Verdict.ABORTED,
+    }:
         return []
     ends = {EventKind.TRANSACTION_ABORTED, EventKind.TRANSACTION_COMMITTED}
     return [
         one
         for one in history
         if one.what in ends
-        and one.detail.get("producer_id") == found.identity.producer_id
-        and one.detail.get("producer_epoch") == found.identity.epoch
+        and one.detail.get("producer_id") == resolution.identity.producer_id
+        and one.detail.get("producer_epoch") == resolution.identity.epoch
     ]
 
 
-def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool) -> None:
+def end_transaction(session: ClusterSession, resolution: Resolution, *, commit: bool) -> None:
     """Send EndTxn with the identity of an open transaction. Raises ApiError if it is refused.
 
     The request has the version that the transaction's producer uses, so that the producer's own
@@ -256,12 +259,12 @@ def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool)
     bump the producer would not notice the end, and would add another transaction's records to its
     own. The broker's history recognises an operator's decision by the client id.
     """
-    if found.ends_as is None:
-        raise ApiError(ErrorCode.producer_fenced, "EndTxn", found.evidence.transactional_id)
-    version = found.version
+    if resolution.ends_as is None:
+        raise ApiError(ErrorCode.producer_fenced, "EndTxn", resolution.evidence.transactional_id)
+    version = resolution.version
     if version is None:
         version = session.client.features().get("transaction.version", 0)
-    if is_two_phase(found.evidence.current):
+    if is_two_phase(resolution.evidence.current):
         version = TV2
     with WireClient(
         session.bootstrap,
@@ -272,9 +275,9 @@ def end_transaction(session: ClusterSession, found: Resolution, *, commit: bool)
         client.call(
             "EndTxn",
             at_most=None if version >= TV2 else LAST_TV1_END_TXN,
-            to_transaction=found.evidence.transactional_id,
-            transactional_id=found.evidence.transactional_id,
-            producer_id=found.ends_as.producer_id,
-            producer_epoch=found.ends_as.epoch,
+            to_transaction=resolution.evidence.transactional_id,
+            transactional_id=resolution.evidence.transactional_id,
+            producer_id=resolution.ends_as.producer_id,
+            producer_epoch=resolution.ends_as.epoch,
             committed=commit,
         )

@@ -86,13 +86,13 @@ class ClusterSession:
     def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
         """Describe ``names``, or all topics, sorted. Raises ApiError for an unknown name."""
         known = self.client.metadata(refresh=True).topics
-        found = []
+        described = []
         for name in sorted(known) if names is None else names:
             if name not in known:
                 raise unknown_topic(name, known)
             check(known[name].error, "Metadata", name)
-            found.append(known[name])
-        return found
+            described.append(known[name])
+        return described
 
     def create_topic(
         self,
@@ -134,22 +134,22 @@ class ClusterSession:
         self, partitions: Iterable[Partition], timestamp: int, *, committed: bool = False
     ) -> dict[Partition, int]:
         """Look up an offset per partition; ``committed`` makes LATEST the last stable offset."""
-        found: dict[Partition, int] = {}
+        offsets: dict[Partition, int] = {}
         for node, places in self.by_leader(partitions).items():
-            wanted = dict.fromkeys(places, timestamp)
+            timestamps = dict.fromkeys(places, timestamp)
             build = partial(list_offsets, isolation_level=committed, timeout_ms=self.timeout_ms)
             answer = self.client.call(
-                "ListOffsets", to_node=node, entity=partial(build, wanted=wanted)
+                "ListOffsets", to_node=node, entity=partial(build, wanted=timestamps)
             )
             for (topic, index), row in rows_of(answer):
                 check(row.error_code, "ListOffsets", f"{topic}-{index}")
-                found[topic, index] = row.offset
-        return found
+                offsets[topic, index] = row.offset
+        return offsets
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, list[Partition]]:
         """Group partitions by leader. Raises :class:`ApiError` for an unknown partition."""
         cluster = self.client.metadata()
-        found: dict[int, list[Partition]] = defaultdict(list)
+        by_leader: dict[int, list[Partition]] = defaultdict(list)
         for topic, index in partitions:
             leader = cluster.leader(topic, index)
             if topic not in cluster.topics:
@@ -157,8 +157,8 @@ class ClusterSession:
             if leader is None:
                 code = ErrorCode.unknown_topic_or_partition
                 raise ApiError(code, "Metadata", f"{topic}-{index}")
-            found[leader].append((topic, index))
-        return found
+            by_leader[leader].append((topic, index))
+        return by_leader
 
     def fetch(
         self,
@@ -200,31 +200,31 @@ class ClusterSession:
 
     def groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[Any]:
         """Return the groups of all brokers with any of ``states`` and ``types``, by name."""
-        found: list[Any] = []
+        groups: list[Any] = []
         for answer in self.call_all_brokers("ListGroups", states_filter=states, types_filter=types):
             check(answer.error_code, "ListGroups")
-            found += answer.groups
-        return sorted(found, key=lambda row: str(row.group_id))
+            groups += answer.groups
+        return sorted(groups, key=lambda row: str(row.group_id))
 
     def committed(self, group: str) -> dict[Partition, OffsetAndMetadata]:
         """Return all committed offsets of ``group``, sorted by partition."""
-        found = self._offset_fetch(group, None, require_stable=False)
-        check(getattr(found, "error_code", 0), "OffsetFetch", group)
+        response = self._offset_fetch(group, None, require_stable=False)
+        check(getattr(response, "error_code", 0), "OffsetFetch", group)
         positions = {
             place: OffsetAndMetadata(
                 row.committed_offset,
                 getattr(row, "committed_leader_epoch", NO_EPOCH),
                 row.metadata or "",
             )
-            for place, row in rows_of(found)
+            for place, row in rows_of(response)
         }
         return dict(sorted(positions.items()))
 
     def has_pending_offsets(self, group: str, partitions: Collection[Partition]) -> bool:
         """Return whether ``group`` has transactional offsets pending for ``partitions``."""
-        found = self._offset_fetch(group, partitions, require_stable=True)
-        codes = [row.error_code for _, row in rows_of(found)]
-        codes.append(getattr(found, "error_code", ErrorCode.none))
+        response = self._offset_fetch(group, partitions, require_stable=True)
+        codes = [row.error_code for _, row in rows_of(response)]
+        codes.append(getattr(response, "error_code", ErrorCode.none))
         return ErrorCode.unstable_offset_commit in codes
 
     def _offset_fetch(

@@ -55,19 +55,19 @@ def described(
     session: ClusterSession, resources: Sequence[Resource], keys: Sequence[str] | None = None
 ) -> list[ConfigEntry]:
     """Return all settings of ``resources``, or only ``keys``, sorted by key. Raises ApiError."""
-    found: list[ConfigEntry] = []
+    entries: list[ConfigEntry] = []
     names = {number: kind for kind, number in KINDS.items()}
     for node, node_resources in _by_node(resources).items():
         answer = session.client.call(
             "DescribeConfigs",
             check=False,
             to_node=node,
-            entity=partial(describe_request, wanted=node_resources, keys=keys),
+            entity=partial(describe_request, resources=node_resources, keys=keys),
         )
         for result in answer.results:
             kind, name = names[result.resource_type], result.resource_name
             check(result.error_code, "DescribeConfigs", name or kind, result.error_message)
-            found += (
+            entries += (
                 ConfigEntry(
                     kind,
                     name,
@@ -79,26 +79,26 @@ def described(
                 )
                 for entry in sorted(result.configs, key=lambda entry: str(entry.name))
             )
-    return found
+    return entries
 
 
 def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
     """Group resources by node: a broker reports only its own settings; -1 is any node."""
-    found: dict[int, list[Resource]] = defaultdict(list)
+    by_node: dict[int, list[Resource]] = defaultdict(list)
     for kind, name in resources:
         is_one_broker = kind == "broker" and name != EVERY_BROKER and name.isdecimal()
-        found[int(name) if is_one_broker else -1].append((kind, name))
-    return found
+        by_node[int(name) if is_one_broker else -1].append((kind, name))
+    return by_node
 
 
-def describe_request(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
+def describe_request(make: Any, resources: Sequence[Resource], keys: Sequence[str] | None) -> Any:
     """Build a DescribeConfigs of resources: of ``keys``, or of all their keys if that is None."""
     return make.message(
         resources=[
             make.DescribeConfigsResource(
                 resource_type=KINDS[kind], resource_name=name, configuration_keys=keys
             )
-            for kind, name in wanted
+            for kind, name in resources
         ],
     )
 

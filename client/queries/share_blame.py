@@ -41,18 +41,18 @@ def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list
     offsets: list[Row] = offset_rows(session, [group])
     places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
     views = in_flight(session, group.group, places)
-    found = [views[place] for place in places]
+    reports = [views[place] for place in places]
     members = {one.member_id: one for one in group.members}
-    known = [_with_view(row, one) for row, one in zip(offsets, found, strict=True)]
-    return known, [_row(row, one, members) for row, one in zip(known, found, strict=True)]
+    known = [_with_view(row, one) for row, one in zip(offsets, reports, strict=True)]
+    return known, [_row(row, one, members) for row, one in zip(known, reports, strict=True)]
 
 
-def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
+def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
     """Return an offset row with the columns that the leader reports.
 
     The start offset is persisted once a record is completed; before, only the leader has it.
     """
-    view = found.view
+    view = report.view
     known = {}
     if row["lag"] is None and view:
         lag = view["high_watermark"] - view["start_offset"] - view["complete"]
@@ -65,7 +65,7 @@ def _with_view(row: Mapping[str, Any], found: InFlight) -> Row:
         "available": view.get("available"),
         "lock_end_ms": view.get("first_lock_end_ms"),
         "deliveries": view.get("max_delivery_count"),
-        "in_flight_error": found.reason,
+        "in_flight_error": report.reason,
     }
 
 
@@ -77,8 +77,8 @@ def blame(session: ClusterSession, group: GroupView) -> list[Row]:
     return rows
 
 
-def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, MemberView]) -> Row:
-    first_open = found.view.get("first_open") or {}
+def _row(offsets: Mapping[str, Any], report: InFlight, members: Mapping[str, MemberView]) -> Row:
+    first_open = report.view.get("first_open") or {}
     state = first_open.get("state")
     member = first_open.get("member")
     client = members.get(member or "")
@@ -86,13 +86,13 @@ def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, Memb
     row: Row = {
         "topic": offsets["topic"],
         "partition": offsets["partition"],
-        "start_offset": found.view.get("start_offset", offsets["committed"]),
+        "start_offset": report.view.get("start_offset", offsets["committed"]),
         "lag": offsets["lag"],
         "first": first_open.get("first"),
         "last": first_open.get("last"),
         "state": state,
         "deliveries": first_open.get("delivery_count"),
-        "delivery_limit": found.view.get("delivery_count_limit"),
+        "delivery_limit": report.view.get("delivery_count_limit"),
         "member": member,
         "client": client.client_id if client else first_open.get("client_id"),
         "host": client.host if client else first_open.get("client_host"),
@@ -102,13 +102,13 @@ def _row(offsets: Mapping[str, Any], found: InFlight, members: Mapping[str, Memb
         "ends": None,
         "why": None,
         "why_ms": None,
-        "in_flight_error": found.reason,
+        "in_flight_error": report.reason,
     }
     if lock_end_ms is not None:
-        row["since_ms"] = lock_end_ms - found.view["lock_duration_ms"]
-    if state is None and offsets["lag"] and found.reason in (None, NOT_FETCHED):
-        row["state"] = "NOT_FETCHED" if found.reason else "NOT_READ"
-        row["first"] = found.view.get("end_offset", offsets["committed"])
+        row["since_ms"] = lock_end_ms - report.view["lock_duration_ms"]
+    if state is None and offsets["lag"] and report.reason in (None, NOT_FETCHED):
+        row["state"] = "NOT_FETCHED" if report.reason else "NOT_READ"
+        row["first"] = report.view.get("end_offset", offsets["committed"])
     if row["state"] is not None:
         fetches = UNFETCHED if members else NO_MEMBER
         row["ends"] = ENDS.get(row["state"], fetches)
@@ -122,19 +122,19 @@ def add_past(rows: list[Row], entries: Iterable[Entry]) -> None:
 
     Loads of the share partition are skipped: the entry before a load gives a better reason.
     """
-    wanted = [row for row in rows if row["state"] is not None and row["first"] is not None]
+    in_flight_rows = [row for row in rows if row["state"] is not None and row["first"] is not None]
     last: dict[int, Entry] = {}
     for entry in entries:
         if entry.what == LOADED:
             continue
-        for number, row in enumerate(wanted):
+        for number, row in enumerate(in_flight_rows):
             detail = entry.detail
             if is_about_partition(detail, row["topic"], row["partition"]) and is_about_record(
                 entry.what, detail, row["first"]
             ):
                 last[number] = entry
     for number, entry in last.items():
-        row = wanted[number]
+        row = in_flight_rows[number]
         row["why"], row["why_ms"] = entry.why, entry.at_ms
         if row["since_ms"] is None:
             row["since_ms"] = entry.at_ms

@@ -33,11 +33,11 @@ def described(session: ClusterSession, group: str) -> Any:
     """Return the row of a share group in a ShareGroupDescribe response; None if there is none."""
     if SHARE_GROUP_DESCRIBE not in session.client.versions():
         return None
-    found = session.client.call("ShareGroupDescribe", to_group=group, group_ids=(group,)).groups[0]
-    if found.error_code in {ErrorCode.group_id_not_found, ErrorCode.unsupported_version}:
+    row = session.client.call("ShareGroupDescribe", to_group=group, group_ids=(group,)).groups[0]
+    if row.error_code in {ErrorCode.group_id_not_found, ErrorCode.unsupported_version}:
         return None
-    check(found.error_code, "ShareGroupDescribe", group, found.error_message)
-    return found
+    check(row.error_code, "ShareGroupDescribe", group, row.error_message)
+    return row
 
 
 def start_offsets(session: ClusterSession, group: str) -> dict[Partition, StartOffset]:
@@ -48,11 +48,11 @@ def start_offsets(session: ClusterSession, group: str) -> dict[Partition, StartO
         return make.message(groups=[row])
 
     answer = session.client.call("DescribeShareGroupOffsets", to_group=group, entity=build)
-    (found,) = answer.groups
-    check(found.error_code, "DescribeShareGroupOffsets", group, found.error_message)
+    (group_row,) = answer.groups
+    check(group_row.error_code, "DescribeShareGroupOffsets", group, group_row.error_message)
     rows = {
         (topic.topic_name, part.partition_index): _start_offset(part)
-        for topic in found.topics
+        for topic in group_row.topics
         for part in topic.partitions
     }
     return dict(sorted(rows.items()))

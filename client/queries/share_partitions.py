@@ -40,23 +40,23 @@ def in_flight(
     """Ask the leaders of the partitions, each once."""
     cluster = session.client.metadata()
     by_leader: dict[int, list[Partition]] = defaultdict(list)
-    found: dict[Partition, InFlight] = {}
+    reports: dict[Partition, InFlight] = {}
     for topic, index in partitions:
         leader = cluster.leader(topic, index)
         if leader is None or leader not in cluster.brokers:
-            found[topic, index] = InFlight({}, NO_LEADER)
+            reports[topic, index] = InFlight({}, NO_LEADER)
         else:
             by_leader[leader].append((topic, index))
     for node, node_partitions in by_leader.items():
-        found.update(_leader_reports(session, group, node, node_partitions))
-    return found
+        reports.update(_leader_reports(session, group, node, node_partitions))
+    return reports
 
 
 def _leader_reports(
     session: ClusterSession, group: str, node: int, partitions: list[Partition]
 ) -> dict[Partition, InFlight]:
     keys = {f"{PREFIX}{topic}/{index}": (topic, index) for topic, index in partitions}
-    build = partial(describe_request, wanted=[("group", group)], keys=list(keys))
+    build = partial(describe_request, resources=[("group", group)], keys=list(keys))
     try:
         answer = session.client.call("DescribeConfigs", check=False, to_node=node, entity=build)
         (result,) = answer.results

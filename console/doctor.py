@@ -14,9 +14,9 @@ def doctor_view(session: ClusterSession, params: Params, history: HistoryCache) 
     """Return the findings in the history entries that the console keeps, the newest."""
     del params
     history.read_on(session)
-    found = diagnosed_from(session, history.newest(), Subject())
+    diagnosis = diagnosed_from(session, history.newest(), Subject())
     return {
-        "observes": found.observes,
-        "dropped": found.dropped,
-        "findings": [finding_row(one) for one in found.findings],
+        "observes": diagnosis.observes,
+        "dropped": diagnosis.dropped,
+        "findings": [finding_row(one) for one in diagnosis.findings],
     }

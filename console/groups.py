@@ -42,12 +42,12 @@ def groups_view(session: ClusterSession, params: Params, history: HistoryCache) 
     del history
     rows = session.groups()
     states = counts(getattr(row, "group_state", "") for row in rows)
-    wanted = params.get("state")
-    if wanted:
-        rows = [row for row in rows if getattr(row, "group_state", "") == wanted]
-    found = page(params, rows, lambda row: str(row.group_id))
-    found["rows"] = _group_rows(session, found["rows"])
-    return {"groups": found, "states": states}
+    state = params.get("state")
+    if state:
+        rows = [row for row in rows if getattr(row, "group_state", "") == state]
+    paged = page(params, rows, lambda row: str(row.group_id))
+    paged["rows"] = _group_rows(session, paged["rows"])
+    return {"groups": paged, "states": states}
 
 
 def _group_rows(session: ClusterSession, listed: list[Any]) -> list[dict[str, Any]]:
@@ -80,22 +80,22 @@ def group_view(session: ClusterSession, params: Params, history: HistoryCache) -
 
     A share group also has ``blame``: the record of each partition that holds back the start offset.
     """
-    found = existing(session, required(params, "id"))
-    timeline = history.of(session, GROUP, found.group)
+    view = existing(session, required(params, "id"))
+    timeline = history.of(session, GROUP, view.group)
     blamed: list[dict[str, Any]] = []
-    if found.kind == SHARE:
-        rows, blamed = examined(session, found)
-        add_past(blamed, history.entries(GROUP, found.group))
+    if view.kind == SHARE:
+        rows, blamed = examined(session, view)
+        add_past(blamed, history.entries(GROUP, view.group))
     else:
-        rows = offset_rows(session, [found])
+        rows = offset_rows(session, [view])
     return {
-        "group": found.group,
-        "type": found.kind,
-        "state": found.state,
-        "assignor": found.assignor,
-        "epoch": found.epoch,
-        "is_active": found.is_active,
-        "members": member_rows(found),
+        "group": view.group,
+        "type": view.kind,
+        "state": view.state,
+        "assignor": view.assignor,
+        "epoch": view.epoch,
+        "is_active": view.is_active,
+        "members": member_rows(view),
         "offsets": rows,
         "total": totals(rows),
         "blame": [row for row in blamed if row["state"] is not None],
@@ -106,21 +106,21 @@ def group_view(session: ClusterSession, params: Params, history: HistoryCache) -
 def plan_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return the assignment that a change of members would produce. Changes nothing."""
     del history
-    found = existing(session, required(params, "id"))
+    view = existing(session, required(params, "id"))
     add = number(params, "add", 0, 0, MAX_ADDED)
     remove = tuple(name for name in params.get("remove", "").split("\n") if name)
-    plan = group_plan.plan(session, found, add, remove, params.get("assignor") or None)
+    plan = group_plan.plan(session, view, add, remove, params.get("assignor") or None)
     none: frozenset[Partition] = frozenset()
     names = [*plan.now, *(name for name in plan.then if name not in plan.now)]
     return {
         "assignor": plan.assignor,
         "moved": plan.moved,
         "partitions": plan.partitions,
-        "known": group_plan.known_assignors(found),
+        "known": group_plan.known_assignors(view),
         "rows": [
             {
                 "member": name,
-                "client": next((m.client_id for m in found.members if m.member_id == name), None),
+                "client": next((m.client_id for m in view.members if m.member_id == name), None),
                 "now": texts(plan.now.get(name, none)),
                 "then": texts(plan.then[name]) if name in plan.then else None,
                 "gets": texts(plan.then.get(name, none) - plan.now.get(name, none)),
@@ -137,8 +137,8 @@ class ChangedMeanwhileError(Exception):
 
 def preview(session: ClusterSession, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the offsets that a reset would commit. Changes nothing."""
-    found, before, after = _reset(session, body)
-    return _preview_body(found, before, after)
+    view, before, after = _reset(session, body)
+    return _preview_body(view, before, after)
 
 
 def reset(session: ClusterSession, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
@@ -146,15 +146,15 @@ def reset(session: ClusterSession, body: Mapping[str, Any], undo_dir: Path) -> d
 
     Raises :class:`ChangedMeanwhileError`, and ValueError for a group with members.
     """
-    found, before, after = _reset(session, body)
-    shown = _preview_body(found, before, after)
+    view, before, after = _reset(session, body)
+    shown = _preview_body(view, before, after)
     if body.get("plan") != shown["plan"]:
         raise ChangedMeanwhileError("the group's offsets have changed since they were shown")
-    if found.is_active:
-        raise ValueError(group_reset.active_group_refusal(found))
-    undo = undo_dir / group_reset.undo_name(found.group, dt.datetime.now(dt.UTC))
+    if view.is_active:
+        raise ValueError(group_reset.active_group_refusal(view))
+    undo = undo_dir / group_reset.undo_name(view.group, dt.datetime.now(dt.UTC))
     group_reset.write_undo(str(undo), after, before)
-    group_reset.commit(session, found.group, after)
+    group_reset.commit(session, view.group, after)
     return {**shown, "done": True, "undo": str(undo)}
 
 
@@ -162,7 +162,7 @@ def _reset(
     session: ClusterSession, body: Mapping[str, Any]
 ) -> tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, OffsetAndMetadata]]:
     """Return the group, its committed offsets, and the offsets that ``body`` asks for."""
-    found = existing(session, required(body, "group"))
+    view = existing(session, required(body, "group"))
     where = body.get("where")
     if not isinstance(where, dict) or "from_file" in where:
         raise ValueError("where must be one of to_earliest, to_latest, to_offset, to_datetime, …")
@@ -171,13 +171,13 @@ def _reset(
     except TypeError as error:
         raise ValueError(f"where: {error}") from error
     topics = body.get("topics") or []
-    before = session.committed(found.group)
+    before = session.committed(view.group)
     partitions = group_reset.select_partitions(session, before, topics, every=not topics)
     now = dt.datetime.now(dt.UTC)
-    return found, before, group_reset.targets(session, target, partitions, before, now)
+    return view, before, group_reset.targets(session, target, partitions, before, now)
 
 
-def _preview_body(found: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:
+def _preview_body(view: GroupView, before: Offsets, after: Offsets) -> dict[str, Any]:
     rows = [
         {
             "topic": topic,
@@ -187,12 +187,12 @@ def _preview_body(found: GroupView, before: Offsets, after: Offsets) -> dict[str
         }
         for (topic, index), position in sorted(after.items())
     ]
-    plan = hashlib.sha256(json.dumps([found.group, rows]).encode()).hexdigest()
+    plan = hashlib.sha256(json.dumps([view.group, rows]).encode()).hexdigest()
     return {
-        "group": found.group,
-        "state": found.state,
-        "members": len(found.members),
-        "is_active": found.is_active,
+        "group": view.group,
+        "state": view.state,
+        "members": len(view.members),
+        "is_active": view.is_active,
         "rows": rows,
         "plan": plan,
         "done": False,

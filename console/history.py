@@ -42,12 +42,12 @@ class HistoryCache:
         places = [(HISTORY_TOPIC, one) for one, row in topic.partitions.items() if row.leader >= 0]
         with self._lock:
             first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
-            found: list[Entry] = []
+            entries: list[Entry] = []
             for place in places:
-                found += self._read(session, place, first[place], end[place])
+                entries += self._read(session, place, first[place], end[place])
             # Merge the entries of several brokers by time.
-            found.sort(key=lambda entry: entry.at_ms)
-            self._entries.extend(filter(self._repeats.is_new, found))
+            entries.sort(key=lambda entry: entry.at_ms)
+            self._entries.extend(filter(self._repeats.is_new, entries))
         return True
 
     def _read(
@@ -84,13 +84,13 @@ class HistoryCache:
 
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
         """Return the newest ``limit`` entries for which ``keep`` is true, newest first."""
-        found: list[Row] = []
+        rows: list[Row] = []
         for entry in reversed(self.newest()):
             if keep(entry):
-                found.append({**row_of(entry), "at_ms": entry.at_ms, "scope": entry.scope})
-                if len(found) == limit:
+                rows.append({**row_of(entry), "at_ms": entry.at_ms, "scope": entry.scope})
+                if len(rows) == limit:
                     break
-        return found
+        return rows
 
     def of(self, session: ClusterSession, scope: str, subject: str) -> Mapping[str, Any]:
         """Return the timeline of a group or transactional id, and whether a history is kept."""

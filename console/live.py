@@ -93,14 +93,14 @@ class ViewWatch:
         while True:
             began = time.monotonic()
             kind = "data"
-            found: Mapping[str, Any]
+            state: Mapping[str, Any]
             try:
-                found = await self._look()
+                state = await self._look()
             except Exception as error:  # noqa: BLE001 - sent to the subscribers
-                kind, found = "away", self._explain(error)
-            if (kind, found) != self._seen:
-                self._seen = (kind, found)
-                self._frame = event(kind, {"at_ms": time.time_ns() // 1_000_000, "data": found})
+                kind, state = "away", self._explain(error)
+            if (kind, state) != self._seen:
+                self._seen = (kind, state)
+                self._frame = event(kind, {"at_ms": time.time_ns() // 1_000_000, "data": state})
                 self._wake()
             cost = time.monotonic() - began
             await asyncio.sleep(max(MIN_INTERVAL_S, REST_FACTOR * cost if kind == "data" else 0))
@@ -125,12 +125,12 @@ class ViewWatches:
         seen: Mapping[str, Any] | None = None
         while True:
             try:
-                found = await self._probe()
+                pulse = await self._probe()
             except Exception:  # noqa: BLE001 - the view itself says what is wrong
-                found = ALL_WELL
-            if found != seen:
-                seen = found
-                self._beat = event("pulse", found)
+                pulse = ALL_WELL
+            if pulse != seen:
+                seen = pulse
+                self._beat = event("pulse", pulse)
                 for watch in self._watches.values():
                     watch.send_beat(self._beat)
             await asyncio.sleep(PULSE_S)

@@ -99,9 +99,9 @@ def row_of(
     if header.producer_id >= 0:
         row |= {"producer_id": header.producer_id, "producer_epoch": header.producer_epoch}
     if state == CONTROL:
-        found = parse_control(record)
-        row |= {"key": None, "value": None, "control": found.type.name}
-        row["coordinator_epoch"] = found.coordinator_epoch
+        control = parse_control(record)
+        row |= {"key": None, "value": None, "control": control.type.name}
+        row["coordinator_epoch"] = control.coordinator_epoch
     return row
 
 
@@ -113,10 +113,10 @@ def batches_with_state(
     ``aborted`` contains (first offset, producer id) up to ``stable``; ``open_from`` maps a producer
     id to the first offset of its open transaction.
     """
-    found = list(headers(data))
+    batches = list(headers(data))
     dead: set[int] = set()
     waiting = sorted(aborted)
-    for number_, (at, header) in enumerate(found):
+    for number_, (at, header) in enumerate(batches):
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
         if header.is_control:
@@ -130,7 +130,7 @@ def batches_with_state(
         elif header.base_offset >= open_from.get(header.producer_id, 2**63):
             state = OPEN
         else:
-            state = _end(header.producer_id, data, found[number_ + 1 :])
+            state = _end(header.producer_id, data, batches[number_ + 1 :])
         yield header, iter_records(data, at, header), state
 
 
@@ -178,12 +178,12 @@ class TextFilter:
         )
 
 
-def _within(wanted: bytes, data: bytes | None) -> bool:
-    if not wanted:
+def _within(text: bytes, data: bytes | None) -> bool:
+    if not text:
         return True
     if data is None:
         return False
-    return wanted in data.decode("utf-8", "replace").casefold().encode()
+    return text in data.decode("utf-8", "replace").casefold().encode()
 
 
 @dataclass(slots=True)
@@ -224,25 +224,25 @@ class Search:
     def begin(self, session: ClusterSession, params: Params) -> dict[str, Any]:
         """Look up the first and last offset of each partition; return the search's size."""
         (topic,) = session.topics([self.topic])
-        wanted = _partitions(params, list(topic.partitions))
-        places = [(self.topic, index) for index in wanted]
+        indexes = _partitions(params, list(topic.partitions))
+        places = [(self.topic, index) for index in indexes]
         first = session.offsets(places, EARLIEST)
         end = session.offsets(places, LATEST)
         stable = session.offsets(places, LATEST, committed=True)
-        self._stable = {index: stable[self.topic, index] for index in wanted}
+        self._stable = {index: stable[self.topic, index] for index in indexes}
         self.held_back = sum(end[place] - stable[place] for place in places)
         last = stable if self.committed else end
-        self.ends = {index: last[self.topic, index] for index in wanted}
+        self.ends = {index: last[self.topic, index] for index in indexes}
         starts = self._starts(
-            session, params, {index: first[self.topic, index] for index in wanted}
+            session, params, {index: first[self.topic, index] for index in indexes}
         )
-        self.at = {index: min(starts[index], self.ends[index]) for index in wanted}
+        self.at = {index: min(starts[index], self.ends[index]) for index in indexes}
         self.total = self.remaining
         if not self.committed:
             for row in producers(session, places):
                 if row.is_open:
                     self._open.setdefault(row.partition, {})[row.producer_id] = row.start_offset
-        return {"partitions": wanted, "total": self.total, "held_back": self.held_back}
+        return {"partitions": indexes, "total": self.total, "held_back": self.held_back}
 
     def _starts(
         self, session: ClusterSession, params: Params, first: Mapping[int, int]
@@ -268,9 +268,10 @@ class Search:
         if begin.isdigit():
             return {index: max(first[index], int(begin)) for index in first}
         places = [(self.topic, index) for index in first]
-        found = session.offsets(places, _moment_ms(begin), committed=self.committed)
+        offsets = session.offsets(places, _moment_ms(begin), committed=self.committed)
         return {
-            i: found[self.topic, i] if found[self.topic, i] >= 0 else self.ends[i] for i in first
+            i: offsets[self.topic, i] if offsets[self.topic, i] >= 0 else self.ends[i]
+            for i in first
         }
 
     @property
@@ -332,16 +333,16 @@ class Search:
                 }
         # No transaction is open below the current last stable offset.
         limit = 2**63 - 1 if self.committed else self._stable[index]
-        found = batches_with_state(data, aborted, limit, self._open.get(index, {}))
-        return self._matching_rows(index, found, row)
+        batches = batches_with_state(data, aborted, limit, self._open.get(index, {}))
+        return self._matching_rows(index, batches, row)
 
     def _matching_rows(
-        self, index: int, found: Iterator[tuple[BatchHeader, Iterator[LogRecord], str]], row: Any
+        self, index: int, batches: Iterator[tuple[BatchHeader, Iterator[LogRecord], str]], row: Any
     ) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         began, end = self.at[index], self.ends[index]
         position = began
-        for header, records, state in found:
+        for header, records, state in batches:
             for record in records:
                 if record.offset < began or record.offset >= end:
                     continue
@@ -370,11 +371,11 @@ def _partitions(params: Params, known: list[int]) -> list[int]:
     text = params.get("partition", "")
     if not text:
         return sorted(known)
-    wanted = sorted({int(part) for part in text.split(",")})
-    for index in wanted:
+    indexes = sorted({int(part) for part in text.split(",")})
+    for index in indexes:
         if index not in known:
             raise ValueError(f"there is no partition {index}")
-    return wanted
+    return indexes
 
 
 def _moment_ms(text: str) -> int:

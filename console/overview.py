@@ -134,10 +134,10 @@ def _held_transactions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    found = [row for row in recent if row["scope"] == GROUP and row["what"] in REBALANCES]
-    for group, count in counts(row["subject"] for row in found).items():
+    rows = [row for row in recent if row["scope"] == GROUP and row["what"] in REBALANCES]
+    for group, count in counts(row["subject"] for row in rows).items():
         if count >= MANY_REBALANCES:
-            last = next(row for row in found if row["subject"] == group)
+            last = next(row for row in rows if row["subject"] == group)
             yield {
                 "kind": "rebalances",
                 "level": "warn",
@@ -177,11 +177,11 @@ def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[
     except ApiError as error:
         return {"awaited": None, "members": [], "count": 0, "error": str(error)}
     if group.kind == CONSUMER:
-        found = unreconciled(group)
+        members = unreconciled(group)
     else:
-        found = awaited_by(history.entries(GROUP, name))
+        members = awaited_by(history.entries(GROUP, name))
     return {
-        "awaited": None if found is None else str(found),
+        "awaited": None if members is None else str(members),
         "members": [f"{one.client_id}@{one.host}" for one in group.members[:SHOWN]],
         "count": len(group.members),
         "error": None,
@@ -189,9 +189,9 @@ def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[
 
 
 def _fences(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    found = [row for row in recent if row["what"] in FENCES]
-    for name, count in counts(row["subject"] for row in found).items():
-        last = next(row for row in found if row["subject"] == name)
+    rows = [row for row in recent if row["what"] in FENCES]
+    for name, count in counts(row["subject"] for row in rows).items():
+        last = next(row for row in rows if row["subject"] == name)
         yield {
             "kind": "fenced",
             "level": "info",

@@ -15,12 +15,12 @@ def number(params: Params, name: str, default: int, low: int = 0, high: int = 2*
     """Return an integer parameter. Raises ValueError unless it is between ``low`` and ``high``."""
     text = params.get(name) or str(default)
     try:
-        found = int(text)
+        value = int(text)
     except ValueError as error:
         raise ValueError(f"{name}={text!r} is not a number") from error
-    if not low <= found <= high:
-        raise ValueError(f"{name}={found} is not between {low} and {high}")
-    return found
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value} is not between {low} and {high}")
+    return value
 
 
 def is_on(params: Params, name: str) -> bool:
@@ -37,9 +37,9 @@ def required(params: Params, name: str) -> str:
 
 def page(params: Params, rows: Sequence[T], name_of: Callable[[T], str]) -> dict[str, Any]:
     """Return ``limit`` rows from ``offset`` on, after dropping rows without ``q`` in their name."""
-    wanted = params.get("q", "").casefold()
-    if wanted:
-        rows = [row for row in rows if wanted in name_of(row).casefold()]
+    query = params.get("q", "").casefold()
+    if query:
+        rows = [row for row in rows if query in name_of(row).casefold()]
     limit = number(params, "limit", 50, 1, MAX_PAGE)
     # The list may have shrunk since the page was chosen.
     offset = min(number(params, "offset", 0), max(0, (len(rows) - 1) // limit * limit))

@@ -26,8 +26,8 @@ def topics_view(session: ClusterSession, params: Params, history: HistoryCache) 
     internal = sum(row.is_internal or row.name.startswith("__") for row in rows)
     if not is_on(params, "internal"):
         rows = [row for row in rows if not (row.is_internal or row.name.startswith("__"))]
-    found = page(params, rows, lambda row: row.name)
-    chosen: list[TopicMetadata] = found["rows"]
+    paged = page(params, rows, lambda row: row.name)
+    chosen: list[TopicMetadata] = paged["rows"]
     places = [
         (row.name, index)
         for row in chosen
@@ -42,7 +42,7 @@ def topics_view(session: ClusterSession, params: Params, history: HistoryCache) 
         known = [(row.name, index) for index, part in row.partitions.items() if part.leader >= 0]
         return sum(map(of, known)) if len(known) == len(row.partitions) else None
 
-    found["rows"] = [
+    paged["rows"] = [
         {
             "topic": row.name,
             "internal": row.is_internal,
@@ -58,7 +58,7 @@ def topics_view(session: ClusterSession, params: Params, history: HistoryCache) 
         }
         for row in chosen
     ]
-    return {"topics": found, "internal": internal}
+    return {"topics": paged, "internal": internal}
 
 
 def topic_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:

@@ -45,29 +45,29 @@ def held(session: ClusterSession) -> list[dict[str, Any]]:
     return [row for row in map(_held_row, blame(session, held_partitions(session))) if row]
 
 
-def _held_row(found: Blame) -> dict[str, Any] | None:
-    pin, known = found.pin, found.transaction
-    if pin is None or found.stable >= found.end:
+def _held_row(blame: Blame) -> dict[str, Any] | None:
+    pin, known = blame.pin, blame.transaction
+    if pin is None or blame.stable >= blame.end:
         return None
     # The start of a hanging transaction is not known; it is not later than its last write.
     since = known.started_ms if known is not None else None
     return {
-        "topic": found.topic,
-        "partition": found.partition,
-        "stable": found.stable,
-        "end": found.end,
-        "behind": found.end - found.stable,
-        "open": found.open_count,
+        "topic": blame.topic,
+        "partition": blame.partition,
+        "stable": blame.stable,
+        "end": blame.end,
+        "behind": blame.end - blame.stable,
+        "open": blame.open_count,
         "transactional_id": known.transactional_id if known else None,
         "state": known.state if known else None,
         "producer_id": pin.producer_id,
         "epoch": pin.epoch,
         "since_ms": since if since is not None else max(pin.last_timestamp_ms, 0) or None,
         "timeout_ms": known.timeout_ms if known else None,
-        "hanging": found.hanging,
-        "clients": list(found.clients),
-        "groups": [dataclasses.asdict(one) for one in found.waiting],
-        "hidden_groups": list(found.hidden_groups),
+        "hanging": blame.hanging,
+        "clients": list(blame.clients),
+        "groups": [dataclasses.asdict(one) for one in blame.waiting],
+        "hidden_groups": list(blame.hidden_groups),
     }
 
 
@@ -82,10 +82,10 @@ def listed(session: ClusterSession) -> list[Any]:
 
 def counts(values: Iterable[str]) -> dict[str, int]:
     """Return how often each value occurs, the most frequent first."""
-    found: dict[str, int] = {}
+    counted: dict[str, int] = {}
     for value in values:
-        found[value] = found.get(value, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        counted[value] = counted.get(value, 0) + 1
+    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
 
 def plain(one: Transaction) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def transactions_view(
     """Return a page of transactional ids, the held back partitions, and the newest fencings."""
     rows = listed(session)
     states = counts(row.transaction_state for row in rows)
-    wanted = params.get("state")
-    if wanted:
-        rows = [row for row in rows if row.transaction_state == wanted]
-    found = page(params, rows, lambda row: str(row.transactional_id))
-    known = transactions_of(session, (row.producer_id for row in found["rows"]))
-    found["rows"] = [
+    state = params.get("state")
+    if state:
+        rows = [row for row in rows if row.transaction_state == state]
+    paged = page(params, rows, lambda row: str(row.transactional_id))
+    known = transactions_of(session, (row.producer_id for row in paged["rows"]))
+    paged["rows"] = [
         plain(known[row.producer_id])
         if row.producer_id in known
         else {
@@ -120,11 +120,11 @@ def transactions_view(
             "state": row.transaction_state,
             "producer_id": row.producer_id,
         }
-        for row in found["rows"]
+        for row in paged["rows"]
     ]
     kept = history.read_on(session)
     return {
-        "transactions": found,
+        "transactions": paged,
         "states": states,
         "held": held(session),
         "fences": {"kept": kept, "rows": history.rows(_is_fence, SHOWN_FENCES)},

@@ -114,8 +114,8 @@ def create(data_dir: Path, target: Path, *, max_pause_s: float = 2.0) -> BackupS
             open_files.callback(fs.close, held)
             sources = _files_of(data_dir)
         except BlockingIOError:
-            found, pause_ms = _opened_while_suspended(data_dir, max_pause_s, open_files)
-            sources = iter(found)
+            opened, pause_ms = _opened_while_suspended(data_dir, max_pause_s, open_files)
+            sources = iter(opened)
         head = {
             "backup": 1,
             "cluster_id": meta.cluster_id,
@@ -194,7 +194,7 @@ def _opened_while_suspended(
             os.kill(pid, SUSPEND)
             _wait_until_suspended(pid, began + max_pause_s)
             sources = _files_of(data_dir, with_active_indexes=False)
-            found = [_opened(source, open_files) for source in sources]
+            opened = [_opened(source, open_files) for source in sources]
             is_suspended = guard.poll() is None
         finally:
             os.kill(pid, RESUME)
@@ -205,7 +205,7 @@ def _opened_while_suspended(
             f"opening the files took longer than {max_pause_s:g} s, for which the broker may be"
             " suspended: stop it, or allow a longer pause"
         )
-    return found, round(pause_s * 1000, 1)
+    return opened, round(pause_s * 1000, 1)
 
 
 def _opened(source: _Source, open_files: ExitStack) -> _Source:
@@ -229,14 +229,14 @@ def _opened(source: _Source, open_files: ExitStack) -> _Source:
 def _broker_of(data_dir: Path) -> int:
     """Return the process that has the directory's lock file open. Raises BackupError."""
     lock_status = (data_dir / LOCK).stat()
-    found = set()
+    pids = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):  # the process has ended, or is another user's
             one = link.stat()
             if (one.st_dev, one.st_ino) == (lock_status.st_dev, lock_status.st_ino):
-                found.add(int(link.parts[2]))
-    if len(found) == 1 and os.getpid() not in found:
-        return found.pop()
+                pids.add(int(link.parts[2]))
+    if len(pids) == 1 and os.getpid() not in pids:
+        return pids.pop()
     raise BackupError(
         f"{data_dir} is in use by a running broker whose process is not seen here: stop it first,"
         " or run this as root or as the broker's user"
@@ -412,7 +412,7 @@ def restore(backup: Path, data_dir: Path) -> BackupSummary:
 
 def is_left_out(path: str) -> bool:
     """Return whether a file is one that a backup of a running broker leaves out."""
-    found = Path(path)
-    logs = (one.stem for one in found.parent.glob(f"*{LOG_SUFFIX}"))
-    is_index = found.suffix in INDEX_SUFFIXES and found.stem == max(logs, default="")
-    return is_index and not found.exists()
+    name = Path(path)
+    logs = (one.stem for one in name.parent.glob(f"*{LOG_SUFFIX}"))
+    is_index = name.suffix in INDEX_SUFFIXES and name.stem == max(logs, default="")
+    return is_index and not name.exists()

@@ -98,7 +98,7 @@ def _identity(fs: FileSystem, directory: Path) -> MetaProperties:
 
 def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -> StoppedMetadata:
     """Return the metadata of the controller that is ahead of the others."""
-    found: list[StoppedMetadata] = []
+    candidates: list[StoppedMetadata] = []
     for path in controllers:
         owner = _identity(fs, path)
         if owner.cluster_id != meta.cluster_id:
@@ -110,8 +110,8 @@ def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -
         metadata = read_stopped(fs, f"{path}/{METADATA_DIRECTORY}")
         if metadata is None:
             raise PromotionError(f"{path} has no metadata log")
-        found.append(metadata)
-    newest = max(found, key=lambda one: (one.image.epoch, one.image.offset), default=None)
+        candidates.append(metadata)
+    newest = max(candidates, key=lambda one: (one.image.epoch, one.image.offset), default=None)
     if newest is None:
         raise PromotionError("the metadata is in the directories of the controllers: name them")
     voters = len(newest.image.controllers)

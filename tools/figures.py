@@ -109,9 +109,9 @@ def _ids_of_transactions(header: BatchHeader, batch: memoryview) -> Iterator[int
     from fencepost.txn.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
 
     for one in iter_records(batch, 0, header):
-        found = decode(Record(one.key or b"", one.value))
-        if found is not None and found.txn is not None:
-            txn = found.txn
+        decoded = decode(Record(one.key or b"", one.value))
+        if decoded is not None and decoded.txn is not None:
+            txn = decoded.txn
             yield from (txn.producer_id, txn.previous_producer_id, txn.next_producer_id)
 
 
@@ -136,10 +136,10 @@ def check_state(topic: str, header: BatchHeader, batch: memoryview) -> int:
 def _check_transaction(record: Record, at: str) -> int:
     from fencepost.txn.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
 
-    found = decode(record)
-    if found is None or found.txn is None:
+    decoded = decode(record)
+    if decoded is None or decoded.txn is None:
         return _NONE
-    txn = found.txn
+    txn = decoded.txn
     ids = (txn.producer_id, txn.previous_producer_id, txn.next_producer_id)
     for producer_id in ids:
         bounded(f"the producer id {at}", producer_id, _NONE, MAX_PRODUCER_ID)
@@ -151,11 +151,11 @@ def _check_transaction(record: Record, at: str) -> int:
 def _check_group(record: Record, at: str) -> None:
     from fencepost.groups.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
 
-    found = decode(record)
-    if found is None or found[1] is None:
+    decoded = decode(record)
+    if decoded is None or decoded[1] is None:
         return
     for name in _GROUP_FIGURES:
-        value = getattr(found[1], name, None)
+        value = getattr(decoded[1], name, None)
         if isinstance(value, int):
             # −1 and −2 stand for members that have left.
             bounded(f"the {name.replace('_', ' ')} {at}", value, -2, MAX_GROUP_EPOCH)

@@ -102,8 +102,8 @@ class ControllerAddress(NamedTuple):
     @classmethod
     def of(cls, text: str) -> ControllerAddress:
         """Parse ID@HOST:PORT. Raises ValueError."""
-        node_id, found, address = text.partition("@")
-        if not found or not node_id.isdecimal():
+        node_id, separator, address = text.partition("@")
+        if not separator or not node_id.isdecimal():
             raise ValueError(f"{text!r} is not ID@HOST:PORT")
         return cls(int(node_id), *parse_address(address))
 
@@ -161,29 +161,29 @@ def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
         fs.close(lock)
 
 
-def make_plan(fs: FileSystem, wanted: PromotionRequest) -> PromotionPlan:
+def make_plan(fs: FileSystem, request: PromotionRequest) -> PromotionPlan:
     """Check a promotion, and plan it. The caller holds the lock of the data directory.
 
     Raises PromotionError, MetadataError, ConfigError, OSError.
     """
-    meta, metadata = _read(fs, str(wanted.data_dir))
-    config = BrokerConfig(wanted.settings)
+    meta, metadata = _read(fs, str(request.data_dir))
+    config = BrokerConfig(request.settings)
     if config.int("node.id") != meta.node_id:
         raise PromotionError(
-            f"{wanted.data_dir} belongs to node.id {meta.node_id}, but the configuration has"
+            f"{request.data_dir} belongs to node.id {meta.node_id}, but the configuration has"
             f" {config.int('node.id')}"
         )
-    _check_controllers(fs, wanted, meta)
-    listeners = _listeners(config, wanted.listen)
-    of_broker = _broker_settings(wanted, meta, config, listeners)
+    _check_controllers(fs, request, meta)
+    listeners = _listeners(config, request.listen)
+    of_broker = _broker_settings(request, meta, config, listeners)
     roles_of(BrokerConfig({key: text for key, text in of_broker.items() if key != "log.dirs"}))
     return PromotionPlan(
-        wanted,
+        request,
         meta,
         metadata,
         of_broker,
-        {one.node_id: _controller_settings(wanted, one, of_broker) for one in wanted.controllers},
-        [*_warnings(fs, wanted, metadata, config, listeners, of_broker)],
+        {one.node_id: _controller_settings(request, one, of_broker) for one in request.controllers},
+        [*_warnings(fs, request, metadata, config, listeners, of_broker)],
     )
 
 
@@ -212,8 +212,8 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
     return meta, metadata
 
 
-def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaProperties) -> None:
-    ids = [one.node_id for one in wanted.controllers]
+def _check_controllers(fs: FileSystem, request: PromotionRequest, meta: MetaProperties) -> None:
+    ids = [one.node_id for one in request.controllers]
     if not ids:
         raise PromotionError("a cluster needs a controller")
     if len({*ids}) < len(ids):
@@ -223,9 +223,9 @@ def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaPrope
             f"the id {meta.node_id} is the broker's own: every node of a cluster, broker or"
             " controller, needs another id"
         )
-    if len({one.address for one in wanted.controllers}) < len(ids):
+    if len({one.address for one in request.controllers}) < len(ids):
         raise PromotionError("two controllers have the same address")
-    output = str(wanted.output)
+    output = str(request.output)
     names = fs.list_directory(output) or ()
     known = {f"{_CONTROLLER}{one}" for one in ids}
     for name in sorted(names):
@@ -242,9 +242,9 @@ def _check_controllers(fs: FileSystem, wanted: PromotionRequest, meta: MetaPrope
 
 def _listeners(config: BrokerConfig, listen: str) -> dict[str, ListenerConfig]:
     """Return the broker's listeners by name."""
-    found = client_listeners(config)
-    if found:
-        return found
+    listeners = client_listeners(config)
+    if listeners:
+        return listeners
     first = next(iter(advertised_listeners(config).values()), ListenerConfig())
     try:
         host, port = parse_address(listen)
@@ -254,7 +254,7 @@ def _listeners(config: BrokerConfig, listen: str) -> dict[str, ListenerConfig]:
 
 
 def _broker_settings(
-    wanted: PromotionRequest,
+    request: PromotionRequest,
     meta: MetaProperties,
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
@@ -262,7 +262,7 @@ def _broker_settings(
     """Return the settings of the promoted broker: its current ones, and those of the cluster."""
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
     advertised = {**listeners, **advertised_listeners(config)}
-    settings = {key: text for key, text in wanted.settings.items() if key not in _OWN}
+    settings = {key: text for key, text in request.settings.items() if key not in _OWN}
     protocols = {one.name: str(one.protocol) for one in listeners.values()}
     protocols |= dict(_pair(entry) for entry in mapped_protocols(config))
     protocols.setdefault(names[0], SecurityProtocol.PLAINTEXT)
@@ -271,20 +271,20 @@ def _broker_settings(
     )
     if between not in listeners:
         between = next(iter(listeners))
-    found = {
+    broker_settings = {
         ROLES: "broker",
         "node.id": str(meta.node_id),
-        "log.dirs": str(wanted.data_dir.absolute()),
+        "log.dirs": str(request.data_dir.absolute()),
         LISTENERS: ",".join(_listener_text(name, one) for name, one in listeners.items()),
         ADVERTISED: ",".join(_listener_text(name, one) for name, one in advertised.items()),
         PROTOCOLS: ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         BETWEEN_BROKERS: between,
         CONTROLLER_LISTENERS: names[0],
-        **_quorum(wanted),
+        **_quorum(request),
     }
     if config.text("broker.rack"):
-        found["broker.rack"] = config.text("broker.rack") or ""
-    return {**found, **dict.fromkeys(_ONE_REPLICA, "1"), **settings}
+        broker_settings["broker.rack"] = config.text("broker.rack") or ""
+    return {**broker_settings, **dict.fromkeys(_ONE_REPLICA, "1"), **settings}
 
 
 def _pair(entry: str) -> tuple[str, str]:
@@ -297,15 +297,15 @@ def _listener_text(name: str, one: ListenerConfig) -> str:
     return f"{name}://{host}:{one.port}"
 
 
-def _quorum(wanted: PromotionRequest) -> dict[str, str]:
+def _quorum(request: PromotionRequest) -> dict[str, str]:
     """Return the settings by which nodes find the controllers."""
-    if wanted.static:
-        return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in wanted.controllers)}
-    return {BOOTSTRAP: ",".join(one.address for one in wanted.controllers)}
+    if request.static:
+        return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in request.controllers)}
+    return {BOOTSTRAP: ",".join(one.address for one in request.controllers)}
 
 
 def _controller_settings(
-    wanted: PromotionRequest, controller: ControllerAddress, broker: Mapping[str, str]
+    request: PromotionRequest, controller: ControllerAddress, broker: Mapping[str, str]
 ) -> dict[str, str]:
     """Return a controller's settings, with the broker's settings that are not about its own node.
 
@@ -320,7 +320,7 @@ def _controller_settings(
         and not key.startswith("fencepost.")
         and (not key.startswith("listener.name.") or key.startswith(listener_prefix))
     }
-    room = wanted.output.absolute() / f"{_CONTROLLER}{controller.node_id}"
+    room = request.output.absolute() / f"{_CONTROLLER}{controller.node_id}"
     return {
         ROLES: "controller",
         "node.id": str(controller.node_id),
@@ -328,26 +328,26 @@ def _controller_settings(
         LISTENERS: f"{name}://{controller.address}",
         CONTROLLER_LISTENERS: name,
         PROTOCOLS: broker[PROTOCOLS],
-        **_quorum(wanted),
+        **_quorum(request),
         **settings,
-        **wanted.controller_settings,
+        **request.controller_settings,
     }
 
 
 def _warnings(
     fs: FileSystem,
-    wanted: PromotionRequest,
+    request: PromotionRequest,
     metadata: StoppedMetadata,
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
     broker: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield warnings about problems that would otherwise appear only as later failures."""
-    if fs.read_file(f"{wanted.data_dir}/{CLEAN_SHUTDOWN}") is None:
+    if fs.read_file(f"{request.data_dir}/{CLEAN_SHUTDOWN}") is None:
         yield "the broker was not stopped cleanly: it will check its logs when it starts"
     advertised = {**listeners, **advertised_listeners(config)}
     for name, one in advertised.items():
-        if _is_local(one.host) and not all(_is_local(each.host) for each in wanted.controllers):
+        if _is_local(one.host) and not all(_is_local(each.host) for each in request.controllers):
             yield (
                 f"{name} is advertised as {one.host}, which brokers on other machines cannot"
                 f" reach: set {ADVERTISED}"
@@ -357,14 +357,14 @@ def _warnings(
     protocols = dict(map(_pair, broker[PROTOCOLS].split(",")))
     of_controllers = protocols.get(broker[CONTROLLER_LISTENERS], "PLAINTEXT")
     asks_nobody = of_controllers in (SecurityProtocol.PLAINTEXT, SecurityProtocol.SSL)
-    if "authorizer.class.name" in wanted.settings and asks_nobody:
+    if "authorizer.class.name" in request.settings and asks_nobody:
         yield (
             "the controllers authenticate no brokers, but have an authorizer: without"
             " User:ANONYMOUS (or the names of the certificates) in super.users no broker"
             " can register"
         )
     between = listeners[broker[BETWEEN_BROKERS]]
-    if between.is_sasl and "sasl.mechanism.inter.broker.protocol" not in wanted.settings:
+    if between.is_sasl and "sasl.mechanism.inter.broker.protocol" not in request.settings:
         yield (
             f"brokers will connect to each other on the listener {between.name}, which"
             " requires a login: set sasl.mechanism.inter.broker.protocol and its"
@@ -389,23 +389,23 @@ def _is_local(host: str) -> bool:
 
 def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
     """Write all files. The caller holds the lock of the data directory. Raises OSError."""
-    wanted, output = plan.wanted, str(plan.wanted.output)
-    _make_output(fs, wanted.output.absolute())
+    request, output = plan.wanted, str(plan.wanted.output)
+    _make_output(fs, request.output.absolute())
     fs.make_private(output)  # settings may hold passwords
-    ids = {one.node_id: _directory_id(fs, plan, one.node_id) for one in wanted.controllers}
+    ids = {one.node_id: _directory_id(fs, plan, one.node_id) for one in request.controllers}
     listener = plan.broker_settings[CONTROLLER_LISTENERS]
     voters = [
-        Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in wanted.controllers
+        Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in request.controllers
     ]
     image = without_leaders(without_unsafe_configs(plan.metadata.image), plan.meta.node_id)
-    for one in wanted.controllers:
+    for one in request.controllers:
         room = str(plan.directory_of(one.node_id))
         metadata = f"{room}/{_METADATA}"
         log = f"{metadata}/{METADATA_DIRECTORY}"
         fs.make_directory(log)
         fs.make_private(log)  # it holds the users' credentials
         last_ms = plan.metadata.last_timestamp_ms
-        write_snapshot(fs, log, image, now_ms, last_ms, () if wanted.static else voters)
+        write_snapshot(fs, log, image, now_ms, last_ms, () if request.static else voters)
         settings = properties.text_of(plan.controller_settings[one.node_id])
         replace_file(fs, room, CONTROLLER_FILE, settings)
         for path in (metadata, room, output):
@@ -413,7 +413,7 @@ def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
         owner = MetaProperties(plan.meta.cluster_id, one.node_id, ids[one.node_id])
         write_meta_properties(fs, metadata, owner)
     replace_file(fs, output, BROKER_FILE, properties.text_of(plan.broker_settings))
-    note_promotion(fs, f"{wanted.data_dir}/{METADATA_DIRECTORY}", plan.snapshot)
+    note_promotion(fs, f"{request.data_dir}/{METADATA_DIRECTORY}", plan.snapshot)
 
 
 def _make_output(fs: FileSystem, path: Path) -> None:

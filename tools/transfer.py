@@ -130,9 +130,9 @@ def import_directories(
         if name.endswith(IMPORT_SUFFIX):
             storage.fs.remove_tree(f"{storage.directory}/{name}")
     check_topic_configs(storage.config, configs)
-    found = _sources(storage, _select_directories(directories, topics), partitions)
+    by_topic = _sources(storage, _select_directories(directories, topics), partitions)
     moved: list[CopiedPartition] = []
-    for topic, sources in found.items():
+    for topic, sources in by_topic.items():
         count = len(sources) if partitions is None else partitions
         moved += _import_topic(storage, topic, sources, count, configs, accept_damage=accept_damage)
     return moved
@@ -175,7 +175,7 @@ def _left_out(sources: Sequence[_SourceLog], topic: str) -> list[str]:
 def _sources(
     storage: Storage, directories: Sequence[Path], partitions: int | None
 ) -> dict[str, list[_SourceLog]]:
-    found: dict[str, list[_SourceLog]] = {}
+    by_topic: dict[str, list[_SourceLog]] = {}
     for parent in {path.absolute().parent for path in directories}:
         if parent.resolve() == Path(storage.directory).resolve():
             raise TransferError(f"{parent} is the data directory itself")
@@ -203,8 +203,8 @@ def _sources(
             check_files(storage.fs, path)
         except BoundError as error:
             raise TransferError(f"{path}: {error}") from error
-        found.setdefault(topic, []).append(source)
-    for topic, sources in found.items():
+        by_topic.setdefault(topic, []).append(source)
+    for topic, sources in by_topic.items():
         sources.sort(key=lambda source: source.index)
         indexes = [source.index for source in sources]
         wanted = range(len(sources) if partitions is None else partitions)
@@ -225,7 +225,7 @@ def _sources(
         if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
             raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
         check_partition_limit(controller_of(storage).view, 1, len(wanted))
-    return found
+    return by_topic
 
 
 def refuse_if_in_use(fs: FileSystem, directory: Path) -> None:

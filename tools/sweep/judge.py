@@ -91,25 +91,25 @@ def _unsettled(session: ClusterSession, places: list[Partition], settle_s: float
         if time.monotonic() > deadline:
             break
         time.sleep(SETTLE_POLL_S)
-    found = []
+    complaints = []
     for row in blame(session, pinned):
         who = row.transaction.transactional_id if row.transaction is not None else "nobody"
         why = f", hanging: {row.hanging}" if row.hanging else ""
-        found.append(
+        complaints.append(
             f"{row.topic}:{row.partition} is stable up to {row.stable} of {row.end}:"
             f" held by {who}{why}"
         )
-    return found + [f"transaction {name} is still {state}" for name, state in unfinished]
+    return complaints + [f"transaction {name} is still {state}" for name, state in unfinished]
 
 
 def _unfinished(session: ClusterSession) -> list[tuple[str, str]]:
-    found = []
+    unfinished = []
     for answer in session.call_all_brokers("ListTransactions", state_filters=sorted(UNFINISHED)):
         check(answer.error_code, "ListTransactions")
-        found += [
+        unfinished += [
             (row.transactional_id, row.transaction_state) for row in answer.transaction_states
         ]
-    return found
+    return unfinished
 
 
 def _batches(

@@ -76,19 +76,19 @@ class KillPoint:
 
 def points_of(events: Sequence[CountedEvent]) -> list[KillPoint]:
     """Return all crash points of a run, in order of time."""
-    found: list[KillPoint] = []
+    points: list[KillPoint] = []
     operations = answers = 0
     for event in events:
         if event.is_answer:
             answers += 1
-            found.append(KillPoint(KillMoment.ANSWER, answers, event.kind))
+            points.append(KillPoint(KillMoment.ANSWER, answers, event.kind))
             continue
         operations += 1
-        found.append(KillPoint(KillMoment.BEFORE, operations, event.kind))
+        points.append(KillPoint(KillMoment.BEFORE, operations, event.kind))
         if event.tearable:
-            found.append(KillPoint(KillMoment.TORN, operations, event.kind))
-        found.append(KillPoint(KillMoment.AFTER, operations, event.kind))
-    return found
+            points.append(KillPoint(KillMoment.TORN, operations, event.kind))
+        points.append(KillPoint(KillMoment.AFTER, operations, event.kind))
+    return points
 
 
 def spread(points: Sequence[KillPoint], count: int) -> list[KillPoint]:

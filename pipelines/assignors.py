@@ -45,9 +45,9 @@ class WholeMetadata(ConsumerProtocolMemberMetadata):  # type: ignore[misc]  # it
     def decode(cls, data: BytesIO | bytes) -> WholeMetadata:
         """Parse the first version's fields, and keep all bytes."""
         raw = data.read() if isinstance(data, BytesIO) else bytes(data)
-        found: WholeMetadata = super().decode(raw)
-        found.raw = raw
-        return found
+        metadata: WholeMetadata = super().decode(raw)
+        metadata.raw = raw
+        return metadata
 
 
 ConsumerProtocol.METADATA = WholeMetadata

@@ -437,8 +437,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             if self.options.auto_offset_reset == "earliest"
             else self._consumer.end_offsets
         )
-        found: dict[TopicPartition, int] = await ends(sources)
-        return found
+        offsets: dict[TopicPartition, int] = await ends(sources)
+        return offsets
 
     async def _gather(self) -> list[ConsumerRecord]:
         """Return the records of one transaction; none if no record arrives, or after a stop."""

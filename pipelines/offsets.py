@@ -103,7 +103,7 @@ class GroupOffsetClient:
 
         Raises TimeoutError after the timeout, ApiError for errors that a retry cannot fix.
         """
-        wanted = [(source.topic, source.partition) for source in sources]
+        partitions = [(source.topic, source.partition) for source in sources]
         end = time.monotonic() + self._timeout_ms / 1000
         while True:
             answer = await self._client.call(
@@ -112,7 +112,7 @@ class GroupOffsetClient:
                 to_group=self._group,
                 timeout_ms=self._timeout_ms,
                 check=False,
-                entity=lambda f: offset_fetch(f, self._group, wanted, require_stable=True),
+                entity=lambda f: offset_fetch(f, self._group, partitions, require_stable=True),
             )
             rows = dict(rows_of(answer))
             error_codes = (answer.error_code, *(row.error_code for row in rows.values()))

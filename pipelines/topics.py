@@ -76,21 +76,21 @@ class Topics:
         A missing topic is waited for, and a broker with auto-creation creates it. Raises
         TopicAuthorizationFailedError, and the errors of the wire client.
         """
-        wanted = set(names) - self._known
-        refused = {name: reason for name in wanted if (reason := illegal(name))}
+        unchecked = set(names) - self._known
+        refused = {name: reason for name in unchecked if (reason := illegal(name))}
         reasons: dict[str, str] | None = None
         pause_s = 0.0
-        while wanted := wanted - refused.keys():
+        while unchecked := unchecked - refused.keys():
             await asyncio.sleep(pause_s)
-            codes = await self._error_codes(wanted, create=True)
-            there = {name for name in wanted if codes.get(name) is ErrorCode.none}
+            codes = await self._error_codes(unchecked, create=True)
+            there = {name for name in unchecked if codes.get(name) is ErrorCode.none}
             self._known |= there
-            wanted -= there
-            late = self._note_missing(wanted, there)
+            unchecked -= there
+            late = self._note_missing(unchecked, there)
             # A broker with auto-creation answers first that the topic is missing.
-            if reasons is None and wanted and (late or pause_s):
-                reasons = await self._creation_errors(wanted, refused)
-                if waits := sorted(wanted - late - refused.keys()):
+            if reasons is None and unchecked and (late or pause_s):
+                reasons = await self._creation_errors(unchecked, refused)
+                if waits := sorted(unchecked - late - refused.keys()):
                     _log.warning("waits for topics that do not exist", topics=waits, s=self._wait_s)
             for name in late - refused.keys():
                 why = (reasons or {}).get(name, "no broker creates it")
@@ -170,16 +170,16 @@ class Topics:
         Raises MissingTopicError, for a missing topic after the wait.
         """
         end = time.monotonic() + self._wait_s
-        while missing := sorted(set(names) - (found := await self.present(names)).keys()):
+        while missing := sorted(set(names) - (ids := await self.present(names)).keys()):
             if time.monotonic() >= end:
                 raise MissingTopicError(await self.absence(missing))
             await asyncio.sleep(LAST_PAUSE_S)
-        for name, topic_id in found.items():
+        for name, topic_id in ids.items():
             if topic_id != before.get(name, topic_id):
                 raise MissingTopicError(
                     f"the input topic {name!r} was deleted and created again while it was read"
                 )
-        return found
+        return ids
 
     async def absence(self, missing: Iterable[str]) -> str:
         """Describe missing topics, with similar names that exist."""

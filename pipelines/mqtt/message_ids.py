@@ -49,8 +49,8 @@ def json_id(payload: bytes, name: str) -> OwnId | None:
     """Return the field ``name`` of a JSON object; None for null, and without such a field."""
     try:
         document = parsed(payload)
-        found = dict(document).get(name) if isinstance(document, _Object) else None
-        return None if found is None else OwnId(canonical(found), True, _former(found))
+        value = dict(document).get(name) if isinstance(document, _Object) else None
+        return None if value is None else OwnId(canonical(value), True, _former(value))
     except (ValueError, RecursionError):
         return None
 

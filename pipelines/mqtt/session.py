@@ -339,18 +339,18 @@ class MqttSession:
         """
         if mapped.covered:  # a bridge with other routes may have subscribed to them
             await self._client.unsubscribe(list(mapped.covered))
-        wanted = mapped.subscriptions
+        subscriptions = mapped.subscriptions
         if self._address.version == 5:
             retained = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
             granted: Any = await self._client.subscribe(
                 [
                     (pattern, SubscribeOptions(qos=qos, retainHandling=retained))
-                    for pattern, qos in wanted
+                    for pattern, qos in subscriptions
                 ]
             )
         else:
-            granted = await self._client.subscribe(wanted)
-        for (pattern, qos), code in zip(wanted, granted, strict=True):
+            granted = await self._client.subscribe(subscriptions)
+        for (pattern, qos), code in zip(subscriptions, granted, strict=True):
             number = code if isinstance(code, int) else int(code.value)
             if number != qos:
                 raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")

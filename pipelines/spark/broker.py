@@ -136,9 +136,9 @@ class ClusterConnection:
             with _refusals():
                 return self._client.metadata(refresh=refresh).topics
 
-        found = self._until_answered(fetch_metadata) if self._has_answered else fetch_metadata()
+        topics = self._until_answered(fetch_metadata) if self._has_answered else fetch_metadata()
         self._has_answered = True
-        return found
+        return topics
 
     def check_visible(self, names: Iterable[str]) -> None:
         """Raise :class:`AccessError` for topics that are hidden, as opposed to missing.
@@ -173,29 +173,29 @@ class ClusterConnection:
         return known.partitions[partition[1]].leader
 
     def list_offsets(
-        self, wanted: Mapping[Partition, int], isolation: int = READ_COMMITTED
+        self, timestamps: Mapping[Partition, int], isolation: int = READ_COMMITTED
     ) -> Offsets:
         """Return offsets by timestamp (or LATEST, EARLIEST); −1 if all records are earlier.
 
         Under READ_COMMITTED, LATEST is the last stable offset.
         """
         deadline = time.monotonic() + self.timeout_ms / 1000
-        found: Offsets = {}
-        missing = dict(wanted)
+        offsets: Offsets = {}
+        missing = dict(timestamps)
         while missing:
             by_node: dict[int, dict[Partition, int]] = defaultdict(dict)
             for partition, timestamp in missing.items():
                 by_node[self.leader(partition)][partition] = timestamp
             for node, group in by_node.items():
                 if node >= 0:
-                    found |= self._list_of_node(node, group, isolation)
-            missing = {part: stamp for part, stamp in missing.items() if part not in found}
+                    offsets |= self._list_of_node(node, group, isolation)
+            missing = {part: stamp for part, stamp in missing.items() if part not in offsets}
             if missing:
                 if time.monotonic() > deadline:
                     raise BrokerError(f"no leader returns the offsets of {sorted(missing)}")
                 time.sleep(RETRY_PAUSE_S)
                 self.topics(refresh=True)
-        return found
+        return offsets
 
     def _list_of_node(self, node: int, group: Mapping[Partition, int], isolation: int) -> Offsets:
         answer = self.call(
@@ -204,15 +204,15 @@ class ClusterConnection:
             to_node=node,
             check=False,
         )
-        found: Offsets = {}
+        offsets: Offsets = {}
         for place, row in rows_of(answer):
             code = ErrorCode(row.error_code)
             if not code:
-                found[place] = row.offset
+                offsets[place] = row.offset
             elif not code.retriable:
                 check_right("ListOffsets", code, place[0])
                 raise ApiError(code, "ListOffsets", f"{place[0]}-{place[1]}")
-        return found
+        return offsets
 
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int

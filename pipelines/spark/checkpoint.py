@@ -37,7 +37,7 @@ class PlannedBatch:
 
     def offsets(self) -> Offsets:
         """Return the end offsets of the sources that read Kafka topics."""
-        found: Offsets = {}
+        merged: Offsets = {}
         for line in self.sources:
             try:
                 offsets = json.loads(line)
@@ -48,8 +48,8 @@ class PlannedBatch:
                     continue
                 for index, offset in rows.items():
                     if index.isdecimal() and isinstance(offset, int):
-                        found[topic, int(index)] = offset
-        return found
+                        merged[topic, int(index)] = offset
+        return merged
 
 
 def read_checkpoint(location: str | None) -> PlannedBatch | None:

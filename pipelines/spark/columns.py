@@ -186,7 +186,7 @@ def _headers_of(data: bytes, count: int, pos: int, end: int) -> list[dict[str, o
     # A header has at least two length bytes.
     if count * 2 > end - pos:
         raise InvalidRecordError(f"{count} headers in {end - pos} bytes")
-    found: list[dict[str, object]] = []
+    headers: list[dict[str, object]] = []
     try:
         for _ in range(count):
             size, pos = read_varint(data, pos)
@@ -197,12 +197,12 @@ def _headers_of(data: bytes, count: int, pos: int, end: int) -> list[dict[str, o
             size, pos = read_varint(data, pos)
             value = data[pos : pos + size] if size >= 0 else None
             pos += max(size, 0)
-            found.append({"key": key, "value": value})
+            headers.append({"key": key, "value": value})
     except IndexError:
         raise InvalidRecordError("the records end inside a header") from None
     if pos != end:
         raise InvalidRecordError(f"a record's length is wrong by {pos - end} bytes")
-    return found
+    return headers
 
 
 # --- writing ---

@@ -45,8 +45,8 @@ class FencepostDataSource(DataSource):
         """Return the columns of the stock Kafka source."""
         from fencepost.pipelines.spark.read import ddl  # noqa: PLC0415 - see the module
 
-        wanted = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
-        return ddl(with_headers=wanted)
+        with_headers = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
+        return ddl(with_headers=with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         """Return a reader from starting to ending offsets."""

@@ -49,18 +49,18 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         plan = WritePlan(checked, is_streaming=True, planned=planned)
         exactly = CommitProtocol(plan, name)
         begun = exactly.begin()
-        wanted = plan.progress_of(batch_id, query_id)
-        stands = batch_state(wanted, begun.done, name)
+        progress = plan.progress_of(batch_id, query_id)
+        stands = batch_state(progress, begun.done, name)
         if stands is BatchState.DONE:
             return
         link = checked.link
-        tally = RowTally(is_exact=not wanted.digest)
+        tally = RowTally(is_exact=not progress.digest)
         rows = RowWriter(checked, lambda topic: len(link.partitions(topic)), tally)
         batches = df.toArrow().to_batches()
         if stands is BatchState.LOOKS_DONE:
             for batch in batches:
                 rows.count(batch)
-            exactly.is_done(wanted.counted(tally.rows, tally.checksum), begun.done)
+            exactly.is_done(progress.counted(tally.rows, tally.checksum), begun.done)
             return
         with aborting(plan, begun.ticket):
             sender = txn.Sender(link, begun.ticket, Codec[checked.codec.upper()], checked.level)
@@ -68,7 +68,7 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
                 for piece in rows.pieces(batch):
                     sender.add(piece)
             sender.flush()
-            exactly.commit(begun.ticket, wanted.counted(tally.rows, tally.checksum))
+            exactly.commit(begun.ticket, progress.counted(tally.rows, tally.checksum))
 
     return write
 

@@ -58,8 +58,8 @@ def find_java() -> Path | None:
     if home:
         java = Path(home) / "bin" / "java"
         return java if java.exists() else None
-    found = shutil.which("java")
-    return Path(found) if found else None
+    program = shutil.which("java")
+    return Path(program) if program else None
 
 
 def bundled_java() -> Path:

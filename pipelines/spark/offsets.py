@@ -34,10 +34,10 @@ class OffsetRange:
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
     """Return the form of Spark's checkpoint, sorted so that equal offsets look equal."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+    topics: dict[str, dict[str, int]] = defaultdict(dict)
     for topic, index in sorted(offsets):
-        found[topic][str(index)] = offsets[topic, index]
-    return dict(found)
+        topics[topic][str(index)] = offsets[topic, index]
+    return dict(topics)
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:

@@ -333,14 +333,14 @@ def _subscription(
         except re.error as error:
             raise OptionError(f"subscribePattern {text!r}: {error}") from None
         return (), text, ()
-    found = []
+    subscriptions = []
     for topic, indexes in _json_object("assign", text).items():
         if not isinstance(indexes, list) or not all(_is_index(index) for index in indexes):
             raise OptionError(f'assign is {{"topic": [0, 1]}}, not {text!r}')
-        found += [(topic, index) for index in indexes]
-    if not found:
+        subscriptions += [(topic, index) for index in indexes]
+    if not subscriptions:
         raise OptionError(f"assign names no partition: {text!r}")
-    return (), None, tuple(dict.fromkeys(found))
+    return (), None, tuple(dict.fromkeys(subscriptions))
 
 
 def _is_index(value: object) -> bool:
@@ -349,17 +349,17 @@ def _is_index(value: object) -> bool:
 
 def _json_object(name: str, text: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError as error:
         raise OptionError(f"{name} is not JSON ({error}): {text!r}") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise OptionError(f"{name} is a JSON object by topic, not {text!r}")
-    return found
+    return parsed
 
 
 def offsets_from_json(name: str, text: str) -> Offsets:
     """Read ``{"topic": {"0": 12}}``. Raises :class:`OptionError`."""
-    found: Offsets = {}
+    offsets: Offsets = {}
     for topic, rows in _json_object(name, text).items():
         if not isinstance(rows, dict):
             raise OptionError(f'{name} is {{"topic": {{"0": 12}}}}, not {text!r}')
@@ -367,8 +367,8 @@ def offsets_from_json(name: str, text: str) -> Offsets:
             is_number = isinstance(offset, int) and not isinstance(offset, bool)
             if not index.isdecimal() or not is_number:
                 raise OptionError(f"{name}: {topic} {index!r}: {offset!r} is not an offset")
-            found[topic, int(index)] = offset
-    return found
+            offsets[topic, int(index)] = offset
+    return offsets
 
 
 def _bound(read: _Reader, which: str, default: str) -> PositionBound:

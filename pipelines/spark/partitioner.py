@@ -75,7 +75,7 @@ def partitions_of(keys: Any, count: int, unkeyed: int) -> Any:
     ``keys`` is a binary or string Arrow array.
     """
     column = keys.cast(pa.binary())
-    found = ((murmur2(column) & np.uint32(0x7FFFFFFF)) % np.uint32(count)).astype(np.int32)
+    partitions = ((murmur2(column) & np.uint32(0x7FFFFFFF)) % np.uint32(count)).astype(np.int32)
     if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = unkeyed
-    return found
+        partitions[column.is_null().to_numpy(zero_copy_only=False)] = unkeyed
+    return partitions

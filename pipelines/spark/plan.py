@@ -114,14 +114,14 @@ class CommitProtocol:
             return None
         return Progress.from_text(row.metadata or "", group)
 
-    def is_done(self, found: Progress, done: Progress | None) -> bool:
+    def is_done(self, progress: Progress, done: Progress | None) -> bool:
         """Return whether ``done`` shows that an earlier attempt has committed the batch.
 
         Raises :class:`ProgressError` if another batch was committed under its number.
         """
-        stands = batch_state(found, done, self._id)
+        stands = batch_state(progress, done, self._id)
         if stands is BatchState.LOOKS_DONE and done is not None:
-            check_same(found, done)
+            check_same(progress, done)
         return stands is not BatchState.NEXT
 
     def commit(self, ticket: TransactionHandle, progress: Progress) -> None:

@@ -58,13 +58,13 @@ class Progress:
     def from_text(cls, text: str, group: str) -> Self:
         """Read the result of ``to_text``. Raises :class:`ProgressError` for any other text."""
         try:
-            found = json.loads(text)
+            fields = json.loads(text)
             return cls(
-                int(found["b"]),
-                str(found["q"]),
-                str(found["d"]),
-                int(found.get("rows", 0)),
-                str(found.get("c", "")),
+                int(fields["b"]),
+                str(fields["q"]),
+                str(fields["d"]),
+                int(fields.get("rows", 0)),
+                str(fields.get("c", "")),
             )
         except (ValueError, KeyError, TypeError):
             raise ProgressError(
@@ -132,16 +132,16 @@ def batch_state(planned: Progress, done: Progress | None, transactional_id: str)
     return BatchState.NEXT
 
 
-def check_same(found: Progress, done: Progress) -> None:
+def check_same(progress: Progress, done: Progress) -> None:
     """Refuse to skip a batch whose rows differ from the ones committed under its number.
 
     Raises :class:`ProgressError`. Progress of earlier versions has a count, but no checksum.
     """
-    if found.rows == done.rows and done.checksum in {"", found.checksum}:
+    if progress.rows == done.rows and done.checksum in {"", progress.checksum}:
         return
     what = (
-        f"{done.rows} rows, and now it has {found.rows}"
-        if found.rows != done.rows
+        f"{done.rows} rows, and now it has {progress.rows}"
+        if progress.rows != done.rows
         else f"{done.rows} rows with other content than now"
     )
     raise ProgressError(

@@ -96,100 +96,100 @@ class Aborted:
         return header.is_transactional and header.producer_id in self._now
 
 
-def read_range(options: SourceOptions, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Yield all visible records of ``wanted``.
 
     Raises :class:`DataLossError` if a part of it is gone and the options do not permit that.
     """
     prompt()
     link = options.link
-    position = wanted.start
+    position = offset_range.start
     patience = options.timeout_ms / 1000
     stuck_until = time.monotonic() + patience
-    while position < wanted.until:
+    while position < offset_range.until:
         before = position
         answer = link.fetch(
-            (wanted.topic, wanted.partition),
+            (offset_range.topic, offset_range.partition),
             position,
             isolation=options.isolation,
             max_bytes=options.fetch_bytes,
             wait_ms=FETCH_WAIT_MS,
         )
         if answer.error:
-            position = _after_error(link, options, wanted, position, answer)
+            position = _after_error(link, options, offset_range, position, answer)
             if position == before:
                 time.sleep(RETRY_PAUSE_S)
         else:
-            for group, behind in _groups(answer, before, wanted.until, options.isolation):
+            for group, behind in _groups(answer, before, offset_range.until, options.isolation):
                 position = behind
-                batch = _arrow(group, wanted, before, with_headers=options.include_headers)
+                batch = _arrow(group, offset_range, before, with_headers=options.include_headers)
                 if batch.num_rows:
                     yield batch
         if position > before:
             stuck_until = time.monotonic() + patience
         elif time.monotonic() > stuck_until:
-            position = _when_stuck(link, options, wanted, position, answer)
+            position = _when_stuck(link, options, offset_range, position, answer)
     settle()
 
 
 def _after_error(
     link: ClusterConnection,
     options: SourceOptions,
-    wanted: OffsetRange,
+    offset_range: OffsetRange,
     position: int,
     answer: FetchedRecords,
 ) -> int:
     """Return the next position after an error response, or raise the error."""
-    name = f"{wanted.topic}-{wanted.partition}"
+    name = f"{offset_range.topic}-{offset_range.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
         return position  # retry until the timeout: a starting broker does not know its topics yet
     if answer.error is not ErrorCode.offset_out_of_range:
         raise BrokerError(f"Fetch of {name} at {position}: {answer.error.name.upper()}")
-    part = wanted.topic, wanted.partition
+    part = offset_range.topic, offset_range.partition
     first = link.list_offsets({part: EARLIEST}, options.isolation)[part]
     if first > position:
         return _skip(
             options,
-            min(first, wanted.until),
+            min(first, offset_range.until),
             f"{name}: offset {position} is not there; the log begins at {first}. Records up to"
-            f" {min(first, wanted.until) - 1} were deleted before they were read",
+            f" {min(first, offset_range.until) - 1} were deleted before they were read",
         )
     end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
     if position <= end:
         return position  # the records are available again
-    return _skip(options, wanted.until, _ends_early(wanted, end))
+    return _skip(options, offset_range.until, _ends_early(offset_range, end))
 
 
 def _when_stuck(
     link: ClusterConnection,
     options: SourceOptions,
-    wanted: OffsetRange,
+    offset_range: OffsetRange,
     position: int,
     answer: FetchedRecords,
 ) -> int:
     """Return the next position after the timeout without progress, or raise the error."""
-    name = f"{wanted.topic}-{wanted.partition}"
+    name = f"{offset_range.topic}-{offset_range.partition}"
     if answer.error is ErrorCode.unknown_topic_or_partition:
         raise BrokerError(
             f"{name} has been missing for {options.timeout_ms / 1000:.0f} s, and the batch"
-            f" contains its offsets {position} to {wanted.until - 1}. Was it deleted? Once"
+            f" contains its offsets {position} to {offset_range.until - 1}. Was it deleted? Once"
             " it is created again, failOnDataLoss=false continues with its records;"
             " otherwise begin with a new checkpoint"
         )
-    part = wanted.topic, wanted.partition
+    part = offset_range.topic, offset_range.partition
     end = link.list_offsets({part: LATEST}, READ_UNCOMMITTED)[part]
-    if end >= wanted.until:
+    if end >= offset_range.until:
         raise BrokerError(
             f"{name}: nothing came from offset {position} on for {options.timeout_ms / 1000:.0f} s;"
             f" the last stable offset is {answer.stable}, the end {end}"
         )
-    return _skip(options, wanted.until, _ends_early(wanted, end))
+    return _skip(options, offset_range.until, _ends_early(offset_range, end))
 
 
-def _ends_early(wanted: OffsetRange, end: int) -> str:
+def _ends_early(offset_range: OffsetRange, end: int) -> str:
     return (
-        f"{wanted.topic}-{wanted.partition} ends at {end}, but the query was promised"
-        f" records up to {wanted.until}, as if the topic had been deleted and created again"
+        f"{offset_range.topic}-{offset_range.partition} ends at {end}, but the query was promised"
+        f" records up to {offset_range.until}, as if the topic had been deleted and created again"
     )
 
 
@@ -231,34 +231,38 @@ def _groups(
     yield group, position
 
 
-def _arrow(group: Group, wanted: OffsetRange, start: int, *, with_headers: bool) -> pa.RecordBatch:
+def _arrow(
+    group: Group, offset_range: OffsetRange, start: int, *, with_headers: bool
+) -> pa.RecordBatch:
     """Return a group's rows from ``start`` on, up to the end of the range."""
     schema = arrow_schema(with_headers=with_headers)
     if not group:
         return pa.RecordBatch.from_pylist([], schema)
-    found = decode(group, with_headers=with_headers)
+    columns = decode(group, with_headers=with_headers)
     types = np.repeat(
         np.array([int(header.is_log_append_time) for header, _ in group], np.int32),
         [header.record_count for header, _ in group],
     )
-    batch = _columns(found, wanted, types, schema)
-    keep = (found.offsets >= start) & (found.offsets < wanted.until)
+    batch = _columns(columns, offset_range, types, schema)
+    keep = (columns.offsets >= start) & (columns.offsets < offset_range.until)
     return batch if keep.all() else batch.filter(pa.array(keep))
 
 
-def _columns(found: Columns, wanted: OffsetRange, types: Any, schema: pa.Schema) -> pa.RecordBatch:
-    count = len(found.offsets)
+def _columns(
+    data: Columns, offset_range: OffsetRange, types: Any, schema: pa.Schema
+) -> pa.RecordBatch:
+    count = len(data.offsets)
     columns = [
-        found.keys,
-        found.values,
-        pa.repeat(pa.scalar(wanted.topic, pa.string()), count),
-        pa.array(np.full(count, wanted.partition, np.int32)),
-        pa.array(found.offsets),
-        _micros(found.timestamps_ms),
+        data.keys,
+        data.values,
+        pa.repeat(pa.scalar(offset_range.topic, pa.string()), count),
+        pa.array(np.full(count, offset_range.partition, np.int32)),
+        pa.array(data.offsets),
+        _micros(data.timestamps_ms),
         pa.array(types),
     ]
-    if found.headers is not None:
-        columns.append(found.headers)
+    if data.headers is not None:
+        columns.append(data.headers)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

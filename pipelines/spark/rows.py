@@ -59,31 +59,31 @@ class Prepared:
     writers: int
 
 
-def _fits(found: DataType, wanted: Sequence[DataType]) -> bool:
+def _fits(actual: DataType, allowed: Sequence[DataType]) -> bool:
     """Return whether a type matches one of ``wanted``, except for nullability and case of names.
 
     Source: ``KafkaWriter.expression``, ``DataTypeUtils.sameType``.
     """
-    return any(_same(found, one) for one in wanted)
+    return any(_same(actual, one) for one in allowed)
 
 
-def _same(found: DataType, wanted: DataType) -> bool:
-    if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
-        return _same(found.elementType, wanted.elementType)
-    if isinstance(found, StructType) and isinstance(wanted, StructType):
-        return len(found) == len(wanted) and all(
+def _same(actual: DataType, expected: DataType) -> bool:
+    if isinstance(actual, ArrayType) and isinstance(expected, ArrayType):
+        return _same(actual.elementType, expected.elementType)
+    if isinstance(actual, StructType) and isinstance(expected, StructType):
+        return len(actual) == len(expected) and all(
             one.name.lower() == other.name.lower() and _same(one.dataType, other.dataType)
-            for one, other in zip(found, wanted, strict=True)
+            for one, other in zip(actual, expected, strict=True)
         )
-    return isinstance(found, type(wanted))
+    return isinstance(actual, type(expected))
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     """Check a sink's columns; return ``prepare``'s result. Raises :class:`OptionError`."""
     names = schema.fieldNames()
-    topic, wanted = options.topic, options.columns
+    topic, columns = options.topic, options.columns
     for name in names:
-        if name not in wanted:
+        if name not in columns:
             hint = "; includeTimestamp=true makes it the record's" if name == "timestamp" else ""
             warn_once(f"the sink leaves column {name} aside{hint}")
     if "value" not in names:
@@ -91,7 +91,7 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     if topic is None and "topic" not in names:
         raise OptionError("neither the option topic nor a column 'topic' says where rows go")
     for field in schema.fields:
-        if field.name in wanted and not _fits(field.dataType, _TYPES[field.name]):
+        if field.name in columns and not _fits(field.dataType, _TYPES[field.name]):
             kinds = " or ".join(kind.simpleString() for kind in _TYPES[field.name])
             raise OptionError(
                 f"column {field.name} is {field.dataType.simpleString()}, not {kinds}"

@@ -123,14 +123,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise SharedTransactionError("Spark does not tell the query's id")
         plan = self._plan
         exactly = CommitProtocol(plan, plan.transactional_id(query_id))
-        found = plan.progress_of(batchId, query_id).counted(
+        progress = plan.progress_of(batchId, query_id).counted(
             sum(message.rows for message in written), sum(one.checksum for one in written)
         )
         ticket = tickets.pop() if tickets else None
         try:
             if ticket is None:
                 begun = exactly.begin()
-                if exactly.is_done(found, begun.done):
+                if exactly.is_done(progress, begun.done):
                     return
                 ticket = begun.ticket
             with aborting(plan, ticket):
@@ -139,7 +139,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                         f"batch {batchId} was taken for one that is committed"
                     )
                 send_left(plan, ticket, written)
-                exactly.commit(ticket, found)
+                exactly.commit(ticket, progress)
         finally:
             spool.sweep(_subject(plan.options))
 

@@ -52,9 +52,9 @@ _log = logging.getLogger(__name__)
 class RangePartition(InputPartition):
     """One range, as Spark ships it to a task."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(offset_range)
+        self.wanted = offset_range
 
 
 class Planner:
@@ -73,11 +73,11 @@ class Planner:
         before = set(known)
         deadline = time.monotonic() + self.options.timeout_ms / 1000
         while True:
-            found, missing = self._find_partitions()
-            lost = before - set(found)
+            partitions, missing = self._find_partitions()
+            lost = before - set(partitions)
             is_new = not any(topic in missing for topic, _ in before)
             if not lost and not missing:
-                return found
+                return partitions
             self.options.link.check_visible({*missing, *(topic for topic, _ in lost)})
             if (missing and is_new) or time.monotonic() > deadline:
                 break
@@ -86,7 +86,7 @@ class Planner:
             there = self.options.link.topics()
             texts = (f"{name}{hint(name, there)}" for name in missing)
             raise BrokerError(f"topics do not exist: {', '.join(texts)}")
-        return found
+        return partitions
 
     def _find_partitions(self) -> tuple[list[Partition], list[str]]:
         """Return the existing partitions, and the named topics that are missing."""
@@ -124,10 +124,10 @@ class Planner:
         partitions do not change the result. Raises :class:`OptionError` if the options omit
         partitions.
         """
-        found = self._resolve(self.options.starting, "starting", sorted(end), end)
+        start = self._resolve(self.options.starting, "starting", sorted(end), end)
         if not self.options.starting.is_timestamp:
-            return found
-        return {part: min(offset, end[part]) for part, offset in found.items()}
+            return start
+        return {part: min(offset, end[part]) for part, offset in start.items()}
 
     def starting(self) -> Offsets:
         """Return a batch query's start. Raises :class:`OptionError` for omitted partitions."""
@@ -159,15 +159,15 @@ class Planner:
             if latest is not None:
                 positions = {p: latest[p] if at == LATEST else at for p, at in positions.items()}
             return positions | self._list_offsets({p: at for p, at in positions.items() if at < 0})
-        found = self._list_offsets(positions)
-        none = [part for part, offset in found.items() if offset < 0]
+        offsets = self._list_offsets(positions)
+        none = [part for part, offset in offsets.items() if offset < 0]
         if none and which == "starting" and not self.options.latest_when_no_record:
             raise OptionError(
                 f"{none} have no record at or after the starting timestamp; with"
                 " startingOffsetsByTimestampStrategy=latest the query begins at their end"
             )
         ends = self.latest(none) if latest is None else latest
-        return found | {part: ends[part] for part in none}
+        return offsets | {part: ends[part] for part in none}
 
     def _list_offsets(self, timestamps: Offsets) -> Offsets:
         return (
@@ -177,14 +177,14 @@ class Planner:
     def split(self, start: Offsets, end: Offsets) -> list[RangePartition]:
         """Split a batch into tasks, as a pure function, so that a replay reads the same rows."""
         options = self.options
-        found = plan.ranges(
+        ranges = plan.ranges(
             start,
             end,
             fail_on_data_loss=options.fail_on_data_loss,
             min_partitions=options.min_partitions,
             max_records=options.max_records_per_partition,
         )
-        return [RangePartition(one) for one in found]
+        return [RangePartition(one) for one in ranges]
 
 
 @plain_errors

@@ -55,8 +55,8 @@ class Spool:
     def is_shared(self) -> bool:
         """Return whether this process sees the driver's folder."""
         try:
-            found = (Path(self.folder) / _MARK).read_text(encoding="utf-8")
-            return _is_private(Path(self.folder)) and found == self.mark
+            content = (Path(self.folder) / _MARK).read_text(encoding="utf-8")
+            return _is_private(Path(self.folder)) and content == self.mark
         except OSError:
             return False
 
@@ -112,5 +112,5 @@ def _next(file: BinaryIO) -> Piece | None:
         piece, size = pickle.load(file)  # noqa: S301 - our own file, readable by its user alone
     except EOFError:
         return None
-    found: Piece = piece._replace(payload=file.read(size))
-    return found
+    whole: Piece = piece._replace(payload=file.read(size))
+    return whole

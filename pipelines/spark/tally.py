@@ -88,8 +88,8 @@ def _add_words(hashes: Any, data: Any, starts: Any, words: Any) -> None:
         sizes = counts[at:end]
         first = behind[at:end] - sizes - before
         position = np.arange(int(sizes.sum())) - np.repeat(first, sizes)
-        found = at_any_byte[np.repeat(starts[rows[at:end]], sizes) + 8 * position]
-        found ^= position.astype(np.uint64) * _SECOND
-        _mix(found)
-        hashes[rows[at:end]] += np.add.reduceat(found, first)
+        loaded = at_any_byte[np.repeat(starts[rows[at:end]], sizes) + 8 * position]
+        loaded ^= position.astype(np.uint64) * _SECOND
+        _mix(loaded)
+        hashes[rows[at:end]] += np.add.reduceat(loaded, first)
         at = end

@@ -104,8 +104,8 @@ class _Task:
         """Send to partitions of this task alone, in the transaction that planning has begun."""
         plan, context = self._plan, self._context
         if plan.is_streaming:
-            wanted = plan.transactional_id(self._wanted.query_id)
-            if begun.ticket.transactional_id != wanted:
+            transactional_id = plan.transactional_id(self._wanted.query_id)
+            if begun.ticket.transactional_id != transactional_id:
                 raise ProgressError(
                     f"the checkpoint {plan.options.checkpoint!r} on this machine is that of another"
                     f" query than {self._wanted.query_id}: Spark keeps its own on another file"
@@ -180,10 +180,10 @@ class _Task:
 
     def _written(self, pieces: Iterable[Piece] = (), **more: Any) -> TaskResult:
         # The rows are counted once `pieces` or the spool is filled.
-        tally, wanted = self._rows.tally, self._wanted
+        tally, progress = self._rows.tally, self._wanted
         return TaskResult(
-            wanted.batch_id,
-            wanted.query_id,
+            progress.batch_id,
+            progress.query_id,
             tally.rows,
             tally.checksum,
             pieces=tuple(pieces),
@@ -203,8 +203,8 @@ def attempts_of(master: str | None) -> int:
     ``spark.task.maxFailures``, local[N, F] makes F attempts; local-cluster is a cluster. Spark
     speculates in neither of the first two (``TaskSchedulerImpl.start``).
     """
-    found = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", (master or "").strip())
-    return int(found[1] or 1) if found else 0
+    match = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", (master or "").strip())
+    return int(match[1] or 1) if match else 0
 
 
 def takes_turns(mode: str, attempts: int) -> bool:

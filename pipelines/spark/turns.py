@@ -67,8 +67,8 @@ class TaskTurns:
         with self._locked(_TRANSACTION) as file:
             content = _content(file)
             if content:
-                found: BegunTransaction = pickle.loads(content)  # noqa: S301 - see Spool
-                return found
+                transaction: BegunTransaction = pickle.loads(content)  # noqa: S301 - see Spool
+                return transaction
             begun = begin()
             write_at(file, (pickle.dumps(begun),), 0)
             return begun
@@ -127,12 +127,12 @@ def second_attempt() -> SharedTransactionError:
 
 def left_behind(subject: str | None) -> list[TransactionHandle]:
     """Return transactions that tasks of ``subject`` began, as far as their folders still exist."""
-    found: list[TransactionHandle] = []
+    handles: list[TransactionHandle] = []
     for folder in folders(subject):
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             begun: BegunTransaction = pickle.loads((folder / _TRANSACTION).read_bytes())  # noqa: S301 - ours
-            found.append(begun.ticket)
-    return found
+            handles.append(begun.ticket)
+    return handles
 
 
 def _name(part: Partition) -> str:

@@ -58,12 +58,12 @@ def _loopback() -> Iterator[socket.socket]:
             if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
                 continue
             seen.add(status.st_ino)
-            found = socket.socket(fileno=os.dup(number))
+            connection = socket.socket(fileno=os.dup(number))
             with contextlib.ExitStack() as closing:
-                closing.enter_context(found)
-                if found.type == socket.SOCK_STREAM and _is_loopback(found):
+                closing.enter_context(connection)
+                if connection.type == socket.SOCK_STREAM and _is_loopback(connection):
                     closing.pop_all()
-                    yield found
+                    yield connection
 
 
 def _is_loopback(connection: socket.socket) -> bool:

@@ -124,11 +124,11 @@ class BrokerAccess:
 
     def rule(self, text: str) -> Rule:
         """Parse an ACL, which must be for one of the users or for ``*``. Raises ValueError."""
-        found = parse_rule(text)
-        user = found.principal.removeprefix("User:")
+        rule = parse_rule(text)
+        user = rule.principal.removeprefix("User:")
         if self.users and user not in {*self.users, ANYTHING}:
             raise ValueError(f"{text!r}: {self._no_user(user)}")
-        return found
+        return rule
 
     @property
     def protocol(self) -> str:
@@ -140,42 +140,42 @@ class BrokerAccess:
         """The broker's settings."""
         if self.protocol == "PLAINTEXT":
             return {}
-        found = {"listeners": f"{self.protocol}://127.0.0.1:0"}
+        settings = {"listeners": f"{self.protocol}://127.0.0.1:0"}
         if self._certificates is not None:
-            found["ssl.keystore.type"] = "PEM"
-            found["ssl.keystore.certificate.chain"] = self._certificates.chain
-            found["ssl.keystore.key"] = self._certificates.key
+            settings["ssl.keystore.type"] = "PEM"
+            settings["ssl.keystore.certificate.chain"] = self._certificates.chain
+            settings["ssl.keystore.key"] = self._certificates.key
         if self.users:
-            found["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
-            found["super.users"] = f"User:{OWN_USER}"
+            settings["sasl.enabled.mechanisms"] = ",".join(MECHANISMS)
+            settings["super.users"] = f"User:{OWN_USER}"
         if self.rules is not None:
-            found["authorizer.class.name"] = (
+            settings["authorizer.class.name"] = (
                 "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
             )
-        return found
+        return settings
 
     @property
     def between_brokers(self) -> dict[str, str]:
         """The settings for connections between brokers of a cluster, on the clients' listener."""
-        found = {"inter.broker.listener.name": self.protocol}
+        settings = {"inter.broker.listener.name": self.protocol}
         if self._certificates is not None:
-            found["ssl.truststore.type"] = "PEM"
-            found["ssl.truststore.certificates"] = self._certificates.authority
+            settings["ssl.truststore.type"] = "PEM"
+            settings["ssl.truststore.certificates"] = self._certificates.authority
         if self.users:
             login = _jaas(_BETWEEN_BROKERS, OWN_USER, self._passwords[OWN_USER])
             listener = f"listener.name.{self.protocol.lower()}"
-            found["sasl.mechanism.inter.broker.protocol"] = _BETWEEN_BROKERS
-            found[f"{listener}.{_BETWEEN_BROKERS.lower()}.sasl.jaas.config"] = login
-        return found
+            settings["sasl.mechanism.inter.broker.protocol"] = _BETWEEN_BROKERS
+            settings[f"{listener}.{_BETWEEN_BROKERS.lower()}.sasl.jaas.config"] = login
+        return settings
 
     @property
     def of_controller(self) -> dict[str, str]:
         """The settings of a separate controller, whose listener has no authentication."""
         names = ("authorizer.class.name", "super.users")
-        found = {name: self.settings[name] for name in names if name in self.settings}
-        if "super.users" in found:
-            found["super.users"] += ";User:ANONYMOUS"
-        return found
+        settings = {name: self.settings[name] for name in names if name in self.settings}
+        if "super.users" in settings:
+            settings["super.users"] += ";User:ANONYMOUS"
+        return settings
 
     @property
     def ca_file(self) -> Path:
@@ -197,14 +197,14 @@ class BrokerAccess:
 
     def own(self) -> Security:
         """Return the client settings with which the methods of a broker under test log in."""
-        found = {"security.protocol": self.protocol}
+        settings = {"security.protocol": self.protocol}
         if self._certificates is not None:
-            found["ssl.truststore.certificates"] = self._certificates.authority
+            settings["ssl.truststore.certificates"] = self._certificates.authority
         if self.users:
-            found["sasl.mechanism"] = _BETWEEN_BROKERS
-            found["sasl.username"] = OWN_USER
-            found["sasl.password"] = self._passwords[OWN_USER]
-        return Security.of(found)
+            settings["sasl.mechanism"] = _BETWEEN_BROKERS
+            settings["sasl.username"] = OWN_USER
+            settings["sasl.password"] = self._passwords[OWN_USER]
+        return Security.of(settings)
 
     def client_config(
         self, bootstrap: str, user: str | None, style: str, mechanism: str
@@ -221,31 +221,37 @@ class BrokerAccess:
         login = None if user is None else (mechanism, user, self.users[user])
         if style in {"aiokafka", "kafka-python"}:
             return self._of_python(bootstrap, login, style)
-        found: dict[str, Any] = {"bootstrap.servers": bootstrap, "security.protocol": self.protocol}
+        config: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "security.protocol": self.protocol,
+        }
         if self.tls and style == "java":
-            found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.ca_file)}
+            config |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(self.ca_file)}
         elif self.tls:
-            found["ssl.ca.location"] = str(self.ca_file)
+            config["ssl.ca.location"] = str(self.ca_file)
         if login is not None and style == "java":
-            found |= {"sasl.mechanism": mechanism, "sasl.jaas.config": _jaas(*login)}
+            config |= {"sasl.mechanism": mechanism, "sasl.jaas.config": _jaas(*login)}
         elif login is not None:
-            found |= dict(
+            config |= dict(
                 zip(("sasl.mechanism", "sasl.username", "sasl.password"), login, strict=True)
             )
-        return found
+        return config
 
     def _of_python(
         self, bootstrap: str, login: tuple[str, str, str] | None, style: str
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {"bootstrap_servers": bootstrap, "security_protocol": self.protocol}
+        config: dict[str, Any] = {
+            "bootstrap_servers": bootstrap,
+            "security_protocol": self.protocol,
+        }
         if self.tls and style == "aiokafka":
-            found["ssl_context"] = ssl.create_default_context(cafile=str(self.ca_file))
+            config["ssl_context"] = ssl.create_default_context(cafile=str(self.ca_file))
         elif self.tls:
-            found["ssl_cafile"] = str(self.ca_file)
+            config["ssl_cafile"] = str(self.ca_file)
         if login is not None:
             names = ("sasl_mechanism", "sasl_plain_username", "sasl_plain_password")
-            found |= dict(zip(names, login, strict=True))
-        return found
+            config |= dict(zip(names, login, strict=True))
+        return config
 
     def make_rules(self, session: ClusterSession) -> None:
         """Create the ACLs. Raises ApiError."""
@@ -269,30 +275,30 @@ def parse_rule(text: str) -> Rule:
     Operations have Kafka's names. A name that ends in an asterisk is a prefix, the asterisk alone
     is any name; ``cluster`` needs none. The principal is of the type User; ``*`` is every user.
     """
-    found = _RULE.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
-    if found is None:
+    match = _RULE.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
+    if match is None:
         raise ValueError(f"{text!r} is not an ACL like 'alice READ,WRITE topic:orders'")
-    kind = found["type"].upper().replace("-", "_")
+    kind = match["type"].upper().replace("-", "_")
     types = [one.name for one in ResourceType if one > ResourceType.ANY]
     if kind not in types:
         there = [one.lower().replace("_", "-") for one in types]
-        hint = nearest(found["type"].lower(), there)
+        hint = nearest(match["type"].lower(), there)
         syntax = (
-            f"{text!r}: there is no resource type {found['type']!r}; known are {', '.join(there)}"
+            f"{text!r}: there is no resource type {match['type']!r}; known are {', '.join(there)}"
         )
         raise ValueError(f"{syntax}{hint}")
-    operations = [one.upper() for one in found["operations"].split(",")]
+    operations = [one.upper() for one in match["operations"].split(",")]
     for one in operations:
         if one not in _OPERATIONS:
             hint = nearest(one, _OPERATIONS) or f"; the operations are {', '.join(_OPERATIONS)}"
             raise ValueError(f"{text!r}: unknown operation {one!r}{hint}")
-    name = found["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
+    name = match["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
     if not name:
-        raise ValueError(f"{text!r}: the {found['type']} needs a name; {found['type']}:* means any")
+        raise ValueError(f"{text!r}: the {match['type']} needs a name; {match['type']}:* means any")
     is_prefix = name.endswith("*") and name != ANYTHING
     return Rule(
-        Permission.DENY if (found["permission"] or "").lower() == "deny" else Permission.ALLOW,
-        f"User:{found['user'].removeprefix('User:')}",
+        Permission.DENY if (match["permission"] or "").lower() == "deny" else Permission.ALLOW,
+        f"User:{match['user'].removeprefix('User:')}",
         tuple(Operation[one] for one in operations),
         ResourceType[kind],
         PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
@@ -302,8 +308,8 @@ def parse_rule(text: str) -> Rule:
 
 def add_rules(session: ClusterSession, rules: Iterable[Rule]) -> None:
     """Create ACLs. Raises ApiError."""
-    wanted = list(rules)
-    if not wanted:
+    all_rules = list(rules)
+    if not all_rules:
         return
     answer = session.client.call(
         "CreateAcls",
@@ -319,7 +325,7 @@ def add_rules(session: ClusterSession, rules: Iterable[Rule]) -> None:
                     operation=operation,
                     permission_type=one.permission,
                 )
-                for one in wanted
+                for one in all_rules
                 for operation in one.operations
             ]
         ),

@@ -51,10 +51,10 @@ def one_of(what: str, value: object, known: Iterable[str]) -> None:
         raise ValueError(f"{what} is one of {', '.join(known)}, not {value!r}{hint}")
 
 
-def names(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+def names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for the first name that is not in ``known``."""
     known = list(known)
-    for one in wanted:
+    for one in given:
         if one not in known:
             there = f"; there are {', '.join(f'{name}=' for name in known)}"
             raise TypeError(f"{what} has no {one}={nearest(one, known) or there}")
@@ -64,17 +64,17 @@ def setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
     """Return settings as Kafka writes them. Raises TypeError for an invalid value."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"config is a mapping of settings, not {settings!r}")
-    found = {}
+    texts = {}
     for key, value in settings.items():
         if not isinstance(key, str):
             raise TypeError(f"config: a setting's name is a str, not {key!r}")
         if isinstance(value, bool):
-            found[key] = str(value).lower()
+            texts[key] = str(value).lower()
         elif isinstance(value, (str, int, float)):
-            found[key] = str(value)
+            texts[key] = str(value)
         else:
             raise TypeError(f"{key}={value!r}: a setting is a str, a number or a truth value")
-    return found
+    return texts
 
 
 def name_of(what: str, value: object) -> str:

@@ -153,9 +153,9 @@ def _attempt(what: str, work: Callable[[], object]) -> None:
 
 def _style_of(kind: object) -> str:
     for cls in inspect.getmro(kind) if inspect.isclass(kind) else ():
-        found = STYLES.get(cls.__module__.partition(".")[0])
-        if found is not None:
-            return found
+        style = STYLES.get(cls.__module__.partition(".")[0])
+        if style is not None:
+            return style
     raise TypeError(f"kind is a class of confluent-kafka, aiokafka or kafka-python, not {kind!r}")
 
 

@@ -152,8 +152,8 @@ class TestClock:
             await self._each(lambda one: one.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE))
             fired: list[Fired] = []
             for _ in range(MAX_STEPS):
-                found = await self._each(Deadlines.next_ms)
-                due_ms = min((one for one in found if one is not None), default=None)
+                due_times = await self._each(Deadlines.next_ms)
+                due_ms = min((one for one in due_times if one is not None), default=None)
                 at_ms = target_ms if due_ms is None else due_ms
                 if speed is not None:
                     at_ms = await _walk(begin_ms, at_ms, begun, speed)

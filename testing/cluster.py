@@ -253,13 +253,13 @@ class Cluster(KafkaUnderTest):
     def _nodes(self, ids: Iterable[int]) -> tuple[int, ...]:
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
             raise TypeError(f"nodes are a list of their ids, [1], not {ids!r}")
-        found = tuple(ids)
-        if not found:
+        nodes = tuple(ids)
+        if not nodes:
             raise ValueError("nodes are a list of their ids, [1], which is empty")
-        for one in found:
+        for one in nodes:
             if one != CONTROLLER_ID:
                 self._broker(one)
-        return found
+        return nodes
 
     def heal(self) -> None:
         """Let every node reach every other again."""
@@ -307,10 +307,10 @@ class Cluster(KafkaUnderTest):
 
     def partition(self, topic: str, index: int = 0) -> PartitionRegistration:
         """Return a partition from the controller's image. ValueError if it does not exist."""
-        found = self._find(topic, index)
-        if isinstance(found, str):
-            raise ValueError(found)  # noqa: TRY004 - a sentence that there is none
-        return found
+        registration = self._find(topic, index)
+        if isinstance(registration, str):
+            raise ValueError(registration)  # noqa: TRY004 - a sentence that there is none
+        return registration
 
     def _find(self, topic: str, index: int) -> PartitionRegistration | str:
         """Return a partition, or a sentence saying that it does not exist."""
@@ -325,9 +325,11 @@ class Cluster(KafkaUnderTest):
     def leader(self, topic: str, index: int = 0, *, timeout: float = WAIT_S) -> int:
         """Return the leader of a partition; wait until there is one that is alive."""
 
-        def leader(found: PartitionRegistration) -> int | None:
-            alive = found.leader in self.brokers and self.brokers[found.leader].is_running
-            return found.leader if alive else None
+        def leader(registration: PartitionRegistration) -> int | None:
+            alive = (
+                registration.leader in self.brokers and self.brokers[registration.leader].is_running
+            )
+            return registration.leader if alive else None
 
         return self._wait_for_partition((topic, index), leader, "a leader of", timeout)
 
@@ -336,8 +338,8 @@ class Cluster(KafkaUnderTest):
     ) -> None:
         """Wait until the ISR has this many members, by default all replicas."""
 
-        def enough(found: PartitionRegistration) -> bool:
-            return len(found.isr) == (len(found.replicas) if size is None else size)
+        def enough(registration: PartitionRegistration) -> bool:
+            return len(registration.isr) == (len(registration.replicas) if size is None else size)
 
         self._wait_for_partition((topic, index), enough, "the ISR of", timeout)
 
@@ -350,20 +352,20 @@ class Cluster(KafkaUnderTest):
     ) -> T:
         __tracebackhide__ = True
         topic, index = place
-        seen: PartitionRegistration | str = ""
+        last: PartitionRegistration | str = ""
 
         def attempt(_limit_s: float) -> T | None:
-            nonlocal seen
-            seen = self._find(topic, index)
-            return None if isinstance(seen, str) else look(seen)
+            nonlocal last
+            last = self._find(topic, index)
+            return None if isinstance(last, str) else look(last)
 
         def describe() -> str:
-            if isinstance(seen, str):
-                return f"{what} {topic}-{index}{f': {seen}' if seen else ''}"
+            if isinstance(last, str):
+                return f"{what} {topic}-{index}{f': {last}' if last else ''}"
             down = [one for one, broker in self.brokers.items() if not broker.is_running]
             return (
-                f"{what} {topic}-{index}: its leader is {seen.leader}, its replicas"
-                f" {list(seen.replicas)}, its ISR {list(seen.isr)}; brokers down: {down or 'none'}"
+                f"{what} {topic}-{index}: its leader is {last.leader}, its replicas"
+                f" {list(last.replicas)}, its ISR {list(last.isr)}; brokers down: {down or 'none'}"
             )
 
         return self._until(attempt, describe, timeout)
@@ -408,12 +410,12 @@ class Cluster(KafkaUnderTest):
     @property
     def trouble(self) -> str:
         """The nodes that are down or paused, as a text; empty if none is."""
-        found = []
+        problems = []
         for node, broker in {**self.brokers, CONTROLLER_ID: self.controller}.items():
             called = "the controller" if node == CONTROLLER_ID else f"broker {node}"
             if broker.is_paused or not broker.is_running:
-                found.append(f"{called} is {'paused' if broker.is_paused else 'down'}")
-        return ", ".join(found)
+                problems.append(f"{called} is {'paused' if broker.is_paused else 'down'}")
+        return ", ".join(problems)
 
     # --- inside ---
 

@@ -83,8 +83,8 @@ class ClusterHooks(HookServer):
         """Return the leader of ``?topic=…&partition=…`` once a running broker leads."""
         topic, index = request.query.get("topic", ""), int(request.query.get("partition", "0"))
         leader = await self._call(lambda: self._cluster.leader(topic, index))
-        found = await self._call(lambda: self._cluster.partition(topic, index))
-        return {"leader": leader, "replicas": found.replicas, "isr": found.isr}
+        partition = await self._call(lambda: self._cluster.partition(topic, index))
+        return {"leader": leader, "replicas": partition.replicas, "isr": partition.isr}
 
     async def _post_network(self, request: HttpRequest, _rest: str) -> object:
         body = body_of(request, nodes=list, others=list, one_way=bool)

@@ -112,14 +112,16 @@ class Deadlines:
 
     async def next_ms(self) -> int | None:
         """Return the monotonic time of the next deadline up to the target; None without one."""
-        found = [self._round_ms(task, task.due_ms) for task in self._tasks()]
+        deadlines = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
             # The queue is sorted by time. Upkeep may be postponed, so look at the timer behind it.
             for due_ms, key in queue:
-                found.append(self._round_ms((queue, key), due_ms) if key in PERIODIC else due_ms)
+                deadlines.append(
+                    self._round_ms((queue, key), due_ms) if key in PERIODIC else due_ms
+                )
                 if key not in PERIODIC:
                     break
-        due = [one for one in found if one is not None and one <= self._target_ms]
+        due = [one for one in deadlines if one is not None and one <= self._target_ms]
         return min(due, default=None)
 
     def _round_ms(self, what: Hashable, due_ms: int | None) -> int | None:

@@ -213,8 +213,8 @@ def _first_list(request: Any) -> tuple[Any, ...]:
     """Return the elements of the first list in a request or in an item: the items to answer."""
     is_own = isinstance(request, SimpleNamespace)
     names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
-    found = (getattr(request, name) for name in names)
-    return next((one for one in found if isinstance(one, tuple)), ())
+    values = (getattr(request, name) for name in names)
+    return next((one for one in values if isinstance(one, tuple)), ())
 
 
 def _named(info: FieldInfo, request: Any) -> object:

@@ -178,10 +178,10 @@ class Fault:
         return self._hits >= hits
 
     def _only_by_topic(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        indexes: dict[str, list[int]] = {}
         for topic, index in sorted(self.only):
-            found.setdefault(topic, []).append(index)
-        return found
+            indexes.setdefault(topic, []).append(index)
+        return indexes
 
     def as_json(self) -> dict[str, object]:
         """Return the fault's arguments and hits, for JSON."""
@@ -347,18 +347,20 @@ class Faults:
         for one in self._of_one:
             one._install()
         if self._broker is not None and self._registry is not None:
-            wanted = bool(self.all or (self._of_all is not None and self._of_all.all))
+            is_needed = bool(self.all or (self._of_all is not None and self._of_all.all))
             server = self._broker.server
-            if wanted == (server.registry is self._registry):
-                registry = _FaultyRegistry(self._registry, self.run) if wanted else self._registry
+            if is_needed == (server.registry is self._registry):
+                registry = (
+                    _FaultyRegistry(self._registry, self.run) if is_needed else self._registry
+                )
                 server.registry = registry
 
     def _find(self, request: SeenRequest) -> Fault | None:
         """Return the first fault that applies to ``request``, after calling all observers."""
-        found = self._find_own(request)
-        if found is None and self._of_all is not None and not _is_broker(request.client_id or ""):
-            found = self._of_all._find_own(request)
-        return found
+        fault = self._find_own(request)
+        if fault is None and self._of_all is not None and not _is_broker(request.client_id or ""):
+            fault = self._of_all._find_own(request)
+        return fault
 
     def _find_own(self, request: SeenRequest) -> Fault | None:
         with self._lock:
@@ -437,8 +439,8 @@ class _FaultyRegistry(Registry):
 
     def handler(self, api_key: int) -> Handler:
         """Return the handler of an API, preceded by the faults."""
-        found = self._real.handler(api_key)
-        return replace(found, run=lambda ctx: self._run(found, ctx))
+        handler = self._real.handler(api_key)
+        return replace(handler, run=lambda ctx: self._run(handler, ctx))
 
 
 def _api(api: str | ApiKey | None) -> ApiKey | None:

@@ -40,18 +40,18 @@ class GroupWait:
 
     def is_over(self, session: ClusterSession) -> bool:
         """Poll the group, and return whether the condition holds."""
-        self.seen = seen = describe_group(session, self.group)
-        if seen.state != self._target_state or self.members not in {None, len(seen.members)}:
-            if seen.state == "Dead":
+        self.seen = view = describe_group(session, self.group)
+        if view.state != self._target_state or self.members not in {None, len(view.members)}:
+            if view.state == "Dead":
                 self._others = [str(row.group_id) for row in session.groups()]
             return False
         if self.not_fetched is not None:
-            self._missing = self.not_fetched(seen)
-            if self._missing or not any(one.assigned for one in seen.members):
+            self._missing = self.not_fetched(view)
+            if self._missing or not any(one.assigned for one in view.members):
                 return False
         if self.lag is None:
             return True
-        self._behind = totals(offset_rows(session, [seen]))["lag_at_most"]
+        self._behind = totals(offset_rows(session, [view]))["lag_at_most"]
         return self._behind is not None and self._behind <= self.lag
 
     def describe(self) -> str:
@@ -64,16 +64,16 @@ class GroupWait:
         if self.not_fetched is not None:
             missing = ", ".join(f"{topic}:{index}" for topic, index in self._missing)
             condition += f" and fetching{f' (not yet {missing})' if missing else ''}"
-        seen = self.seen
-        if seen is None:
+        view = self.seen
+        if view is None:
             return condition
-        if seen.state == "Dead":
+        if view.state == "Dead":
             return (
                 f"{condition}: there is no group {self.group!r}{nearest(self.group, self._others)}"
             )
-        clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
+        clients = ", ".join(f"{one.client_id}@{one.host}" for one in view.members)
         return (
-            f"{condition}: it is {seen.state} with {len(seen.members)} members"
+            f"{condition}: it is {view.state} with {len(view.members)} members"
             f"{f' ({clients})' if clients else ''}"
         )
 
@@ -81,21 +81,21 @@ class GroupWait:
 def misspelt(
     session: ClusterSession,
     group: str,
-    wanted: Mapping[Partition, int | None],
+    expected: Mapping[Partition, int | None],
     seen: Mapping[Partition, int],
 ) -> list[str]:
     """Return sentences about names in an assertion that may be misspelt."""
-    found = []
+    sentences = []
     if not seen:
         groups = [str(row.group_id) for row in session.groups()]
         if group not in groups:
-            found.append(f"there is no group {group!r}{nearest(group, groups)}")
+            sentences.append(f"there is no group {group!r}{nearest(group, groups)}")
     topics = session.client.metadata(refresh=True).topics
-    missing = sorted({topic for topic, _ in wanted} - topics.keys())
-    found += [str(no_topic(session, topic)) for topic in missing]
-    found += [
+    missing = sorted({topic for topic, _ in expected} - topics.keys())
+    sentences += [str(no_topic(session, topic)) for topic in missing]
+    sentences += [
         f"{topic} has no partition {index}, but {len(topics[topic].partitions)}"
-        for topic, index in sorted(wanted)
+        for topic, index in sorted(expected)
         if topic in topics and index not in topics[topic].partitions
     ]
-    return found
+    return sentences

@@ -225,7 +225,7 @@ class HookServer:
 
     def _fault_json(self, number: int) -> dict[str, object]:
         fault = self._handles[number]
-        seen = [
+        requests = [
             {
                 "api": one.api,
                 "version": one.version,
@@ -236,7 +236,7 @@ class HookServer:
             }
             for one in list(fault.seen)
         ]
-        return {"id": number, **fault.as_json(), "seen": seen}
+        return {"id": number, **fault.as_json(), "seen": requests}
 
     # --- queries ---
 
@@ -259,11 +259,13 @@ class HookServer:
     async def _get_history(self, request: HttpRequest, _rest: str) -> object:
         """Return the history, filtered by ``?group=…`` or ``?transactional_id=…``, newest last."""
         scopes = {"group": "group", "transactional_id": "transaction"}
-        wanted = {(scopes[name], value) for name, value in request.query.items() if name in scopes}
+        subjects = {
+            (scopes[name], value) for name, value in request.query.items() if name in scopes
+        }
         entries = [
             one
             for one in await self._all_entries()
-            if not wanted or (one.scope, one.subject) in wanted
+            if not subjects or (one.scope, one.subject) in subjects
         ]
         return {
             "history": [{name: getattr(one, name) for name in Entry.__slots__} for one in entries]

@@ -42,16 +42,16 @@ def places_of(only: Mapping[str, int | Iterable[int]]) -> frozenset[Partition]:
     """Return the argument ``only`` of a fault as partitions. Raises TypeError, ValueError."""
     if not isinstance(only, Mapping):
         raise TypeError(f"only has partitions by topic, {{'orders': [0, 1]}}, not {only!r}")
-    found = set()
+    places = set()
     for topic, indexes in only.items():
         name_of("a topic of only", topic)
         if isinstance(indexes, (str, bytes)) or not isinstance(indexes, (int, Iterable)):
             raise TypeError(f"only[{topic!r}] is a partition or a list of them, not {indexes!r}")
         listed = [indexes] if isinstance(indexes, int) else list(indexes)
-        found |= {(topic, integer("a partition of only", one, 0)) for one in listed}
-    if not found:
+        places |= {(topic, integer("a partition of only", one, 0)) for one in listed}
+    if not places:
         raise ValueError("only has no partition")
-    return frozenset(found)
+    return frozenset(places)
 
 
 def answer_in_part(
@@ -103,14 +103,14 @@ def _without(
 
 def _joined(real: Any, errors: Any, topics: str, partitions: str) -> tuple[Any, ...]:
     """Merge the topics of two responses; a topic in both gets the partitions of both."""
-    found: dict[object, Any] = {}
+    merged: dict[object, Any] = {}
     for topic in (*getattr(real, topics), *getattr(errors, topics)):
         key = getattr(topic, "topic_id", None) or getattr(topic, "name", None) or topic.topic
-        known = found.get(key)
+        known = merged.get(key)
         parts = getattr(topic, partitions)
-        found[key] = (
+        merged[key] = (
             topic
             if known is None
             else replace(known, **{partitions: (*getattr(known, partitions), *parts)})
         )
-    return tuple(found.values())
+    return tuple(merged.values())

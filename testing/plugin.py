@@ -106,14 +106,14 @@ class _MarkerArguments:
 
 def _read_markers(node: pytest.Item | pytest.Collector) -> _MarkerArguments:
     """Read the markers, or fail the test with their error."""
-    found = _MarkerArguments()
+    arguments = _MarkerArguments()
     node.stash[_READ] = True
     for marker in reversed(list(node.iter_markers(MARKER))):
         try:
-            _read(marker, found)
+            _read(marker, arguments)
         except (TypeError, ValueError) as error:
             raise _failure(f"@pytest.mark.kafka: {error}") from None
-    return found
+    return arguments
 
 
 def _failure(message: str) -> BaseException:
@@ -240,13 +240,13 @@ def _create_topics(kafka: KafkaUnderTest, arguments: _MarkerArguments) -> None:
 
 def _settings(config: pytest.Config) -> dict[str, object]:
     """Return the project's settings."""
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for line in config.getini("kafka_config"):
         key, equals, value = line.partition("=")
         if not equals:
             raise pytest.UsageError(f"kafka_config: {line!r} is not KEY=VALUE")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings
 
 
 def _serve(

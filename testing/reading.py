@@ -60,8 +60,8 @@ class TopicReader:
             self._topic_id = known.topic_id
             self.found.clear()
             self._positions.clear()
-        wanted = sorted(known.partitions) if self._partition is None else [self._partition]
-        added = [(self._topic, one) for one in wanted if (self._topic, one) not in self._positions]
+        indexes = sorted(known.partitions) if self._partition is None else [self._partition]
+        added = [(self._topic, one) for one in indexes if (self._topic, one) not in self._positions]
         self._positions |= session.offsets(added, EARLIEST) if added else {}
         ends = session.offsets(self._positions, LATEST, committed=self._committed)
         for place in self._positions:

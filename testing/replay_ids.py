@@ -159,21 +159,21 @@ class ReplayIds:
 
     # --- responses ---
 
-    def learn(self, step: Step, recorded: Entity, found: Entity) -> None:
+    def learn(self, step: Step, recorded: Entity, response: Entity) -> None:
         """Note the ids and epochs that the broker has given in place of the recorded ones."""
         request = from_json(APIS_BY_NAME[step.api], step.version, "request", step.request)
-        old, new = getattr(recorded, "member_id", ""), getattr(found, "member_id", "")
+        old, new = getattr(recorded, "member_id", ""), getattr(response, "member_id", "")
         if old and new:
             self._members[old] = new
         member = old or getattr(request, "member_id", "")
         for name in _EPOCHS:
             epoch = getattr(recorded, name, 0)
             if epoch > 0:
-                self._epochs[request.group_id, member, epoch] = getattr(found, name)
+                self._epochs[request.group_id, member, epoch] = getattr(response, name)
         producer, epoch = (getattr(recorded, f"producer_{one}", -1) for one in ("id", "epoch"))
         if producer >= 0 and epoch >= 0 and error_names(recorded)[0] == "NONE":
-            self._producers[producer] = found.producer_id
-            self._producer_epochs[producer, epoch] = found.producer_epoch
+            self._producers[producer] = response.producer_id
+            self._producer_epochs[producer, epoch] = response.producer_epoch
 
     def acquired(self, response: Entity | None) -> Iterator[tuple[Partition, int]]:
         """Yield each partition with acquired records in a ShareFetch response, and the last one."""
@@ -186,14 +186,14 @@ class ReplayIds:
 
         The log of the replay begins with the first record of a partition that was acquired.
         """
-        found: dict[Partition, set[int]] = defaultdict(set)
+        offsets: dict[Partition, set[int]] = defaultdict(set)
         for response in responses:
             for place, ranges in _acquired(response, self._names):
-                found[place].update(first for first, _ in ranges)
-        self._bases = {place: min(firsts) for place, firsts in found.items()}
+                offsets[place].update(first for first, _ in ranges)
+        self._bases = {place: min(firsts) for place, firsts in offsets.items()}
         return {
             place: sorted(one - self._bases[place] for one in firsts)
-            for place, firsts in found.items()
+            for place, firsts in offsets.items()
         }
 
     def recorded_text(self, text: str | None) -> str | None:

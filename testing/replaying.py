@@ -126,9 +126,9 @@ def replay(incident: str | Path | Incident, *, data_dir: str | Path | None = Non
     broker's history differ.
     """
     __tracebackhide__ = True
-    found = incident if isinstance(incident, Incident) else load(incident)
-    with broker_for(found, data_dir) as kafka:
-        return replay_on(kafka, found)
+    loaded = incident if isinstance(incident, Incident) else load(incident)
+    with broker_for(loaded, data_dir) as kafka:
+        return replay_on(kafka, loaded)
 
 
 def broker_for(incident: Incident, data_dir: str | Path | None = None) -> Kafka:
@@ -285,16 +285,16 @@ class _Player:
 
         No request waits for the initialization, but later heartbeats depend on it.
         """
-        wanted = sum(
+        expected = sum(
             one.what == _INITIALIZED and one.after < number for one in self.incident.causes
         )
-        if wanted > self._initialized:
+        if expected > self._initialized:
             wait(
-                lambda _limit: self.kafka.call(_initialized_count) >= wanted,
+                lambda _limit: self.kafka.call(_initialized_count) >= expected,
                 TIMEOUT_S,
                 lambda: f"step {number}: the state of share partitions is not initialized",
             )
-            self._initialized = wanted
+            self._initialized = expected
 
     def _recorded(self, step: Step) -> Entity | None:
         if step.response is None:
@@ -350,12 +350,12 @@ class _Player:
                 self._send(step)
             del self._pending[step.number]
             connection = self._connections[step.connection]
-            found = connection.receive(step, APIS_BY_NAME[step.api], ANSWER_S)
-            self._compare(step, recorded, found)
+            response = connection.receive(step, APIS_BY_NAME[step.api], ANSWER_S)
+            self._compare(step, recorded, response)
 
-    def _compare(self, step: Step, recorded: Entity | None, found: Entity | None) -> None:
+    def _compare(self, step: Step, recorded: Entity | None, response: Entity | None) -> None:
         expected = (step.error or "NONE",) if recorded is None else error_names(recorded)
-        returned = None if found is None else error_names(found)
+        returned = None if response is None else error_names(response)
         replayed = ReplayedStep(step.number, step.at_ms, step.api, step.client_id, returned)
         self.replayed.append(replayed)
         is_same = expected == returned
@@ -366,8 +366,8 @@ class _Player:
             if returned is not None and _text(returned) == _text(expected):
                 difference += f", with {len(expected)} results instead of {len(returned)}"
             raise ReplayError(difference)
-        if recorded is not None and found is not None:
-            self._ids.learn(step, recorded, found)
+        if recorded is not None and response is not None:
+            self._ids.learn(step, recorded, response)
 
     def _end(self, step: Step) -> None:
         connection = self._connections.pop(step.connection, None)
@@ -406,16 +406,16 @@ class _Player:
 
     def causes(self) -> list[Cause]:
         """Return the causes in the broker's history, as soon as there are enough."""
-        wanted = len(self.incident.causes)
-        found: list[Cause] = []
+        count = len(self.incident.causes)
+        causes: list[Cause] = []
 
         def look(_limit: float) -> bool:
-            found[:] = self._found_causes()
-            return len(found) >= wanted
+            causes[:] = self._found_causes()
+            return len(causes) >= count
 
         with contextlib.suppress(TimeoutError):
             wait(look, ANSWER_S, lambda: "")
-        return found
+        return causes
 
     def _last_step(self, at_ms: int) -> int:
         return bisect_right(self.incident.steps, at_ms, key=lambda step: step.at_ms)
@@ -445,15 +445,15 @@ def _compare_causes(incident: Incident, found: Iterable[Cause]) -> None:
         for cause in causes:
             into[cause.subject].append(cause)
     for subject in incident.subjects:
-        expected, seen = expected_of[subject], found_of[subject]
-        for at in range(max(len(expected), len(seen))):
-            wanted = expected[at] if at < len(expected) else None
-            real = seen[at] if at < len(seen) else None
-            if _sense(wanted) != _sense(real):
-                after = (wanted or real).after  # type: ignore[union-attr]
+        expected, replayed = expected_of[subject], found_of[subject]
+        for at in range(max(len(expected), len(replayed))):
+            recorded = expected[at] if at < len(expected) else None
+            real = replayed[at] if at < len(replayed) else None
+            if _sense(recorded) != _sense(real):
+                after = (recorded or real).after  # type: ignore[union-attr]
                 raise ReplayError(
                     f"after step {after}, cause {at + 1} of {subject} is {_cause_text(real)};"
-                    f" in the incident it is {_cause_text(wanted)}"
+                    f" in the incident it is {_cause_text(recorded)}"
                 )
 
 
@@ -486,11 +486,11 @@ def _text(errors: tuple[str, ...] | None) -> str:
 
 
 async def _expired(broker: Broker) -> Counter[str]:
-    found: Counter[str] = Counter()
+    expired: Counter[str] = Counter()
     for (_, kind, cause), count in broker.services.history.counts.items():
         if kind in _EXPIRIES and (cause == "lock-expired" or cause.startswith("timer ")):
-            found[kind] += count
-    return found
+            expired[kind] += count
+    return expired
 
 
 async def _initialized_count(broker: Broker) -> int:

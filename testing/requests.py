@@ -53,12 +53,12 @@ class SeenRequest:
     @cached_property
     def topics(self) -> list[str]:
         """The topics that the request names, by name or by id."""
-        found = dict.fromkeys(_topics(self.body, inside=False))
+        all_names = dict.fromkeys(_topics(self.body, inside=False))
         ids = [one for one in self.values("topic_id") if one is not None]
         if ids:
             names = {one.topic_id: one.name for one in self._ctx.broker.metadata.topics.values()}
-            found |= dict.fromkeys(names[one] for one in ids if one in names)
-        return list(found)
+            all_names |= dict.fromkeys(names[one] for one in ids if one in names)
+        return list(all_names)
 
     @cached_property
     def partitions(self) -> frozenset[tuple[str, int]]:
@@ -75,10 +75,10 @@ class SeenRequest:
         """The groups that the request names."""
         if self.api_key == _FIND:
             return self._coordinators(0)
-        found = _flat(self.values(*_GROUP_FIELDS))
+        names = _flat(self.values(*_GROUP_FIELDS))
         if self.api_key == ApiKey.DESCRIBE_GROUPS:
-            found += self.body.groups
-        return found
+            names += self.body.groups
+        return names
 
     @cached_property
     def transactional_ids(self) -> list[str]:
@@ -100,9 +100,9 @@ def topic_name(ctx: Context, topic: Any) -> tuple[object, str]:
     """
     topic_id = getattr(topic, "topic_id", None)
     if topic_id is not None:
-        found = ctx.broker.metadata.topic_by_id(topic_id)
-        return topic_id, "" if found is None else found.name
-    name = next((found for one in _NAMES if (found := getattr(topic, one, None))), "")
+        image = ctx.broker.metadata.topic_by_id(topic_id)
+        return topic_id, "" if image is None else image.name
+    name = next((image for one in _NAMES if (image := getattr(topic, one, None))), "")
     return name, str(name)
 
 
@@ -219,21 +219,21 @@ def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None
     return lambda request: all(_has(request, name, value) for name, value in rules.items())
 
 
-def _has(request: SeenRequest, name: str, wanted: object) -> bool:
+def _has(request: SeenRequest, name: str, expected: object) -> bool:
     match name:
         case _ if name in _ABOUT:
-            found = [getattr(request, name)]
+            values = [getattr(request, name)]
         case "topic":
-            found = request.topics
+            values = request.topics
         case "group" | "group_id":
-            found = request.groups
+            values = request.groups
         case "transactional_id":
-            found = request.transactional_ids
+            values = request.transactional_ids
         case _:
-            found = _flat(request.values(name))
-    if isinstance(wanted, (list, tuple, set, frozenset)):
-        return any(one in wanted for one in found)
-    return wanted in found
+            values = _flat(request.values(name))
+    if isinstance(expected, (list, tuple, set, frozenset)):
+        return any(one in expected for one in values)
+    return expected in values
 
 
 def _flat(values: Collection[Any]) -> list[Any]:

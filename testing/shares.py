@@ -48,22 +48,22 @@ States = dict["Partition", PartitionStates]
 async def states_of(broker: Broker, group: str) -> States:
     """Return the states that one broker has: as leader, or as share coordinator."""
     services, topics = broker.services, broker.storage.metadata.image.topics_by_id
-    found: States = {}
+    states: States = {}
     for shard in services.share_coordinator.shards:
         for key, (start_offset, ranges) in shard.machine.states_of(group).items():
             topic = topics.get(UUID(bytes=key.topic_id))
             if topic is not None:
                 place = topic.name, key.partition
-                found[place] = _states(place, key.topic_id, start_offset, ranges, is_led=False)
+                states[place] = _states(place, key.topic_id, start_offset, ranges, is_led=False)
     if services.has_shares:
         for served in services.shares:
             share, key = served.share, served.share.key
             if key.group_id == group and share.state.value == "active":
                 place = served.log.topic, key.partition
-                found[place] = _states(
+                states[place] = _states(
                     place, key.topic_id, share.start_offset, share.in_flight(), is_led=True
                 )
-    return found
+    return states
 
 
 def _states(
@@ -85,10 +85,10 @@ def _states(
     return PartitionStates(topic_id.hex(), start_offset, tuple(records), is_led)
 
 
-def merged(found: Iterable[States]) -> States:
+def merged(all_states: Iterable[States]) -> States:
     """Return the states of several brokers: a leader's are newer than a share coordinator's."""
     result: States = {}
-    for states in found:
+    for states in all_states:
         for place, one in states.items():
             if one.is_led or place not in result:
                 result[place] = one
@@ -120,29 +120,30 @@ class ShareWait:
         if self._record is None:
             return bool(states) and not _open(states)
         topic, partition, offset = self._record
-        found = states.get((topic, partition))
-        if found is None:
+        current = states.get((topic, partition))
+        if current is None:
             return False
-        records = found.holding(offset)
+        records = current.holding(offset)
         if records is not None:
             return not records.is_pending and self._holds(records.state, records.delivery_count)
-        if offset >= found.start_offset:
+        if offset >= current.start_offset:
             return False
         for entry in history():
             detail = entry.detail
             if (
                 entry.what == GIVEN_UP
-                and (detail.get("topic_id"), detail.get("partition")) == (found.topic_id, partition)
+                and (detail.get("topic_id"), detail.get("partition"))
+                == (current.topic_id, partition)
                 and is_about_record(entry.what, detail, offset)
             ):
                 return self._holds("ARCHIVED", detail.get("delivery_count"))
         return self._holds("ACKNOWLEDGED", None)
 
     def _holds(self, state: str, delivery_count: int | None) -> bool:
-        wanted, least = self._until, self._delivery_count
-        if wanted is None and least is None:
+        expected_state, least = self._until, self._delivery_count
+        if expected_state is None and least is None:
             return state not in OPEN
-        if wanted is not None and state != wanted:
+        if expected_state is not None and state != expected_state:
             return False
         return least is None or (delivery_count is not None and delivery_count >= least)
 
@@ -154,15 +155,15 @@ class ShareWait:
         if self._record is None:
             return f"{condition}: {_records_text(_open(states))}"
         topic, partition, offset = self._record
-        found = states.get((topic, partition))
-        if found is None:
+        current = states.get((topic, partition))
+        if current is None:
             there = ", ".join(f"{topic}:{index}" for topic, index in sorted(states))
             return f"{condition}: the group has no state of {topic}:{partition}, but of {there}"
-        records = found.holding(offset)
+        records = current.holding(offset)
         if records is not None:
             return f"{condition}: {_records_text([records])}"
-        if offset < found.start_offset:
-            return f"{condition}: its delivery has ended (start offset {found.start_offset})"
+        if offset < current.start_offset:
+            return f"{condition}: its delivery has ended (start offset {current.start_offset})"
         return f"{condition}: it was not fetched"
 
     def _condition_text(self) -> str:

@@ -180,9 +180,9 @@ class KafkaUnderTest(ABC):
         A name that ends in an asterisk is a prefix, the asterisk alone is any name. Raises
         ValueError, and ApiError if the broker has no ``acls``.
         """
-        wanted = [self._access.rule(rule) for rule in rules]
+        acls = [self._access.rule(rule) for rule in rules]
         with self._session() as session:
-            add_rules(session, wanted)
+            add_rules(session, acls)
 
     def feature(self, name: str, level: int) -> None:
         """Set a feature's level: ``"share.version", 2`` for dead-letter queues. Raises ApiError."""
@@ -382,25 +382,25 @@ class KafkaUnderTest(ABC):
         marker, which the coordinator may write after the response to the commit.
         """
         __tracebackhide__ = True
-        wanted = by_partition(offsets)
-        seen: dict[Partition, int] = {}
+        expected = by_partition(offsets)
+        committed: dict[Partition, int] = {}
         hints: list[str] = []
 
         def agrees(session: ClusterSession) -> bool:
-            nonlocal seen, hints
-            seen = {place: row.offset for place, row in session.committed(group).items()}
-            if all(seen.get(place) == offset for place, offset in wanted.items()):
+            nonlocal committed, hints
+            committed = {place: row.offset for place, row in session.committed(group).items()}
+            if all(committed.get(place) == offset for place, offset in expected.items()):
                 return True
-            hints = misspelt(session, group, wanted, seen)
+            hints = misspelt(session, group, expected, committed)
             return False
 
         try:
             self._wait(agrees, timeout, lambda: "")
         except TimeoutError as error:
             lines = [
-                f"  {topic}:{index} is {seen.get((topic, index))}, not {offset}"
-                for (topic, index), offset in sorted(wanted.items())
-                if seen.get((topic, index)) != offset
+                f"  {topic}:{index} is {committed.get((topic, index))}, not {offset}"
+                for (topic, index), offset in sorted(expected.items())
+                if committed.get((topic, index)) != offset
             ]
             failed = str(error).partition("; ")[2]
             lines += [f"  {one}" for one in [*hints, failed] if one]
@@ -467,12 +467,12 @@ class KafkaUnderTest(ABC):
         now_ms = self.clock.now_ms()
 
         def query(session: ClusterSession) -> tuple[list[Any], Mapping[int, Any]]:
-            found = unfinished(session)
-            return found, claims_of(session, (one.producer_id for one in found))
+            transactions = unfinished(session)
+            return transactions, claims_of(session, (one.producer_id for one in transactions))
 
-        found, claims = self._query(query)
+        transactions, claims = self._query(query)
         rows = []
-        for one in found:
+        for one in transactions:
             claim = holder(claims.get(one.producer_id, ()), one.epoch)
             started_ms = now_ms if one.started_ms is None else one.started_ms
             rows.append(

@@ -115,12 +115,12 @@ def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
         raise TypeError(f"headers are a mapping or pairs, not {headers!r}")
-    found = []
+    encoded = []
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             raise TypeError(f"a header is a pair of a str and a value, not {pair!r}")
-        found.append((pair[0], _bytes(pair[1], f"header {pair[0]!r}")))
-    return tuple(found)
+        encoded.append((pair[0], _bytes(pair[1], f"header {pair[0]!r}")))
+    return tuple(encoded)
 
 
 def by_partition(offsets: Offsets) -> dict[Partition, int | None]:

@@ -68,14 +68,14 @@ def wait(
     while True:
         trouble = ""
         try:
-            found = look(max(look_s, min(limit_s, end - monotonic_s())))
+            result = look(max(look_s, min(limit_s, end - monotonic_s())))
         except (ApiError, BrokerUnreachable, ConnectionLostError, BrokerDownError) as error:
             if not passing(error):
                 raise
             limit_s *= 2
-            found, trouble = None, "" if is_unknown_topic(error) else f"; the last look: {error}"
-        if found:
-            return found
+            result, trouble = None, "" if is_unknown_topic(error) else f"; the last look: {error}"
+        if result:
+            return result
         if monotonic_s() >= end:
             # Names of groups and members come from clients, and may hold terminal control codes.
             raise TimeoutError(

@@ -141,7 +141,7 @@ def _records(data: bytes, count: int) -> Iterator[tuple[bytes | None, bytes | No
 
 def batches(data: bytes) -> list[Batch]:
     """Decode whole batches and check each CRC; ignore a torn last batch, as clients do."""
-    found, at = [], 0
+    decoded, at = [], 0
     while at + HEADER.size <= len(data):
         head = HEADER.unpack_from(data, at)
         base, size, leader_epoch, magic, crc, attributes, last_delta = head[:7]
@@ -153,7 +153,7 @@ def batches(data: bytes) -> list[Batch]:
         records: list[tuple[bytes | None, bytes | None, _Headers]] = []
         if not attributes & CODEC_MASK:
             records = list(_records(data[at + HEADER.size : end], head[12]))
-        found.append(
+        decoded.append(
             Batch(
                 base_offset=base,
                 last_offset=base + last_delta,
@@ -170,4 +170,4 @@ def batches(data: bytes) -> list[Batch]:
             )
         )
         at = end
-    return found
+    return decoded

@@ -334,14 +334,14 @@ class _Checker:
             if commit.txn is None or self._txn_fate(commit.txn) is Fate.ABORTED:
                 continue
             sends = [send for send in self._sends if send.txn == commit.txn]
-            seen = [send for send in sends if send.value in self._places]
-            unambiguous = [send for send in seen if len(self._alive(send.value)) == 1]
+            visible = [send for send in sends if send.value in self._places]
+            unambiguous = [send for send in visible if len(self._alive(send.value)) == 1]
             if unambiguous and commit.offset > item.offset:
                 detail = f"its offset {commit.offset} is gone ({item.offset})"
                 yield Anomaly(Kind.TORN, commit.txn, detail)
             sole = [other for other in alive if other.offset == commit.offset] == [commit]
             ended = all(self._read_to_the_end(send.partition) for send in sends)
-            if sole and commit.offset == item.offset and sends and not seen and ended:
+            if sole and commit.offset == item.offset and sends and not visible and ended:
                 yield Anomaly(Kind.TORN, commit.txn, "its offset is there, its values are not")
 
     def _double_owners(self) -> Iterator[Anomaly]:

@@ -62,10 +62,10 @@ class Cluster(RawClient):
             {"partition_index": index, "timestamp": LATEST, "current_leader_epoch": -1}
             for index in led
         ]
-        found = self.call(
+        response = self.call(
             "list_offsets", 5, replica_id=-1, topics=[{"name": topic, "partitions": topics}]
         )
-        return sum(part["error_code"] == "none" for part in found["topics"][0]["partitions"])
+        return sum(part["error_code"] == "none" for part in response["topics"][0]["partitions"])
 
     def topic_id(self, topic: str) -> uuid.UUID:
         """Return the id of a topic, for fetch v13 and produce v13."""
@@ -207,7 +207,7 @@ class Cluster(RawClient):
         offset = self.offset(topic, partition, EARLIEST) if begin is None else begin
         if end is None:
             end = self.offset(topic, partition, LATEST, isolation=isolation)
-        found: list[Batch] = []
+        all_batches: list[Batch] = []
         while offset < end:
             part = self.fetch(topic, partition=partition, offset=offset, isolation=isolation)
             assert part["error_code"] == "none", part
@@ -222,11 +222,11 @@ class Cluster(RawClient):
                     skipping.add(aborted.pop(0)[1])
                 if one.is_control:
                     skipping.discard(one.producer_id)
-                    found += [one] if controls else []
+                    all_batches += [one] if controls else []
                 elif not (one.is_transactional and one.producer_id in skipping):
-                    found.append(one)
+                    all_batches.append(one)
                 offset = one.last_offset + 1
-        return found
+        return all_batches
 
     def values(
         self, topic: str, *, partition: int = 0, isolation: int = READ_UNCOMMITTED

@@ -118,16 +118,16 @@ class Pretender:
         """Return the partition of the response to :meth:`fetch`."""
         answer = self.fetch(*arguments, **changes)
         assert answer["error_code"] == "none", answer
-        found: Answer = answer["responses"][0]["partitions"][0]
-        return found
+        part: Answer = answer["responses"][0]["partitions"][0]
+        return part
 
     def learn_epoch(self) -> Answer:
         """Learn the quorum's epoch as a new observer does; return the response with it."""
         self.quorum_epoch = 0
-        found = self.part()
-        if found["error_code"] == "fenced_leader_epoch":
-            self.quorum_epoch = found["current_leader"]["leader_epoch"]
-        return found
+        part = self.part()
+        if part["error_code"] == "fenced_leader_epoch":
+            self.quorum_epoch = part["current_leader"]["leader_epoch"]
+        return part
 
     def end(self) -> int:
         """Return the end offset of the metadata log."""
@@ -137,14 +137,14 @@ class Pretender:
 
     def records(self, begin: int) -> list[MetadataRecord]:
         """Return the records of the metadata log from an offset on."""
-        found: list[MetadataRecord] = []
+        records: list[MetadataRecord] = []
         end = self.end()
         while begin < end:
             part = self.part(begin, self.quorum_epoch)
             assert part["error_code"] == "none", part
-            found += records_of(part["records"], begin)
+            records += records_of(part["records"], begin)
             begin = max(header.next_offset for _, header in iter_headers(part["records"]))
-        return found
+        return records
 
     # --- requests ---
 
@@ -194,8 +194,8 @@ class Pretender:
         )
         if answer["error_code"] != "none":
             return answer
-        found: Answer = answer["topics"][0]["partitions"][0]
-        return found
+        row: Answer = answer["topics"][0]["partitions"][0]
+        return row
 
     def envelope(
         self,
@@ -230,11 +230,11 @@ def anonymous(name: str = "ANONYMOUS") -> bytes:
 
 def records_of(data: bytes, begin: int = 0) -> list[MetadataRecord]:
     """Return the metadata records in fetched bytes, without control records."""
-    found: list[MetadataRecord] = []
+    records: list[MetadataRecord] = []
     view = memoryview(data)
     for position, header in iter_headers(view):
         if header.is_control:
             continue
         batch = decode_records(view[position : position + header.size], 0, header)
-        found += [decode_record(one.value or b"") for one in batch if one.offset >= begin]
-    return found
+        records += [decode_record(one.value or b"") for one in batch if one.offset >= begin]
+    return records

@@ -21,10 +21,10 @@ FAULTS_AN_EPOCH = 10
 
 def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[int, int], list[T]]:
     """Return the values of each producer id and epoch, in the order of their first batches."""
-    found: dict[tuple[int, int], list[T]] = {}
+    runs: dict[tuple[int, int], list[T]] = {}
     for header, values in batches:
-        found.setdefault((header.producer_id, header.producer_epoch), []).extend(values)
-    return found
+        runs.setdefault((header.producer_id, header.producer_epoch), []).extend(values)
+    return runs
 
 
 def check_runs(where: str, runs: Collection[Sequence[T]], sent: Sequence[T]) -> None:

@@ -245,9 +245,9 @@ class GroupMember(threading.Thread):
         consumer = self._clients.consumer(self._group.name, protocol=self._protocol)
         consumer.subscribe([SOURCE])
         while not self.stopping.is_set():
-            found = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
-            if found:
-                self._group.seen.update(int(one.value()) for one in found)
+            messages = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
+            if messages:
+                self._group.seen.update(int(one.value()) for one in messages)
                 self._commit(consumer)
         consumer.close()
 
@@ -281,9 +281,9 @@ class AtWork:
         """Stop writing, and wait until all records have been read and copied."""
         self.writer.stopping.set()
         self.writer.join(DEADLINE_S)
-        wanted = set(range(self.writer.sent))
+        expected = set(range(self.writer.sent))
         for group in self.groups:
-            settled(lambda seen=group.seen: seen == wanted, f"{group.name} has read all")
+            settled(lambda seen=group.seen: seen == expected, f"{group.name} has read all")
         settled(
             lambda: len(self.clients.messages(TARGET, PARTITIONS)) >= self.writer.sent,
             "all is copied",

@@ -152,13 +152,13 @@ class FaultyDisk(OsFileSystem):
 
     def of_logs(self, *topics: str, since: int = 0) -> list[tuple[str, str]]:
         """Return (kind, topic) of the steps on log files of ``topics``, from step ``since`` on."""
-        found = []
+        steps = []
         for step in self.steps[since:]:
             directory = step.path.rsplit("/", 2)[-2]
             topic = directory.rsplit("-", 1)[0]
             if step.path.endswith(".log") and topic in topics:
-                found.append((step.kind, topic))
-        return found
+                steps.append((step.kind, topic))
+        return steps
 
 
 CHANGES = frozenset(

@@ -189,8 +189,8 @@ def _restored(name: str, value: Any) -> Any:
 
 def load_all(paths: Iterable[Path]) -> list[Operation]:
     """Return all operations of several files, without the torn last lines of killed processes."""
-    found = []
+    operations = []
     for path in paths:
         lines = path.read_text(encoding="utf-8").split("\n")
-        found += [load(line) for line in lines[:-1] if line]
-    return sorted(found, key=lambda operation: operation.begin)
+        operations += [load(line) for line in lines[:-1] if line]
+    return sorted(operations, key=lambda operation: operation.begin)

@@ -23,8 +23,8 @@ PLACES = (None, "/usr/sbin:/usr/local/sbin")
 def executable() -> str:
     """Return the path of Mosquitto; without it skip the test, or fail it where CI requires it."""
     for path in PLACES:
-        if found := shutil.which("mosquitto", path=path):
-            return found
+        if program := shutil.which("mosquitto", path=path):
+            return program
     if os.environ.get("REQUIRE_ORACLE"):
         pytest.fail("mosquitto is not installed (Debian package mosquitto)")
     pytest.skip("mosquitto is not installed (Debian package mosquitto)")

@@ -109,34 +109,34 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        found: list[Block] = []
+        blocks: list[Block] = []
         words: dict[str, str] = {}
         for token in self._tokens:
             if token.type == "fence":
                 assert token.map is not None
                 language = token.info.split()[0] if token.info.strip() else ""
                 line = token.map[0] + 1
-                found.append(Block(self.path, line, language, token.content, words))
+                blocks.append(Block(self.path, line, language, token.content, words))
                 words = {}
             elif token.type == "html_block":
                 words |= _words(token.content)
             else:
                 words = {}
-        return found
+        return blocks
 
     @cached_property
     def anchors(self) -> set[str]:
         """The anchors of the page's headings, by GitHub's rule."""
-        found: set[str] = set()
+        anchors: set[str] = set()
         for before, token in zip(self._tokens, self._tokens[1:], strict=False):
             if before.type == "heading_open":
                 is_ready = "".join(child.content for child in token.children or ())
                 slug = re.sub(r"[^\w\- ]", "", is_ready.strip().lower()).replace(" ", "-")
                 number = 0
-                while (name := slug if not number else f"{slug}-{number}") in found:
+                while (name := slug if not number else f"{slug}-{number}") in anchors:
                     number += 1
-                found.add(name)
-        return found
+                anchors.add(name)
+        return anchors
 
     @cached_property
     def links(self) -> list[Link]:
@@ -223,8 +223,8 @@ class Reader:
 
     def _compare(self, block: Block, log: Path) -> None:
         printed = log.read_text(encoding="utf-8", errors="replace")
-        wanted = ".*".join(re.escape(part) for part in block.text.split("…"))
-        assert re.fullmatch(wanted, printed), f"{block} says\n{block.text}\nand it is\n{printed}"
+        pattern = ".*".join(re.escape(part) for part in block.text.split("…"))
+        assert re.fullmatch(pattern, printed), f"{block} says\n{block.text}\nand it is\n{printed}"
 
     def _port(self, named: str) -> str:
         if named not in self._ports:
@@ -297,8 +297,10 @@ class Reader:
                 status = child.wait(RUN_S)
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"{block} does not end:\n{log.read_text()}") from None
-            wanted = int(block.words.get("fails", "0"))
-            assert status == wanted, f"{block} ends with {status}:\n{block.text}\n{log.read_text()}"
+            expected = int(block.words.get("fails", "0"))
+            assert status == expected, (
+                f"{block} ends with {status}:\n{block.text}\n{log.read_text()}"
+            )
             return
 
         def is_ready() -> bool:

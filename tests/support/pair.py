@@ -103,10 +103,10 @@ class Pair(MixedCluster):
 
     def connection(self, node_id: int) -> Cluster:
         """Return the connection to a broker, a new one after a lost connection."""
-        found = self._clients.get(node_id)
-        if found is None:
-            found = self._clients[node_id] = Cluster(self.node(node_id).bootstrap)
-        return found
+        client = self._clients.get(node_id)
+        if client is None:
+            client = self._clients[node_id] = Cluster(self.node(node_id).bootstrap)
+        return client
 
     def call(self, node_id: int, api: str, version: int, **body: Any) -> Answer:
         """Send a request to a broker, on a new connection if the former one is lost."""
@@ -133,10 +133,10 @@ class Pair(MixedCluster):
     def partition(self, topic: str, index: int = 0, *, witness: int) -> Answer:
         """Return a partition from a broker's Metadata."""
         answer = self.call(witness, "metadata", 9, topics=[{"name": topic}])
-        found: Answer = next(
+        part: Answer = next(
             one for one in answer["topics"][0]["partitions"] if one["partition_index"] == index
         )
-        return found
+        return part
 
     def leader(self, topic: str, index: int = 0) -> int:
         """Return the leader of a partition from the Metadata of the first running broker."""
@@ -275,8 +275,8 @@ class Pair(MixedCluster):
 
         def is_coordinator() -> bool:
             for witness in self.running:
-                found = self.call(witness, "find_coordinator", 2, key=key, key_type=kind)
-                if found["error_code"] != "none" or found["node_id"] != node_id:
+                coordinator = self.call(witness, "find_coordinator", 2, key=key, key_type=kind)
+                if coordinator["error_code"] != "none" or coordinator["node_id"] != node_id:
                     return False
             if kind == TRANSACTION:
                 answer = self.call(node_id, "list_transactions", 0)

@@ -56,7 +56,7 @@ class Clients:
         """Return all committed records up to the last stable offsets."""
         consumer = self.consumer("reader")
         consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-        found: list[Message] = []
+        messages: list[Message] = []
         ended: set[int] = set()
         deadline = time.monotonic() + 60
         while len(ended) < partitions:
@@ -65,9 +65,9 @@ class Clients:
                 if message.error():
                     ended.add(message.partition())
                 else:
-                    found.append(message)
+                    messages.append(message)
         consumer.close()
-        return found
+        return messages
 
 
 class Pipeline(threading.Thread):

@@ -151,8 +151,8 @@ class Script:
 
     def end_of(self, replica: int) -> int:
         """Return the offset of a replica's last fetch, -1 before its first one."""
-        seen = self.asked.get(replica)
-        return int(seen[-1]["fetch_offset"]) if seen else -1
+        fetch = self.asked.get(replica)
+        return int(fetch[-1]["fetch_offset"]) if fetch else -1
 
     def answer(self, replica: int, part: Answer) -> Answer:
         """Return the response to a fetch of one partition."""
@@ -168,8 +168,8 @@ class Script:
         }
         if waiting := self.once.get(replica):
             return {**base, **waiting.pop(0)}
-        found = [data for at, data in self.batches if at >= part["fetch_offset"]]
-        return {**base, "records": b"".join(found)}
+        data_from = [data for at, data in self.batches if at >= part["fetch_offset"]]
+        return {**base, "records": b"".join(data_from)}
 
     def append_batch(self, offset: int, data: bytes, epoch: int | None = None) -> int:
         """Append a batch with this base offset and epoch; return the next offset."""
@@ -265,9 +265,9 @@ class PlayedLeader(PlayedBroker):
             for one in topic["partitions"]:
                 script.questions.setdefault(body["replica_id"], []).append(one["timestamp"])
                 is_latest = one["timestamp"] == -1
-                found = script.latest if is_latest else script.earliest
+                offset = script.latest if is_latest else script.earliest
                 fields = {
-                    "offset": found,
+                    "offset": offset,
                     "leader_epoch": script.epoch,
                     "error_code": ErrorCode.none,
                 }

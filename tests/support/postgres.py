@@ -27,10 +27,10 @@ def programs() -> Path:
     versions = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda one: int(one.parts[4])
     )
-    found = str(versions[-1]) if versions else shutil.which("initdb")
-    if found is None:
+    folder = str(versions[-1]) if versions else shutil.which("initdb")
+    if folder is None:
         raise OracleMissingError("PostgreSQL is not installed (Debian package postgresql)")
-    return Path(found).parent
+    return Path(folder).parent
 
 
 def children_of(pid: int) -> list[int]:

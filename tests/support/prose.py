@@ -72,10 +72,10 @@ def _comments(source: str) -> Iterator[str]:
 
 def phrases(text: str) -> list[str]:
     """Return the phrases in a text that count."""
-    found = [one.group() for one in _PHRASES.finditer(text)]
-    found += (
+    matches = [one.group() for one in _PHRASES.finditer(text)]
+    matches += (
         who.group()
         for who in _WHO.finditer(text)
         if not _AFTER_PEOPLE.search(text[max(0, who.start() - _WIDTH) : who.start()])
     )
-    return found
+    return matches

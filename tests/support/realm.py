@@ -70,11 +70,11 @@ class _Kafka(Kafka):
         self._more = more
 
     def _properties(self) -> dict[str, str]:
-        found = super()._properties()
+        properties = super()._properties()
         for key in ("listeners", "advertised.listeners"):
-            found[key] += f",{self._more}"
-        found["listener.security.protocol.map"] += f",{_protocols()}"
-        return found
+            properties[key] += f",{self._more}"
+        properties["listener.security.protocol.map"] += f",{_protocols()}"
+        return properties
 
 
 def _protocols() -> str:
@@ -240,8 +240,8 @@ def realm(request: pytest.FixtureRequest, home: Path) -> Iterator[Realm]:
     kind = request.config.getoption("--target")
     if kind == "container":
         pytest.skip("a broker of the test's own is a process, not a container")
-    found = Realm(kind, home)
+    broker = Realm(kind, home)
     try:
-        yield found
+        yield broker
     finally:
-        found.close()
+        broker.close()

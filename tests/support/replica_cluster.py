@@ -224,29 +224,29 @@ class ReplicaCluster(MixedCluster):
         fine = {None} if is_readable else {None, "offset_not_available"}
 
         def probe() -> State | None:
-            found = {self.state(name, index, witness=one) for one in self.running}
-            seen = found.pop()
-            if found or seen is None:
+            states = {self.state(name, index, witness=one) for one in self.running}
+            state = states.pop()
+            if states or state is None:
                 return None
             wrong = (
-                (leader is not None and seen.leader != leader)
-                or (isr is not None and seen.isr != isr)
-                or (replicas is not None and seen.replicas != tuple(replicas))
+                (leader is not None and state.leader != leader)
+                or (isr is not None and state.isr != isr)
+                or (replicas is not None and state.replicas != tuple(replicas))
             )
             is_led = (
-                seen.leader not in self.ids
-                or self.list_offsets_error(seen.leader, name, index) in fine
+                state.leader not in self.ids
+                or self.list_offsets_error(state.leader, name, index) in fine
             )
             if wrong or not is_led:
                 return None
-            return seen
+            return state
 
         what = f"{name}-{index}: leader {leader}, ISR {isr}, replicas {replicas}"
         try:
             return until(probe, what, deadline_s=DEADLINE_S, poll_s=0.1)
         except TimeoutError as error:
-            seen = {one: self.state(name, index, witness=one) for one in self.running}
-            raise TimeoutError(f"{error}; {seen}") from None
+            state = {one: self.state(name, index, witness=one) for one in self.running}
+            raise TimeoutError(f"{error}; {state}") from None
 
     def list_offsets_error(self, leader: int, name: str, index: int = 0) -> str | None:
         """Return the error of ListOffsets on a broker, None if it succeeds."""
@@ -365,14 +365,14 @@ def write(
 
 def batches_in(directory: Path) -> list[tuple[BatchHeader, bytes]]:
     """Return all batches of a directory's segments, oldest first."""
-    found = []
+    decoded = []
     for file in sorted(directory.glob("*.log")):
         data = file.read_bytes()
-        found += [
+        decoded += [
             (header, data[position : position + header.size])
             for position, header in iter_headers(memoryview(data))
         ]
-    return found
+    return decoded
 
 
 def cut_log(directory: Path, offset: int) -> None:
@@ -396,7 +396,7 @@ def write_high_watermark(data_dir: Path, name: str, offset: int, index: int = 0)
     """Write another high watermark to the checkpoint of a stopped broker."""
     file = data_dir / "replication-offset-checkpoint"
     lines = file.read_text().splitlines()
-    wanted = f"{name} {index} "
-    assert any(line.startswith(wanted) for line in lines), file.read_text()
-    changed = [f"{wanted}{offset}" if line.startswith(wanted) else line for line in lines]
+    prefix = f"{name} {index} "
+    assert any(line.startswith(prefix) for line in lines), file.read_text()
+    changed = [f"{prefix}{offset}" if line.startswith(prefix) else line for line in lines]
     file.write_text("".join(f"{line}\n" for line in changed))

@@ -41,7 +41,7 @@ def quoted(text: str) -> str:
 
 def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of these listeners that both kinds of brokers get."""
-    found = {
+    settings = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.server("broker").file),
@@ -54,27 +54,27 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
             f"{name}:{LISTENERS.get(name, 'PLAINTEXT')}" for name in addresses
         ),
     }
-    found["advertised.listeners"] = found["listeners"]
+    settings["advertised.listeners"] = settings["listeners"]
     for name in ("login", "safe"):
         # Unsigned tokens are accepted only if this option is set.
         module = f'{_OAUTH} required unsecuredLoginStringClaim_sub="broker";'
-        found[f"listener.name.{name}.oauthbearer.sasl.jaas.config"] = module
+        settings[f"listener.name.{name}.oauthbearer.sasl.jaas.config"] = module
     for mechanism in ("plain", "scram-sha-512"):
-        found[f"listener.name.brief.{mechanism}.connections.max.reauth.ms"] = "1500"
-    return found
+        settings[f"listener.name.brief.{mechanism}.connections.max.reauth.ms"] = "1500"
+    return settings
 
 
 def _of_java() -> dict[str, str]:
     """Return the further settings of Apache Kafka: PLAIN users, and a module per mechanism."""
     users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
-    found = {}
+    settings = {}
     for name, protocol in LISTENERS.items():
         if protocol.startswith("SASL"):
             prefix = f"listener.name.{name.lower()}"
-            found[f"{prefix}.plain.sasl.jaas.config"] = f"{_PLAIN} required {users};"
+            settings[f"{prefix}.plain.sasl.jaas.config"] = f"{_PLAIN} required {users};"
             for mechanism in ("scram-sha-256", "scram-sha-512"):
-                found[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_SCRAM} required;"
-    return found
+                settings[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_SCRAM} required;"
+    return settings
 
 
 class Secured(Protocol):
@@ -93,12 +93,12 @@ class Secured(Protocol):
 
 def _addresses(owner: object) -> dict[str, str]:
     """Return addresses with ports that are reserved for as long as ``owner`` lives."""
-    found = {}
+    addresses = {}
     for name in LISTENERS:
         held = hold_port()
         weakref.finalize(owner, held.close)
-        found[name] = f"127.0.0.1:{held.getsockname()[1]}"
-    return found
+        addresses[name] = f"127.0.0.1:{held.getsockname()[1]}"
+    return addresses
 
 
 class SecuredKafka(Kafka):
@@ -111,12 +111,12 @@ class SecuredKafka(Kafka):
         self.listeners = _addresses(self)
 
     def _properties(self) -> dict[str, str]:
-        found = super()._properties()
+        base = super()._properties()
         properties = listener_settings(self.authority, self.listeners) | _of_java()
         for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
-            properties[key] = f"{found[key]},{properties[key]}"
+            properties[key] = f"{base[key]},{properties[key]}"
         # In a properties file a backslash is an escape.
-        return found | {key: value.replace("\\", "\\\\") for key, value in properties.items()}
+        return base | {key: value.replace("\\", "\\\\") for key, value in properties.items()}
 
 
 class SecuredFencepost:

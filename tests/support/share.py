@@ -74,16 +74,16 @@ def kafka_id(topic: uuid.UUID) -> str:
 
 def configure(client: Cluster, group: str, **settings: str) -> None:
     """Set keys of a group, with underscores for their dots; wait until they are described."""
-    wanted = {name.replace("_", "."): text for name, text in settings.items()}
-    changes = [requests.config_op(*pair) for pair in wanted.items()]
+    texts = {name.replace("_", "."): text for name, text in settings.items()}
+    changes = [requests.config_op(*pair) for pair in texts.items()]
     body = requests.incremental_alter_configs(requests.altered_resource(GROUP, group, *changes))
     answer = client.call("incremental_alter_configs", 1, **body)
     assert answer["responses"][0]["error_code"] == "none", answer
-    row = requests.described_resource(GROUP, group, *wanted)
+    row = requests.described_resource(GROUP, group, *texts)
 
     def is_set() -> bool:
         (found,) = client.call("describe_configs", 4, **requests.describe_configs(row))["results"]
-        return {one["name"]: one["value"] for one in found["configs"]} == wanted
+        return {one["name"]: one["value"] for one in found["configs"]} == texts
 
     until(is_set, f"settings of {group}")
 

@@ -68,6 +68,6 @@ class LocalShareState:
 
     def summary(self, group_id: str, topic_id: bytes, partition: int) -> Summary:
         """Return what the share coordinator knows of a share partition."""
-        found = self._decide(ReadStateSummary(SharePartitionKey(group_id, topic_id, partition)))
-        assert isinstance(found, Summary)
-        return found
+        result = self._decide(ReadStateSummary(SharePartitionKey(group_id, topic_id, partition)))
+        assert isinstance(result, Summary)
+        return result

@@ -37,12 +37,12 @@ class _Condition(ctypes.Structure):
 
 def read_unit(path: Path) -> dict[str, list[str]]:
     """Return the settings of a unit, each with its values in order."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     for line in path.read_text().splitlines():
         key, is_setting, value = line.partition("=")
         if is_setting and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
+            sections.setdefault(key, []).append(value)
+    return sections
 
 
 @cache

@@ -29,11 +29,11 @@ def until(
     """
     end = time.monotonic() + deadline_s
     while True:
-        seen = probe()
-        if seen:
-            return seen
+        result = probe()
+        if result:
+            return result
         if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {seen!r}")
+            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {result!r}")
         time.sleep(poll_s)
 
 
@@ -47,11 +47,11 @@ async def until_async(
     """Do as :func:`until` does, for a coroutine function."""
     end = time.monotonic() + deadline_s
     while True:
-        seen = await probe()
-        if seen:
-            return seen
+        result = await probe()
+        if result:
+            return result
         if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {seen!r}")
+            raise TimeoutError(f"{what}: not within {deadline_s} s; last seen: {result!r}")
         await asyncio.sleep(poll_s)
 
 

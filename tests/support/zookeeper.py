@@ -90,8 +90,8 @@ class ZooKeeper:
                 reply = client.makefile("r").read()
         except OSError:
             return None
-        found = re.search(r"^Mode: (\w+)$", reply, flags=re.MULTILINE)
-        return None if found is None else found[1]
+        match = re.search(r"^Mode: (\w+)$", reply, flags=re.MULTILINE)
+        return None if match is None else match[1]
 
     def stop(self) -> None:
         """Kill it; its files stay."""
@@ -100,9 +100,9 @@ class ZooKeeper:
 
     def client(self) -> Any:
         """Return a session for tests, which the caller closes."""
-        found = KazooClient(self.connect, timeout=30.0)
-        found.start(60)
-        return found
+        client = KazooClient(self.connect, timeout=30.0)
+        client.start(60)
+        return client
 
     def end(self, session_id: int) -> None:
         """End a session by its id, which is the ``ephemeralOwner`` of its znodes."""

@@ -139,23 +139,23 @@ class Brokers:
 
     # --- operations ---
 
-    def elect(self, *wanted: int) -> None:
+    def elect(self, *candidates: int) -> None:
         """Delete the controller znode until one of these brokers is elected."""
 
         def is_elected() -> bool:
-            found = self.controller
-            if found is not None and found not in wanted:
+            controller = self.controller
+            if controller is not None and controller not in candidates:
                 with suppress(NoNodeError):
                     self.znodes.delete("/controller")
-            return found in wanted
+            return controller in candidates
 
         def has_taken_office() -> bool:
-            if not is_elected() or (found := self.controller) not in wanted:
+            if not is_elected() or (controller := self.controller) not in candidates:
                 return False
-            with self.client(found) as client:
-                return client.call("describe_cluster", 0)["controller_id"] == found
+            with self.client(controller) as client:
+                return client.call("describe_cluster", 0)["controller_id"] == controller
 
-        until(has_taken_office, f"one of {wanted} is the controller")
+        until(has_taken_office, f"one of {candidates} is the controller")
 
     def write(self, path: str, value: Any) -> None:
         """Create a znode with this JSON, as tools of older releases do."""

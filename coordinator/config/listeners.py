@@ -141,13 +141,13 @@ def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
     """
     if config.bool(INSECURE):
         return
-    for one in listeners:
-        if not _is_loopback(one.host) and not _authenticates(config, one):
+    for listener in listeners:
+        if not _is_loopback(listener.host) and not _authenticates(config, listener):
             raise ConfigError(
                 LISTENERS,
-                f"{one.name}://{one.host}:{one.port}",
+                f"{listener.name}://{listener.host}:{listener.port}",
                 (
-                    f"other machines can reach it, and {one.protocol} does not authenticate"
+                    f"other machines can reach it, and {listener.protocol} does not authenticate"
                     " clients. Require logins (SASL_SSL) or client certificates (SSL with"
                     " ssl.client.auth=required), listen on 127.0.0.1 only, or allow every"
                     f" client everything with --insecure or {INSECURE}=true"

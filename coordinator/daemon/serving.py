@@ -116,12 +116,12 @@ class Listeners:
                 raise BrokerError(str(error)) from error
             certificates.start()
             server.broker.check_certificates = certificates.check
-        for name, one in self.all.items():
+        for name, listener in self.all.items():
             tls = None if certificates is None else certificates.tls.get(name)
             try:
-                await server.start(one, tls, self._bound.pop(name, ()))
+                await server.start(listener, tls, self._bound.pop(name, ()))
             except OSError as error:
-                raise _not_bound(one, error) from error
+                raise _not_bound(listener, error) from error
 
     def unbind(self) -> None:
         """Close the sockets that were bound but never served."""
@@ -139,11 +139,11 @@ def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -
     """Raise ConfigError for a listener that cannot be served, or lacks required authentication."""
     listeners = list(listeners)
     check_closed(config, listeners)
-    for one in listeners:
-        if one.is_sasl:
+    for listener in listeners:
+        if listener.is_sasl:
             from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers have no SASL listener
 
-            check_logins(config, one.name)
+            check_logins(config, listener.name)
 
 
 def certificates_of(

@@ -104,18 +104,18 @@ class _QuotaCount:
 
     def __init__(self, ctx: Context) -> None:
         self._table = ctx.broker.quotas.table
-        self._own: int | None = None
+        self._stored_count: int | None = None
         if ctx.zookeeper_controller is not None:
-            self._own = sum(map(len, ctx.metadata.image.quotas.values()))
+            self._stored_count = sum(map(len, ctx.metadata.image.quotas.values()))
 
     @property
     def now(self) -> int:
-        return self._table.count if self._own is None else self._own
+        return self._table.count if self._stored_count is None else self._stored_count
 
     def decided(self, image: MetadataImage, records: Sequence[MetadataRecord]) -> None:
         """Count the records of a decision on ``image``."""
-        if self._own is not None:
-            self._own += added_quotas(image, records)
+        if self._stored_count is not None:
+            self._stored_count += added_quotas(image, records)
 
 
 def _alter(

@@ -96,11 +96,11 @@ def _topic(
     refusal: Callable[[int], Refusal | None],
 ) -> Steps[Entity]:
     rows = []
-    for one in topic.partitions:
-        code, message = refusal(one.partition_index) or (ErrorCode.none, None)
+    for part in topic.partitions:
+        code, message = refusal(part.partition_index) or (ErrorCode.none, None)
         rows.append(
             ctx.respond.AlterShareGroupOffsetsResponsePartition(
-                partition_index=one.partition_index, error_code=code, error_message=message
+                partition_index=part.partition_index, error_code=code, error_message=message
             )
         )
         yield

@@ -70,9 +70,9 @@ def run(ctx: Context) -> Work[Entity]:
         alterations, LEAST_ITERATIONS, ctx.metadata.reason_against
     )
     errors = yield from decided_by_item(ctx, accepted, _alter, lambda one: len(one.name))
-    for one, error in zip(accepted, errors, strict=True):
+    for alteration, error in zip(accepted, errors, strict=True):
         if error is not None:
-            failed[one.name] = error
+            failed[alteration.name] = error
         yield None
     return (yield from _response(ctx, lambda name: code_and_message(failed.get(name))))
 

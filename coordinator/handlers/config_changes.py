@@ -89,17 +89,17 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
         named[one.resource_type, one.resource_name] += 1
         yield None
     answers = []
-    for one in ctx.body.resources:
+    for resource in ctx.body.resources:
         code, message = ErrorCode.none, None
         try:
-            if named[one.resource_type, one.resource_name] > 1:
+            if named[resource.resource_type, resource.resource_name] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
-            yield from check_certificates(ctx, one)
-            yield from _check_expressions(ctx, one)
-            apply(one)
+            yield from check_certificates(ctx, resource)
+            yield from _check_expressions(ctx, resource)
+            apply(resource)
         except DomainError as error:
             code, message = error_code(error), str(error) or None
-        answers.append(_row(ctx, one, code, message))
+        answers.append(_row(ctx, resource, code, message))
         yield None
     return tuple(answers)
 

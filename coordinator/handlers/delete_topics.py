@@ -69,9 +69,9 @@ async def run(ctx: Context) -> Entity:
     counts: Counter[Asked] = Counter()
     named: Counter[Resolved] = Counter()
     pace = Pace()
-    for one in _requested_topics(ctx):
-        counts[one] += 1
-        named[_resolved(ctx, one)] += 1
+    for topic_request in _requested_topics(ctx):
+        counts[topic_request] += 1
+        named[_resolved(ctx, topic_request)] += 1
         await pace()
     waiting = deque(counts.items())
     results: list[Entity] = []

@@ -78,12 +78,12 @@ def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     if ctx.body.topics is None:
         return {topic.name: range(len(topic.partitions)) for topic in topics.values()}
     requested: dict[str, set[int]] = {}
-    for one in ctx.body.topics:
-        topic = topics.get(one.topic)
+    for topic_request in ctx.body.topics:
+        topic = topics.get(topic_request.topic)
         existing = range(0 if topic is None else len(topic.partitions))
         # One set per topic, however often it is named: copies would cost quadratic time.
-        indexes = requested.setdefault(one.topic, set())
-        for index in one.partitions:
+        indexes = requested.setdefault(topic_request.topic, set())
+        for index in topic_request.partitions:
             if index in existing:
                 indexes.add(index)
             yield

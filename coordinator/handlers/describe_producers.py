@@ -49,15 +49,15 @@ def _partition(ctx: Context, topic: str, index: int, refused: Collection[str]) -
             check_name(topic)
         if topic in refused:
             raise TopicAuthorizationError(f"the client may not read {topic}")
-        for one in ctx.broker.replicas.readable(topic, index).producers.view():
+        for producer in ctx.broker.replicas.readable(topic, index).producers.view():
             active.append(
                 make.ProducerState(
-                    producer_id=one.producer_id,
-                    producer_epoch=one.producer_epoch,
-                    last_sequence=one.last_sequence,
-                    last_timestamp=one.last_timestamp,
-                    coordinator_epoch=one.coordinator_epoch,
-                    current_txn_start_offset=one.current_txn_first_offset,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.producer_epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp=producer.last_timestamp,
+                    coordinator_epoch=producer.coordinator_epoch,
+                    current_txn_start_offset=producer.current_txn_first_offset,
                 )
             )
             yield

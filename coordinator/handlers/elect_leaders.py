@@ -44,14 +44,16 @@ def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each named partition for the same reason; a request for all partitions names none."""
     make = ctx.respond
     results = []
-    for one in ctx.body.topic_partitions or ():
+    for topic_request in ctx.body.topic_partitions or ():
         parts = yield from each_row(
-            one.partitions,
+            topic_request.partitions,
             lambda index: make.PartitionResult(
                 partition_id=index, error_code=code, error_message=message
             ),
         )
-        results.append(make.ReplicaElectionResult(topic=one.topic, partition_result=parts))
+        results.append(
+            make.ReplicaElectionResult(topic=topic_request.topic, partition_result=parts)
+        )
     return make.ElectLeadersResponse(error_code=code, replica_election_results=tuple(results))
 
 

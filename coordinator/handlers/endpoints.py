@@ -47,18 +47,18 @@ class Endpoints:
 
     def __init__(self, ctx: Context) -> None:
         broker, listener = ctx.broker, ctx.connection.session.listener
-        self._own, self._is_offline = broker.node_id, broker.logs.is_offline
+        self._broker_id, self._is_offline = broker.node_id, broker.logs.is_offline
         image = broker.metadata.image
         host, port = ctx.advertised
         self._registered = image.brokers
         self._zookeeper = broker.zookeeper
-        self.nodes = {self._own: Node(self._own, host, port, broker.rack)}
+        self.nodes = {self._broker_id: Node(self._broker_id, host, port, broker.rack)}
         """All brokers with the listener, including fenced ones, by id."""
-        for broker_id, one in image.brokers.items():
-            endpoint = one.listeners.get(listener)
-            if endpoint is not None and broker_id != self._own:
+        for broker_id, registration in image.brokers.items():
+            endpoint = registration.listeners.get(listener)
+            if endpoint is not None and broker_id != self._broker_id:
                 self.nodes[broker_id] = Node(
-                    broker_id, endpoint.host, endpoint.port, one.rack, one.fenced
+                    broker_id, endpoint.host, endpoint.port, registration.rack, registration.fenced
                 )
         nodes = self.nodes.values()
         self.alive = [one for one in sorted(nodes) if not one.is_fenced]
@@ -84,9 +84,9 @@ class Endpoints:
         metadata = self._states.get(id(registration))
         if metadata is None:
             metadata = self._states[id(registration)] = self._state(registration)
-        if metadata.leader == self._own and self._is_offline(topic.name, index):
-            offline = tuple({*metadata.offline, self._own})
-            isr = tuple(one for one in metadata.isr if one != self._own)
+        if metadata.leader == self._broker_id and self._is_offline(topic.name, index):
+            offline = tuple({*metadata.offline, self._broker_id})
+            isr = tuple(one for one in metadata.isr if one != self._broker_id)
             return metadata._replace(
                 error=ErrorCode.leader_not_available, leader=NO_LEADER, isr=isr, offline=offline
             )

@@ -56,7 +56,7 @@ def run(ctx: Context) -> Work[Entity]:
     has_rack = ctx.version >= FIRST_WITH_RACK
     throttle = ctx.throttle
     fetch = Fetch(
-        asked=_requested_partitions(ctx),
+        requested=_requested_partitions(ctx),
         forgotten=(
             (topic.topic_id if by_id else topic.topic, index)
             for topic in getattr(body, "forgotten_topics_data", ())
@@ -143,7 +143,7 @@ def _answer(
     make = ctx.respond
     leaders: set[int] = set()
     topics = []
-    for key, group in groupby(fetched, key=lambda one: one.asked.key[0]):
+    for key, group in groupby(fetched, key=lambda one: one.requested.key[0]):
         parts: list[Entity] = []
         for one in group:
             parts.append((yield from _partition(ctx, one, leaders)))
@@ -175,12 +175,12 @@ def _partition(ctx: Context, one: FetchedPartition, leaders: set[int]) -> Steps[
     elif isinstance(one.error, _WITHOUT_A_LOG):
         aborted = []
     elif isinstance(one.error, _LED_ELSEWHERE) and ctx.version >= FIRST_WITH_LEADER:
-        name = ctx.broker.fetches.topic_name(one.asked.key)
-        more = leader_hint(ctx, name, one.asked.key[1], leaders)
+        name = ctx.broker.fetches.topic_name(one.requested.key)
+        more = leader_hint(ctx, name, one.requested.key[1], leaders)
     elif one.preferred_replica != NO_REPLICA:
         more["preferred_read_replica"] = one.preferred_replica
     return make.PartitionData(
-        partition_index=one.asked.key[1],
+        partition_index=one.requested.key[1],
         error_code=ErrorCode.none if one.error is None else _code(ctx, one.error),
         high_watermark=read.high_watermark,
         last_stable_offset=read.last_stable_offset,

@@ -103,11 +103,11 @@ def _describe_topics(
     """Append one entry per distinct name or id to ``topics``, in request order."""
     metadata = ctx.broker.metadata
     seen = set()
-    for one in requested:
+    for topic_request in requested:
         yield
         # Java clients send an empty name with an id, so the id takes precedence.
-        topic_id = getattr(one, "topic_id", None)
-        name = one.name if topic_id is None else None
+        topic_id = getattr(topic_request, "topic_id", None)
+        name = topic_request.name if topic_id is None else None
         key = name if name is not None else topic_id
         if key in seen:
             continue

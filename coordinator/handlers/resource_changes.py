@@ -91,12 +91,12 @@ def change(
     if len(changes) > MAX_CHANGES_PER_RESOURCE:
         raise InvalidRequestError(f"more than {MAX_CHANGES_PER_RESOURCE} changes of a resource")
     seen: set[str] = set()
-    for one in changes:
-        if one.name in seen:
-            raise InvalidRequestError(f"Error due to duplicate config keys : {one.name}")
-        seen.add(one.name)
-        if one.value is None and one.operation != OpType.DELETE:
-            raise InvalidRequestError(f"Null value not supported for : {one.name}")
+    for config_change in changes:
+        if config_change.name in seen:
+            raise InvalidRequestError(f"Error due to duplicate config keys : {config_change.name}")
+        seen.add(config_change.name)
+        if config_change.value is None and config_change.operation != OpType.DELETE:
+            raise InvalidRequestError(f"Null value not supported for : {config_change.name}")
     _check_permission(ctx, kind, name, permit)
     if kind == ConfigResourceType.BROKER_LOGGER:
         _change_logger(ctx.broker, name, changes, validate_only=validate_only)
@@ -172,17 +172,17 @@ def _change_logger(
 ) -> None:
     check_node(broker, name)
     level = logs.level()
-    for one in changes:
-        if one.operation not in {OpType.SET, OpType.DELETE}:
-            raise InvalidRequestError(f"the level of {one.name} can only be set")
-        if one.name != logs.ROOT:
-            raise ConfigError(one.name, one.value, "there is no such logger")
-        if one.operation == OpType.DELETE:
+    for change in changes:
+        if change.operation not in {OpType.SET, OpType.DELETE}:
+            raise InvalidRequestError(f"the level of {change.name} can only be set")
+        if change.name != logs.ROOT:
+            raise ConfigError(change.name, change.value, "there is no such logger")
+        if change.operation == OpType.DELETE:
             raise InvalidRequestError(f"the level of {logs.ROOT} cannot be removed")
-        if one.value not in logs.LEVELS:
+        if change.value not in logs.LEVELS:
             raise ConfigError(
-                one.name, one.value, f"the level must be one of {', '.join(logs.LEVELS)}"
+                change.name, change.value, f"the level must be one of {', '.join(logs.LEVELS)}"
             )
-        level = str(one.value)
+        level = str(change.value)
     if not validate_only:
         logs.set_level(level)

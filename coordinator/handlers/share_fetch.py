@@ -161,13 +161,13 @@ def _fetch(
     if body.share_session_epoch == FINAL_EPOCH or is_renewal(ctx):
         return outcomes
     partitions: list[tuple[SharePartitionKey, str]] = []
-    for one in rotated(list(session.partitions), body.share_session_epoch):
+    for key in rotated(list(session.partitions), body.share_session_epoch):
         try:
-            name = readable.topic(one)
+            name = readable.topic(key)
         except DomainError as error:
-            outcomes[one] = _Outcome(None, without_traceback(error))
+            outcomes[key] = _Outcome(None, without_traceback(error))
         else:
-            partitions.append((SharePartitionKey(body.group_id, *one), name))
+            partitions.append((SharePartitionKey(body.group_id, *key), name))
         yield None
     fetched = yield from ctx.broker.share_fetches.run(
         ShareFetch(

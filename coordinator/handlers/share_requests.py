@@ -170,10 +170,10 @@ def acknowledge(
 
 def settled(ctx: Context, acknowledgements: Collection[Acknowledgement]) -> Work[None]:
     """Wait until all acknowledgements have their results; count the request."""
-    for one in acknowledgements:
-        if isinstance(one, asyncio.Future) and not one.done():
+    for acknowledgement in acknowledgements:
+        if isinstance(acknowledgement, asyncio.Future) and not acknowledgement.done():
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            one.add_done_callback(partial(_settle, over))
+            acknowledgement.add_done_callback(partial(_settle, over))
             yield over
     if acknowledgements:
         shares = ctx.broker.shares

@@ -50,14 +50,16 @@ def _instances(ctx: Context, client_id: str | None) -> Steps[str]:
     """Return the instances as a JSON array, encoded in steps."""
     pieces: list[str] = []
     most = MAX_INSTANCES if client_id is None else MAX_DETAILED
-    for one in ctx.broker.telemetry if ctx.broker.has_telemetry else ():
+    for instance in ctx.broker.telemetry if ctx.broker.has_telemetry else ():
         if len(pieces) >= most:
             break
         if client_id is None:
-            pieces.append(json.dumps(_summary(one)))
-        elif (one.client.client_id or "") == client_id:
-            series = yield from _series(one)
-            pieces.append(f'{json.dumps(_summary(one))[:-1]}, "series": [{", ".join(series)}]}}')
+            pieces.append(json.dumps(_summary(instance)))
+        elif (instance.client.client_id or "") == client_id:
+            series = yield from _series(instance)
+            pieces.append(
+                f'{json.dumps(_summary(instance))[:-1]}, "series": [{", ".join(series)}]}}'
+            )
         yield
     return f"[{', '.join(pieces)}]"
 

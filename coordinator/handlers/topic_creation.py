@@ -115,10 +115,10 @@ async def create_dead_letter_topic(broker: Services, name: str, configs: Mapping
         is_final = isinstance(error, UnsupportedVersion)
         reason = f"topic {name} was not created: {error}"
         raise DeadLetterError(reason, is_final=is_final) from None
-    for one in answer.topics:
-        code = ErrorCode(one.error_code)
+    for topic in answer.topics:
+        code = ErrorCode(topic.error_code)
         if code is not ErrorCode.none:
-            reason = f"topic {name} was not created: {code.name.upper()}: {one.error_message}"
+            reason = f"topic {name} was not created: {code.name.upper()}: {topic.error_message}"
             raise DeadLetterError(reason, is_final=code not in _CREATED_LATER)
 
 
@@ -185,7 +185,7 @@ def _answered(broker: Services, name: str, version: int, answer: asyncio.Future[
         except WireError as problem:
             _log.warning("topic not created", topic=name, cause=str(problem))
             return
-    for one in body.topics:
-        if one.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
-            why = ErrorCode(one.error_code).name.upper()
-            _log.warning("topic not created", topic=name, cause=f"{why}: {one.error_message}")
+    for topic in body.topics:
+        if topic.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            why = ErrorCode(topic.error_code).name.upper()
+            _log.warning("topic not created", topic=name, cause=f"{why}: {topic.error_message}")

@@ -34,10 +34,10 @@ def run(ctx: Context) -> Work[Entity]:
         raise InvalidRequestError(f"a request updates at most {MAX_FEATURE_UPDATES} features")
     by_feature: dict[str, FeatureUpdate] = {}
     results = []
-    for one in body.feature_updates:
-        name = one.feature
+    for update in body.feature_updates:
+        name = update.feature
         by_feature[name] = FeatureUpdate(
-            name, one.max_version_level, _upgrade_type(ctx.version, one)
+            name, update.max_version_level, _upgrade_type(ctx.version, update)
         )
         if ctx.version <= FIRST_WITH_UPGRADE_TYPE:
             results.append(

@@ -109,8 +109,8 @@ class ClientObservations:
         self._record, self._metadata, self._clock = record, metadata, clock
         self._shard = f"broker {broker}"
         self._loop = asyncio.get_running_loop()
-        self._known: set[Hashable] = set()
-        self._made: set[Hashable] = set()
+        self._known_keys: set[Hashable] = set()
+        self._recorded: set[Hashable] = set()
         """The observations since the last renewal."""
         self._waiting: list[tuple[Event, Origin, str]] = []
         """Observations from before the first transaction of the cluster."""
@@ -142,7 +142,7 @@ class ClientObservations:
         """Observe a Produce request for ``topics``, which may contain repetitions."""
         for topic in topics if len(topics) == 1 else set(topics):
             key = (client_id, host, transactional_id, acks, topic)
-            if topic is None or key in self._known:
+            if topic is None or key in self._known_keys:
                 continue
             self._remember(key)
             self._observe(
@@ -165,7 +165,7 @@ class ClientObservations:
         """Observe a consumer's Fetch request; ``name_of`` returns the name of a readable topic."""
         for topic in topics:
             key = (client_id, host, isolation_level, topic)
-            if key in self._known:
+            if key in self._known_keys:
                 continue
             name = name_of(topic)
             if name is None:
@@ -204,8 +204,8 @@ class ClientObservations:
             if len(self._members) >= self.limits.max_members:
                 self._members.clear()
             commits = self._members[key] = _Commits()
-        for one in offsets:
-            topic = one.topic
+        for commit in offsets:
+            topic = commit.topic
             if topic not in commits.topics:
                 commits.topics.add(topic)
                 self._observe(
@@ -327,9 +327,9 @@ class ClientObservations:
     # --- recording ---
 
     def _remember(self, key: Hashable) -> None:
-        if len(self._known) >= self.limits.max_known:
-            self._known.clear()
-        self._known.add(key)
+        if len(self._known_keys) >= self.limits.max_known:
+            self._known_keys.clear()
+        self._known_keys.add(key)
 
     def _observe(
         self,
@@ -342,12 +342,12 @@ class ClientObservations:
     ) -> None:
         """Record an observation once per renewal, whatever the values of the details in ``but``."""
         observation = (kind, origin, *(value for name, value in detail.items() if name not in but))
-        if observation in self._made:
+        if observation in self._recorded:
             return
-        if len(self._made) >= self.limits.max_observations:
+        if len(self._recorded) >= self.limits.max_observations:
             self._dropped += 1
             return
-        self._made.add(observation)
+        self._recorded.add(observation)
         if self._timer is None:
             self._timer = call_later(self._loop, RENEWAL_MS, "observations", self.renew)
         event = Event(str(kind), origin.client_id or "", detail, quiet=True)
@@ -363,7 +363,7 @@ class ClientObservations:
             event = Event(str(Observed.OBSERVATIONS_DROPPED), "", {"count": self._dropped})
             self._record(CLIENT, self._shard, event, None, "upkeep observations")
         self._dropped = 0
-        for table in (self._known, self._made, self._members, self._waiting):
+        for table in (self._known_keys, self._recorded, self._members, self._waiting):
             table.clear()
 
     def _published(self, _old: object, _new: object) -> None:

@@ -83,13 +83,13 @@ def snapshot_header(
 def _voters_value(voters: Sequence[Voter]) -> FieldWriter:
     value = _value()
     value.count(len(voters))
-    for one in voters:
-        value.int32(one.node_id)
-        value.raw(one.directory_id.bytes)
+    for voter in voters:
+        value.int32(voter.node_id)
+        value.raw(voter.directory_id.bytes)
         value.count(1)
-        value.string(one.listener)
-        value.string(one.host)
-        value.raw(one.port.to_bytes(2))
+        value.string(voter.listener)
+        value.string(voter.host)
+        value.raw(voter.port.to_bytes(2))
         value.tags({})
         value.raw(bytes(2))
         value.raw(_KRAFT_VERSION_1)

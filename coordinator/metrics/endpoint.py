@@ -239,8 +239,8 @@ def _version() -> str:
 
 def _format(accept: str) -> str:
     """Return the format an Accept header asks for: OpenMetrics if it precedes plain text."""
-    for one in accept.lower().split(","):
-        kind = one.partition(";")[0].strip()
+    for media_range in accept.lower().split(","):
+        kind = media_range.partition(";")[0].strip()
         if kind == "application/openmetrics-text":
             return OPENMETRICS
         if kind in {"text/plain", "*/*"}:

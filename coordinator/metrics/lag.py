@@ -38,7 +38,7 @@ class LagTallies:
         """Offsets that the last scrape counted as records without scanning them."""
         self._decided: dict[TopicPartition, PartitionTally] = {}
         """Tallies up to the last stable offset."""
-        self._held: dict[TopicPartition, PartitionTally] = {}
+        self._unstable: dict[TopicPartition, PartitionTally] = {}
         """Tallies from the last stable offset to the high watermark."""
 
     async def fill(
@@ -61,7 +61,7 @@ class LagTallies:
                 await pace()
 
     def _forget(self, readers: Mapping[TopicPartition, object]) -> None:
-        for tallies in (self._decided, self._held):
+        for tallies in (self._decided, self._unstable):
             for key in tallies.keys() - readers.keys():
                 del tallies[key]
 
@@ -79,25 +79,25 @@ class LagTallies:
         if partition is None:
             return
         low = min(at.stable, *(max(one.committed, at.start) for one in rows))
-        decided, held = self._decided.get(key), self._held.get(key)
+        decided, held = self._decided.get(key), self._unstable.get(key)
         if decided is None or not (
             decided.partition is partition and decided.cleaned == cleaned and decided.start <= low
         ):
             decided = self._decided[key] = PartitionTally(partition, low, cleaned, aborts=True)
         if held is None or held.partition is not partition or held.start != at.stable:
-            held = self._held[key] = PartitionTally(partition, at.stable, cleaned, aborts=False)
+            held = self._unstable[key] = PartitionTally(partition, at.stable, cleaned, aborts=False)
         for tally, limit in ((decided, at.stable), (held, at.high)):
             for _ in _in_time(tally.learn(limit), until):
                 await pace()
             self.unseen += max(0, limit - tally.end)
-        most = MAX_RUNS // (len(self._decided) + len(self._held))
+        most = MAX_RUNS // (len(self._decided) + len(self._unstable))
         decided.trim(low, most)
         held.trim(held.start, most)
 
     def _count(self, key: TopicPartition, one: OffsetRow, now_ms: int) -> None:
         at = one.at
         position = max(one.committed, at.start)
-        decided, held = self._decided.get(key), self._held.get(key)
+        decided, held = self._decided.get(key), self._unstable.get(key)
         if decided is None or held is None:
             return
         if position < at.stable:

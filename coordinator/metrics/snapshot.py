@@ -302,7 +302,7 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
                 rows = (snapshot.partitions.get(key) for key in owned - committed.keys())
                 row.unknown += sum(_is_unread(at) for at in rows if at is not None)
                 await pace()
-            for (topic, index), one in committed.items():
+            for (topic, index), committed_offset in committed.items():
                 at = snapshot.partitions.get((topic, index))
                 if at is None:
                     continue  # the topic has been deleted, or is being created
@@ -310,8 +310,10 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
                     snapshot.missed += 1
                     continue
                 count += 1
-                added = OffsetRow(group_id, f"{row.written},{at.written}", at, one.value.offset)
-                added.is_progress = is_progress(group_id, one.value.metadata)
+                added = OffsetRow(
+                    group_id, f"{row.written},{at.written}", at, committed_offset.value.offset
+                )
+                added.is_progress = is_progress(group_id, committed_offset.value.metadata)
                 row.offsets.append(added)
                 row.unknown += not (added.has_lag or added.is_progress)
                 offsets, lag = row.sums.get(topic, (0, None))

@@ -51,7 +51,7 @@ class ByteRates:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
         self._rates: dict[tuple[str, str], float] = {}
         self._at: float | None = None
 
@@ -64,9 +64,9 @@ class ByteRates:
             weight = 1 - math.exp(-passed / RATE_SECONDS)
             rates = {}
             for key, count in counts.items():
-                grown = max(0, count - self._seen.get(key, 0)) / passed
+                grown = max(0, count - self._counts.get(key, 0)) / passed
                 before = self._rates.get(key)
                 rates[key] = grown if before is None else before + weight * (grown - before)
             self._rates = rates
-        self._seen, self._at = dict(counts), now
+        self._counts, self._at = dict(counts), now
         return {key: self._rates.get(key, 0.0) for key in counts}

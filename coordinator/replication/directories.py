@@ -57,7 +57,7 @@ class Directories:
     ) -> None:
         self._replicas, self._channel = replicas, channel
         self._directory_id = directory_id
-        self._wanted: dict[Key, UUID] = {}
+        self._placements: dict[Key, UUID] = {}
         self._in_flight: dict[Key, UUID] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -66,16 +66,16 @@ class Directories:
 
     def __len__(self) -> int:
         """Return the number of assignments that the controller has not confirmed."""
-        return len(self._wanted)
+        return len(self._placements)
 
     def placed(self, one: LocalPartition, *, is_offline: bool) -> None:
         """Queue a replica's directory (LOST if offline), unless the metadata already has it."""
         key = one.topic_id, one.index
         directory = LOST if is_offline else self._directory_id
         if directory in {one.registration.directory_of(self._replicas.node_id), UNASSIGNED}:
-            self._wanted.pop(key, None)
+            self._placements.pop(key, None)
             return
-        self._wanted[key] = directory
+        self._placements[key] = directory
         if not (self._is_armed or self._in_flight):
             self._is_armed = True
             self._loop.call_soon(self._send)
@@ -83,14 +83,14 @@ class Directories:
     def close(self) -> None:
         """Send no further assignments."""
         self._replicas.on_placed = None
-        self._wanted.clear()
+        self._placements.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _send(self) -> None:
         self._is_armed = False
-        if self._wanted and not self._in_flight:
-            self._in_flight = dict(list(self._wanted.items())[:MAX_ASSIGNMENTS])
+        if self._placements and not self._in_flight:
+            self._in_flight = dict(list(self._placements.items())[:MAX_ASSIGNMENTS])
             request = NewestVersionRequest(
                 ApiKey.ASSIGN_REPLICAS_TO_DIRS, partial(self._entity, self._in_flight)
             )
@@ -134,8 +134,8 @@ class Directories:
             _log.warning("AssignReplicasToDirs refused", error=error)
         else:
             self._settle(placements, sent.result())
-        if self._wanted and self._replicas.on_placed is not None:
-            done = any(key not in self._wanted for key in placements)
+        if self._placements and self._replicas.on_placed is not None:
+            done = any(key not in self._placements for key in placements)
             self._timer = call_later(self._loop, 0 if done else RETRY_MS, "directories", self._send)
 
     def _settle(self, placements: dict[Key, UUID], answer: Entity) -> None:
@@ -144,5 +144,5 @@ class Directories:
                 for part in topic.partitions:
                     key = topic.topic_id, part.partition_index
                     is_over = part.error_code in _NOTHING_TO_DO
-                    if is_over and self._wanted.get(key) == placements.get(key):
-                        self._wanted.pop(key, None)
+                    if is_over and self._placements.get(key) == placements.get(key):
+                        self._placements.pop(key, None)

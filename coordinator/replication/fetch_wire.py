@@ -57,14 +57,14 @@ def fetch_entity(
     """Return the Fetch request that a Kafka follower sends."""
     make = request_factory(ApiKey.FETCH, fetch_version(level))
     topics: dict[UUID, list[Entity]] = {}
-    for one in request.partitions:
-        topics.setdefault(one.topic_id, []).append(
+    for partition in request.partitions:
+        topics.setdefault(partition.topic_id, []).append(
             make.FetchPartition(
-                partition=one.index,
-                current_leader_epoch=one.current_leader_epoch,
-                fetch_offset=one.fetch_offset,
-                last_fetched_epoch=one.last_fetched_epoch,
-                log_start_offset=one.log_start_offset,
+                partition=partition.index,
+                current_leader_epoch=partition.current_leader_epoch,
+                fetch_offset=partition.fetch_offset,
+                last_fetched_epoch=partition.last_fetched_epoch,
+                log_start_offset=partition.log_start_offset,
                 partition_max_bytes=sizes.partition_max_bytes,
             )
         )
@@ -139,7 +139,7 @@ def list_offsets_entity(
 def listed_offsets(
     entity: Entity, lookups: Sequence[OffsetLookup]
 ) -> Mapping[Key, tuple[int, int]]:
-    """Return (offset, error code) for each partition of ``asked`` in the response."""
+    """Return (offset, error code) for each partition of ``lookups`` in the response."""
     rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
     return {
         follower.key: rows[follower.topic, follower.index]

@@ -149,20 +149,20 @@ class ReplicaFetcherManager:
         A partition that is already being fetched keeps its fetcher, unless its leader epoch has
         increased. If a partition's log cannot be opened, it is skipped until a later call names it.
         """
-        for one in partitions:
-            key = one.topic_id, one.index
+        for local in partitions:
+            key = local.topic_id, local.index
             followed = self._followed.get(key)
-            epoch = one.registration.leader_epoch
+            epoch = local.registration.leader_epoch
             if followed is not None and followed.local.registration.leader_epoch >= epoch:
-                followed.local = one
+                followed.local = local
                 with self.confine_errors(followed):
-                    self._do(followed, followed.machine.become_follower(one.registration))
+                    self._do(followed, followed.machine.become_follower(local.registration))
                 continue
             self._remove(key)
             try:
-                self._begin(one)
+                self._begin(local)
             except Exception as error:  # noqa: BLE001 - the partition needs a fetcher
-                self._try_again(one, error)
+                self._try_again(local, error)
 
     def _try_again(self, one: LocalPartition, error: Exception) -> None:
         """Follow a partition again, from its log's end, after a pause."""
@@ -536,26 +536,26 @@ class _ReplicaFetcher:
     async def _truncate(self) -> bool:
         """Do the queued truncations; return False if the checkpoints cannot be written."""
         owner, names = self._owner, set[str]()
-        for one, truncation in list(self._truncations.items()):
+        for followed, truncation in list(self._truncations.items()):
             is_planned = False
-            with owner.confine_errors(one):
-                names |= owner.logs.plan_truncation(one.partition, truncation.offset)
+            with owner.confine_errors(followed):
+                names |= owner.logs.plan_truncation(followed.partition, truncation.offset)
                 is_planned = True
             if not is_planned:
-                self._truncations.pop(one, None)
+                self._truncations.pop(followed, None)
         truncations = dict(self._truncations)
         if not await owner.logs.save_all(names):
             return False
-        for one, truncation in truncations.items():
-            if self._truncations.pop(one, None) is not truncation:
+        for followed, truncation in truncations.items():
+            if self._truncations.pop(followed, None) is not truncation:
                 continue
-            with owner.confine_errors(one):
-                replica = one.partition.replica
+            with owner.confine_errors(followed):
+                replica = followed.partition.replica
                 if truncation.full:
                     replica.restart_at(truncation.offset)
                 else:
                     replica.truncate_to(truncation.offset)
-                owner.do(one, one.machine.truncated())
+                owner.do(followed, followed.machine.truncated())
             await self._pace()
         return True
 
@@ -576,12 +576,12 @@ class _ReplicaFetcher:
                 offsets = listed_offsets(answer, requests)
         finally:
             # Each machine gets an answer, even after a failed request.
-            for one, request in lookups.items():
-                offset, error = offsets.get(one.machine.key, (-1, Errors.NETWORK_EXCEPTION))
-                if owner.is_followed(one):
-                    with owner.confine_errors(one):
-                        step = one.machine.offset_listed(request, offset, error, self._now())
-                        owner.do(one, step)
+            for followed, request in lookups.items():
+                offset, error = offsets.get(followed.machine.key, (-1, Errors.NETWORK_EXCEPTION))
+                if owner.is_followed(followed):
+                    with owner.confine_errors(followed):
+                        step = followed.machine.offset_listed(request, offset, error, self._now())
+                        owner.do(followed, step)
 
 
 def _code_of(error: LogError) -> int:

@@ -54,7 +54,7 @@ class HistoryPartition:
         self._config = config
         self._metadata, self._replicas, self._channel = metadata, replicas, channel
         self._node_id = node_id
-        self._asked: asyncio.Future[Entity] | None = None
+        self._creation: asyncio.Future[Entity] | None = None
         self._not_before_s = 0.0
         """The time, on the loop's clock, before which the controller is not asked again."""
 
@@ -67,7 +67,7 @@ class HistoryPartition:
         partitions = () if topic is None else topic.partitions
         led = [index for index, one in enumerate(partitions) if one.leader == me]
         indexes = [index for index, one in enumerate(partitions) if one.replicas[:1] == (me,)]
-        if not indexes and self._asked is None and self._not_before_s <= _loop_s():
+        if not indexes and self._creation is None and self._not_before_s <= _loop_s():
             self._ask(topic)
         for index in sorted(led, key=lambda one: one not in indexes):
             try:
@@ -90,8 +90,8 @@ class HistoryPartition:
         nodes = [self._node_id, *(one.broker_id for one in others)][:count]
         if len(nodes) < count:
             return
-        self._asked = self._channel.send(self._request(topic, nodes))
-        self._asked.add_done_callback(self._answered)
+        self._creation = self._channel.send(self._request(topic, nodes))
+        self._creation.add_done_callback(self._answered)
 
     def _request(self, topic: TopicImage | None, nodes: Sequence[int]) -> NewestVersionRequest:
         if topic is None:
@@ -114,7 +114,7 @@ class HistoryPartition:
         return make.message(topics=[topic], timeout_ms=TIMEOUT_MS)
 
     def _answered(self, answer: asyncio.Future[Entity]) -> None:
-        self._asked = None
+        self._creation = None
         if answer.cancelled():
             return
         failure, wrong = answer.exception(), []

@@ -140,15 +140,15 @@ class BrokerConnection:
 
     def __init__(
         self,
-        where: Callable[[], Address],
+        address_of_peer: Callable[[], Address],
         *,
         client_id: str,
         timeout_ms: float,
         security: Security = PLAINTEXT,
         negotiates: bool = True,
     ) -> None:
-        """``where`` returns the address; it raises BrokerUnreachable for an unknown broker."""
-        self._where = where
+        """``address_of_peer`` raises BrokerUnreachable for a broker without an address."""
+        self._address_of_peer = address_of_peer
         self._client_id, self._security = client_id, security
         self._timeout_ms, self._negotiates = timeout_ms, negotiates
         self._router: Router | None = None
@@ -222,7 +222,7 @@ class BrokerConnection:
     def _connected(self) -> Router:
         if self._closed:
             raise BrokerUnreachable("the broker stops")
-        to = self._where()
+        to = self._address_of_peer()
         if self._router is None or to != self._to:
             self._disconnect()
             host, port = to
@@ -277,7 +277,7 @@ class Peers:
         connection = self._peers.get(key)
         if connection is None:
 
-            def where() -> Address:
+            def address_of_peer() -> Address:
                 address = self.address(broker_id)
                 if address is None:
                     raise BrokerUnreachable(
@@ -286,7 +286,7 @@ class Peers:
                 return address
 
             connection = self._peers[key] = BrokerConnection(
-                where,
+                address_of_peer,
                 client_id=purpose.value.format(self._node_id, n),
                 timeout_ms=self._config.int(purpose.timeout_key),
                 security=self._security,

@@ -60,8 +60,8 @@ class ProduceSender:
             raise NotProducedError(f"broker {broker_id}: {error}", is_final=True) from None
         except WireError as error:
             raise LeaderUnreachableError(f"broker {broker_id}: {error}") from None
-        for one in answer.responses:
-            for part in one.partition_responses:
+        for topic_response in answer.responses:
+            for part in topic_response.partition_responses:
                 _check(part, f"{topic}-{index} on broker {broker_id}")
                 return
         raise NotProducedError(f"broker {broker_id} gave no result", is_final=True)

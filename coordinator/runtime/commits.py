@@ -160,24 +160,24 @@ class Commits:
         """
         alone: list[Partition] = []
         shared: list[Partition] = []
-        for one in partitions:
-            if one.marks.is_replicated:
+        for partition in partitions:
+            if partition.marks.is_replicated:
                 # This request may need no wait, but the callbacks of earlier requests come first.
-                if self.is_held(one) or one in self._behind:
-                    shared.append(one)
+                if self.is_held(partition) or partition in self._behind:
+                    shared.append(partition)
             else:
-                alone.append(one)
+                alone.append(partition)
         if not shared:
             return self._flusher.after(alone, callback)
         wait = _Wait(callback)
         wait.left = len(shared)
         if alone and self._flusher.after(alone, wait.over):
             wait.left += 1
-        for one in shared:
-            behind = self._behind.get(one)
+        for partition in shared:
+            behind = self._behind.get(partition)
             if behind is None:
-                forget = partial(self._behind.pop, one, None)
-                behind = self._behind[one] = _HighWatermarkWaits(one, forget)
+                forget = partial(self._behind.pop, partition, None)
+                behind = self._behind[partition] = _HighWatermarkWaits(partition, forget)
             behind.add(wait)
         return True
 

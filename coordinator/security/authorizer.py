@@ -39,7 +39,7 @@ class Authorizer:
         self._allows_without_rules = allows_without_rules
         self._audit = Audit() if audit is None else audit
         self._rules = RuleTable()
-        self._some: dict[tuple[Principal, str, Operation, ResourceType], bool] = {}
+        self._verdicts: dict[tuple[Principal, str, Operation, ResourceType], bool] = {}
         self.version = 0
         """How often the ACLs were replaced: callers that cache results compare it."""
         self.allowed = 0
@@ -71,7 +71,7 @@ class Authorizer:
     @rules.setter
     def rules(self, rules: RuleTable) -> None:
         self._rules = rules
-        self._some.clear()
+        self._verdicts.clear()
         self.version += 1
 
     def allows(
@@ -120,11 +120,11 @@ class Authorizer:
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type
-        verdict = self._some.get(key)
+        verdict = self._verdicts.get(key)
         if verdict is None:
-            if len(self._some) >= MAX_KEPT_ANSWERS:
-                self._some.clear()
-            verdict = self._some[key] = self._rules.allows_some(
+            if len(self._verdicts) >= MAX_KEPT_ANSWERS:
+                self._verdicts.clear()
+            verdict = self._verdicts[key] = self._rules.allows_some(
                 str(session.principal), session.host, operation, resource_type
             )
         return verdict

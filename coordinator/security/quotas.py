@@ -112,7 +112,7 @@ class ClientQuotas:
             1000 * config.int("controller.quota.window.size.seconds"),
         )
         self._limits: dict[str, dict[Pair, float]] = {key: {} for key in CLIENT_KEYS}
-        self._found: dict[str, dict[tuple[str, str], ClientQuota | None]] = {
+        self._cache: dict[str, dict[tuple[str, str], ClientQuota | None]] = {
             key: {} for key in CLIENT_KEYS
         }
         self.budgets: dict[str, OrderedDict[Pair, QuotaUsage]] = {
@@ -152,14 +152,14 @@ class ClientQuotas:
             limits.pop(pair_of(entity), None)
         else:
             limits[pair_of(entity)] = value
-        self._found[key].clear()
+        self._cache[key].clear()
         return True
 
     def quota_of(self, key: str, user: str, client_id: str) -> ClientQuota | None:
         """Return the quota of a kind that applies to a client; None if there is none."""
-        known, who = self._found[key], (user, client_id)
+        cache, names = self._cache[key], (user, client_id)
         try:
-            return known[who]
+            return cache[names]
         except KeyError:
             pass
         limits = self._limits[key]
@@ -174,9 +174,9 @@ class ClientQuotas:
             None,
         )
         if len(user) + len(client_id) <= 2 * MAX_KEPT_CHARACTERS:
-            if len(known) >= MAX_BUDGETS:
-                known.clear()
-            known[who] = quota
+            if len(cache) >= MAX_BUDGETS:
+                cache.clear()
+            cache[names] = quota
         return quota
 
     # --- usage ---

@@ -60,7 +60,7 @@ class HttpUsers:
             raise HttpAccessError(f"{path} has {len(pairs)} users; it may have 1 to {MAX_USERS}")
         if mode & 0o044:
             _log.warning("others can read passwords", file=path, mode=f"{mode:o}")
-        self._known = [hashlib.sha256(pair).digest() for pair in pairs]
+        self._digests = [hashlib.sha256(pair).digest() for pair in pairs]
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise HttpError unless the headers contain a name and its password."""
@@ -71,7 +71,7 @@ class HttpUsers:
             pair = b""
         shown = hashlib.sha256(pair).digest()
         # All entries are compared, so that the time does not reveal whether a name exists.
-        matches = sum([hmac.compare_digest(shown, known) for known in self._known])
+        matches = sum([hmac.compare_digest(shown, digest) for digest in self._digests])
         if scheme.lower() != "basic" or not matches:
             raise HttpError(
                 401,

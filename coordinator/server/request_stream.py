@@ -59,7 +59,7 @@ class RequestStream:
     __slots__ = (
         "_answered",
         "_beat",
-        "_kept",
+        "_kept_apis",
         "_limits",
         "_versions",
         "frames",
@@ -72,10 +72,10 @@ class RequestStream:
         self,
         versions: Mapping[int, tuple[int, int]],
         limits: ConnectionLimits,
-        kept: Collection[int] = (),
+        kept_apis: Collection[int] = (),
     ) -> None:
-        """Keep the frames of requests to the APIs in ``kept``."""
-        self._versions, self._limits, self._kept = versions, limits, kept
+        """Keep the frames of requests to the APIs in ``kept_apis``."""
+        self._versions, self._limits, self._kept_apis = versions, limits, kept_apis
         self.frames = FrameBuffer(limits.max_request_bytes)
         """The receive buffer."""
         self.size_bytes = 0
@@ -100,7 +100,7 @@ class RequestStream:
         if frame is None:
             return None
         self.size_bytes = len(frame)
-        if self._kept and int.from_bytes(frame[:2]) in self._kept:
+        if self._kept_apis and int.from_bytes(frame[:2]) in self._kept_apis:
             return self._with_frame(bytes(frame))
         if self.size_bytes > LARGE_FRAME_BYTES:
             return self._decoded(frame)

@@ -318,10 +318,10 @@ class MarkerWriter:
             if monotonic_s() >= end:
                 break
         if not self._results:  # an attempt is over once its markers are reported
-            for name, one in tuple(self._beginning.items()):
+            for name, beginning in tuple(self._beginning.items()):
                 if self.queues.is_begun(name):
                     del self._beginning[name]
-                    one.attempt_over()
+                    beginning.attempt_over()
         if self._has_work:
             self._leave_to_worker()
 

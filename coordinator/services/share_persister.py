@@ -70,7 +70,7 @@ async def sleep_ms(pause_ms: int) -> None:
 
 
 def pause_ms(attempts: int) -> int:
-    """Return the pause after ``made`` attempts. Source: ``ExponentialBackoff``."""
+    """Return the pause after so many ``attempts``. Source: ``ExponentialBackoff``."""
     factor = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not used for security
     return min(int(factor * (FIRST_PAUSE_MS << (attempts - 1))), MAX_PAUSE_MS)
 
@@ -157,7 +157,7 @@ class SharePersister:
     ) -> dict[SharePartitionKey, object | DomainError]:
         """Send commands of different share partitions; return each one's reply or error.
 
-        ``made`` attempts were made already. A cancellation cancels the commands in flight, some
+        ``attempts`` were made already. A cancellation cancels the commands in flight, some
         of which may have been carried out.
         """
         results: dict[SharePartitionKey, object | DomainError] = {}

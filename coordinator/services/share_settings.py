@@ -32,13 +32,13 @@ class ShareSettingsCache:
     def __init__(self, config: BrokerConfig, metadata: Metadata) -> None:
         self._config, self._metadata = config, metadata
         self._default: ShareSettings | None = None
-        self._own: dict[str, tuple[Mapping[str, str], ShareSettings]] = {}
+        self._cache: dict[str, tuple[Mapping[str, str], ShareSettings]] = {}
         config.listen(self.forget)
 
     def forget(self) -> None:
         """Drop the cache: the broker's settings or the levels of features have changed."""
         self._default = None
-        self._own.clear()
+        self._cache.clear()
 
     def of(self, group_id: str) -> ShareSettings:
         """Return the settings of a group at this moment."""
@@ -47,14 +47,14 @@ class ShareSettingsCache:
             if self._default is None:
                 self._default = _settings(self._config, {}, has_queues=False)
             return self._default
-        cached = self._own.get(group_id)
+        cached = self._cache.get(group_id)
         if cached is not None and cached[0] is overrides:
             return cached[1]
         has_queues = self._metadata.feature_level(SHARE_VERSION) >= FIRST_WITH_QUEUES
         settings = _settings(self._config, overrides, has_queues=has_queues)
-        if len(self._own) >= MAX_CACHED:
-            self._own.clear()
-        self._own[group_id] = overrides, settings
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        self._cache[group_id] = overrides, settings
         return settings
 
 

@@ -33,7 +33,7 @@ class CheckpointFiles:
         self._directory = directory
         self._thread = Threads("checkpoints")
         self._lock = threading.Lock()
-        self._asked = 0
+        self._number = 0
         self._written: dict[str, tuple[int, Offsets]] = {}
 
     def read(self, name: str) -> Offsets:
@@ -68,8 +68,8 @@ class CheckpointFiles:
         self._thread.close()
 
     def _turn(self) -> int:
-        self._asked += 1
-        return self._asked
+        self._number += 1
+        return self._number
 
     def _write(self, name: str, offsets: Offsets, turn: int) -> OSError | None:
         with self._lock:

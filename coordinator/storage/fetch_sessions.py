@@ -105,7 +105,7 @@ NOTHING = LogReadInfo(b"", -1, -1, -1, None, is_behind=False)
 class FetchedPartition:
     """The result of a :class:`CachedPartition`."""
 
-    asked: CachedPartition
+    requested: CachedPartition
     read: LogReadInfo = NOTHING
     partition: Partition | None = None
     """The partition, if it may receive more records for this fetch."""
@@ -144,11 +144,11 @@ class FetchSession:
 
     def is_news(self, answer: FetchedPartition) -> bool:
         """Return whether a result must be sent; move a partition with records to the end."""
-        asked = answer.asked
-        if not asked.learn(answer):
+        requested = answer.requested
+        if not requested.learn(answer):
             return False
-        if len(answer.read.records) and self.partitions.pop(asked.key, None) is not None:
-            self.partitions[asked.key] = asked
+        if len(answer.read.records) and self.partitions.pop(requested.key, None) is not None:
+            self.partitions[requested.key] = requested
         return True
 
 
@@ -190,7 +190,7 @@ class FetchSessions:
     def change(
         self,
         session: FetchSession,
-        asked: Iterable[CachedPartition],
+        requested: Iterable[CachedPartition],
         forgotten: Iterable[Key],
     ) -> Steps[None]:
         """Apply an incremental request's changes.
@@ -198,7 +198,7 @@ class FetchSessions:
         Closes the session if it has no partitions left, or if all sessions together have too many.
         The response then contains session id 0, and the client starts with a full request.
         """
-        for part in asked:
+        for part in requested:
             self._count(session, session.put(part))
             yield
         for key in forgotten:
@@ -218,13 +218,13 @@ class FetchSessions:
 
     def open(
         self,
-        asked: list[CachedPartition],
+        requested: list[CachedPartition],
         *,
         by_topic_id: bool,
         now_ms: int,
     ) -> int:
         """Open a session for a full request; return its id, or 0 if there is no room for it."""
-        size = len(asked)
+        size = len(requested)
         while len(self._sessions) >= self.max_sessions or (
             self.partitions + size > self.max_partitions
         ):
@@ -236,7 +236,7 @@ class FetchSessions:
             id=self._new_id(),
             by_topic_id=by_topic_id,
             created_ms=now_ms,
-            partitions={one.key: one for one in asked},
+            partitions={one.key: one for one in requested},
             last_used_ms=now_ms,
         )
         self._sessions[session.id] = session

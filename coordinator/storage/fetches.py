@@ -74,9 +74,9 @@ DEBUGGING_CONSUMER = -2
 
 @dataclass(slots=True)
 class Fetch:
-    """One Fetch request. ``asked`` and ``forgotten`` may be iterated once, step by step."""
+    """One Fetch request. ``requested`` and ``forgotten`` may be iterated once, step by step."""
 
-    asked: Iterable[CachedPartition]
+    requested: Iterable[CachedPartition]
     forgotten: Iterable[Key]
     by_topic_id: bool
     session_id: int
@@ -144,11 +144,11 @@ class Fetches:
         Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError,
         InvalidRequestError.
         """
-        session, asked = yield from self._begin(fetch)
+        session, requested = yield from self._begin(fetch)
         refused: list[FetchedPartition] = []
         if fetch.may_read is not None:
-            asked, refused = yield from self._sorted_out(asked, fetch.may_read)
-        reading = _Reading(self, fetch, session, asked, refused)
+            requested, refused = yield from self._sorted_out(requested, fetch.may_read)
+        reading = _Reading(self, fetch, session, requested, refused)
         yield from reading.read()
         if not (reading.is_answer or self.delayed.closed):
             yield from reading.wait()
@@ -167,33 +167,33 @@ class Fetches:
                 fetch.session_id, fetch.session_epoch, by_topic_id=fetch.by_topic_id
             )
             sessions.advance(session, self.clock.now_ms())
-        asked: list[CachedPartition] = []
-        for part in fetch.asked:
-            asked.append(part)
+        requested: list[CachedPartition] = []
+        for part in fetch.requested:
+            requested.append(part)
             yield
         if session is not None:
-            yield from sessions.change(session, asked, fetch.forgotten)
+            yield from sessions.change(session, requested, fetch.forgotten)
             if session.partitions:
                 return session, list(session.partitions.values())
-        return None, asked
+        return None, requested
 
     def _sorted_out(
-        self, asked: list[CachedPartition], may_read: Callable[[str | None], bool]
+        self, requested: list[CachedPartition], may_read: Callable[[str | None], bool]
     ) -> Steps[tuple[list[CachedPartition], list[FetchedPartition]]]:
         """Split partitions into readable and refused ones, once per request."""
         rights: dict[TopicKey, bool] = {}
         allowed: list[CachedPartition] = []
         refused: list[FetchedPartition] = []
-        for one in asked:
-            topic = one.key[0]
+        for partition in requested:
+            topic = partition.key[0]
             may = rights.get(topic)
             if may is None:
                 may = rights[topic] = may_read(self._name(topic))
             if may:
-                allowed.append(one)
+                allowed.append(partition)
             else:
                 error = TopicAuthorizationError("the client may not read the topic")
-                refused.append(FetchedPartition(one, error=error))
+                refused.append(FetchedPartition(partition, error=error))
             yield
         return allowed, refused
 
@@ -281,10 +281,10 @@ class _Reading:
         fetches: Fetches,
         fetch: Fetch,
         session: FetchSession | None,
-        asked: list[CachedPartition],
+        requested: list[CachedPartition],
         refused: list[FetchedPartition],
     ) -> None:
-        self._fetches, self._fetch, self._asked = fetches, fetch, asked
+        self._fetches, self._fetch, self._requested = fetches, fetch, requested
         self._refused = refused
         self._session = session
         self._epoch = None if session is None else session.epoch
@@ -326,17 +326,19 @@ class _Reading:
         self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
         self._throttled_bytes = 0
         self._held_back = frozenset()
-        for at, asked in enumerate(self._asked):
+        for at, requested in enumerate(self._requested):
             try:
                 if former and _is_as_it_was(former[at]):
                     answer = former[at]
                 else:
-                    answer = self._read_one(asked)
+                    answer = self._read_one(requested)
             except DomainError as error:
-                answer = FetchedPartition(asked, error=without_traceback(error))
+                answer = FetchedPartition(requested, error=without_traceback(error))
             except Exception as error:  # noqa: BLE001 - the other partitions can be read
-                log_failure("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
-                answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
+                log_failure(
+                    "read a partition", error, partition=f"{requested.key[0]}-{requested.key[1]}"
+                )
+                answer = FetchedPartition(requested, error=DomainError(f"not read: {error}"))
             # Errors, truncations and preferred replicas are sent at once. So are the records of a
             # read that ended at the end of a segment: waiting would not extend such a read.
             self._urgent |= (
@@ -352,37 +354,39 @@ class _Reading:
             yield
         self._has_counted = True
 
-    def _read_one(self, asked: CachedPartition) -> FetchedPartition:
-        fetches, (topic, index) = self._fetches, asked.key
-        name, replicas = fetches.topic_name(asked.key), fetches.replicas
+    def _read_one(self, requested: CachedPartition) -> FetchedPartition:
+        fetches, (topic, index) = self._fetches, requested.key
+        name, replicas = fetches.topic_name(requested.key), fetches.replicas
         if self._only_leader:
-            partition = replicas.leader(name, index, asked.leader_epoch)
+            partition = replicas.leader(name, index, requested.leader_epoch)
         else:
             topic_id = topic if isinstance(topic, UUID) else None
             if self._selects_replica:
-                preferred = fetches.preferred_replica(name, index, asked.offset, self._fetch)
+                preferred = fetches.preferred_replica(name, index, requested.offset, self._fetch)
                 if preferred != NO_REPLICA:
-                    partition = replicas.readable(name, index, asked.leader_epoch)
+                    partition = replicas.readable(name, index, requested.leader_epoch)
                     marks = self._marks(partition)
-                    return FetchedPartition(asked, marks, partition, preferred_replica=preferred)
+                    return FetchedPartition(
+                        requested, marks, partition, preferred_replica=preferred
+                    )
             find = replicas.led_with_id if self._is_follower else replicas.readable
-            partition = find(name, index, asked.leader_epoch, topic_id)
+            partition = find(name, index, requested.leader_epoch, topic_id)
         if self._is_follower:
-            _check_replica(replicas, name, index, self._fetch.replica_id, asked.leader_epoch)
+            _check_replica(replicas, name, index, self._fetch.replica_id, requested.leader_epoch)
         end = partition.log.log_end_offset
-        if asked.last_epoch >= 0:
+        if requested.last_epoch >= 0:
             diverging = diverging_epoch(
-                _end_of_epoch(partition, asked.last_epoch),
-                asked.last_epoch,
-                asked.offset,
+                _end_of_epoch(partition, requested.last_epoch),
+                requested.last_epoch,
+                requested.offset,
                 partition.log_start_offset,
             )
             if diverging is not None:
-                return FetchedPartition(asked, self._marks(partition), diverging=diverging)
+                return FetchedPartition(requested, self._marks(partition), diverging=diverging)
         # Only the first partition with records may exceed the limits, by one batch.
         read = partition.reader.fetch(
-            asked.offset,
-            max(0, min(asked.max_bytes, self._max_bytes - self._bytes)),
+            requested.offset,
+            max(0, min(requested.max_bytes, self._max_bytes - self._bytes)),
             self._isolation,
             at_least_one=self._bytes == 0,
             min_range_bytes=MIN_RANGE_BYTES if self._copied_bytes < MAX_COPIED_BYTES else 1,
@@ -398,13 +402,15 @@ class _Reading:
                 index,
                 self._fetch.replica_id,
                 self._fetch.broker_epoch,
-                _has_upto(asked.offset, partition, read),
-                asked.replica_log_start,
+                _has_upto(requested.offset, partition, read),
+                requested.replica_log_start,
                 end,
             )
         if read.records or self._held_back:
-            return FetchedPartition(asked, read, partition)
-        return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
+            return FetchedPartition(requested, read, partition)
+        return FetchedPartition(
+            requested, read, partition, seen=(partition.marks.leader_epoch, end)
+        )
 
     def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
         """Return a follower's read, without its records while the throttle is exceeded.
@@ -443,13 +449,15 @@ class _Reading:
             max_wait_ms=self._fetch.max_wait_ms,
         )
         try:
-            for one in self._answers:
-                partition = one.partition
+            for answer in self._answers:
+                partition = answer.partition
                 if partition is not None and (
                     not self._held_back or (partition.topic, partition.index) not in self._held_back
                 ):
                     delayed.watch(
-                        WatchedPartition(partition, one.asked.offset, max(one.asked.max_bytes, 1))
+                        WatchedPartition(
+                            partition, answer.requested.offset, max(answer.requested.max_bytes, 1)
+                        )
                     )
                 yield None
             yield delayed.over
@@ -501,10 +509,10 @@ class _Reading:
         if self._fetch.session_epoch != INITIAL_EPOCH:
             return NO_SESSION
         for answer in self._answers:
-            answer.asked.learn(answer)
+            answer.requested.learn(answer)
             yield
         return self._fetches.sessions.open(
-            [answer.asked for answer in self._answers],
+            [answer.requested for answer in self._answers],
             by_topic_id=self._fetch.by_topic_id,
             now_ms=self._fetches.clock.now_ms(),
         )

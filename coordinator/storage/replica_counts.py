@@ -46,9 +46,12 @@ class SoleReplicaCounter:
             self._topics, self._count = image.topics, 0
             last, is_alone = None, False
             for topic in image.topics.values():
-                for one in topic.partitions:
-                    if one is not last:  # most partitions share their registration
-                        last, is_alone = one, one.is_sole_replica_on(self._node_id)
+                for registration in topic.partitions:
+                    if registration is not last:  # most partitions share their registration
+                        last, is_alone = (
+                            registration,
+                            registration.is_sole_replica_on(self._node_id),
+                        )
                     self._count += is_alone
         return self._count
 

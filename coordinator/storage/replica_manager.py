@@ -288,16 +288,16 @@ class ReplicaManager:
         if not deletes:
             return
         self._stop_fetching(deletes)
-        for one in deletes:
-            self._due.drop(one)
-            key = one.topic, one.index
+        for deleted in deletes:
+            self._due.drop(deleted)
+            key = deleted.topic, deleted.index
             replica = self._replicas.get(key)
-            if replica is not None and replica.local.topic_id == one.topic_id:
+            if replica is not None and replica.local.topic_id == deleted.topic_id:
                 del self._replicas[key]
                 replica.machine.resign()
                 self._wake_waiting(replica)
             partition = self._logs.find_open(key)
-            if partition is None or partition.topic_id == one.topic_id:
+            if partition is None or partition.topic_id == deleted.topic_id:
                 self._logs.mark_partition_deleted(key)
         self._commits.has_replicated = bool(self._replicas)
         if self._deleting is None or self._deleting.done():

@@ -133,10 +133,10 @@ class Subscriptions:
         attributes = client.attributes(instance_id)
         metrics: set[str] = set()
         interval_ms = DEFAULT_INTERVAL_MS
-        for one in self._subscriptions:
-            if (yield from one.matches(attributes)):
-                metrics.update(one.metrics)
-                interval_ms = min(interval_ms, one.interval_ms)
+        for subscription in self._subscriptions:
+            if (yield from subscription.matches(attributes)):
+                metrics.update(subscription.metrics)
+                interval_ms = min(interval_ms, subscription.interval_ms)
             yield
         if ALL_METRICS in metrics:
             metrics = {ALL_METRICS}

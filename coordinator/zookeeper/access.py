@@ -133,7 +133,7 @@ class SecurityZnodes:
         self._session, self._clock, self._take = session, clock, take
         folders = formats.RULE_CHANGES.values() if has_rules else ()
         self._notifications = [ChangeNotifications(session, clock, folder) for folder in folders]
-        self._known: dict[str, dict[Hashable, AccessRecord]] = {}
+        self._written: dict[str, dict[Hashable, AccessRecord]] = {}
         """The records of each znode, as far as they could be parsed."""
         self._reading = asyncio.Lock()
         self._queue: deque[_PendingChanges] = deque()
@@ -157,15 +157,19 @@ class SecurityZnodes:
 
     async def reload(self) -> None:
         """Read all znodes again, after missed notifications. Raises ZooKeeperError."""
-        await self.reread({*await self._all_paths(), *self._known})
+        await self.reread({*await self._all_paths(), *self._written})
 
     async def process_acl_changes(self, changed: Callable[[], object] | None = None) -> None:
         """Apply ACLs that other brokers have changed. Raises ZooKeeperError."""
         for notes in self._notifications:
             new, paths = await notes.new(changed), set()
-            for one in new:
+            for notification in new:
                 try:
-                    paths.add(formats.path_of_notification(notes.folder, one.path, one.data))
+                    paths.add(
+                        formats.path_of_notification(
+                            notes.folder, notification.path, notification.data
+                        )
+                    )
                 except NotOurFormatError as error:
                     _log.error("notification in ZooKeeper skipped", cause=str(error))
             await self.reread(paths)
@@ -211,14 +215,14 @@ class SecurityZnodes:
         self._take([one.record for one in differences])
         # Only records in the image count as known: a record that is known but not in the image
         # would never be applied, and it may be a denial.
-        for one in differences:
-            records = self._known.setdefault(one.path, {})
-            if one.now is not None:
-                records[one.key] = one.now
+        for difference in differences:
+            records = self._written.setdefault(difference.path, {})
+            if difference.now is not None:
+                records[difference.key] = difference.now
                 continue
-            del records[one.key]
+            del records[difference.key]
             if not records:
-                del self._known[one.path]
+                del self._written[difference.path]
 
     async def _differences(self, path: str, node: Znode | None) -> list[_RecordDiff]:
         """Return the differences between a znode and its part of the image."""
@@ -228,7 +232,7 @@ class SecurityZnodes:
         else:
             read = formats.records_of(path, data)
         now = {formats.key_of(one): one for one in read}
-        before = self._known.get(path, {})
+        before = self._written.get(path, {})
         diffs = []
         for key, gone in before.items():
             if key not in now:
@@ -307,11 +311,11 @@ class SecurityZnodes:
             if not isinstance(found, DomainError):
                 log_failure("write users, quotas and rules", found)
                 error = NotWrittenError("ZooKeeper has not taken the change.")
-        for one in batch:
+        for pending in batch:
             if error is not None:
-                one.fail(error)
-            elif not one.done.done():
-                one.done.set_result(None)
+                pending.fail(error)
+            elif not pending.done.done():
+                pending.done.set_result(None)
 
     async def _write(self, changes: Mapping[str, Sequence[SecurityChange]], until_ms: int) -> None:
         left = sorted(changes, key=lambda path: path.count("/"))
@@ -398,10 +402,10 @@ class _MultiWrite:
         elif data is not None and node is not None:
             self._writes.append(Set(path, data, node.version))
         elif data is not None:
-            for one in (*formats.parents_of(path), path):
-                if self._nodes[one] is None:
-                    self._writes.append(Create(one, data if one == path else b""))
-                    self._nodes[one] = Znode(b"", 0, 0, 0, 0)
+            for node_path in (*formats.parents_of(path), path):
+                if self._nodes[node_path] is None:
+                    self._writes.append(Create(node_path, data if node_path == path else b""))
+                    self._nodes[node_path] = Znode(b"", 0, 0, 0, 0)
         where, note = formats.notification_of(path)
         self._notifications.append(Create(where, note, sequence=True))
         self.size += len(data or b"") + 2 * len(path)

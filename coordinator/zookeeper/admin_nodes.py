@@ -95,10 +95,14 @@ class AdminNodes:
         for batch in batched([*new], AT_ONCE):
             items = [ReassignablePartition(*one, new[one]) for one in batch]
             decision = partial(_reassigned, items=items)
-            for one, why in zip(batch, self._decide(decision), strict=True):
+            for partition, why in zip(batch, self._decide(decision), strict=True):
                 if why is not None:
-                    failed.add(one)
-                    _log.warning("no reassignment", partition=f"{one[0]}-{one[1]}", cause=str(why))
+                    failed.add(partition)
+                    _log.warning(
+                        "no reassignment",
+                        partition=f"{partition[0]}-{partition[1]}",
+                        cause=str(why),
+                    )
             await asyncio.sleep(0)
         await self._written()
         image = self._store.image

@@ -35,11 +35,11 @@ class ChangeNotifications:
         self.folder = folder
         self._session, self._clock = session, clock
         self._names: list[str] = []
-        self._seen: set[str] = set()
+        self._handled: set[str] = set()
 
     async def skip(self) -> None:
         """Ignore all present notifications: the caller reads the changed znodes after this."""
-        self._seen = set(await self._session.children(self.folder))
+        self._handled = set(await self._session.children(self.folder))
 
     async def new(self, changed: Callable[[], object] | None = None) -> list[ChangeNotification]:
         """Return unhandled notifications in order; ``changed`` is called when more arrive.
@@ -49,7 +49,7 @@ class ChangeNotifications:
         self._names = await self._session.children(self.folder, changed)
         notifications = []
         for name in self._names:
-            if name not in self._seen:
+            if name not in self._handled:
                 path = f"{self.folder}/{name}"
                 node = await self._session.get(path)
                 if node is not None:
@@ -58,8 +58,8 @@ class ChangeNotifications:
 
     async def mark_handled(self, notes: Iterable[ChangeNotification]) -> None:
         """Mark ``notes`` as handled, and remove expired notifications."""
-        self._seen |= {one.name for one in notes}
-        self._seen &= set(self._names)
+        self._handled |= {one.name for one in notes}
+        self._handled &= set(self._names)
         now_ms = self._clock.now_ms()
         for name in self._names[:LOOKED_AT]:
             path = f"{self.folder}/{name}"

@@ -282,7 +282,7 @@ async def read_new_settings(
 def config_records(
     kind: int, name: str, now: Mapping[str, str], target: Mapping[str, str]
 ) -> list[ConfigRecord]:
-    """Return the records that change a resource's settings from ``now`` to ``wanted``."""
+    """Return the records that change a resource's settings from ``now`` to ``target``."""
     gone = [ConfigRecord(kind, name, key, None) for key in now if key not in target]
     changed = [
         ConfigRecord(kind, name, key, text) for key, text in target.items() if now.get(key) != text

@@ -64,10 +64,10 @@ class LogDirs:
         """Record the errors of replicas in a LeaderAndIsr response."""
         lost = self._lost.setdefault(broker_id, set())
         for topic in answer.topics:
-            for one in topic.partition_errors:
-                place = topic.topic_id, one.partition_index
-                is_lost = one.error_code == ErrorCode.kafka_storage_error
-                if is_lost != (place in lost) and (is_lost or not one.error_code):
+            for part in topic.partition_errors:
+                place = topic.topic_id, part.partition_index
+                is_lost = part.error_code == ErrorCode.kafka_storage_error
+                if is_lost != (place in lost) and (is_lost or not part.error_code):
                     self._news.setdefault(broker_id, {})[place] = is_lost
                     (lost.add if is_lost else lost.discard)(place)
         if self._news:

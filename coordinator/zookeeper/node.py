@@ -150,7 +150,7 @@ class ZooKeeperNode:
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def broker_epoch(self) -> int:
@@ -200,7 +200,7 @@ class ZooKeeperNode:
         self._on_failover = on_controller_failover
         self._task = spawn(self._run(), "follow ZooKeeper")
         self._mark(*_OF_A_SESSION)
-        await self._known
+        await self._is_registered
 
     # --- stop ---
 
@@ -212,7 +212,7 @@ class ZooKeeperNode:
         self.access.stop()
         self._resign("the broker stops")
         self._publish = None
-        self._known.cancel()
+        self._is_registered.cancel()
         await self._session.close()
 
     # --- the task ---
@@ -265,10 +265,10 @@ class ZooKeeperNode:
 
     def _lost(self, error: MembershipError) -> None:
         self._resign(str(error))
-        if self._known.done():
+        if self._is_registered.done():
             self._on_lost(error)
         else:
-            self._known.set_exception(without_traceback(error))
+            self._is_registered.set_exception(without_traceback(error))
 
     # --- registration ---
 
@@ -556,8 +556,8 @@ class ZooKeeperNode:
                 settings,
                 brokers,
             )
-            if not self._known.done() and self._node_id in self._image.brokers:
-                self._known.set_result(None)
+            if not self._is_registered.done() and self._node_id in self._image.brokers:
+                self._is_registered.set_result(None)
             return 0
 
     async def _settings_of(

@@ -68,7 +68,7 @@ class BrokerZnodeRegistration:
                 if not refused.exists:
                     raise
             else:
-                self._made(session_id, int(results[1].czxid))
+                self._on_created(session_id, int(results[1].czxid))
                 return
             gone.clear()
             registered = await self._session.get(path, gone.set)
@@ -77,7 +77,7 @@ class BrokerZnodeRegistration:
             if (
                 registered.owner == session_id
             ):  # an earlier attempt succeeded, but its answer was lost
-                self._made(session_id, registered.czxid)
+                self._on_created(session_id, registered.czxid)
                 return
             # ZOOKEEPER-2985: the znode of this broker's expired session may still be there.
             if registered.owner == self._made_by:
@@ -93,6 +93,6 @@ class BrokerZnodeRegistration:
             except TimeoutError:
                 continue
 
-    def _made(self, session_id: int, epoch: int) -> None:
+    def _on_created(self, session_id: int, epoch: int) -> None:
         self._made_by, self.epoch = session_id, epoch
         _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))

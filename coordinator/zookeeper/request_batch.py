@@ -187,9 +187,9 @@ def _changes(
                 deleted_topics.append(old)
             continue
         former = () if old is None else old.partitions
-        for index, one in enumerate(topic.partitions):
+        for index, part in enumerate(topic.partitions):
             former_part = former[index] if index < len(former) else None
-            if former_part is not one and one.partition_epoch != NEVER_LED:
+            if former_part is not part and part.partition_epoch != NEVER_LED:
                 changed.append((topic, index, former_part))
     return changed, deleted_topics
 

@@ -60,13 +60,15 @@ def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
     """
     delta = MetadataDelta(image)
     for topic in image.topics.values():
-        for index, one in enumerate(topic.partitions):
-            if broker_id in one.replicas:
-                untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
+        for index, part in enumerate(topic.partitions):
+            if broker_id in part.replicas:
+                untold = replace(
+                    part, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD
+                )
                 delta.replay(partition_record(topic.topic_id, index, untold))
-            elif one.adding_replicas or one.removing_replicas:
+            elif part.adding_replicas or part.removing_replicas:
                 # No request will report that a reassignment between other brokers was cancelled.
-                settled = replace(one, adding_replicas=(), removing_replicas=())
+                settled = replace(part, adding_replicas=(), removing_replicas=())
                 delta.replay(partition_record(topic.topic_id, index, settled))
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
@@ -123,8 +125,8 @@ class ControllerRequestApplier:
             return [], {one.partition_index: UNKNOWN_TOPIC_ID for one in parts}
         errors: dict[int, int] = {}
         states: dict[int, PartitionRegistration] = {}
-        for one in parts:
-            index, now = one.partition_index, _led(one)
+        for part in parts:
+            index, now = part.partition_index, _led(part)
             old = _partition(topic_image, index)
             errors[index] = NONE
             if old is not None and now.leader_epoch < old.leader_epoch:
@@ -156,11 +158,11 @@ class ControllerRequestApplier:
             records.append(self.forget(topic_image.topic_id))
             topic_image = None
         states: dict[int, PartitionRegistration] = {}
-        for one in parts:
-            old = _partition(topic_image, one.partition_index)
-            now = _updated(one, old)
+        for part in parts:
+            old = _partition(topic_image, part.partition_index)
+            now = _updated(part, old)
             if old is None or _epochs(now) > _epochs(old):
-                states[one.partition_index] = now
+                states[part.partition_index] = now
         return [*records, *_topic_records(topic.topic_name, topic.topic_id, topic_image, states)]
 
     def live_brokers(
@@ -178,23 +180,23 @@ class ControllerRequestApplier:
         for broker_id, broker in image.brokers.items():
             if broker_id not in ids:
                 yield UnregisterBrokerRecord(broker_id, broker.epoch)
-        for one in live:
-            epoch = broker_epoch if one.id == self.node_id else UNKNOWN_EPOCH
+        for live_broker in live:
+            epoch = broker_epoch if live_broker.id == self.node_id else UNKNOWN_EPOCH
             listeners = {
                 end.listener: BrokerEndpoint(
                     end.listener, end.host, end.port, end.security_protocol
                 )
-                for end in one.endpoints
+                for end in live_broker.endpoints
             }
-            known_one = image.brokers.get(one.id)
-            if known_one is None or _differs(known_one, epoch, listeners, one.rack):
+            known_one = image.brokers.get(live_broker.id)
+            if known_one is None or _differs(known_one, epoch, listeners, live_broker.rack):
                 yield RegisterBrokerRecord(
-                    broker_id=one.id,
+                    broker_id=live_broker.id,
                     incarnation_id=_NO_INCARNATION,
                     broker_epoch=epoch,
                     end_points=tuple(listeners.values()),
                     features=(),
-                    rack=one.rack,
+                    rack=live_broker.rack,
                     fenced=False,
                 )
 
@@ -212,13 +214,13 @@ class ControllerRequestApplier:
         for topic in body.topic_states:
             topic_image = image.topics.get(topic.topic_name)
             states: dict[int, PartitionRegistration] = {}
-            for one in topic.partition_states:
-                index, old, error = one.partition_index, None, NONE
+            for part in topic.partition_states:
+                index, old, error = part.partition_index, None, NONE
                 if topic_image is not None:
                     old = _partition(topic_image, index)
-                if old is not None and 0 <= one.leader_epoch < old.leader_epoch:
+                if old is not None and 0 <= part.leader_epoch < old.leader_epoch:
                     error = FENCED_LEADER_EPOCH
-                elif old is not None and one.delete_partition and self.node_id in old.replicas:
+                elif old is not None and part.delete_partition and self.node_id in old.replicas:
                     states[index] = self._without(old)
                 errors.append((topic.topic_name, index, error))
             if topic_image is not None:

@@ -281,29 +281,29 @@ class ZkSession:
 
     async def _do(self, writes: Sequence[Create | Set | Delete | Check]) -> list[Any]:
         transaction = self._client.transaction()
-        for one in writes:
-            match one:
+        for write in writes:
+            match write:
                 case Create():
                     transaction.create(
-                        one.path,
-                        one.data,
-                        acl=acl_of(self._reach, one.path),
-                        ephemeral=one.ephemeral,
-                        sequence=one.sequence,
+                        write.path,
+                        write.data,
+                        acl=acl_of(self._reach, write.path),
+                        ephemeral=write.ephemeral,
+                        sequence=write.sequence,
                     )
                 case Set():
-                    transaction.set_data(one.path, one.data, one.version)
+                    transaction.set_data(write.path, write.data, write.version)
                 case Delete():
-                    transaction.delete(one.path, one.version)
+                    transaction.delete(write.path, write.version)
                 case Check():
-                    transaction.check(one.path, one.version)
+                    transaction.check(write.path, write.version)
         results: list[Any] = await self._answer(transaction.commit_async)
         # Only the rejected write has an error of its own; each other write has one of these two.
-        for at, one in enumerate(results):
-            if isinstance(one, Exception) and not isinstance(
-                one, (RolledBackError, RuntimeInconsistency)
+        for at, result in enumerate(results):
+            if isinstance(result, Exception) and not isinstance(
+                result, (RolledBackError, RuntimeInconsistency)
             ):
-                raise RefusedError(at, one, writes[at])
+                raise RefusedError(at, result, writes[at])
         for at, one in enumerate(results):
             if isinstance(one, Exception):
                 raise RefusedError(at, one, writes[at])

@@ -409,7 +409,8 @@ _PRODUCT: Final = (
                     (
                         "if diverging is not None and self._is_follower:\n"
                         "            replicas.fetched(name, index, self._fetch.replica_id,"
-                        " self._fetch.broker_epoch, asked.offset, asked.replica_log_start, end)\n"
+                        " self._fetch.broker_epoch, requested.offset,"
+                        " requested.replica_log_start, end)\n"
                         "        if diverging is not None:"
                     ),
                 ),

@@ -114,7 +114,7 @@ class _AssignorProcess:
             effect, report = self._waiting.pop(next(iter(self._waiting)))
             result, problem = None, ""
             try:
-                result, problem = await self._asked(effect)
+                result, problem = await self._compute(effect)
             except TimeoutError:
                 problem = f"it did not answer within {ANSWER_TIMEOUT_MS} ms"
             except Exception as error:  # noqa: BLE001 - user code may cause any error
@@ -131,7 +131,7 @@ class _AssignorProcess:
         _log.warning("assignor failed", assignor=self._name, group=effect.group_id, cause=problem)
         report(TargetComputed(effect.group_id, effect.assignor, effect.group, None, problem))
 
-    async def _asked(self, effect: ComputeTarget) -> Result:
+    async def _compute(self, effect: ComputeTarget) -> Result:
         timeout_ms = ANSWER_TIMEOUT_MS if self._child is not None else START_TIMEOUT_MS
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -117,7 +117,7 @@ async def test_known_requests_are_forgotten_above_the_limit(
     observing = Observing(services, ObservationLimits(max_known=3))
     for number in range(count):
         observing.produce(f"t{number}")
-    assert len(observing.made._known) == kept
+    assert len(observing.made._known_keys) == kept
     observing.made.stop()
 
 
@@ -126,7 +126,7 @@ async def test_topic_in_several_combinations_is_observed_once(
 ) -> None:
     for topics in (("a", "b"), ("b", "c"), ("a", "c"), ("c", "b", "a")):
         observing.produce(*topics)
-    assert len(observing.made._known) == 3
+    assert len(observing.made._known_keys) == 3
     assert sorted(str(event.detail["topic"]) for event in observing.recorded) == ["a", "b", "c"]
 
 
@@ -134,7 +134,7 @@ async def test_fetch_is_observed_once_its_topic_is_readable(observing: Observing
     readable: dict[object, str] = {}
     for _ in range(2):
         observing.made.fetched("importer", "10.0.0.7", 0, ["a", "b"], readable.get)
-    assert (observing.recorded, observing.made._known) == ([], set())
+    assert (observing.recorded, observing.made._known_keys) == ([], set())
     readable["a"] = "a"
     for _ in range(2):
         observing.made.fetched("importer", "10.0.0.7", 0, ["a", "b"], readable.get)

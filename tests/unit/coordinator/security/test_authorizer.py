@@ -583,7 +583,7 @@ def test_authorize_by_resource_type_cache_is_bounded(monkeypatch):
     of = authorizer("ALLOW WRITE User:* * TOPIC LITERAL t")
     for user in "abcde":
         assert some(of, user, "WRITE T")
-        assert len(of._some) <= 2
+        assert len(of._verdicts) <= 2
 
 
 # --- the authorizer against the model -------------------------------------------------------------

@@ -373,7 +373,7 @@ def test_number_of_budgets_is_limited(clients, monkeypatch, key):
         take(f"c{number}", 200)
     assert len(budgets) == 4
     assert list(budgets)[-1] == ("", None)
-    assert len(clients.quotas._found[key]) <= 3
+    assert len(clients.quotas._cache[key]) <= 3
     # An unused budget is evicted for a new client.
     clients.clock.advance(60_000)
     take("late", 1)
@@ -392,7 +392,7 @@ def test_budget_of_long_client_id_is_stored_under_a_short_name(clients):
     budgets = clients.quotas.budgets[PRODUCE]
     assert len(budgets) == 2
     assert max(len(name or "") for names in budgets for name in names) <= 128
-    assert not clients.quotas._found[PRODUCE]
+    assert not clients.quotas._cache[PRODUCE]
     # Names up to that length are kept as they are.
     clients.waits("alice", "z" * 128, 1)
     assert ("", "z" * 128) in budgets

@@ -57,7 +57,7 @@ class AlterPartitions:
         )
         return self.in_flight
 
-    def answered(
+    def on_answer(
         self,
         error: int,
         partitions: Mapping[tuple[UUID, int], int | AlteredPartition],

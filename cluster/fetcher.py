@@ -200,7 +200,7 @@ class LeaderFetcher:
             default=None,
         )
 
-    def answered(self, answer: FetchResponse, now_ms: int) -> tuple[PartitionResult, ...]:
+    def on_answer(self, answer: FetchResponse, now_ms: int) -> tuple[PartitionResult, ...]:
         """Handle the answer to the request in flight; return the result for each partition in it.
 
         The caller must carry out the steps before it builds the next request. After a session
@@ -222,11 +222,11 @@ class LeaderFetcher:
                 continue
             if part.size:
                 self._followers[key] = self._followers.pop(key)
-            step = follower.answered(sent, part, now_ms)
+            step = follower.on_answer(sent, part, now_ms)
             results.append(PartitionResult(follower, sent, part, step))
         return tuple(results)
 
-    def failed(self, now_ms: int) -> None:
+    def on_failure(self, now_ms: int) -> None:
         """Handle a request that got no answer: all partitions wait for the backoff."""
         self.in_flight = None
         self.session.close()

@@ -2,7 +2,7 @@
 
 The caller owns the log. The machine reads the log's end and epochs through :class:`FollowerLog` and
 returns the necessary action as a :class:`FollowerStep`; the caller reports that the action is done
-(:meth:`PartitionFollower.appended`, :meth:`~PartitionFollower.truncated`) or has failed. Only
+(:meth:`PartitionFollower.on_appended`, :meth:`~PartitionFollower.on_truncated`) or has failed. Only
 leader epochs decide where a log is truncated; a lower high watermark alone truncates nothing.
 
 Source: ``AbstractFetcherThread``, ``ReplicaFetcherThread``, ``PartitionFetchState``; KIP-101,
@@ -199,7 +199,7 @@ class FollowerStep:
     append_up_to_epoch: int | None = None
     """Append the answer's records, but skip batches of a higher leader epoch (KAFKA-18723)."""
     truncate: Truncation | None = None
-    ask: ListOffsetsRequest | None = None
+    offset_request: ListOffsetsRequest | None = None
     """Send ListOffsets as a replica: with this broker's id, the leader answers with its log end
     offset."""
     high_watermark: int | None = None
@@ -334,7 +334,7 @@ class PartitionFollower:
             self._log.log_start_offset,
         )
 
-    def answered(
+    def on_answer(
         self, sent: PartitionFetch, answer: PartitionResponse, now_ms: int
     ) -> FollowerStep:
         """Handle the leader's answer; ignore one that does not match the current fetch position.
@@ -358,7 +358,7 @@ class PartitionFollower:
         if answer.diverging is not None:
             return self._diverging(*answer.diverging)
         if self._log.log_end_offset != self.fetch_offset:
-            return self.failed(
+            return self.fail(
                 f"the log ends at {self._log.log_end_offset}, {self.fetch_offset} was fetched"
             )
         if answer.size:
@@ -367,7 +367,7 @@ class PartitionFollower:
             return FollowerStep(append_up_to_epoch=self.leader_epoch)
         return self._apply_offsets(answer)
 
-    def appended(self) -> FollowerStep:
+    def on_appended(self) -> FollowerStep:
         """Continue after the answer's records, except skipped ones, have been appended."""
         if self._answer is None:
             if self.state is FetchState.FETCHING:
@@ -436,9 +436,9 @@ class PartitionFollower:
             return self._truncate_to(start, full=True)
         if error in APPEND_ERRORS_THAT_PASS:
             return self.delay(now_ms)
-        return self.failed(f"the answer could not be appended: {error_name(error)}")
+        return self.fail(f"the answer could not be appended: {error_name(error)}")
 
-    def failed(self, reason: str) -> FollowerStep:
+    def fail(self, reason: str) -> FollowerStep:
         """Stop until the leader epoch changes or :meth:`resume` is called."""
         if self.state is FetchState.STOPPED:
             return NOTHING
@@ -471,7 +471,7 @@ class PartitionFollower:
         cut = Truncation(offset, full=full, below_high_watermark=below)
         return FollowerStep(truncate=cut, events=(Event("log-truncated", str(self), detail),))
 
-    def truncated(self) -> FollowerStep:
+    def on_truncated(self) -> FollowerStep:
         """Fetch from the end of the truncated log.
 
         That end may be below the requested offset, because truncation drops whole batches.
@@ -486,12 +486,12 @@ class PartitionFollower:
 
     def _request_offset(self, end: OffsetSpec) -> FollowerStep:
         self._offset_request = ListOffsetsRequest(end, self.leader_epoch)
-        return FollowerStep(ask=self._offset_request)
+        return FollowerStep(offset_request=self._offset_request)
 
-    def offset_listed(
+    def on_offset(
         self, request: ListOffsetsRequest, offset: int, error: int, now_ms: int
     ) -> FollowerStep:
-        """Handle the leader's answer to :attr:`FollowerStep.ask`.
+        """Handle the leader's answer to :attr:`FollowerStep.offset_request`.
 
         Kafka: ``fetchOffsetAndTruncate``.
         """

@@ -149,7 +149,7 @@ class ReplicaState:
         self.last_caught_up_ms = self.last_fetch_ms = now_ms if in_isr else NEVER_MS
         self.last_fetch_leader_log_end_offset = start
 
-    def fetched(
+    def update_fetch_state(
         self, offset: int, log_start_offset: int, epoch: int, leader_end: int, now_ms: int
     ) -> None:
         """Note a fetch.

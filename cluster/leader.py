@@ -200,7 +200,7 @@ class PartitionLeader:
 
     # --- log offsets ---
 
-    def appended(self, log_end_offset: int, now_ms: int) -> LeaderStep:
+    def on_appended(self, log_end_offset: int, now_ms: int) -> LeaderStep:
         """Set this replica's log end offset."""
         self.log_end_offset = log_end_offset
         return _HIGH_WATERMARK_MOVED if self._advance(now_ms) else NOTHING
@@ -225,7 +225,7 @@ class PartitionLeader:
         if broker_id not in self.replicas:
             raise UnknownReplicaError(f"broker {broker_id} has no replica of {self}")
 
-    def fetched(
+    def update_follower_fetch_state(
         self,
         broker_id: int,
         broker_epoch: int,
@@ -258,7 +258,9 @@ class PartitionLeader:
             return NOTHING
         replica = self.replicas[broker_id]
         moved_start = replica.log_start_offset != log_start_offset
-        replica.fetched(fetch_offset, log_start_offset, broker_epoch, leader_end_offset, now_ms)
+        replica.update_fetch_state(
+            fetch_offset, log_start_offset, broker_epoch, leader_end_offset, now_ms
+        )
         change = None
         if self.state is IsrState.COMMITTED and broker_id not in self.maximal_isr:
             change = self._maybe_expand(replica)

@@ -98,7 +98,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class SendMarkers:
-    """A request to a broker; ``number`` identifies it in :meth:`MarkerQueues.answered`."""
+    """A request to a broker; ``number`` identifies it in :meth:`MarkerQueues.on_answer`."""
 
     broker_id: int
     number: int
@@ -275,7 +275,7 @@ class MarkerQueues:
 
     # --- answers ---
 
-    def answered(self, send: SendMarkers, codes: Codes) -> list[Result]:
+    def on_answer(self, send: SendMarkers, codes: Codes) -> list[Result]:
         """Handle the answer to a request; ignore it if the request is no longer in flight."""
         results: list[Result] = []
         for job, partitions in self._sent(send).items():
@@ -298,7 +298,7 @@ class MarkerQueues:
                 self._wait(job, by_outcome[MarkerOutcome.RETRY])
         return results
 
-    def failed(self, send: SendMarkers) -> None:
+    def on_failure(self, send: SendMarkers) -> None:
         """Let all markers of a request wait for a retry: the connection broke or timed out."""
         for job, partitions in self._sent(send).items():
             self._wait(job, partitions)

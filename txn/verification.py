@@ -42,7 +42,7 @@ class VerificationResult:
 
 @dataclass(frozen=True, slots=True)
 class VerificationRequest:
-    """A request to a coordinator; ``number`` identifies it in :meth:`Verifications.answered`."""
+    """A request to a coordinator; ``number`` identifies it in :meth:`Verifications.on_answer`."""
 
     broker_id: int
     number: int
@@ -107,7 +107,7 @@ class Verifications:
                 commands = tuple(question.command for question in destination.sent.values())
                 yield VerificationRequest(broker_id, destination.number, commands)
 
-    def answered(
+    def on_answer(
         self,
         request: VerificationRequest,
         error: str,
@@ -132,7 +132,7 @@ class Verifications:
             answers.append(VerificationResult(question.token, refused))
         return answers
 
-    def failed(self, request: VerificationRequest) -> list[VerificationResult]:
+    def on_failure(self, request: VerificationRequest) -> list[VerificationResult]:
         """Refuse the verifications of a request without an answer: the producers will retry."""
         return [one.refused(NETWORK_EXCEPTION) for one in self._sent(request).values()]
 

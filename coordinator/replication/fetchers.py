@@ -317,7 +317,7 @@ class ReplicaFetcherManager:
         try:
             yield
         except LogError as error:
-            self._do(one, one.machine.failed(str(error)))
+            self._do(one, one.machine.fail(str(error)))
         except Exception as error:  # noqa: BLE001 - else its machine would wait forever
             if self.is_followed(one):
                 self._try_again(one.local, error)
@@ -367,8 +367,8 @@ class _ReplicaFetcher:
         """Queue the part of a step that takes time."""
         if step.truncate is not None:
             self._truncations[one] = step.truncate
-        if step.ask is not None:
-            self._offset_requests[one] = step.ask
+        if step.offset_request is not None:
+            self._offset_requests[one] = step.offset_request
         self._wake.set()
 
     def _now(self) -> int:
@@ -416,7 +416,7 @@ class _ReplicaFetcher:
             await self._fetch(request)
         except BaseException:
             # The next request starts a new fetch session, and names all partitions again.
-            self.machine.failed(self._now())
+            self.machine.on_failure(self._now())
             raise
         return 0
 
@@ -468,13 +468,13 @@ class _ReplicaFetcher:
             )
         )
         if answer is None:
-            self.machine.failed(self._now())
+            self.machine.on_failure(self._now())
             return
         appended: list[Partition] = []
         if answer.error_code not in (Errors.NONE, *SESSION_ERRORS):
             leader, error = self.machine.leader, error_name(int(answer.error_code))
             _log.warning("leader refuses a fetch", leader=leader, error=error)
-        for result in self.machine.answered(fetch_answer(answer), self._now()):
+        for result in self.machine.on_answer(fetch_answer(answer), self._now()):
             one = self._parts.get(result.follower.key)
             if one is None or one.machine is not result.follower:
                 continue
@@ -510,7 +510,7 @@ class _ReplicaFetcher:
             _log.warning("answer not appended", partition=str(machine), cause=str(error))
         if partition.log_end_offset != began and not isinstance(error, StorageError):
             # The records from the corrupt batch on are fetched again.
-            owner.do(one, machine.appended())
+            owner.do(one, machine.on_appended())
         elif error is None or isinstance(error, NoSpaceError):
             # No record was usable, and the cause may be temporary.
             owner.do(one, machine.delay(self._now()))
@@ -555,7 +555,7 @@ class _ReplicaFetcher:
                     replica.restart_at(truncation.offset)
                 else:
                     replica.truncate_to(truncation.offset)
-                owner.do(followed, followed.machine.truncated())
+                owner.do(followed, followed.machine.on_truncated())
             await self._pace()
         return True
 
@@ -580,7 +580,7 @@ class _ReplicaFetcher:
                 offset, error = offsets.get(followed.machine.key, (-1, Errors.NETWORK_EXCEPTION))
                 if owner.is_followed(followed):
                     with owner.confine_errors(followed):
-                        step = followed.machine.offset_listed(request, offset, error, self._now())
+                        step = followed.machine.on_offset(request, offset, error, self._now())
                         owner.do(followed, step)
 
 

@@ -87,7 +87,7 @@ class IsrChanges:
             error, answers = int(sent.result().error_code), _answers(sent.result())
             if error:
                 _log.warning("AlterPartition refused", error=ErrorCode(error).name)
-        for change, answer in self._queue.answered(error, answers, self._clock.monotonic_ms()):
+        for change, answer in self._queue.on_answer(error, answers, self._clock.monotonic_ms()):
             self._report_answer(change, answer)
         self._send()
 

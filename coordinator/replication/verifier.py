@@ -128,12 +128,12 @@ class RemoteVerifier:
             self._resolve(self.questions.not_supported(ask))
         except WireError as error:
             _log.info("transactions not verified", broker=ask.broker_id, cause=str(error))
-            self._resolve(self.questions.failed(ask))
+            self._resolve(self.questions.on_failure(ask))
         except Exception as error:  # noqa: BLE001 - producers wait for an answer
             log_failure("verify transactions", error, broker=ask.broker_id)
-            self._resolve(self.questions.failed(ask))
+            self._resolve(self.questions.on_failure(ask))
         else:
-            self._resolve(self.questions.answered(ask, _name(answer.error_code), _results(answer)))
+            self._resolve(self.questions.on_answer(ask, _name(answer.error_code), _results(answer)))
         self._send()
 
     def _resolve(self, answers: Iterable[VerificationResult]) -> None:

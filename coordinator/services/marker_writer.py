@@ -370,9 +370,9 @@ class MarkerWriter:
     def _answered(self, send: SendMarkers, codes: Codes | None) -> list[Result]:
         results = []
         if codes is None:
-            self.queues.failed(send)
+            self.queues.on_failure(send)
         else:
-            results = self.queues.answered(send, codes)
+            results = self.queues.on_answer(send, codes)
         is_own = send.broker_id == self._node_id
         self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
         return results

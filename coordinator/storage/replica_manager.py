@@ -450,9 +450,9 @@ class ReplicaManager:
                 f" {MIN_ISR} asks for {machine.effective_min_isr}"
             )
 
-    def _appended(self, replica: Replica, own_end: int) -> None:
+    def _appended(self, replica: Replica, end: int) -> None:
         """Handle an append, after which the log itself notifies its listeners."""
-        self._execute_step(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
+        self._execute_step(replica, replica.machine.on_appended(end, self._clock.monotonic_ms()))
 
     def fetched(
         self,
@@ -471,7 +471,7 @@ class ReplicaManager:
         replica = self.replica(topic, index)
         if replica is None:
             return
-        step = replica.machine.fetched(
+        step = replica.machine.update_follower_fetch_state(
             replica_id,
             broker_epoch,
             offset,

@@ -124,7 +124,7 @@ BUGS: Final = (
     Bug(
         "the leader accepts fetches with an old broker epoch",
         (
-            (_Leader.fetched, "broker.epoch > broker_epoch", "False"),
+            (_Leader.update_follower_fetch_state, "broker.epoch > broker_epoch", "False"),
             (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, broker.epoch)", "True"),
             (_Leader._epoch_of, "return replica.broker_epoch", "return ANY_BROKER_EPOCH"),
         ),
@@ -265,7 +265,7 @@ BUGS: Final = (
     ),
     Bug(
         "a failed fetch stays in flight forever",
-        ((fetcher.LeaderFetcher.failed, "self.in_flight = None", "pass"),),
+        ((fetcher.LeaderFetcher.on_failure, "self.in_flight = None", "pass"),),
     ),
     Bug(
         "a fetch session only resends a partition when its fetch offset changes",
@@ -306,7 +306,7 @@ BUGS: Final = (
         "the controller adds a former incarnation of a broker to the ISR",
         (
             (controller_isr._ineligible, "epoch not in (-1, broker.epoch)", "False"),
-            (_Leader.fetched, "broker.epoch > broker_epoch", "False"),
+            (_Leader.update_follower_fetch_state, "broker.epoch > broker_epoch", "False"),
             (_Leader._eligible, "replica.broker_epoch in (ANY_BROKER_EPOCH, broker.epoch)", "True"),
         ),
     ),

@@ -38,7 +38,7 @@ _TRANSACTIONS: Final = (
         "a coordinator takes a refused marker as written",
         (
             (
-                marker_queues.MarkerQueues.answered,
+                marker_queues.MarkerQueues.on_answer,
                 'OUTCOMES.get(errors.get(partition, ""), MarkerOutcome.RETRY)',
                 "MarkerOutcome.WRITTEN",
             ),

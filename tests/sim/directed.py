@@ -271,7 +271,7 @@ _PRODUCT: Final = (
             (
                 (cluster_broker.ClusterBroker._begin, "self.channel(None)", "self.channel(1)"),
                 (
-                    alter_partition.AlterPartitions.answered,
+                    alter_partition.AlterPartitions.on_answer,
                     "self.retry_at_ms = now_ms + RETRY_MS",
                     "self._unanswered.clear()",
                 ),

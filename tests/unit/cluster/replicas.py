@@ -91,7 +91,7 @@ class Led:
 
     def append(self, count: int) -> LeaderStep:
         """Append ``count`` records."""
-        return self.leader.appended(self.leader.log_end_offset + count, self.now_ms)
+        return self.leader.on_appended(self.leader.log_end_offset + count, self.now_ms)
 
     def fetch(
         self,
@@ -103,7 +103,7 @@ class Led:
         diverging: bool = False,
     ) -> LeaderStep:
         """Pass a follower's fetch at ``offset`` to the leader."""
-        return self.leader.fetched(
+        return self.leader.update_follower_fetch_state(
             broker_id,
             100 + broker_id if epoch is None else epoch,
             offset,
@@ -212,7 +212,7 @@ class Following:
         """Execute the parts of a step that need no leader."""
         if step.truncate is not None:
             self.log.cut(step.truncate.offset, anew=step.truncate.full)
-            self.do(self.machine.truncated())
+            self.do(self.machine.on_truncated())
         if step.high_watermark is not None:
             self.log.high_watermark = step.high_watermark
         if step.log_start_offset is not None:
@@ -238,10 +238,10 @@ class Following:
         """Deliver a response to a fetch, with one record for each of these epochs."""
         answer = PartitionResponse(error, high, start, diverging, list(epochs), len(epochs))
         asked = self.ask() if sent is None else sent
-        step = self.do(self.machine.answered(asked, answer, self.now_ms))
+        step = self.do(self.machine.on_answer(asked, answer, self.now_ms))
         limit = step.append_up_to_epoch
         if limit is None:
             return step
         taken = [one for one in epochs if one <= limit]
         self.log.append(*taken)
-        return self.do(self.machine.appended())
+        return self.do(self.machine.on_appended())

@@ -49,10 +49,10 @@ class Fetching:
             (TOPIC_ID, index): PartitionResponse(0, 0, 0, None, [5] * count, count)
             for index, count in counts.items()
         }
-        for result in self.fetcher.answered(FetchResponse(0, session, parts), NOW):
+        for result in self.fetcher.on_answer(FetchResponse(0, session, parts), NOW):
             if result.step.append_up_to_epoch is not None:
                 self.logs[result.sent.index].append(*result.answer.records)
-                result.follower.appended()
+                result.follower.on_appended()
 
 
 def _indexes(request: FetchRequest) -> list[int]:
@@ -134,7 +134,7 @@ def test_top_level_error_resets_metadata(error, session_id):
     one.ask()
     one.get()
     one.ask()
-    assert one.fetcher.answered(FetchResponse(error), NOW) == ()
+    assert one.fetcher.on_answer(FetchResponse(error), NOW) == ()
     request = one.ask()
     assert (request.session_id, request.session_epoch, request.is_full) == (session_id, 0, True)
     assert _indexes(request) == [0, 1]
@@ -144,7 +144,7 @@ def test_top_level_error_resets_metadata(error, session_id):
 def test_other_top_level_error_delays_all_partitions(error):
     one = Fetching()
     one.ask()
-    one.fetcher.answered(FetchResponse(error), NOW)
+    one.fetcher.on_answer(FetchResponse(error), NOW)
     assert one.fetcher.next_request(NOW) is None
     assert one.fetcher.wake_at() == NOW + 1_000
     assert one.fetcher.next_request(NOW + 1_000) is not None
@@ -155,7 +155,7 @@ def test_should_poll_indefinitely_if_leader_returns_any_exception():
     one.ask()
     one.get()
     one.ask()
-    one.fetcher.failed(NOW)
+    one.fetcher.on_failure(NOW)
     assert one.fetcher.next_request(NOW + 999) is None
     request = one.fetcher.next_request(NOW + 1_000)
     assert request is not None
@@ -168,7 +168,7 @@ def test_verify_full_fetch_response_partitions(parts):
     one = Fetching(2)
     one.ask()
     told = {(TOPIC_ID, index): PartitionResponse() for index in parts}
-    assert one.fetcher.answered(FetchResponse(0, SESSION, told), NOW) == ()
+    assert one.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
     assert one.fetcher.next_request(NOW) is None
     request = one.fetcher.next_request(NOW + 1_000)
     assert request is not None
@@ -181,7 +181,7 @@ def test_incremental_response_with_unknown_partition_is_dropped():
     one.get()
     one.ask()
     told = {(TOPIC_ID, 9): PartitionResponse()}
-    assert one.fetcher.answered(FetchResponse(0, SESSION, told), NOW) == ()
+    assert one.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
     request = one.fetcher.next_request(NOW + 1_000)
     assert request is not None
     assert request.is_full
@@ -204,7 +204,7 @@ def test_delayed_partition_is_forgotten_while_others_are_fetched():
         (TOPIC_ID, 0): PartitionResponse(Errors.NOT_LEADER_OR_FOLLOWER),
         (TOPIC_ID, 1): PartitionResponse(),
     }
-    one.fetcher.answered(FetchResponse(0, SESSION, parts), NOW)
+    one.fetcher.on_answer(FetchResponse(0, SESSION, parts), NOW)
     request = one.ask()
     assert (_indexes(request), request.forgotten) == ([], ((TOPIC_ID, 0),))
     assert one.fetcher.wake_at() == NOW + 1_000

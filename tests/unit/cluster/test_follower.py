@@ -158,12 +158,12 @@ def test_new_leader_epoch_during_append_waits_for_the_append():
     one = Following(4, leader_epoch=5)
     sent = one.ask()
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
-    assert one.machine.answered(sent, answer, one.now_ms).append_up_to_epoch == 5
+    assert one.machine.on_answer(sent, answer, one.now_ms).append_up_to_epoch == 5
     later = registration(leader=3, leader_epoch=6, partition_epoch=11)
     assert one.machine.become_follower(later) is NOTHING
     assert one.machine.fetch(one.now_ms) is None
     one.log.append(5)
-    assert one.machine.appended() is NOTHING, "the former leader's high watermark is no news"
+    assert one.machine.on_appended() is NOTHING, "the former leader's high watermark is no news"
     fetch = one.ask()
     assert (fetch.fetch_offset, fetch.current_leader_epoch) == (2, 6)
 
@@ -235,7 +235,7 @@ def test_fencing_in_former_leader_epoch_only_delays_the_partition():
 def test_append_error_delays_or_fails_the_partition(error, state):
     one = Following(4)
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
-    one.machine.answered(one.ask(), answer, one.now_ms)
+    one.machine.on_answer(one.ask(), answer, one.now_ms)
     one.machine.append_failed(error, one.now_ms)
     assert one.machine.state is state
     one.machine.resume()
@@ -247,7 +247,7 @@ def test_append_out_of_range_truncates_fully_if_leader_starts_at_log_end(leader_
     """The leader's log starts in the batch with which this log ends: delete all records here."""
     one = Following(4, 4, 4)
     answer = PartitionResponse(0, 5, leader_start, None, [5], 1)
-    one.machine.answered(one.ask(), answer, one.now_ms)
+    one.machine.on_answer(one.ask(), answer, one.now_ms)
     step = one.machine.append_failed(Errors.OFFSET_OUT_OF_RANGE, one.now_ms)
     assert step.truncate == truncation
     assert one.machine.state is (FetchState.TRUNCATING if truncation else FetchState.DELAYED)
@@ -255,10 +255,10 @@ def test_append_out_of_range_truncates_fully_if_leader_starts_at_log_end(leader_
 
 def test_partition_failure_during_truncation():
     one = Following(4, 4)
-    one.machine.answered(one.ask(), PartitionResponse(diverging=(3, 0)), one.now_ms)
-    one.machine.failed("the disk does not answer")
+    one.machine.on_answer(one.ask(), PartitionResponse(diverging=(3, 0)), one.now_ms)
+    one.machine.fail("the disk does not answer")
     assert one.machine.state is FetchState.FAILED
-    assert one.machine.truncated() is NOTHING
+    assert one.machine.on_truncated() is NOTHING
 
 
 def test_repeated_delay_keeps_its_first_deadline():
@@ -384,11 +384,11 @@ def test_fetch_with_epoch_above_all_known_is_out_of_range(log):
 def test_follower_fetch_out_of_range_high():
     """The leader's log ends below the follower's after an unclean election."""
     one = Following(*[4] * 9, high=8)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
     assert question is not None
     assert (question.end, question.current_leader_epoch) == (OffsetSpec.LATEST, 5)
     assert one.machine.fetch(one.now_ms) is None
-    step = one.do(one.machine.offset_listed(question, 5, 0, one.now_ms))
+    step = one.do(one.machine.on_offset(question, 5, 0, one.now_ms))
     assert step.truncate == Truncation(5, below_high_watermark=True)
     assert one.ask().fetch_offset == 5
 
@@ -396,11 +396,11 @@ def test_follower_fetch_out_of_range_high():
 def test_follower_fetch_out_of_range_low():
     """KAFKA-9491: restart at the leader's log start offset, the high watermark included."""
     one = Following(4, 4, high=2)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
-    question = one.machine.offset_listed(question, 900, 0, one.now_ms).ask
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    question = one.machine.on_offset(question, 900, 0, one.now_ms).offset_request
     assert question is not None
     assert question.end is OffsetSpec.EARLIEST
-    step = one.do(one.machine.offset_listed(question, 500, 0, one.now_ms))
+    step = one.do(one.machine.on_offset(question, 500, 0, one.now_ms))
     assert step.truncate == Truncation(500, full=True)
     log = one.log
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 500)
@@ -411,33 +411,33 @@ def test_follower_fetch_out_of_range_low():
 
 def test_fetch_continues_at_log_end_if_it_is_in_range_again():
     one = Following(4, 4, high=2)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
-    question = one.machine.offset_listed(question, 7, 0, one.now_ms).ask
-    assert one.machine.offset_listed(question, 1, 0, one.now_ms) is NOTHING
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    question = one.machine.on_offset(question, 7, 0, one.now_ms).offset_request
+    assert one.machine.on_offset(question, 1, 0, one.now_ms) is NOTHING
     assert one.ask().fetch_offset == 2
     assert one.machine.lag == 5
 
 
 def test_retry_after_unknown_leader_epoch_in_latest_offset_fetch():
     one = Following(4)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
-    step = one.machine.offset_listed(question, -1, Errors.UNKNOWN_LEADER_EPOCH, one.now_ms)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    step = one.machine.on_offset(question, -1, Errors.UNKNOWN_LEADER_EPOCH, one.now_ms)
     assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
     assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
 
 
 def test_fenced_offset_reset_after_out_of_range():
     one = Following(4)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
-    one.machine.offset_listed(question, -1, Errors.FENCED_LEADER_EPOCH, one.now_ms)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    one.machine.on_offset(question, -1, Errors.FENCED_LEADER_EPOCH, one.now_ms)
     assert one.machine.state is FetchState.FAILED
 
 
 def test_offset_listed_for_former_leader_epoch_is_ignored():
     one = Following(*[4] * 9)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
     one.machine.become_follower(registration(leader=3, leader_epoch=6, partition_epoch=11))
-    assert one.machine.offset_listed(question, 0, 0, one.now_ms) is NOTHING
+    assert one.machine.on_offset(question, 0, 0, one.now_ms) is NOTHING
     assert one.log.log_end_offset == 9
 
 

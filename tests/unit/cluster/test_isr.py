@@ -325,7 +325,7 @@ def test_single_batch():
     assert queue.submit(second)
     assert queue.submit(third)
     assert queue.next_request(0) is None, "one in flight"
-    assert queue.answered(0, _accepted(first), 0) == ((first, AlteredPartition(5, 11, (1,))),)
+    assert queue.on_answer(0, _accepted(first), 0) == ((first, AlteredPartition(5, 11, (1,))),)
     request = queue.next_request(0)
     assert request is not None
     assert request.changes == (second, third)
@@ -337,7 +337,7 @@ def test_overwrite_within_batch():
     assert queue.submit(change)
     assert not queue.submit(_change())
     queue.next_request(0)
-    queue.answered(0, _accepted(change), 0)
+    queue.on_answer(0, _accepted(change), 0)
     assert queue.submit(_change())
 
 
@@ -347,7 +347,7 @@ def test_submit_from_callback():
     change = _change()
     queue.submit(change)
     queue.next_request(0)
-    for answered, error in queue.answered(0, {(TOPIC_ID, 0): Errors.NOT_CONTROLLER}, 0):
+    for answered, error in queue.on_answer(0, {(TOPIC_ID, 0): Errors.NOT_CONTROLLER}, 0):
         assert error == Errors.NOT_CONTROLLER
         assert queue.submit(answered)
     assert queue.next_request(0) is not None
@@ -362,7 +362,7 @@ def test_retry_on_top_level_error(error):
     change = _change()
     queue.submit(change)
     queue.next_request(1_000)
-    assert queue.answered(error, {}, 1_000) == ()
+    assert queue.on_answer(error, {}, 1_000) == ()
     assert queue.retry_at_ms == 1_000 + RETRY_MS
     assert queue.next_request(1_000 + RETRY_MS - 1) is None
     known.broker_epoch = 500
@@ -377,7 +377,7 @@ def test_partition_missing_in_response():
     queue.submit(first)
     queue.submit(second)
     queue.next_request(0)
-    assert [one for one, _ in queue.answered(0, _accepted(second), 0)] == [second]
+    assert [one for one, _ in queue.on_answer(0, _accepted(second), 0)] == [second]
     request = queue.next_request(0)
     assert request is not None
     assert request.changes == (first,)
@@ -385,5 +385,5 @@ def test_partition_missing_in_response():
 
 def test_alter_partition_response_without_request_is_ignored():
     queue = AlterPartitions(view())
-    assert queue.answered(0, _accepted(_change()), 0) == ()
+    assert queue.on_answer(0, _accepted(_change()), 0) == ()
     assert len(queue) == 0

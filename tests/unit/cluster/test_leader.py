@@ -97,7 +97,7 @@ def test_reset_replica_state_when_leader_is_reelected():
     assert in_isr.last_caught_up_ms == in_isr.last_fetch_ms == led.now_ms
     assert outside.last_caught_up_ms == outside.last_fetch_ms == NEVER_MS
     assert in_isr.last_fetch_leader_log_end_offset == 10
-    led.leader.fetched(3, 103, 9, 0, 12, led.now_ms)
+    led.leader.update_follower_fetch_state(3, 103, 9, 0, 12, led.now_ms)
     assert outside.last_caught_up_ms == NEVER_MS, "below the start of the epoch"
 
 

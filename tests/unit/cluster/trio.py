@@ -123,16 +123,18 @@ class Node:
         """Execute a step of the follower's machine; ListOffsets requests are answered at once."""
         if step.truncate is not None:
             self.log.cut(step.truncate.offset, anew=step.truncate.full)
-            self.do(self.follower.truncated())
+            self.do(self.follower.on_truncated())
         if step.high_watermark is not None:
             self.log.high_watermark = step.high_watermark
         if step.log_start_offset is not None:
             del self.log.records[: step.log_start_offset - self.log.log_start_offset]
             self.log.log_start_offset = step.log_start_offset
-        if step.ask is not None:
+        if step.offset_request is not None:
             leader = self.trio.nodes[self.follower.leader]
-            offset, error = leader.list_offset(step.ask.end, step.ask.current_leader_epoch)
-            self.do(self.follower.offset_listed(step.ask, offset, error, self.trio.now_ms))
+            offset, error = leader.list_offset(
+                step.offset_request.end, step.offset_request.current_leader_epoch
+            )
+            self.do(self.follower.on_offset(step.offset_request, offset, error, self.trio.now_ms))
 
     # --- the leader's side of requests ---
 
@@ -165,7 +167,7 @@ class Node:
             high = log.high_watermark
             if diverging is None and not log.log_start_offset <= offset <= log.log_end_offset:
                 return PartitionResponse(Errors.OFFSET_OUT_OF_RANGE)
-            step = self.leader.fetched(
+            step = self.leader.update_follower_fetch_state(
                 source,
                 broker_epoch,
                 offset,
@@ -189,11 +191,11 @@ class Node:
 
     def got(self, sent: PartitionFetch, answer: PartitionResponse) -> None:
         """Deliver a fetch response to this follower."""
-        step = self.follower.answered(sent, answer, self.trio.now_ms)
+        step = self.follower.on_answer(sent, answer, self.trio.now_ms)
         self.do(step)
         if step.append_up_to_epoch is not None:
             self.log.records += [one for one in answer.records if one[0] <= step.append_up_to_epoch]
-            self.do(self.follower.appended())
+            self.do(self.follower.on_appended())
 
 
 @dataclass
@@ -332,11 +334,11 @@ class Trio:
 
         def back(error: int, answer: int | AlteredPartition) -> None:
             if node.queue is queue:
-                for change, one in queue.answered(error, {(TOPIC_ID, 0): answer}, self.now_ms):
+                for change, one in queue.on_answer(error, {(TOPIC_ID, 0): answer}, self.now_ms):
                     node.altered(change, one)
 
         def lost() -> None:
-            queue.answered(Errors.NETWORK_EXCEPTION, {}, self.now_ms)
+            queue.on_answer(Errors.NETWORK_EXCEPTION, {}, self.now_ms)
 
         return self._post(Message("alter", broker_id, 0, arrive, lost))
 
@@ -365,7 +367,7 @@ class Trio:
         write = Write(broker_id, log.log_end_offset, epoch, value)
         self.writes.append(write)
         log.append(epoch, value=value)
-        node.take(node.leader.appended(log.log_end_offset, self.now_ms))
+        node.take(node.leader.on_appended(log.log_end_offset, self.now_ms))
         return write
 
     def look_at_writes(self) -> None:

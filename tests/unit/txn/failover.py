@@ -419,7 +419,7 @@ class World:
         if "stale" in self.bugs:
             for marker in send.markers:
                 codes = {marker.end.stamp.producer_id: dict.fromkeys(marker.partitions, "NONE")}
-        sender.report(sender.queues.answered(send, codes))
+        sender.report(sender.queues.on_answer(send, codes))
 
     # --- events ---
 
@@ -453,7 +453,7 @@ class World:
         for one in self.coordinators:
             for destination, known in one.queues._destinations.items():
                 for number in tuple(known.sent):
-                    one.queues.failed(SendMarkers(destination, number, ()))
+                    one.queues.on_failure(SendMarkers(destination, number, ()))
         self.retry_markers()
 
     def fail_over(self) -> None:

@@ -48,7 +48,7 @@ class Bench:
             for partition in marker.partitions:
                 told = code if isinstance(code, str) else code[partition]
                 codes.setdefault(marker.end.stamp.producer_id, {})[partition] = told
-        self.results += self.queues.answered(send, codes)
+        self.results += self.queues.on_answer(send, codes)
 
     def retry(self) -> None:
         self.queues.retry()
@@ -180,7 +180,7 @@ def test_outcome_table_has_every_marker_error_of_kafka() -> None:
 
 def test_marker_missing_from_response_is_resent(bench: Bench) -> None:
     bench.add(ending("t", 1, 0, EPOCH, A))
-    bench.results += bench.queues.answered(bench.next_requests()[1], {})
+    bench.results += bench.queues.on_answer(bench.next_requests()[1], {})
     bench.retry()
     assert partitions(bench.next_requests()[1]) == [A]
 
@@ -188,7 +188,7 @@ def test_marker_missing_from_response_is_resent(bench: Bench) -> None:
 def test_markers_of_failed_request_are_resent(bench: Bench) -> None:
     bench.add(ending())
     next_requests = bench.next_requests()
-    bench.queues.failed(next_requests[2])
+    bench.queues.on_failure(next_requests[2])
     assert bench.queues.unknown == 2
     bench.leaders[B] = 1
     bench.retry()
@@ -246,7 +246,7 @@ def test_markers_of_former_coordinator_epoch_are_neither_sent_nor_reported(
     if how == "answered" and send is not None:
         bench.answer(send)
     elif how == "failed" and send is not None:
-        bench.queues.failed(send)
+        bench.queues.on_failure(send)
     bench.leaders[A] = 1
     bench.retry()
     assert bench.next_requests() == {}

@@ -41,10 +41,10 @@ def test_verifications_for_a_coordinator_share_one_request(
     assert verifications.submit(4, add("t", 1)) == [], "the former is on its way"
     assert next_requests(verifications) == {}
     none = {A: "NONE", B: "NONE"}
-    answers = verifications.answered(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
+    answers = verifications.on_answer(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
     assert answers == [VerificationResult(1, {}), VerificationResult(2, {B: "X"})]
     assert next_requests(verifications)[1].transactions == (add("t", 1),)
-    assert verifications.answered(asked[1], "NONE", {"t": none}) == [], "the answer comes twice"
+    assert verifications.on_answer(asked[1], "NONE", {"t": none}) == [], "the answer comes twice"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_top_level_verification_error_applies_to_every_partition(
 ) -> None:
     verifications.submit(1, add("t"))
     verifications.submit(2, add("u"))
-    answers = verifications.answered(next_requests(verifications)[1], error, {})
+    answers = verifications.on_answer(next_requests(verifications)[1], error, {})
     assert answers == [VerificationResult(token, {A: told, B: told}) for token in (1, 2)]
 
 
@@ -96,7 +96,7 @@ def test_partition_missing_from_verification_response_is_not_verified(
     verifications.submit(1, add("t"))
     verifications.submit(2, add("u"))
     lost = "NETWORK_EXCEPTION"
-    answers = verifications.answered(next_requests(verifications)[1], "NONE", {"t": {A: "NONE"}})
+    answers = verifications.on_answer(next_requests(verifications)[1], "NONE", {"t": {A: "NONE"}})
     assert answers == [VerificationResult(1, {B: lost}), VerificationResult(2, {A: lost, B: lost})]
 
 
@@ -107,7 +107,7 @@ def test_verification_after_lost_connection_fails_with_network_exception(
     asked = next_requests(verifications)[1]
     verifications.submit(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
-    assert verifications.failed(asked) == [VerificationResult(1, lost)]
+    assert verifications.on_failure(asked) == [VerificationResult(1, lost)]
     assert next_requests(verifications)[1].transactions == (add("u"),)
 
 
@@ -124,7 +124,7 @@ def test_withdrawal_of_a_broker_fails_its_verifications(verifications: Verificat
     verifications.submit(2, add("u"))
     lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
     assert verifications.withdraw(1) == [VerificationResult(1, lost), VerificationResult(2, lost)]
-    assert verifications.answered(asked, "NONE", {"t": {A: "NONE", B: "NONE"}}) == []
+    assert verifications.on_answer(asked, "NONE", {"t": {A: "NONE", B: "NONE"}}) == []
     assert verifications.withdraw(1) == []
 
 
@@ -133,5 +133,5 @@ def test_verifications_above_limit_are_split_into_requests(verifications: Verifi
         verifications.submit(token, add(f"id-{token}"))
     first = next_requests(verifications)[1]
     assert len(first.transactions) == MAX_TRANSACTIONS_PER_REQUEST
-    verifications.failed(first)
+    verifications.on_failure(first)
     assert len(next_requests(verifications)[1].transactions) == 1

@@ -180,9 +180,11 @@ def add(session: ClusterSession, what: AclResources, form: str, **options: Any) 
         raise click.UsageError("name a resource with --topic, --group, --cluster and so on")
     rules = list(dict.fromkeys(_rule(one) for one in filters))
     resources = {(one.resource_type, one.pattern_type, one.resource_name) for one in rules}
-    known = set(find(session, [AclFilter(*one) for one in resources]))
-    create(session, [rule for rule in rules if rule not in known])
-    rows = [{**_row(rule), "result": "was there" if rule in known else "added"} for rule in rules]
+    existing = set(find(session, [AclFilter(*one) for one in resources]))
+    create(session, [rule for rule in rules if rule not in existing])
+    rows = [
+        {**_row(rule), "result": "was there" if rule in existing else "added"} for rule in rules
+    ]
     emit(rows, (*COLUMNS, "result"), form)
 
 
@@ -413,11 +415,11 @@ def _operation(text: str) -> Operation:
     """Return the operation of that name, such as ``DescribeConfigs`` or ``describe_configs``."""
     from fencepost.cluster.acl import Operation
 
-    known = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}
-    operation = known.get(text.replace("_", "").replace("-", "").upper())
+    operations = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}
+    operation = operations.get(text.replace("_", "").replace("-", "").upper())
     if operation is None:
-        names = ", ".join(one.name for one in known.values())
-        close = nearest(text, [one.name for one in known.values()])
+        names = ", ".join(one.name for one in operations.values())
+        close = nearest(text, [one.name for one in operations.values()])
         raise click.UsageError(f"unknown operation {text}; the operations are {names}{close}")
     return operation
 

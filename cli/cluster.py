@@ -127,12 +127,12 @@ def describe(session: ClusterSession, form: str) -> None:
     """
     from fencepost.client.queries import replicas
 
-    known, quorum = replicas.brokers(session), replicas.quorum(session)
+    broker_rows, quorum = replicas.brokers(session), replicas.quorum(session)
     partitions = replicas.partition_states(session)
     min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
     controller = replicas.active_controller(session, quorum)
     election = None if quorum is not None else _election(session, controller)
-    brokers = [_broker_row(one, quorum, partitions) for one in known]
+    brokers = [_broker_row(one, quorum, partitions) for one in broker_rows]
     if replicas.is_elected_of_brokers(session):
         for broker_row in brokers:
             broker_row["controller"] = "active" if broker_row["broker"] == controller else None
@@ -201,11 +201,11 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
-    known = {one.broker: one for one in replicas.brokers(session)}
-    if broker not in known:
-        have = ", ".join(str(one) for one in sorted(known))
+    brokers_by_id = {one.broker: one for one in replicas.brokers(session)}
+    if broker not in brokers_by_id:
+        have = ", ".join(str(one) for one in sorted(brokers_by_id))
         raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
-    if known[broker].fenced is False:
+    if brokers_by_id[broker].fenced is False:
         raise click.ClickException(f"broker {broker} is up: stop it first")
     held = sum(
         broker in one.replicas and one.topic != HISTORY_TOPIC
@@ -275,11 +275,11 @@ def _restart_problems(
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
-    known, quorum = replicas.brokers(session), replicas.quorum(session)
-    if broker not in {one.broker for one in known}:
-        have = ", ".join(str(one.broker) for one in known)
+    broker_rows, quorum = replicas.brokers(session), replicas.quorum(session)
+    if broker not in {one.broker for one in broker_rows}:
+        have = ", ".join(str(one.broker) for one in broker_rows)
         raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
-    down = frozenset(one.broker for one in known if one.fenced)
+    down = frozenset(one.broker for one in broker_rows if one.fenced)
     problems: list[dict[str, object]] = []
     if broker in down:
         problems.append({"problem": f"broker {broker} is down or fenced"})
@@ -402,6 +402,6 @@ def _apis(versions: dict[int, dict[int, tuple[int, int]]]) -> list[dict[str, obj
             "lowest": low,
             "highest": high,
         }
-        for node, known in versions.items()
-        for key, (low, high) in sorted(known.items())
+        for node, ranges in versions.items()
+        for key, (low, high) in sorted(ranges.items())
     ]

@@ -191,12 +191,12 @@ def _refuse_unknown(session: ClusterSession, resource: Resource, keys: Sequence[
     from fencepost.client.queries.settings import known_keys
     from fencepost.coordinator.config.key import nearest
 
-    known = known_keys(session, resource)
+    allowed = known_keys(session, resource)
     for key in keys:
-        if key not in known:
+        if key not in allowed:
             kind, name = resource
             where = f"{kind} {name}" if name else "a broker"
-            raise click.ClickException(f"{where} has no setting {key!r}{nearest(key, known)}")
+            raise click.ClickException(f"{where} has no setting {key!r}{nearest(key, allowed)}")
 
 
 def _show(settings: Sequence[ConfigEntry], form: str) -> None:

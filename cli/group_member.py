@@ -121,12 +121,12 @@ class GroupConsumer:
         """Compute the assignment of all members, as the leader."""
         subscriptions = {row.member_id: decode_subscription(row.metadata) for row in members}
         named = {topic for one in subscriptions.values() for topic in one.topics}
-        known = self._session.client.metadata(refresh=True).topics
+        metadata = self._session.client.metadata(refresh=True).topics
         # Without racks: partitions are not matched to the racks of members.
         topics = {
-            topic: [frozenset[str]() for _ in known[topic].partitions]
+            topic: [frozenset[str]() for _ in metadata[topic].partitions]
             for topic in sorted(named)
-            if topic in known
+            if topic in metadata
         }
         result = BUILT_IN[assignor].assign(topics, subscriptions)
         return {

@@ -87,9 +87,9 @@ def plan(
         group.state in REBALANCING or not all(member.metadata for member in group.members)
     ):
         raise _rebalances(session, group)
-    known = {name for member in group.members for name in (member.member_id, member.instance_id)}
+    ids = {name for member in group.members for name in (member.member_id, member.instance_id)}
     for name in remove:
-        if name not in known:
+        if name not in ids:
             raise click.ClickException(f"{group.group!r} has no member {name!r}")
     now = {member.member_id: frozenset(member.assigned) for member in group.members}
     stay = [
@@ -124,8 +124,8 @@ def known_assignors(group: GroupView) -> list[str]:
     return sorted(CLIENT_SIDE if group.kind == CLASSIC else SERVER_SIDE)
 
 
-def _unknown_assignor(name: str, known: Iterable[str]) -> click.ClickException:
-    return click.ClickException(f"unknown assignor {name!r}; known are {', '.join(sorted(known))}")
+def _unknown_assignor(name: str, names: Iterable[str]) -> click.ClickException:
+    return click.ClickException(f"unknown assignor {name!r}; known are {', '.join(sorted(names))}")
 
 
 def _server_side(name: str) -> Assignor:

@@ -88,15 +88,15 @@ def select_partitions(
     partitions: set[Partition] = set()
     for text in texts:
         name, colon, indexes = text.partition(":")
-        known = session.topics([name])[0].partitions
+        topic_partitions = session.topics([name])[0].partitions
         try:
-            numbers = [int(one) for one in indexes.split(",")] if colon else list(known)
+            numbers = [int(one) for one in indexes.split(",")] if colon else list(topic_partitions)
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is not TOPIC[:0,1,…]", param_hint="--topic") from (
                 error
             )
         for index in numbers:
-            if index not in known:
+            if index not in topic_partitions:
                 raise click.ClickException(f"{name} has no partition {index}")
         partitions.update((name, index) for index in numbers)
     return sorted(partitions)

@@ -160,17 +160,20 @@ def export(
 def _selection(scopes: Sequence[str], kinds: Sequence[str]) -> Selection:
     from fencepost.cli.history_schema import KINDS
 
-    known = (list(KINDS), [kind for one in KINDS.values() for kind in one])
-    return Selection(_names("--scopes", scopes, known[0]), _names("--kinds", kinds, known[1]))
+    kinds_and_scopes = (list(KINDS), [kind for one in KINDS.values() for kind in one])
+    return Selection(
+        _names("--scopes", scopes, kinds_and_scopes[0]),
+        _names("--kinds", kinds, kinds_and_scopes[1]),
+    )
 
 
-def _names(option: str, given: Sequence[str], known: Sequence[str]) -> frozenset[str]:
+def _names(option: str, given: Sequence[str], allowed: Sequence[str]) -> frozenset[str]:
     from fencepost.coordinator.config.key import nearest
 
     names = [name.strip() for one in given for name in one.split(",") if name.strip()]
     for name in names:
-        if name not in known:
-            hint = nearest(name, known)
+        if name not in allowed:
+            hint = nearest(name, allowed)
             raise click.BadParameter(f"{name!r} is not known{hint}", param_hint=option)
     return frozenset(names)
 
@@ -261,11 +264,11 @@ class Export:
 
         reader = Reader(self._session, topic, committed=False)
         reader.seek(share, self._begin, follow=self._follow)
-        known = self._session.committed(self.group)
+        offsets = self._session.committed(self.group)
         committed = {
-            index: known[topic, index].offset
+            index: offsets[topic, index].offset
             for index in share
-            if (topic, index) in known and known[topic, index].offset >= 0
+            if (topic, index) in offsets and offsets[topic, index].offset >= 0
         }
         for index, offset in committed.items():
             reader.move(index, max(0, offset - LOOK_BACK))

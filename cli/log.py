@@ -184,13 +184,13 @@ def _warn_of_producer_ids(moved: Sequence[CopiedPartition], target: Path) -> Non
         return
     following = next_producer_id(OsFileSystem(), str(target))
     if following is None:
-        known = f"{target / METADATA_DIRECTORY} does not show which ids Kafka has allocated"
+        reason = f"{target / METADATA_DIRECTORY} does not show which ids Kafka has allocated"
     elif following <= highest:
-        known = f"Kafka's next block of ids begins at {following}"
+        reason = f"Kafka's next block of ids begins at {following}"
     else:
         return
     print_lines(
-        f"warning: the records carry producer ids up to {highest}; {known}. A new idempotent"
+        f"warning: the records carry producer ids up to {highest}; {reason}. A new idempotent"
         " producer that is given one of these may have its first batches taken for repetitions or"
         " gaps, until producer.id.expiration.ms has passed since the last record of that id.",
         err=True,
@@ -277,8 +277,10 @@ def _recovery_log_lines(
     with capture_logs() as lines:
         try:
             meta = read_meta(fs, str(directory))
-            known = [] if meta is None else [f"node.id={meta.node_id}"]
-            with _open_broker(directory, [*known, *pairs], OverlayFileSystem(fs, SystemClock())):
+            node_option = [] if meta is None else [f"node.id={meta.node_id}"]
+            with _open_broker(
+                directory, [*node_option, *pairs], OverlayFileSystem(fs, SystemClock())
+            ):
                 pass
         except (CheckpointError, click.ClickException) as error:
             rows = [{"level": "error", "event": "start refused", "cause": str(error)}]

@@ -116,10 +116,10 @@ class ConnectionGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve as every group does, and refuse options that the command cannot use."""
-        known = self.list_commands(ctx)
-        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            longer = [one for one in known if one.startswith(f"{args[0]}-")]
-            hint = f"; did you mean {longer[0]}?" if longer else nearest(args[0], known)
+        commands = self.list_commands(ctx)
+        if args[0] not in commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            longer = [one for one in commands if one.startswith(f"{args[0]}-")]
+            hint = f"; did you mean {longer[0]}?" if longer else nearest(args[0], commands)
             ctx.fail(f"No such command '{args[0]}'{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         is_for_brokers = isinstance(command, click.Group) or any(

@@ -156,12 +156,12 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
 @contextlib.contextmanager
 def reported(*errors: type[Exception]) -> Iterator[None]:
     """Raise ``errors``, and those of files and of the output, as errors without a traceback."""
-    known: tuple[type[Exception], ...] = (OSError, *errors)
+    caught: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         yield
     except BrokenPipeError:
         raise  # the reader of the output has closed the pipe: click exits quietly
-    except known as error:
+    except caught as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -276,12 +276,12 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
     return parsed
 
 
-def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+def spelled(names: Sequence[str], allowed: Sequence[str], what: str) -> list[str]:
     """Return ``names`` in Kafka's spelling; their case is ignored. Raises click.UsageError."""
-    spelling = {one.lower(): one for one in known}
+    spelling = {one.lower(): one for one in allowed}
     for name in names:
         if name.lower() not in spelling:
-            there = f"the names are {', '.join(known)}{nearest(name, known)}"
+            there = f"the names are {', '.join(allowed)}{nearest(name, allowed)}"
             raise click.UsageError(f"unknown {what} {name}; {there}")
     return [spelling[name.lower()] for name in names]
 

@@ -85,8 +85,8 @@ def profile_settings(name: str) -> dict[str, object]:
     if name not in tables:
         from fencepost.coordinator.config.key import nearest
 
-        known = (", ".join(sorted(tables)) or "none") + nearest(name, tables)
-        raise ProfileError(f"{path} has no profile {name!r}; the profiles are {known}")
+        names = (", ".join(sorted(tables)) or "none") + nearest(name, tables)
+        raise ProfileError(f"{path} has no profile {name!r}; the profiles are {names}")
     return _flat(tables[name])
 
 
@@ -123,8 +123,8 @@ def _profile(settings: Mapping[str, object], where: str, path: Path) -> Profile:
         raise ProfileError(f"{where}: timeout must be a number of seconds, at least 0.1")
     for key in sorted(rest):
         if not key.startswith(PREFIXES):
-            known = "bootstrap, timeout, and a client's security.*, sasl.* and ssl.*"
-            raise ProfileError(f"{where}: unknown key {key}; the keys are {known}")
+            allowed = "bootstrap, timeout, and a client's security.*, sasl.* and ssl.*"
+            raise ProfileError(f"{where}: unknown key {key}; the keys are {allowed}")
     return Profile(
         bootstrap,
         None if timeout is None else float(timeout),

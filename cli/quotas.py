@@ -123,11 +123,11 @@ def why(session: ClusterSession, user: str, client_id: str, form: str) -> None:
         entity_of,
     )
 
-    known = {frozenset(names.items()): values for names, values in described(session, {})}
+    quotas = {frozenset(names.items()): values for names, values in described(session, {})}
     rows = []
     for key in CLIENT_KEYS:
         for pair, (shared_user, shared_id) in candidates(user, client_id):
-            values = known.get(entity_of(pair), {})
+            values = quotas.get(entity_of(pair), {})
             if key not in values:
                 continue
             shared = "user" if shared_id == ABSENT else "client-id"
@@ -189,10 +189,10 @@ def _change(
     if len(new_values) < len(given):
         raise click.UsageError("one quota is named twice")
     _refuse_unknown(new_values)
-    known = described(session, {})
-    before = next((values for names, values in known if names == entity), {})
+    quotas = described(session, {})
+    before = next((values for names, values in quotas if names == entity), {})
     if not before and all(value is None for value in new_values.values()):
-        close = nearest(_text(entity), (_text(names) for names, _ in known))
+        close = nearest(_text(entity), (_text(names) for names, _ in quotas))
         raise click.ClickException(f"there is no quota of {_text(entity)}{close}")
 
     def request(make: Any) -> Any:
@@ -224,8 +224,8 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     from fencepost.cluster.quota_entities import CLIENT_KEYS, CONNECTIONS
 
     for key in names:
-        if key not in (known := (*CLIENT_KEYS, CONNECTIONS)):
-            there = f"the quotas are {', '.join(known)}{nearest(key, known)}"
+        if key not in (allowed := (*CLIENT_KEYS, CONNECTIONS)):
+            there = f"the quotas are {', '.join(allowed)}{nearest(key, allowed)}"
             raise click.UsageError(f"unknown quota {key}; {there}")
 
 

@@ -153,8 +153,8 @@ def _require_known(session: ClusterSession, subjects: Sequence[str]) -> None:
     from fencepost.client.queries.open_transactions import transactional_ids
     from fencepost.coordinator.config.key import nearest
 
-    known = {str(row.group_id) for row in session.groups()} | set(transactional_ids(session))
+    names = {str(row.group_id) for row in session.groups()} | set(transactional_ids(session))
     for subject in subjects:
-        if subject not in known:
-            hint = nearest(subject, known)
+        if subject not in names:
+            hint = nearest(subject, names)
             raise click.ClickException(f"there is no group or transactional id {subject!r}{hint}")

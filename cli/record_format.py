@@ -80,8 +80,8 @@ def formatter(
     decoder = decoder_of(topic) if decode else None
     if form not in NAMED:
         if "%" not in form:
-            known = ", ".join(NAMED)
-            why = f"{form!r} is neither {known} nor a template with %k %s …"
+            formats = ", ".join(NAMED)
+            why = f"{form!r} is neither {formats} nor a template with %k %s …"
             raise click.BadParameter(why, param_hint=OPTION)
         return _template(topic, form, null, decoder, show)
     if form == "raw":
@@ -128,8 +128,8 @@ def _template(
     parts = re.split(r"%(.?)", form, flags=re.DOTALL)
     for letter in parts[1::2]:
         if letter not in FIELDS:
-            known = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
-            why = f"%{letter} in {form!r} is not a field; the fields are {known}"
+            directives = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
+            why = f"%{letter} in {form!r} is not a field; the fields are {directives}"
             raise click.BadParameter(why, param_hint=OPTION)
     literal = [_bytes(unescape(part, OPTION)) for part in parts[0::2]]
     letters, nothing = parts[1::2], null.encode()

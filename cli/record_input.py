@@ -136,8 +136,8 @@ class JsonLines:
             raise BadLineError("is not a JSON object")
         unknown = sorted(row.keys() - FIELDS)
         if unknown:
-            known = ", ".join(sorted(FIELDS))
-            raise BadLineError(f"has an unknown field {unknown[0]!r}; the fields are {known}")
+            field_names = ", ".join(sorted(FIELDS))
+            raise BadLineError(f"has an unknown field {unknown[0]!r}; the fields are {field_names}")
         if "value" not in row and "value_base64" not in row:
             raise BadLineError("has no value; null makes a tombstone")
         return Line(

@@ -86,14 +86,14 @@ def run(
         chosen = group_reset.select_partitions(session, (), topics, every=False)
     if how.begins:
         return _begin(session, chosen, plan, how, execute=execute)
-    known = moves.ongoing(session, plan if plan is not None else chosen)
+    ongoing = moves.ongoing(session, plan if plan is not None else chosen)
     if how.verify:
-        return _verify(session, known, plan, execute=execute)
+        return _verify(session, ongoing, plan, execute=execute)
     if how.cancel:
-        return _cancel(session, known, execute=execute)
-    if execute and known and how.throttle is not None:
-        moves.throttle(session, known, how.throttle)
-    return _rows(session, known, THROTTLED if execute else WOULD_THROTTLE)
+        return _cancel(session, ongoing, execute=execute)
+    if execute and ongoing and how.throttle is not None:
+        moves.throttle(session, ongoing, how.throttle)
+    return _rows(session, ongoing, THROTTLED if execute else WOULD_THROTTLE)
 
 
 # --- a plan ---
@@ -131,9 +131,9 @@ def _begin(
 
 def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | None]:
     """Return the racks of brokers that may hold replicas: those named, else all that are up."""
-    known = {one.broker: one for one in brokers(session)}
+    brokers_by_id = {one.broker: one for one in brokers(session)}
     if to_brokers is None:
-        return {node: one.rack for node, one in known.items() if not one.fenced}
+        return {node: one.rack for node, one in brokers_by_id.items() if not one.fenced}
     try:
         broker_ids = sorted({int(one) for one in to_brokers.split(",")})
     except ValueError as error:
@@ -141,10 +141,10 @@ def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | N
             f"{to_brokers!r} is not a list like 1,2,3", param_hint="--to-brokers"
         ) from (error)
     for node in broker_ids:
-        if node not in known:
-            have = ", ".join(str(one) for one in sorted(known))
+        if node not in brokers_by_id:
+            have = ", ".join(str(one) for one in sorted(brokers_by_id))
             raise click.ClickException(f"there is no broker {node}; the brokers are {have}")
-    return {node: known[node].rack for node in broker_ids}
+    return {node: brokers_by_id[node].rack for node in broker_ids}
 
 
 def _write(file: TextIO | None, plan: Mapping[Partition, Replicas]) -> None:
@@ -193,8 +193,8 @@ def _set_results(
 # --- under way ---
 
 
-def _rows(session: ClusterSession, known: Mapping[Partition, Move], result: str) -> list[Row]:
-    names = dict.fromkeys(topic for topic, _ in known)
+def _rows(session: ClusterSession, ongoing: Mapping[Partition, Move], result: str) -> list[Row]:
+    names = dict.fromkeys(topic for topic, _ in ongoing)
     isr = {(one.topic, one.partition): one.isr for one in partition_states(session, names)}
     return [
         {
@@ -207,24 +207,24 @@ def _rows(session: ClusterSession, known: Mapping[Partition, Move], result: str)
             "isr": list(isr.get(tp, ())),
             "result": result,
         }
-        for tp, move in sorted(known.items())
+        for tp, move in sorted(ongoing.items())
     ]
 
 
 def _verify(
     session: ClusterSession,
-    known: Mapping[Partition, Move],
+    ongoing: Mapping[Partition, Move],
     plan: Mapping[Partition, Replicas] | None,
     *,
     execute: bool,
 ) -> list[Row]:
     """Return the progress of moves and of a plan; with ``execute`` remove unneeded throttles."""
-    rows = _rows(session, known, MOVING)
+    rows = _rows(session, ongoing, MOVING)
     if plan is not None:
         names = dict.fromkeys(topic for topic, _ in plan)
         for one in partition_states(session, names):
             tp = one.topic, one.partition
-            if tp in plan and tp not in known:
+            if tp in plan and tp not in ongoing:
                 row = _plan_row(tp, one.replicas, plan[tp], one.isr)
                 row["result"] = DONE if one.replicas == plan[tp] else NOT_AS_PLANNED
                 rows.append(row)
@@ -241,10 +241,10 @@ def _verify(
 
 
 def _cancel(
-    session: ClusterSession, known: Mapping[Partition, Move], *, execute: bool
+    session: ClusterSession, ongoing: Mapping[Partition, Move], *, execute: bool
 ) -> list[Row]:
-    rows = _rows(session, known, WOULD_CANCEL)
-    if execute and known:
+    rows = _rows(session, ongoing, WOULD_CANCEL)
+    if execute and ongoing:
         by_place = {(row["topic"], row["partition"]): row for row in rows}
-        _set_results(by_place, moves.submit(session, dict.fromkeys(known)), CANCELLED)
+        _set_results(by_place, moves.submit(session, dict.fromkeys(ongoing)), CANCELLED)
     return rows

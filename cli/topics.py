@@ -129,13 +129,13 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
     states, offsets = states_and_offsets(session, dict.fromkeys(topics))
     rows = []
     for one in states:
-        known = offsets.get((one.topic, one.partition))
+        bounds = offsets.get((one.topic, one.partition))
         rows.append(
             {
                 **one._asdict(),
-                "earliest": known and known.first,
-                "stable": known and known.stable,
-                "latest": known and known.end,
+                "earliest": bounds and bounds.first,
+                "stable": bounds and bounds.stable,
+                "latest": bounds and bounds.end,
             }
         )
     if form == "table":

@@ -268,10 +268,10 @@ def _owner(
     transaction: Transaction | None, members: tuple[str, ...], claim: ProducerEpochClaim | None
 ) -> dict[str, object]:
     """Return the owner of a producer, from its coordinator first, then from the history."""
-    known = transaction or claim
+    owner = transaction or claim
     claimant = claim.client if claim is not None else None
     return {
-        "transactional_id": known.transactional_id if known is not None else None,
+        "transactional_id": owner.transactional_id if owner is not None else None,
         "client": list(members) or ([] if claimant is None else [claimant]),
         "claimed": moment(claim.at_ms) if claim is not None else None,
     }

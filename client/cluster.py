@@ -60,8 +60,8 @@ class ClusterMetadata:
 
     def leader(self, topic: str, partition: int) -> int | None:
         """Return a partition's leader, -1 if it has none; None for an unknown partition."""
-        known = self.topics.get(topic)
-        row = known.partitions.get(partition) if known is not None else None
+        metadata = self.topics.get(topic)
+        row = metadata.partitions.get(partition) if metadata is not None else None
         return row.leader if row is not None else None
 
 

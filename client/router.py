@@ -219,9 +219,9 @@ class Router:
         for node in list(self._nodes.values()):
             if await self._is_ready(node, deadline):
                 return node
-        known = [b.address for b in self._metadata.brokers.values()] if self._metadata else []
+        addresses = [b.address for b in self._metadata.brokers.values()] if self._metadata else []
         problems: list[str] = []
-        for address in dict.fromkeys([*self._bootstrap, *known]):
+        for address in dict.fromkeys([*self._bootstrap, *addresses]):
             try:
                 return await self._connect(address, deadline)
             except (BrokerUnreachable, ConnectionLostError) as error:

@@ -146,9 +146,9 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
         entries = described(session, [("broker", str(session.some_broker))])
     except ApiError:
         entries = []
-    known = {one.key: one.value for one in entries if one.key in keys and one.value is not None}
-    notes = [f"the broker does not return {key}" for key in keys if key not in known]
-    return known, notes
+    values = {one.key: one.value for one in entries if one.key in keys and one.value is not None}
+    notes = [f"the broker does not return {key}" for key in keys if key not in values]
+    return values, notes
 
 
 def _rule(resource: Any, one: Any) -> Acl:

@@ -93,7 +93,7 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
         for place, rows in open_here.items()
         if rows
     }
-    known = transactions_of(session, (pin.producer_id for pin in pins.values()))
+    transactions = transactions_of(session, (pin.producer_id for pin in pins.values()))
     positions, hidden = _positions(session) if pins else ({}, ())
     owners = _owners(session, positions) if pins else {}
     first = session.offsets(list(pins), EARLIEST)
@@ -103,12 +103,12 @@ def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
             {index for topic, index in transaction.partitions if topic == OFFSETS_TOPIC},
             positions,
         )
-        for producer_id, transaction in known.items()
+        for producer_id, transaction in transactions.items()
     }
     blames = []
     for place in partitions:
         pin = pins.get(place)
-        transaction = known.get(pin.producer_id) if pin is not None else None
+        transaction = transactions.get(pin.producer_id) if pin is not None else None
         blames.append(
             Blame(
                 topic=place[0],

@@ -193,7 +193,7 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
     """
     from fencepost.client.queries.lag import ConsumerLags
 
-    known: list[tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, str]]] = []
+    described: list[tuple[GroupView, dict[Partition, OffsetAndMetadata], dict[Partition, str]]] = []
     of_shares: list[dict[str, object]] = []
     for group in groups:
         if group.kind == SHARE:
@@ -201,12 +201,12 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
             continue
         committed = session.committed(group.group)
         owners = {tp: member.member_id for member in group.members for tp in member.assigned}
-        known.append((group, committed, owners))
+        described.append((group, committed, owners))
     lags = ConsumerLags(
-        session, (tp for _, committed, owners in known for tp in (*committed, *owners))
+        session, (tp for _, committed, owners in described for tp in (*committed, *owners))
     )
     rows: list[dict[str, object]] = []
-    for group, committed, owners in known:
+    for group, committed, owners in described:
         for tp in sorted(committed.keys() | owners.keys()):
             bounds, failed = lags.bounds.get(tp), lags.failed.get(tp)
             at = committed.get(tp)

@@ -44,11 +44,11 @@ def held_back(session: ClusterSession, places: Iterable[Partition]) -> list[Held
     if not pinned:
         return []
     pins = _pins(session, pinned)
-    known = _transactions(session, pins)
+    transactions = _transactions(session, pins)
     held = []
     for place in pinned:
         pin, stable = pins.get(place), lags.bounds[place].stable
-        transaction = known.get(pin.producer_id) if pin is not None else None
+        transaction = transactions.get(pin.producer_id) if pin is not None else None
         since = transaction.started_ms if transaction is not None else lags.held_since(place)
         lag = lags.of(place, stable)
         if lag is not None:

@@ -277,10 +277,10 @@ def _topics(values: Mapping[str, Any]) -> dict[str, TopicOfIncident]:
     return topics
 
 
-def _row(row: Any, where: str, known: type) -> dict[str, Any]:
+def _row(row: Any, where: str, fields_type: type) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise IncidentError(f"{where} is not an object")
-    unknown = sorted(row.keys() - set(known.__dataclass_fields__))  # type: ignore[attr-defined]
+    unknown = sorted(row.keys() - set(fields_type.__dataclass_fields__))  # type: ignore[attr-defined]
     if unknown:
         raise IncidentError(f"{where} has no field {unknown[0][:100]!r}")
     return row
@@ -310,9 +310,9 @@ def _step(at: int, row: Any, span: int) -> Step:
         return Step(at, at_ms, connection, api)
     if api not in APIS_BY_NAME:
         raise IncidentError(f"api of {where} is {api[:50]!r}; known are {', '.join(APIS_BY_NAME)}")
-    known = APIS[APIS_BY_NAME[api]]
-    version = _number(values.get("version"), f"version of {where}", known.max_version)
-    if version < known.min_version:
+    api_definition = APIS[APIS_BY_NAME[api]]
+    version = _number(values.get("version"), f"version of {where}", api_definition.max_version)
+    if version < api_definition.min_version:
         raise IncidentError(f"{where} is {api} version {version}, which is not served")
     client_id = _text_or_none(values, "client_id", where)
     response = values.get("response")
@@ -332,10 +332,10 @@ def _step(at: int, row: Any, span: int) -> Step:
         _text_or_none(values, "error", where),
     )
     try:
-        body = from_json(known.key, version, "request", step.request)
-        encode_request(known.key, version, 0, client_id, body)
+        body = from_json(api_definition.key, version, "request", step.request)
+        encode_request(api_definition.key, version, 0, client_id, body)
         if response is not None:
-            from_json(known.key, version, "response", response)
+            from_json(api_definition.key, version, "response", response)
     except (ValueError, WireError) as error:
         raise IncidentError(f"{where}, {api}: {error}") from None
     return step

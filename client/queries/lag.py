@@ -103,10 +103,10 @@ class ConsumerLags:
             for tp, leader in leaders.items()
             if leader is not None and leader not in cluster.brokers
         }
-        known = sorted(
+        starts = sorted(
             tp for tp, leader in leaders.items() if leader is not None and tp not in self.failed
         )
-        self.bounds = bounds_of(session, known)
+        self.bounds = bounds_of(session, starts)
 
     def of(self, partition: Partition, committed: int | None) -> Lag | None:
         """Return the lag of a consumer with this committed offset.

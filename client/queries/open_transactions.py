@@ -260,10 +260,10 @@ def hanging(
         for row in producers(session, partitions)
         if row.is_open and now_ms - row.last_timestamp_ms > older_than_ms
     ]
-    known = transactions_of(session, (row.producer_id for row in suspects))
+    transactions = transactions_of(session, (row.producer_id for row in suspects))
     rows = []
     for row in suspects:
-        transaction = known.get(row.producer_id)
+        transaction = transactions.get(row.producer_id)
         reason = why_hanging(row, transaction)
         if reason is not None:
             rows.append((row, transaction, reason))

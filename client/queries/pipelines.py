@@ -106,8 +106,8 @@ class Observations:
         for entry in self.of(Observed.OFFSETS_COMMITTED):
             client, topic = client_of(entry), entry.detail["topic"]
             group = entry.detail["group"]
-            known = of_group.get(group)
-            if client in bound or client not in ids or (known and not known.commits_outside):
+            existing = of_group.get(group)
+            if client in bound or client not in ids or (existing and not existing.commits_outside):
                 continue
             if any(topic in outputs[name] for name in ids[client]):
                 continue

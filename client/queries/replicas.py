@@ -60,13 +60,13 @@ def partition_states(
     session: ClusterSession, topics: Iterable[str] | None = None
 ) -> list[PartitionDescription]:
     """Return the partitions of ``topics``, or all, by topic and index. Raises ApiError."""
-    known = session.topics(topics)
+    topic_rows = session.topics(topics)
     versions = session.client.versions()
     states = {}
     if ApiKey.DESCRIBE_TOPIC_PARTITIONS in versions:
-        states = _eligible(session, [topic.name for topic in known])
+        states = _eligible(session, [topic.name for topic in topic_rows])
     descriptions = []
-    for topic in known:
+    for topic in topic_rows:
         for index, row in sorted(topic.partitions.items()):
             elr, last_known = states.get((topic.name, index), (None, None))
             descriptions.append(
@@ -187,10 +187,10 @@ def brokers(session: ClusterSession) -> list[BrokerDescription]:
 
 
 def _brokers_of_metadata(session: ClusterSession) -> list[BrokerDescription]:
-    known = session.client.metadata(refresh=True).brokers
+    addresses = session.client.metadata(refresh=True).brokers
     return [
         BrokerDescription(node, one.host, one.port, one.rack, fenced=None)
-        for node, one in sorted(known.items())
+        for node, one in sorted(addresses.items())
     ]
 
 
@@ -236,13 +236,13 @@ def quorum(session: ClusterSession) -> QuorumDescription | None:
     )
 
 
-def active_controller(session: ClusterSession, known: QuorumDescription | None) -> int | None:
+def active_controller(session: ClusterSession, description: QuorumDescription | None) -> int | None:
     """Return the id of the active controller; None if this user may not describe the quorum.
 
     With a quorum, the controller id in Metadata is a random broker that forwards requests.
     """
-    if known is not None:
-        return known.controller
+    if description is not None:
+        return description.controller
     return session.controller if is_elected_of_brokers(session) else None
 
 

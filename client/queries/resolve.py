@@ -151,11 +151,11 @@ def _searched(
     """Add the evidence of partitions."""
     current, records = evidence.current, evidence.log.records
     is_current = current is not None and (current.producer_id, current.epoch) == target
-    known = partitions_of(records, target)
-    known |= current.partitions if current is not None and is_current else frozenset()
+    partitions = partitions_of(records, target)
+    partitions |= current.partitions if current is not None and is_current else frozenset()
     # Skip __consumer_offsets: it gets the same markers as the partitions with records.
     existing = _existing_partitions(
-        session, {one for one in known if not is_internal(one[0])} | {*places}
+        session, {one for one in partitions if not is_internal(one[0])} | {*places}
     )
     if not existing:
         return evidence

@@ -80,18 +80,22 @@ class ClusterSession:
     @property
     def some_broker(self) -> int:
         """A broker to ask for its settings: the controller if it is known."""
-        known = self.client.metadata()
-        return known.controller_id if known.controller_id in known.brokers else min(known.brokers)
+        metadata = self.client.metadata()
+        return (
+            metadata.controller_id
+            if metadata.controller_id in metadata.brokers
+            else min(metadata.brokers)
+        )
 
     def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
         """Describe ``names``, or all topics, sorted. Raises ApiError for an unknown name."""
-        known = self.client.metadata(refresh=True).topics
+        topics = self.client.metadata(refresh=True).topics
         described = []
-        for name in sorted(known) if names is None else names:
-            if name not in known:
-                raise unknown_topic(name, known)
-            check(known[name].error, "Metadata", name)
-            described.append(known[name])
+        for name in sorted(topics) if names is None else names:
+            if name not in topics:
+                raise unknown_topic(name, topics)
+            check(topics[name].error, "Metadata", name)
+            described.append(topics[name])
         return described
 
     def create_topic(
@@ -139,7 +143,7 @@ class ClusterSession:
             timestamps = dict.fromkeys(places, timestamp)
             build = partial(list_offsets, isolation_level=committed, timeout_ms=self.timeout_ms)
             answer = self.client.call(
-                "ListOffsets", to_node=node, entity=partial(build, wanted=timestamps)
+                "ListOffsets", to_node=node, entity=partial(build, timestamps=timestamps)
             )
             for (topic, index), row in rows_of(answer):
                 check(row.error_code, "ListOffsets", f"{topic}-{index}")

@@ -43,8 +43,8 @@ def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list
     views = in_flight(session, group.group, places)
     reports = [views[place] for place in places]
     members = {one.member_id: one for one in group.members}
-    known = [_with_view(row, one) for row, one in zip(offsets, reports, strict=True)]
-    return known, [_row(row, one, members) for row, one in zip(known, reports, strict=True)]
+    viewed = [_with_view(row, one) for row, one in zip(offsets, reports, strict=True)]
+    return viewed, [_row(row, one, members) for row, one in zip(viewed, reports, strict=True)]
 
 
 def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
@@ -53,14 +53,14 @@ def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
     The start offset is persisted once a record is completed; before, only the leader has it.
     """
     view = report.view
-    known = {}
+    columns = {}
     if row["lag"] is None and view:
         lag = view["high_watermark"] - view["start_offset"] - view["complete"]
-        known = {"committed": view["start_offset"], "lag": lag, "lag_at_most": lag}
-        known["unknown"] = False
+        columns = {"committed": view["start_offset"], "lag": lag, "lag_at_most": lag}
+        columns["unknown"] = False
     return {
         **row,
-        **known,
+        **columns,
         "acquired": view.get("acquired"),
         "available": view.get("available"),
         "lock_end_ms": view.get("first_lock_end_ms"),

@@ -17,16 +17,16 @@ class UnknownNameError(ApiError):
     """There is no topic, group or transactional id of that name."""
 
     def __init__(
-        self, code: ErrorCode, api: str, what: str, name: str, known: Iterable[str]
+        self, code: ErrorCode, api: str, what: str, name: str, existing: Iterable[str]
     ) -> None:
         super().__init__(code, api, name)
-        self.args = (f"there is no {what} {name!r}{nearest(name, known)}",)
+        self.args = (f"there is no {what} {name!r}{nearest(name, existing)}",)
 
 
-def unknown_topic(name: str, known: Iterable[str]) -> UnknownNameError:
+def unknown_topic(name: str, existing: Iterable[str]) -> UnknownNameError:
     """Return the error about a topic."""
     code = ErrorCode.unknown_topic_or_partition
-    return UnknownNameError(code, "Metadata", "topic", name, known)
+    return UnknownNameError(code, "Metadata", "topic", name, existing)
 
 
 def unknown_group(name: str, listed: Callable[[], Iterable[str]]) -> UnknownNameError:

@@ -64,14 +64,14 @@ def _group_rows(session: ClusterSession, listed: list[Any]) -> list[dict[str, An
         }
         for row in listed
     ]
-    known = []
+    describable = []
     for row in rows:
         if row["type"] in KNOWN_TYPES:
             try:
-                known.append(describe_group(session, row["group"]))
+                describable.append(describe_group(session, row["group"]))
             except ApiError as error:
                 row["error"] = str(error)
-    more = {str(row["group"]): row for row in summary_rows(session, known)}
+    more = {str(row["group"]): row for row in summary_rows(session, describable)}
     return [{**more.get(row["group"], {}), **row} for row in rows]
 
 

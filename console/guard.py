@@ -82,8 +82,8 @@ class AccessGuard:
         if not request.path.startswith(API):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(), self.token.encode())
-        if scheme.lower() != "bearer" or not known:
+        is_right = hmac.compare_digest(given.strip().encode(), self.token.encode())
+        if scheme.lower() != "bearer" or not is_right:
             raise RequestRefusal(
                 401, "wrong-token", "the token is missing, or it is not the one of this console"
             )

@@ -367,13 +367,13 @@ class Search:
         return rows
 
 
-def _partitions(params: Params, known: list[int]) -> list[int]:
+def _partitions(params: Params, existing: list[int]) -> list[int]:
     text = params.get("partition", "")
     if not text:
-        return sorted(known)
+        return sorted(existing)
     indexes = sorted({int(part) for part in text.split(",")})
     for index in indexes:
-        if index not in known:
+        if index not in existing:
             raise ValueError(f"there is no partition {index}")
     return indexes
 

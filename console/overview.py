@@ -45,7 +45,7 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
     del params
     kept = history.read_on(session)
     held_back, held_error = _held_back(session)
-    cluster, known = session.client.metadata(), brokers(session)
+    cluster, broker_rows = session.client.metadata(), brokers(session)
     topics = cluster.topics.values()
     shown = [one for one in topics if not one.name.startswith("__")]
     groups, transactions = session.groups(), listed(session)
@@ -62,7 +62,7 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
                 "rack": one.rack,
                 "fenced": bool(one.fenced),
             }
-            for one in known
+            for one in broker_rows
         ],
         "topics": len(shown),
         "internal_topics": len(topics) - len(shown),
@@ -74,7 +74,7 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
         "attention": [
             *(
                 {"kind": "down", "level": "bad", "broker": one.broker}
-                for one in known
+                for one in broker_rows
                 if one.fenced
             ),
             *_partitions(list(topics)),

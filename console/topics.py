@@ -21,8 +21,8 @@ DEFAULT_SOURCES = frozenset({5})
 def topics_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
     """Return a page of the topics, each with its partitions and offsets."""
     del history
-    known = session.client.metadata(refresh=True).topics
-    rows = [known[name] for name in sorted(known)]
+    topics = session.client.metadata(refresh=True).topics
+    rows = [topics[name] for name in sorted(topics)]
     internal = sum(row.is_internal or row.name.startswith("__") for row in rows)
     if not is_on(params, "internal"):
         rows = [row for row in rows if not (row.is_internal or row.name.startswith("__"))]
@@ -39,8 +39,8 @@ def topics_view(session: ClusterSession, params: Params, history: HistoryCache) 
 
     def total(row: TopicMetadata, of: Callable[[Partition], int]) -> int | None:
         """Return a sum over the partitions; None if one has no leader to ask for its offsets."""
-        known = [(row.name, index) for index, part in row.partitions.items() if part.leader >= 0]
-        return sum(map(of, known)) if len(known) == len(row.partitions) else None
+        topics = [(row.name, index) for index, part in row.partitions.items() if part.leader >= 0]
+        return sum(map(of, topics)) if len(topics) == len(row.partitions) else None
 
     paged["rows"] = [
         {

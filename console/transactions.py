@@ -46,11 +46,11 @@ def held(session: ClusterSession) -> list[dict[str, Any]]:
 
 
 def _held_row(blame: Blame) -> dict[str, Any] | None:
-    pin, known = blame.pin, blame.transaction
+    pin, transaction = blame.pin, blame.transaction
     if pin is None or blame.stable >= blame.end:
         return None
     # The start of a hanging transaction is not known; it is not later than its last write.
-    since = known.started_ms if known is not None else None
+    since = transaction.started_ms if transaction is not None else None
     return {
         "topic": blame.topic,
         "partition": blame.partition,
@@ -58,12 +58,12 @@ def _held_row(blame: Blame) -> dict[str, Any] | None:
         "end": blame.end,
         "behind": blame.end - blame.stable,
         "open": blame.open_count,
-        "transactional_id": known.transactional_id if known else None,
-        "state": known.state if known else None,
+        "transactional_id": transaction.transactional_id if transaction else None,
+        "state": transaction.state if transaction else None,
         "producer_id": pin.producer_id,
         "epoch": pin.epoch,
         "since_ms": since if since is not None else max(pin.last_timestamp_ms, 0) or None,
-        "timeout_ms": known.timeout_ms if known else None,
+        "timeout_ms": transaction.timeout_ms if transaction else None,
         "hanging": blame.hanging,
         "clients": list(blame.clients),
         "groups": [dataclasses.asdict(one) for one in blame.waiting],
@@ -111,10 +111,10 @@ def transactions_view(
     if state:
         rows = [row for row in rows if row.transaction_state == state]
     paged = page(params, rows, lambda row: str(row.transactional_id))
-    known = transactions_of(session, (row.producer_id for row in paged["rows"]))
+    transactions = transactions_of(session, (row.producer_id for row in paged["rows"]))
     paged["rows"] = [
-        plain(known[row.producer_id])
-        if row.producer_id in known
+        plain(transactions[row.producer_id])
+        if row.producer_id in transactions
         else {
             "transactional_id": row.transactional_id,
             "state": row.transaction_state,

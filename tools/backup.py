@@ -320,11 +320,11 @@ def differences(backup: Path) -> Iterator[str]:
 
     Raises BackupError if the backup is not complete, and OSError.
     """
-    known = set()
+    listed = set()
     for row in _rows(backup):
         if "name" not in row:
             continue
-        known.add(str(row["name"]))
+        listed.add(str(row["name"]))
         path = backup / DATA / str(row["name"])
         try:
             size = path.stat().st_size
@@ -336,7 +336,7 @@ def differences(backup: Path) -> Iterator[str]:
         elif _digest(path) != row["sha256"]:
             yield f"{path}: its content has changed"
     for source in _files_of(backup / DATA):
-        if source.name not in known:
+        if source.name not in listed:
             yield f"{source.path}: not in the manifest"
 
 

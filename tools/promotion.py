@@ -227,9 +227,9 @@ def _check_controllers(fs: FileSystem, request: PromotionRequest, meta: MetaProp
         raise PromotionError("two controllers have the same address")
     output = str(request.output)
     names = fs.list_directory(output) or ()
-    known = {f"{_CONTROLLER}{one}" for one in ids}
+    allowed = {f"{_CONTROLLER}{one}" for one in ids}
     for name in sorted(names):
-        if name.startswith(_CONTROLLER) and name not in known:
+        if name.startswith(_CONTROLLER) and name not in allowed:
             raise PromotionError(f"{output} holds {name} of other controllers: remove it first")
     for one in ids:
         at = f"{output}/{_CONTROLLER}{one}/{_METADATA}"
@@ -427,9 +427,9 @@ def _make_output(fs: FileSystem, path: Path) -> None:
 def _directory_id(fs: FileSystem, plan: PromotionPlan, node_id: int) -> uuid.UUID:
     """Return the directory id that an interrupted earlier call has written, or a new one."""
     try:
-        known = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))
+        meta = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))
     except CheckpointError:
-        known = None
-    if known is not None and (known.cluster_id, known.node_id) == (plan.meta.cluster_id, node_id):
-        return known.directory_id
+        meta = None
+    if meta is not None and (meta.cluster_id, meta.node_id) == (plan.meta.cluster_id, node_id):
+        return meta.directory_id
     return uuid.uuid4()

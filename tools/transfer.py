@@ -306,9 +306,9 @@ def _stage(
     _copy_directory(fs, str(source.path), path)
     write_partition_metadata(fs, path, topic_id)
     try:
-        known = max((epoch for epoch, _ in read_epochs(fs, path) or ()), default=0)
+        last_epoch = max((epoch for epoch, _ in read_epochs(fs, path) or ()), default=0)
     except CheckpointError:
-        known = 0
+        last_epoch = 0
     partition = Partition.open(
         fs,
         path,
@@ -319,7 +319,7 @@ def _stage(
         clock=storage.clock,
         clean=False,
         log_start_offset=source.log_start_offset,
-        leader_epoch=known,
+        leader_epoch=last_epoch,
         compacted_below=source.compacted_below,
         is_replica=True,
         keeps_removed=False,
@@ -333,7 +333,7 @@ def _stage(
         )
     highest_id, highest_epoch = (
         max((one.producer_id for one in partition.producers.view()), default=-1),
-        known,
+        last_epoch,
     )
     try:
         bounded("the producer id of a snapshot", highest_id, -1, MAX_PRODUCER_ID)

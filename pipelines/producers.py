@@ -155,8 +155,8 @@ async def send_all(
             key, value = key_serde.dump(output.key), value_serde.dump(output.value)
             spread = spreads.get(topic)
             if spread is None:
-                known = await producer.partitions_for(topic)
-                spread = spreads[topic] = _Spread(producer, topic, known)
+                partitions = await producer.partitions_for(topic)
+                spread = spreads[topic] = _Spread(producer, topic, partitions)
             partition = spread.target(key, output.partition)
             at = topic, partition
             builder = filling.get(at)
@@ -199,10 +199,10 @@ async def send_all(
 class _Spread:
     """The choice of a topic's partitions for the records of one transaction."""
 
-    def __init__(self, producer: AIOKafkaProducer, topic: str, known: Collection[int]) -> None:
+    def __init__(self, producer: AIOKafkaProducer, topic: str, partitions: Collection[int]) -> None:
         self._topic = topic
-        self._known = frozenset(known)
-        self._all = sorted(known)
+        self._known = frozenset(partitions)
+        self._all = sorted(partitions)
         self._available = sorted(producer._metadata.available_partitions_for_topic(topic))
         self._choose = producer._partitioner
         self._most_bytes = producer._max_request_size

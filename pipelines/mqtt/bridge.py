@@ -274,8 +274,8 @@ class Bridge:
     async def _create_ledger(self) -> None:
         """Create the ledger's topic if it is missing; only then is the right to do so needed."""
         async with AsyncWireClient(self._bootstrap, security=self._security) as client:
-            known = (await client.metadata()).topics.get(self.ledger_topic)
-            if known is not None and not known.error:
+            metadata = (await client.metadata()).topics.get(self.ledger_topic)
+            if metadata is not None and not metadata.error:
                 return
             answer = await client.call(
                 "CreateTopics",
@@ -508,13 +508,15 @@ class Bridge:
         ledger = self.ledger
         mark = digest(event.topic, event.payload, event.properties, event.lasting)
         marks = mark, former_digest(event.topic, event.payload, event.properties)
-        known = any(ledger.is_redelivery(event.packet_id, one, dup=event.dup) for one in marks)
-        if known and any(ledger.was_released(event.packet_id, one) for one in marks):
+        is_redelivery = any(
+            ledger.is_redelivery(event.packet_id, one, dup=event.dup) for one in marks
+        )
+        if is_redelivery and any(ledger.was_released(event.packet_id, one) for one in marks):
             if not self.counters.repeated:
                 _log.warning("the MQTT broker repeats messages that it had seen through")
             self.counters.repeated += 1
         ledger.receive(event.packet_id, mark, dup=event.dup)
-        return known
+        return is_redelivery
 
     def _outputs_of(self, event: Publish) -> list[Output]:
         """Return the outputs for a message, none for a redelivery; note it in the ledger.

@@ -177,10 +177,10 @@ class Ledger:
 
     def add_id(self, topic: str, message_id: OwnId) -> None:
         """Store a message id; a full ring drops its oldest slot."""
-        known = identity(topic, message_id.text, is_json=message_id.is_json)
-        if forgotten := self._id_ring.add(known):
+        stored = identity(topic, message_id.text, is_json=message_id.is_json)
+        if forgotten := self._id_ring.add(stored):
             self._ids.difference_update(forgotten[1])
-        self._ids.add(known)
+        self._ids.add(stored)
 
     @property
     def has_packets(self) -> bool:
@@ -231,8 +231,8 @@ class Ledger:
 
     def new_session(self) -> None:
         """Forget all packet ids, for the broker's new session. Message ids outlive sessions."""
-        for known in (self.open, self._released, self._seen, self._released_here):
-            known.clear()
+        for packet_ids in (self.open, self._released, self._seen, self._released_here):
+            packet_ids.clear()
         self._packet_ring.begin_slot()
         self._floor = self._packet_ring.sequence
         self.is_connecting = self.reuses_ids = False

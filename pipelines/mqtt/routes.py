@@ -136,8 +136,8 @@ class MessageId:
     def parse(cls, text: str) -> MessageId:
         """Parse one of the three forms. Raises RouteError for any other text."""
         kind, _, name = text.partition(":")
-        known = kind in {"property", "json"} or (kind == "level" and name.isdecimal())
-        if not known or not name:
+        is_valid = kind in {"property", "json"} or (kind == "level" and name.isdecimal())
+        if not is_valid or not name:
             raise RouteError(f"{text!r}: it must be property:NAME, json:FIELD or level:N")
         return cls(kind, name)
 

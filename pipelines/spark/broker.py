@@ -159,18 +159,18 @@ class ClusterConnection:
 
     def partitions(self, topic: str) -> list[int]:
         """Return the sorted partitions of ``topic``. Raises :class:`BrokerError` without it."""
-        known = self.topics().get(topic) or self.topics(refresh=True).get(topic)
-        if known is None or known.error:
+        metadata = self.topics().get(topic) or self.topics(refresh=True).get(topic)
+        if metadata is None or metadata.error:
             self.check_visible([topic])
             raise BrokerError(f"topic {topic!r} does not exist{hint(topic, self.topics())}")
-        return sorted(known.partitions)
+        return sorted(metadata.partitions)
 
     def leader(self, partition: Partition) -> int:
         """Return the node that leads ``partition``, -1 if unknown."""
-        known = self.topics().get(partition[0])
-        if known is None or partition[1] not in known.partitions:
+        metadata = self.topics().get(partition[0])
+        if metadata is None or partition[1] not in metadata.partitions:
             return -1
-        return known.partitions[partition[1]].leader
+        return metadata.partitions[partition[1]].leader
 
     def list_offsets(
         self, timestamps: Mapping[Partition, int], isolation: int = READ_COMMITTED

@@ -83,9 +83,9 @@ _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_0
 class _Reader:
     """Typed access to the options; errors name the option and its value."""
 
-    def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
+    def __init__(self, options: Mapping[str, str], names: Iterable[str], what: str) -> None:
         self.options = {key.lower(): value for key, value in options.items() if value is not None}
-        allowed = {*_SHARED, *known}
+        allowed = {*_SHARED, *names}
         others = sorted(set(self.options) - allowed - _OF_SPARK)
         if _PROTOCOL in self.options:
             others = [name for name in others if not name.startswith(_OF_SECURITY)]

@@ -130,11 +130,11 @@ class CommitProtocol:
         topic = self._plan.options.progress_topic or ""
         planned = self._plan.planned_for(progress.batch_id, progress.query_id)
         try:
-            known = link.topics()
+            topics = link.topics()
             sources = {
                 part: offset
                 for part, offset in (planned.offsets() if planned else {}).items()
-                if part[0] in known and part[1] in known[part[0]].partitions
+                if part[0] in topics and part[1] in topics[part[0]].partitions
             }
             if sources:
                 txn.commit_offsets(link, ticket, self._id, sources, "")

@@ -213,5 +213,5 @@ def _stamps(column: Any, count: int) -> Any:
     if column is None:
         return np.full(count, now_ms, np.int64)
     micros = column.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
-    known = micros.fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
-    return known // 1000
+    filled = micros.fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
+    return filled // 1000

@@ -63,14 +63,14 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
-    def partitions(self, known: Iterable[Partition] = ()) -> list[Partition]:
+    def partitions(self, former: Iterable[Partition] = ()) -> list[Partition]:
         """Return every partition that the query reads, including new ones.
 
         Partitions that were ``known`` and are missing are looked up again until ``timeout_ms`` are
         over: a broker that is starting, or does not know a topic yet, answers in the same way as
         one that has deleted it.
         """
-        before = set(known)
+        before = set(former)
         deadline = time.monotonic() + self.options.timeout_ms / 1000
         while True:
             partitions, missing = self._find_partitions()
@@ -242,8 +242,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises :class:`DataLossError` if a partition of ``start`` is gone or went backwards.
         """
-        known = () if start == INITIAL else plan.from_json(start)
-        self._latest = self._ends(known)
+        former = () if start == INITIAL else plan.from_json(start)
+        self._latest = self._ends(former)
         begin = self._begin(start, self._latest)
         lost = [
             f"{part[0]}-{part[1]} from {offset} to {self._latest.get(part, 'nothing')}"
@@ -262,14 +262,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return plan.to_json(plan.limit(begin, self._latest, limit.max_rows))
         return plan.to_json(self._latest)
 
-    def _ends(self, known: Iterable[Partition]) -> Offsets:
+    def _ends(self, former: Iterable[Partition]) -> Offsets:
         """Return the partitions' ends, as of now or as of the start of an ``availableNow`` run."""
         planner = self._planner
         if self._pinned is None:
-            return planner.latest(planner.partitions(known))
-        if not set(known) <= self._pinned.keys():
-            again = planner.partitions(known)
-            unseen = [part for part in again if part in set(known) - self._pinned.keys()]
+            return planner.latest(planner.partitions(former))
+        if not set(former) <= self._pinned.keys():
+            again = planner.partitions(former)
+            unseen = [part for part in again if part in set(former) - self._pinned.keys()]
             self._pinned |= planner.latest(unseen)
         return self._pinned
 

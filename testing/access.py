@@ -118,9 +118,9 @@ class BrokerAccess:
         """The argument of ``Broker(add_scram=…)``."""
 
     def _no_user(self, user: str | None) -> str:
-        known = sorted(self.users)
-        hint = nearest(user, known) if user is not None else ""
-        return f"user={user!r} is not one of the broker's: {', '.join(known)}{hint}"
+        users = sorted(self.users)
+        hint = nearest(user, users) if user is not None else ""
+        return f"user={user!r} is not one of the broker's: {', '.join(users)}{hint}"
 
     def rule(self, text: str) -> Rule:
         """Parse an ACL, which must be for one of the users or for ``*``. Raises ValueError."""

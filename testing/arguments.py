@@ -43,21 +43,21 @@ GROUP_STATES: Final = (
 """Kafka's names of the group states in both protocols."""
 
 
-def one_of(what: str, value: object, known: Iterable[str]) -> None:
+def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
     """Raise ValueError unless ``value`` is among ``known``."""
-    known = list(known)
-    if value not in known:
-        hint = nearest(value, known) if isinstance(value, str) else ""
-        raise ValueError(f"{what} is one of {', '.join(known)}, not {value!r}{hint}")
+    allowed = list(allowed)
+    if value not in allowed:
+        hint = nearest(value, allowed) if isinstance(value, str) else ""
+        raise ValueError(f"{what} is one of {', '.join(allowed)}, not {value!r}{hint}")
 
 
-def names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+def names(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise TypeError for the first name that is not in ``known``."""
-    known = list(known)
+    allowed = list(allowed)
     for one in given:
-        if one not in known:
-            there = f"; there are {', '.join(f'{name}=' for name in known)}"
-            raise TypeError(f"{what} has no {one}={nearest(one, known) or there}")
+        if one not in allowed:
+            there = f"; there are {', '.join(f'{name}=' for name in allowed)}"
+            raise TypeError(f"{what} has no {one}={nearest(one, allowed) or there}")
 
 
 def setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
@@ -238,9 +238,9 @@ def _unbound(
 ) -> TypeError:
     """Return the error of a call whose arguments do not match the signature."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
-    known = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
+    parameter_names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
     try:
-        names(f"{called}()", kwargs, known)
+        names(f"{called}()", kwargs, parameter_names)
     except TypeError as error:
         return error
     by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]

@@ -176,8 +176,8 @@ def _close(client: Any) -> None:
     close = getattr(client, "close", None)
     if close is None or inspect.iscoroutinefunction(close):
         return
-    known: Collection[str] = ()
+    methods: Collection[str] = ()
     with suppress(ValueError):  # a function in C has no signature
-        known = inspect.signature(close).parameters
+        methods = inspect.signature(close).parameters
     limits = {"timeout": CLOSE_S, "timeout_ms": int(CLOSE_S * 1000)}
-    close(**{name: value for name, value in limits.items() if name in known})
+    close(**{name: value for name, value in limits.items() if name in methods})

@@ -232,9 +232,9 @@ class Cluster(KafkaUnderTest):
         if self._is_closed:
             raise BrokerDownError("the cluster is closed")
         if broker_id not in self.brokers:
-            known = ", ".join(map(str, self.brokers))
+            broker_ids = ", ".join(map(str, self.brokers))
             hint = "; 100 is the controller, cluster.controller" * (broker_id == CONTROLLER_ID)
-            raise ValueError(f"there is no broker {broker_id}; this cluster has {known}{hint}")
+            raise ValueError(f"there is no broker {broker_id}; this cluster has {broker_ids}{hint}")
         return self.brokers[broker_id]
 
     def partition_network(

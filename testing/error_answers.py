@@ -192,9 +192,9 @@ def _filled(
         elif (
             not is_whole
             and info is not error_field
-            and (known := _named(info, request)) is not None
+            and (value_asked := _named(info, request)) is not None
         ):
-            values[info.name] = known
+            values[info.name] = value_asked
         elif info.name in _UNKNOWN:
             values[info.name] = -1
     return replace(default_entity(cls), **values)

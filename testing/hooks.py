@@ -123,11 +123,11 @@ class HookServer:
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         first, _, rest = request.path.strip("/").partition("/")
         method = "GET" if request.method == "HEAD" else request.method
-        known = self.paths.get(first)
-        if known is None:
+        handlers = self.paths.get(first)
+        if handlers is None:
             raise HttpError(404, f"there is no /{first}; there are {', '.join(self.paths)}")
-        if method not in known:
-            methods = ", ".join(known)
+        if method not in handlers:
+            methods = ", ".join(handlers)
             raise HttpError(405, f"/{first} knows {methods}", {"Allow": methods})
         answer = getattr(self, f"_{method.lower()}_{first}")
         try:

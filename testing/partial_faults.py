@@ -106,11 +106,11 @@ def _joined(real: Any, errors: Any, topics: str, partitions: str) -> tuple[Any, 
     merged: dict[object, Any] = {}
     for topic in (*getattr(real, topics), *getattr(errors, topics)):
         key = getattr(topic, "topic_id", None) or getattr(topic, "name", None) or topic.topic
-        known = merged.get(key)
+        former = merged.get(key)
         parts = getattr(topic, partitions)
         merged[key] = (
             topic
-            if known is None
-            else replace(known, **{partitions: (*getattr(known, partitions), *parts)})
+            if former is None
+            else replace(former, **{partitions: (*getattr(former, partitions), *parts)})
         )
     return tuple(merged.values())

@@ -220,8 +220,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         node is item and marker.kwargs for node, marker in item.iter_markers_with_node(MARKER)
     ]
     if any(own_arguments) and not item.stash.get(_READ, False):
-        known = ", ".join((*OWN, *SHARED))
-        raise _failure(f"@pytest.mark.kafka: the test has none of the fixtures {known}")
+        fixtures = ", ".join((*OWN, *SHARED))
+        raise _failure(f"@pytest.mark.kafka: the test has none of the fixtures {fixtures}")
     return result
 
 

@@ -84,9 +84,9 @@ class FetchPositions:
         with self._lock:
             number = next(self._numbers)
             connection = cast("Connection", ctx.connection)
-            known = self._fetched.setdefault(connection, _Fetched(ctx.client_id)).partitions
+            partitions = self._fetched.setdefault(connection, _Fetched(ctx.client_id)).partitions
             for _, place in islice(fetched_partitions(ctx), MAX_PARTITIONS):
-                _put(known, place, number)
+                _put(partitions, place, number)
 
     def _observe_lookup(self, ctx: Context) -> None:
         with self._lock:
@@ -104,11 +104,11 @@ def _observed(observe: Callable[[Context], None], run: Run) -> Run:
     return call
 
 
-def _put(known: OrderedDict[Any, int], key: object, number: int) -> None:
-    known[key] = number
-    known.move_to_end(key)
-    if len(known) > MAX_PARTITIONS:
-        known.popitem(last=False)
+def _put(positions: OrderedDict[Any, int], key: object, number: int) -> None:
+    positions[key] = number
+    positions.move_to_end(key)
+    if len(positions) > MAX_PARTITIONS:
+        positions.popitem(last=False)
 
 
 def _looked_up(ctx: Context) -> Iterator[tuple[str, Partition]]:

@@ -48,19 +48,19 @@ class TopicReader:
         Raises ApiError, also for a missing topic, and ValueError for a missing partition.
         """
         try:
-            known = describe(session, self._topic)
+            description = describe(session, self._topic)
         except UnknownNameError as error:
             self._missing = str(error)
             raise
         self._missing = ""
-        if self._partition is not None and self._partition not in known.partitions:
-            count = len(known.partitions)
+        if self._partition is not None and self._partition not in description.partitions:
+            count = len(description.partitions)
             raise ValueError(f"{self._topic} has no partition {self._partition}, but {count}")
-        if known.topic_id != self._topic_id:  # the topic was recreated
-            self._topic_id = known.topic_id
+        if description.topic_id != self._topic_id:  # the topic was recreated
+            self._topic_id = description.topic_id
             self.found.clear()
             self._positions.clear()
-        indexes = sorted(known.partitions) if self._partition is None else [self._partition]
+        indexes = sorted(description.partitions) if self._partition is None else [self._partition]
         added = [(self._topic, one) for one in indexes if (self._topic, one) not in self._positions]
         self._positions |= session.offsets(added, EARLIEST) if added else {}
         ends = session.offsets(self._positions, LATEST, committed=self._committed)

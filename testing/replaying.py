@@ -201,9 +201,9 @@ class _Player:
                 # The log begins with the first record that was acquired.
                 settings = {**incident.group_settings.get(group, {}), RESET: "earliest"}
                 alter(session, ("group", group), settings, (), execute=True)
-            known = {one.name: one.topic_id for one in session.topics()}
+            topic_ids = {one.name: one.topic_id for one in session.topics()}
         kafka._query(self._load)
-        self._ids = ReplayIds(incident, known)
+        self._ids = ReplayIds(incident, topic_ids)
         self._firsts = self._ids.boundaries(self._recorded(step) for step in incident.steps)
 
     def _load(self, session: ClusterSession) -> bool:

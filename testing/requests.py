@@ -186,13 +186,13 @@ def check_fields(names: Collection[str], key: ApiKey | None) -> None:
     fields = set(names) - _ABOUT - _NAMED
     if not fields:
         return
-    known = set[str]()
+    fields_known = set[str]()
     for api in APIS.values() if key is None else [APIS[key]]:
         for version in range(api.max_version, api.min_version - 1, -1):
-            known.update(_names(message_class(api.key, version, "request")))
-            if fields <= known:
+            fields_known.update(_names(message_class(api.key, version, "request")))
+            if fields <= fields_known:
                 return
-    unknown, there = sorted(fields - known), sorted({*known, *_ABOUT, *_NAMED})
+    unknown, there = sorted(fields - fields_known), sorted({*fields_known, *_ABOUT, *_NAMED})
     hint = nearest(unknown[0], there)
     if not hint and key is not None:
         hint = f"; there are {', '.join(there)}"

@@ -276,8 +276,8 @@ class KafkaUnderTest(ABC):
 
     def _partitions(self, session: ClusterSession, topic: str) -> int:
         """Return the number of a topic's partitions; create the topic if a producer could."""
-        known = session.client.metadata(refresh=True).topics
-        if topic not in known and self._creates_topics():
+        topics = session.client.metadata(refresh=True).topics
+        if topic not in topics and self._creates_topics():
             # On a busy machine the creation outlasts the client's patience with unknown topics.
             self._wait(
                 partial(is_created, topic=topic), SETTLE_S, lambda: f"{topic} was not created"

@@ -374,7 +374,7 @@ class _Checker:
                 yield Anomaly(Kind.LSO_STALL, _name(item.partition), detail)
 
     def _order_of_reads(self) -> Iterator[Anomaly]:
-        known = self._committed_offsets()
+        values_at = self._committed_offsets()
         last: dict[tuple[str, Partition, Isolation], Read] = {}
         for read in self._reads:
             key = read.process, read.partition, read.isolation
@@ -387,19 +387,19 @@ class _Checker:
                 yield Anomaly(Kind.NONMONOTONIC_READ, name, f"{offsets} from {start} on")
                 continue
             end = max([read.next, *(offset + 1 for offset in offsets)])
-            missed = known[read.partition].keys() - set(offsets)
+            missed = values_at[read.partition].keys() - set(offsets)
             for offset in sorted(missed):
                 if start <= offset < end:
-                    detail = f"{known[read.partition][offset]}@{offset}"
+                    detail = f"{values_at[read.partition][offset]}@{offset}"
                     yield Anomaly(Kind.SKIPPED_READ, name, detail)
 
     def _committed_offsets(self) -> dict[Partition, dict[int, str]]:
         """Return the offsets at which readers saw committed values."""
-        known: dict[Partition, dict[int, str]] = defaultdict(dict)
+        values_at: dict[Partition, dict[int, str]] = defaultdict(dict)
         for value, places in self._places.items():
             for partition, offset in places:
-                known[partition][offset] = value
-        return known
+                values_at[partition][offset] = value
+        return values_at
 
     def _order_of_sends(self) -> Iterator[Anomaly]:
         last: dict[tuple[str, Partition], Send] = {}

@@ -51,11 +51,11 @@ def _busybox() -> Path:
 
 def _libraries(names: Iterable[str] = _LIBRARIES) -> Iterator[Path]:
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    known = {line.split()[0]: line.split()[-1] for line in listed.splitlines()[1:] if "=>" in line}
+    paths = {line.split()[0]: line.split()[-1] for line in listed.splitlines()[1:] if "=>" in line}
     for name in (*names, "ld-linux-x86-64.so.2"):
-        if name not in known:
+        if name not in paths:
             raise OracleMissingError(f"the C library's {name} is not where ldconfig looks")
-        yield Path(known[name])
+        yield Path(paths[name])
 
 
 class _Image:

@@ -100,11 +100,11 @@ def _value(hint: Any, value: Any) -> Any:
 def build(entity: type, values: Mapping[str, Any]) -> Any:
     """Build a schema entity from plain data; TypeError for an unknown field."""
     hints = _hints(entity)
-    known = {field.name: field for field in dataclasses.fields(entity)}
-    if unknown := values.keys() - known.keys():
+    fields_by_name = {field.name: field for field in dataclasses.fields(entity)}
+    if unknown := values.keys() - fields_by_name.keys():
         raise TypeError(f"{entity.__module__}.{entity.__name__} has no {sorted(unknown)}")
     filled = {}
-    for name, field in known.items():
+    for name, field in fields_by_name.items():
         if name in values:
             filled[name] = _value(hints[name], values[name])
         elif field.default is dataclasses.MISSING:

@@ -209,10 +209,10 @@ class SecuredZooKeeper(ZooKeeper):
 
     def _java(self) -> list[str]:
         classes = java_command("")
-        known = " ".join(f'user_{user}="{password}"' for user, password in self._users.items())
+        users = " ".join(f'user_{user}="{password}"' for user, password in self._users.items())
         jaas = self._directory / "jaas.conf"
         module = "org.apache.zookeeper.server.auth.DigestLoginModule"
-        jaas.write_text(f"Server {{ {module} required {known}; }};\n")
+        jaas.write_text(f"Server {{ {module} required {users}; }};\n")
         at = classes.index("-cp")
         return [
             "java",

@@ -129,14 +129,14 @@ class Acl:
     @property
     def reason_against(self) -> str | None:
         """Kafka's error message if a field has a value for filters only, such as ANY; else None."""
-        for what, value, least in (
+        for kind, value, least in (
             ("resourceType", self.resource_type, ResourceType.TOPIC),
             ("operation", self.operation, Operation.ALL),
             ("permissionType", self.permission, Permission.DENY),
             ("patternType", self.pattern_type, PatternType.LITERAL),
         ):
             if value < least:
-                return f"Invalid {what} {value.name}"
+                return f"Invalid {kind} {value.name}"
         return None
 
     def __str__(self) -> str:

@@ -100,14 +100,14 @@ def _validate(shard: Shard, command: JoinGroup) -> None:
     largest = max((len(metadata) for _, metadata in command.protocols), default=0)
     shard.require_fits_record("the member's metadata", largest)
     shard.require_short("member id", command.member_id or command.new_member_id)
-    for what, text in (
+    for field, text in (
         ("instance id", command.group_instance_id or ""),
         ("client id", command.client_id),
         ("client host", command.client_host),
         ("protocol type", command.protocol_type),
         *(("protocol name", name) for name, _ in command.protocols),
     ):
-        shard.require_short(what, text)
+        shard.require_short(field, text)
 
 
 def _create_group(

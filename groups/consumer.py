@@ -166,12 +166,12 @@ def _answer(update: MemberUpdate, before: CurrentAssignment) -> ConsumerHeartbea
 
 
 def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettings) -> None:
-    for what, text in (
+    for field, text in (
         ("GroupId", command.group_id),
         ("InstanceId", command.instance_id),
         ("RackId", command.rack_id),
     ):
-        require_text(what, text)
+        require_text(field, text)
     epoch = command.member_epoch
     if command.client_makes_member_id or epoch not in {JOIN_EPOCH, STATIC_LEAVE_EPOCH}:
         require_text("MemberId", command.member_id)
@@ -197,23 +197,23 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
         )
     shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
     shard.require_short("member id", command.member_id)
-    for what, text in (
+    for field, text in (
         ("instance id", command.instance_id or ""),
         ("client id", command.client_id),
         ("client host", command.client_host),
         ("regular expression", command.subscribed_topic_regex or ""),
     ):
-        shard.require_short(what, text)
+        shard.require_short(field, text)
 
 
-def require_text(what: str, text: str | None) -> None:
+def require_text(field: str, text: str | None) -> None:
     """Refuse a text that Java considers blank: only blanks and control characters."""
-    _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{what} can't be empty.")
+    _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{field} can't be empty.")
 
 
-def _require(condition: bool, what: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise InvalidGroupRequestError(what)
+        raise InvalidGroupRequestError(message)
 
 
 # --- step 1: the group and the member ------------------------------------------------------------

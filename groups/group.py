@@ -66,8 +66,8 @@ TimerKind = Literal["assignor", "join", "rebalance", "regex", "session", "sync"]
 
 def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundError:
     """Return Kafka's error for a group that does not exist, or is not of this kind."""
-    what = "not found" if group is None else f"is not a {kind} group"
-    return GroupIdNotFoundError(f"Group {group_id} {what}.")
+    reason = "not found" if group is None else f"is not a {kind} group"
+    return GroupIdNotFoundError(f"Group {group_id} {reason}.")
 
 
 class GroupBase:
@@ -93,7 +93,7 @@ class GroupBase:
         """Kafka's name of the group's state."""
         raise NotImplementedError
 
-    def _require(self, condition: bool, what: str) -> None:
+    def _require(self, condition: bool, problem: str) -> None:
         if not condition:
             kind, state = self.type_name, self.state_name
-            raise InvariantViolation(f"{kind} group {self.group_id!r} in {state}: {what}")
+            raise InvariantViolation(f"{kind} group {self.group_id!r} in {state}: {problem}")

@@ -120,11 +120,11 @@ class Shard:
 
     # --- limits ---
 
-    def require(self, what: str, amount: int, limit: str) -> None:
+    def require(self, subject: str, amount: int, limit: str) -> None:
         """Raise :class:`GroupLimitExceededError` if ``amount`` exceeds a limit."""
         most: int = getattr(self.limits, limit)
         if amount > most:
-            raise GroupLimitExceededError(f"{what} exceeds {limit}={most}")
+            raise GroupLimitExceededError(f"{subject} exceeds {limit}={most}")
 
     def require_room_for_group(self, group_id: str) -> None:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""
@@ -140,31 +140,31 @@ class Shard:
         if not memory.has_room(added_bytes):
             raise GroupLimitExceededError(memory.budget.exceeded)
 
-    def require_batch(self, what: str, records: Collection[Record]) -> None:
+    def require_batch(self, subject: str, records: Collection[Record]) -> None:
         """Raise :class:`GroupLimitExceededError` unless records fit one batch of the topic."""
-        why = self.too_large(what, records)
+        why = self.too_large(subject, records)
         if why is not None:
             raise GroupLimitExceededError(why)
 
-    def too_large(self, what: str, records: Collection[Record]) -> str | None:
+    def too_large(self, subject: str, records: Collection[Record]) -> str | None:
         """Return why records do not fit one batch of the topic, None if they do."""
         size, most = batch_bytes(records), self.max_batch_bytes()
         if size <= most:
             return None
-        return f"{what} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
+        return f"{subject} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
 
-    def require_short(self, what: str, text: str) -> None:
+    def require_short(self, subject: str, text: str) -> None:
         """Raise :class:`GroupLimitExceededError` if a string is longer than a record can hold."""
         # A character takes at most four bytes, so most texts need not be encoded for the check.
         if len(text) * 4 > self.limits.max_string_bytes:
-            self.require(what, len(text.encode()), "max_string_bytes")
+            self.require(subject, len(text.encode()), "max_string_bytes")
 
-    def require_fits_record(self, what: str, size: int) -> None:
+    def require_fits_record(self, subject: str, size: int) -> None:
         """Raise :class:`GroupLimitExceededError` if no record could hold ``size`` bytes."""
         most = self.max_batch_bytes()
         if size > most:
             raise GroupLimitExceededError(
-                f"{what} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
+                f"{subject} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
             )
 
     def require_small_subscription(self, names: Collection[str], rack_id: str | None) -> None:

@@ -107,24 +107,24 @@ def _is_unchanged(group: ShareGroup, command: ShareHeartbeat, environment: Envir
 
 
 def _validate(shard: Shard, command: ShareHeartbeat) -> None:
-    for what, text in (
+    for field, text in (
         ("MemberId", command.member_id),
         ("GroupId", command.group_id),
         ("RackId", command.rack_id),
     ):
-        require_text(what, text)
+        require_text(field, text)
     epoch = command.member_epoch
     if epoch == JOIN_EPOCH and not command.subscribed_topic_names:
         raise InvalidGroupRequestError("SubscribedTopicNames must be set in first request.")
     if epoch < LEAVE_EPOCH:
         raise InvalidGroupRequestError("MemberEpoch is invalid.")
     shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
-    for what, text in (
+    for field, text in (
         ("member id", command.member_id),
         ("client id", command.client_id),
         ("client host", command.client_host),
     ):
-        shard.require_short(what, text)
+        shard.require_short(field, text)
 
 
 def _group(shard: Shard, decision: DecisionBuilder, command: ShareHeartbeat) -> ShareGroup:

@@ -45,8 +45,8 @@ class BoundError(Exception):
     """A number in a file is out of bounds; the message says which."""
 
 
-def bounded(what: str, value: int, low: int, high: int) -> int:
+def bounded(name: str, value: int, low: int, high: int) -> int:
     """Return ``value``. Raises BoundError unless it is from ``low`` to ``high``."""
     if not low <= value <= high:
-        raise BoundError(f"{what} {value} is not from {low} to {high}")
+        raise BoundError(f"{name} {value} is not from {low} to {high}")
     return value

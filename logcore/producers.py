@@ -355,8 +355,8 @@ class ProducerStateManager:
         if entry is None or entry.current_txn_first_offset is None:
             return None
         first_offset = entry.current_txn_first_offset
-        others = (one for one in self._open if one != first_offset)
-        oldest = next(others, marker_offset + 1)
+        offsets = (one for one in self._open if one != first_offset)
+        oldest = next(offsets, marker_offset + 1)
         return AbortedTxn(producer_id, first_offset, marker_offset, oldest)
 
     def aborted_txn(self, completed: CompletedTxn) -> AbortedTxn:

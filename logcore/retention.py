@@ -23,7 +23,7 @@ def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> li
     """Return the segments that lie wholly below the log start offset."""
     active = log.active
     return _leading(
-        log, high_watermark, lambda one, end: one is not active and end <= log_start_offset
+        log, high_watermark, lambda segment, end: segment is not active and end <= log_start_offset
     )
 
 
@@ -48,7 +48,9 @@ def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) ->
     if retention_ms < 0:
         return []
     return _leading(
-        log, high_watermark, lambda one, _end: now_ms - one.largest_timestamp_ms > retention_ms
+        log,
+        high_watermark,
+        lambda segment, _end: now_ms - segment.largest_timestamp_ms > retention_ms,
     )
 
 

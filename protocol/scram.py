@@ -209,10 +209,10 @@ def parse_server_final(token: bytes) -> bytes:
     return base64.b64decode(message["signature"])
 
 
-def _parse(pattern: re.Pattern[str], token: bytes, what: str) -> re.Match[str]:
+def _parse(pattern: re.Pattern[str], token: bytes, description: str) -> re.Match[str]:
     match = pattern.fullmatch(token.decode(errors="replace"))
     if match is None:
-        raise ScramError(f"{what} is not a SCRAM message")
+        raise ScramError(f"{description} is not a SCRAM message")
     return match
 
 

@@ -185,9 +185,9 @@ def _reason_against(acl: Acl, limits: AclLimits) -> str | None:
     if not acl.host:
         return "Host pattern cannot be null or empty"
     limit = limits.max_text_bytes
-    for what in ("resource_name", "principal", "host"):
-        if _bytes(getattr(acl, what)) > limit:
-            return f"the {what} has more than {limit} bytes"
+    for field in ("resource_name", "principal", "host"):
+        if _bytes(getattr(acl, field)) > limit:
+            return f"the {field} has more than {limit} bytes"
     return None
 
 

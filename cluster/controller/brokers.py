@@ -174,11 +174,11 @@ def _check_directories(view: ControllerView, request: BrokerRegistrationRequest)
         raise InvalidRegistrationError("Reserved directory ID in request")
     if len(set(directories)) != len(directories):
         raise InvalidRegistrationError("Duplicate directory ID in request")
-    for other in view.image.brokers.values():
-        if other.broker_id != request.broker_id:
-            for shared in set(directories) & set(other.directories):
+    for registered in view.image.brokers.values():
+        if registered.broker_id != request.broker_id:
+            for shared in set(directories) & set(registered.directories):
                 raise InvalidRegistrationError(
-                    f"Broker {other.broker_id} is already registered with directory {shared}"
+                    f"Broker {registered.broker_id} is already registered with directory {shared}"
                 )
 
 

@@ -149,9 +149,9 @@ def _check_limit(view: ControllerView, resource: Resource, after: Mapping[str, s
     }
     if resource[0] not in limits or not after or configs.get(resource):
         return
-    limit, what = limits[resource[0]]
+    limit, noun = limits[resource[0]]
     if sum(kind == resource[0] for kind, _ in configs) >= limit:
-        raise PolicyViolationError(f"there are {limit} {what} already")
+        raise PolicyViolationError(f"there are {limit} {noun} already")
 
 
 def _check_min_isr(

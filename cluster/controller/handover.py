@@ -98,16 +98,16 @@ def as_standalone(
     for name, topic in image.topics.items():
         missing = [
             str(index)
-            for index, one in enumerate(topic.partitions)
-            if broker_id not in one.isr and broker_id not in one.elr
+            for index, registration in enumerate(topic.partitions)
+            if broker_id not in registration.isr and broker_id not in registration.elr
         ]
         if missing:
             reasons.append(f"it is not in the ISR of {name}, partitions {', '.join(missing)}")
-        for one in {*topic.partitions} - alone.keys():
-            alone[one] = _sole_replica(one, broker_id, directory_id)
-        partitions = tuple(alone[one] for one in topic.partitions)
+        for registration in {*topic.partitions} - alone.keys():
+            alone[registration] = _sole_replica(registration, broker_id, directory_id)
+        partitions = tuple(alone[registration] for registration in topic.partitions)
         topics[name] = TopicImage(name, topic.topic_id, partitions)
-    brokers = {one: known for one, known in image.brokers.items() if one == broker_id}
+    brokers = {key: broker for key, broker in image.brokers.items() if key == broker_id}
     configs = {
         (kind, name): values
         for (kind, name), values in image.configs.items()
@@ -119,7 +119,7 @@ def as_standalone(
         brokers=brokers,
         controllers={},
         topics=topics,
-        topics_by_id={one.topic_id: one for one in topics.values()},
+        topics_by_id={topic.topic_id: topic for topic in topics.values()},
         configs=configs,
         step=None,
     )

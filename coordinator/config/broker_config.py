@@ -305,11 +305,11 @@ class BrokerConfig:
 
         Each text is in the unit of the key that it is set with.
         """
-        found = []
+        settings = []
         if name in overrides:
-            found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
+            settings.append(Setting(name, overrides[name], ConfigSource.TOPIC))
         synonyms = TOPIC_KEYS[name].synonyms
-        return found + self.synonyms(synonyms[0].name) if synonyms else found
+        return settings + self.synonyms(synonyms[0].name) if synonyms else settings
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
         """Return the level that the value of a topic key comes from."""

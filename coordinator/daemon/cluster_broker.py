@@ -230,7 +230,7 @@ class ClusterBroker:
 
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
         """Open another connection to the active controller; without a timeout, retry forever."""
-        found = RemoteControllerChannel(
+        connection = RemoteControllerChannel(
             lambda: self.cluster_view.controller,
             client_id=str(self._config.int("node.id")),
             retry_timeout_ms=retry_timeout_ms,
@@ -238,8 +238,8 @@ class ClusterBroker:
             security=self._quorum.security,
             takes=self._controller_takes,
         )
-        self._channels.append(found)
-        return found
+        self._channels.append(connection)
+        return connection
 
     def _controller_takes(self, _api_key: int) -> bool:
         """Return whether the active controller accepts an API that its ApiVersions lists."""

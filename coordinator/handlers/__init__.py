@@ -372,19 +372,19 @@ class Registry:
 
     def handler(self, api_key: int) -> Handler:
         """Return the handler of a served API; import its module on first use."""
-        found = self._handlers.get(api_key)
-        if found is None:
+        loaded = self._handlers.get(api_key)
+        if loaded is None:
             module = import_module(f"{__name__}.{self._modules[api_key]}")
-            found = module.run.handler
-            if found.api.key != api_key:
-                raise ValueError(f"{module.__name__} handles {found.api.name}")
+            loaded = module.run.handler
+            if loaded.api.key != api_key:
+                raise ValueError(f"{module.__name__} handles {loaded.api.name}")
             if api_key in self.forwarded:
                 forwarding = import_module(f"{__name__}.forwarding")
-                found = replace(found, run=forwarding.forwarding(found))
+                loaded = replace(loaded, run=forwarding.forwarding(loaded))
             if api_key in self._wrapped:
-                found = replace(found, run=self._wrapped[api_key](found.run))
-            self._handlers[api_key] = found
-        return found
+                loaded = replace(loaded, run=self._wrapped[api_key](loaded.run))
+            self._handlers[api_key] = loaded
+        return loaded
 
     def handlers(self) -> list[Handler]:
         """Return all handlers by key; import every module (for ``docs/protocol.md``)."""

@@ -64,7 +64,7 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
 
     Source: ``ConfigAdminManager.preprocess``.
     """
-    known: dict[tuple[int, str], Entity] = {}
+    known_settings: dict[tuple[int, str], Entity] = {}
     for kind in _HERE:
         rows = tuple(
             one
@@ -78,18 +78,20 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
             answer: Any = yield from handler.run(replace(ctx, body=body))  # type: ignore[misc]
             for one in answer.responses:
                 if kind == ConfigResourceType.BROKER_LOGGER or one.error_code:
-                    known[one.resource_type, one.resource_name] = one
-    if not known:
+                    known_settings[one.resource_type, one.resource_name] = one
+    if not known_settings:
         return (yield from _forwarded(ctx, handler, ctx.frame))
     left = tuple(
-        one for one in ctx.body.resources if (one.resource_type, one.resource_name) not in known
+        one
+        for one in ctx.body.resources
+        if (one.resource_type, one.resource_name) not in known_settings
     )
     if not left:
-        return ctx.respond.message(responses=tuple(known.values()))
+        return ctx.respond.message(responses=tuple(known_settings.values()))
     rest = replace(ctx, body=replace(ctx.body, resources=left))
     chunks = encode_request(ctx.api_key, ctx.version, ctx.correlation_id, ctx.client_id, rest.body)
     answer = yield from _forwarded(rest, handler, b"".join(chunks)[LENGTH_BYTES:])
-    return replace(answer, responses=(*known.values(), *answer.responses))
+    return replace(answer, responses=(*known_settings.values(), *answer.responses))
 
 
 def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:

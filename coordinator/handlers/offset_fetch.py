@@ -118,15 +118,17 @@ def _may_describe(ctx: Context, name: str) -> bool:
     return ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False)
 
 
-def _topic_query(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
+def _topic_query(
+    ctx: Context, name: str, topic: Any, requested_before: set[tuple[str, int]]
+) -> FetchTopic:
     """Return the query for a topic, without the partitions that were queried before (``seen``).
 
     Without this, repeated indexes in a small request could multiply its response: an offset may
     have 4 KiB of metadata, a thousand times the size of its index.
     """
     keys = dict.fromkeys((name, index) for index in topic.partition_indexes)
-    new = tuple(index for _, index in keys if (name, index) not in seen)
-    seen.update(keys)
+    new = tuple(index for _, index in keys if (name, index) not in requested_before)
+    requested_before.update(keys)
     # The id prevents the use of offsets of a deleted topic with the same name.
     topic_id = _id_of(ctx, name)
     return FetchTopic(name, new, None if topic_id is None else topic_id.bytes)

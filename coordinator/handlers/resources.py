@@ -137,12 +137,12 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
             for one in described
         ]
     check_node(broker, name)
-    own = [
+    broker_settings = [
         _broker_key(config, key, settings)
         for key in BROKER_KEYS.values()
         if len(settings := config.settings(key.name)) > 1 or not key.internal
     ]
-    return [*own, *(_broker_key(config, *one) for one in others.values())]
+    return [*broker_settings, *(_broker_key(config, *one) for one in others.values())]
 
 
 def _broker_key(config: BrokerConfig, key: ConfigKey, settings: list[Setting]) -> Described:

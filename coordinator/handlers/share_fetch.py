@@ -188,8 +188,8 @@ def _fetch(
     if throttle is not None:
         throttle.fetched(bytes_of(fetched))
     for part in fetched:
-        where = TopicPartition(part.key.topic_id, part.key.partition)
-        outcomes[where] = _Outcome(part, part.error)
+        partition = TopicPartition(part.key.topic_id, part.key.partition)
+        outcomes[partition] = _Outcome(part, part.error)
         yield None
     return outcomes
 

@@ -79,8 +79,8 @@ def zookeeper_registry(services: Services) -> Registry:
             yield from _caught_up(ctx)
             authorizer = services.authorizer
             acls = None if authorizer is None else authorizer.rules
-            own = services.on_zookeeper.own_access_decisions(acls)
-            decided_here = run(replace(ctx, zookeeper_controller=own))
+            decisions = services.on_zookeeper.own_access_decisions(acls)
+            decided_here = run(replace(ctx, zookeeper_controller=decisions))
             answer: Entity = yield from decided_here  # type: ignore[misc]
             return answer
 

@@ -76,13 +76,13 @@ def _check_for_all_brokers(configs: Mapping[str, str]) -> None:
 
     Source: ``DynamicBrokerConfig.perBrokerConfigs``.
     """
-    own = [
+    broker_settings = [
         name
         for name in configs
         if name.startswith(LISTENER_PREFIX)
         and name.removeprefix(LISTENER_PREFIX).partition(".")[2].startswith("ssl.")
     ]
-    if own:
+    if broker_settings:
         raise InvalidRequestError(
-            f"Cannot update these configs at default cluster level: {', '.join(own)}"
+            f"Cannot update these configs at default cluster level: {', '.join(broker_settings)}"
         )

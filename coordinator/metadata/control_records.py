@@ -125,14 +125,14 @@ def described_control(record: LogRecord) -> dict[str, Any] | None:
 
 def _leader_change(data: FieldReader, version: int) -> dict[str, Any]:
     def voters() -> list[dict[str, Any]]:
-        found = []
+        described = []
         for _ in range(data.count()):
             one: dict[str, Any] = {"voterId": data.int32()}
             if version >= 1:
                 one["voterDirectoryId"] = uuid_to_text(UUID(bytes=data.raw(16)))
             data.tags()
-            found.append(one)
-        return found
+            described.append(one)
+        return described
 
     return {"leaderId": data.int32(), "voters": voters(), "grantingVoters": voters()}
 

@@ -539,9 +539,9 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
         yield (
             FAMILIES[f"fencepost_group_{name}"],
             (
-                (row.written, found)
+                (row.written, number)
                 for row in snapshot.lags()
-                if (found := getattr(row, value)) is not None
+                if (number := getattr(row, value)) is not None
             ),
         )
 

@@ -184,5 +184,5 @@ class MetadataFetcher:
         now_s = asyncio.get_running_loop().time()
         if cause != self._trouble and now_s >= self._silent_until_s:
             self._trouble, self._silent_until_s = cause, now_s + 1
-            where = f"{address[0]}:{address[1]}"
-            _log.warning("metadata not fetched", controller=where, cause=cause)
+            address_text = f"{address[0]}:{address[1]}"
+            _log.warning("metadata not fetched", controller=address_text, cause=cause)

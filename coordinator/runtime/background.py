@@ -55,22 +55,22 @@ class Pace:
             self._since = monotonic_s()
 
 
-def log_failure(what: str, error: BaseException, **where: object) -> None:
+def log_failure(what: str, error: BaseException, **fields: object) -> None:
     """Log an unexpected failure, with its traceback."""
     cause = f"{type(error).__name__}: {error}"
-    _log.error("background work failed", what=what, **where, cause=cause, exc_info=error)
+    _log.error("background work failed", what=what, **fields, cause=cause, exc_info=error)
 
 
 @contextmanager
-def swallow(what: str, **where: object) -> Iterator[None]:
+def swallow(what: str, **fields: object) -> Iterator[None]:
     """Log an exception of the ``with`` block, and continue after the block.
 
-    ``where`` adds fields to the log line.
+    ``fields`` are added to the log line.
     """
     try:
         yield
     except Exception as error:  # noqa: BLE001 - that is its purpose
-        log_failure(what, error, **where)
+        log_failure(what, error, **fields)
 
 
 def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:

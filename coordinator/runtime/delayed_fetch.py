@@ -147,8 +147,8 @@ class DelayedFetches:
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Complete the requests that wait for a higher high watermark."""
         for fetch in list(self._waiting):
-            known = fetch.known_high_watermark
-            if known is not None and known < high_watermark:
+            known_high_watermark = fetch.known_high_watermark
+            if known_high_watermark is not None and known_high_watermark < high_watermark:
                 fetch.wake()
 
     def wake_all(self) -> None:

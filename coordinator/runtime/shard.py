@@ -409,8 +409,8 @@ class ShardRuntime(Generic[M_co]):
         for event in decision.events:
             level = logging.DEBUG if event.routine or event.quiet else logging.INFO
             if _log.is_enabled_for(level):
-                where = {"subject": event.subject, "shard": self.name}
-                _log.log(level, event.kind, **{**event.detail, **where})
+                fields = {"subject": event.subject, "shard": self.name}
+                _log.log(level, event.kind, **{**event.detail, **fields})
             self._remember(
                 self.partition.topic, self.name, event, self._origin, trigger(self._about)
             )

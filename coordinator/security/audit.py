@@ -87,13 +87,13 @@ class Audit:
         _log.info("access denied", **_words(access), rule=_cut(because()))
 
     def _allowance(self, principal: str) -> _LogAllowance:
-        now, known = self._now(), self._allowances
-        allowance = known.get(principal)
+        now, allowances = self._now(), self._allowances
+        allowance = allowances.get(principal)
         if allowance is None:
-            if len(known) >= MAX_PRINCIPALS:
-                known.popitem(last=False)
-            allowance = known[principal] = _LogAllowance(LINES_AT_ONCE, now)
-        known.move_to_end(principal)
+            if len(allowances) >= MAX_PRINCIPALS:
+                allowances.popitem(last=False)
+            allowance = allowances[principal] = _LogAllowance(LINES_AT_ONCE, now)
+        allowances.move_to_end(principal)
         allowance.left = min(LINES_AT_ONCE, allowance.left + (now - allowance.since) * LINES_PER_S)
         allowance.since = now
         return allowance

@@ -76,13 +76,13 @@ class Networks:
         texts = dict(self._texts)
         for hosts, is_added in ((removed, False), (added, True)):
             for host in hosts:
-                found = _range(host)
-                if found is None:
+                range_ = _range(host)
+                if range_ is None:
                     continue
-                holders = texts.pop(found, frozenset())
+                holders = texts.pop(range_, frozenset())
                 left = holders | {host} if is_added else holders - {host}
                 if left:
-                    texts[found] = left
+                    texts[range_] = left
         return Networks(texts)
 
 

@@ -205,13 +205,13 @@ class RuleTable:
 
     def find(self, acl_filter: AclFilter) -> Steps[list[Acl]]:
         """Return the ACLs that match a filter."""
-        found = []
+        matching = []
         for rules in self._matching(acl_filter):
             for rule in rules:
                 if acl_filter.matches(rule):
-                    found.append(rule)
+                    matching.append(rule)
                 yield
-        return found
+        return matching
 
     def _matching(self, acl_filter: AclFilter) -> Iterator[Collection[Acl]]:
         """Yield the ACLs of each resource that matches a filter."""
@@ -232,15 +232,15 @@ class RuleTable:
 
     def _applicable(self, principal: str, host: str, kind: ResourceType) -> Iterator[_HolderRules]:
         by_holder = self._by_holder
-        for who in (principal, ANYBODY) if principal != ANYBODY else (ANYBODY,):
-            for where in (host, ANYTHING):
-                held = by_holder.get((kind, who, where))
+        for holder in (principal, ANYBODY) if principal != ANYBODY else (ANYBODY,):
+            for allowed_host in (host, ANYTHING):
+                held = by_holder.get((kind, holder, allowed_host))
                 if held is not None:
                     yield held
-            networks = self._networks.get((kind, who))
+            networks = self._networks.get((kind, holder))
             if networks is not None:
-                for where in networks.containing(host):
-                    yield by_holder[kind, who, where]
+                for allowed_host in networks.containing(host):
+                    yield by_holder[kind, holder, allowed_host]
 
     def _matching_resource(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, UUID]]:
         by_pattern = self._by_resource.get(kind)

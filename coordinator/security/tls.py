@@ -212,8 +212,8 @@ def load(settings: TlsSettings) -> LoadedTls:
     try:
         shown = read_certificate(ssl.PEM_cert_to_DER_cert(chain[0]))
     except (CertificateError, ValueError) as error:
-        where = settings.keystore or HIDDEN
-        raise _chain_error(settings, where, "the first certificate can't be read") from error
+        source = settings.keystore or HIDDEN
+        raise _chain_error(settings, source, "the first certificate can't be read") from error
     context = _context(settings, key, chain, authorities)
     _try_out(settings, context)
     return LoadedTls(settings, stamps, context, shown)
@@ -226,42 +226,42 @@ def _identity(settings: TlsSettings) -> tuple[str, list[str]]:
         keys, chain = private_keys(text), certificates(text)
     else:
         keys, chain = private_keys(settings.key), certificates(settings.chain)
-    where = settings.keystore or HIDDEN
+    source = settings.keystore or HIDDEN
     if len(keys) != 1:
         problem = "Private key not provided"
         if keys:
             problem = f"Expected one private key, but found {len(keys)}"
-        raise ConfigError(_KEYSTORE if settings.keystore else _KEY, where, problem)
+        raise ConfigError(_KEYSTORE if settings.keystore else _KEY, source, problem)
     if not chain:
-        raise _chain_error(settings, where, "At least one certificate expected, but none found")
+        raise _chain_error(settings, source, "At least one certificate expected, but none found")
     return keys[0], chain
 
 
-def _chain_error(settings: TlsSettings, where: str, reason: str) -> ConfigError:
-    return ConfigError(_KEYSTORE if settings.keystore else _CHAIN, where, reason)
+def _chain_error(settings: TlsSettings, source: str, reason: str) -> ConfigError:
+    return ConfigError(_KEYSTORE if settings.keystore else _CHAIN, source, reason)
 
 
 def _authorities(settings: TlsSettings) -> list[str]:
     if not settings.truststore and not settings.authorities:
         return []
-    key, where = _AUTHORITIES, HIDDEN
+    key, source = _AUTHORITIES, HIDDEN
     if settings.truststore:
-        key, where = _TRUSTSTORE, settings.truststore
-        authorities = certificates(_read(key, "truststore", where))
+        key, source = _TRUSTSTORE, settings.truststore
+        authorities = certificates(_read(key, "truststore", source))
     else:
         authorities = certificates(settings.authorities)
     if not authorities:
-        raise ConfigError(key, where, "At least one certificate expected, but none found")
+        raise ConfigError(key, source, "At least one certificate expected, but none found")
     return authorities
 
 
 def _read(key: str, store: str, path: str) -> str:
-    where = Path(path)
-    if where.is_fifo() or where.is_char_device():
+    source = Path(path)
+    if source.is_fifo() or source.is_char_device():
         # Opening a FIFO or a device may block forever, and a client may have named it.
         raise ConfigError(key, path, "it is not a file")
     try:
-        with where.open("rb") as file:
+        with source.open("rb") as file:
             content = file.read(MAX_STORE_BYTES + 1)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         reason = getattr(error, "strerror", error)
@@ -301,8 +301,8 @@ def _context(
             context.load_verify_locations(cadata="".join(authorities))
         except (ssl.SSLError, ValueError):
             key_name = _TRUSTSTORE if settings.truststore else _AUTHORITIES
-            where = settings.truststore or HIDDEN
-            raise ConfigError(key_name, where, "a certificate in it can't be read") from None
+            source = settings.truststore or HIDDEN
+            raise ConfigError(key_name, source, "a certificate in it can't be read") from None
     return context
 
 
@@ -343,7 +343,7 @@ def _load_certificate(
         return settings.key_password
 
     key_name = _KEYSTORE if settings.keystore else _KEY
-    where = settings.keystore or HIDDEN
+    source = settings.keystore or HIDDEN
     try:
         with private_file("".join((key, *chain))) as path:
             context.load_cert_chain(path, password=password)
@@ -356,7 +356,7 @@ def _load_certificate(
             reason = f"the private key can't be decrypted: {_KEY_PASSWORD} is wrong"
         else:
             reason = "the private key or the certificate chain can't be read"
-        raise ConfigError(key_name, where, reason) from None
+        raise ConfigError(key_name, source, reason) from None
 
 
 def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
@@ -424,21 +424,21 @@ class ListenerTls:
         """Raise ConfigError if ``fresh`` must not replace the current certificate or truststore."""
         settings, shown, before = fresh.settings, fresh.certificate, self.loaded.certificate
         key = _KEYSTORE if settings.keystore else _CHAIN
-        where = settings.keystore or HIDDEN
+        source = settings.keystore or HIDDEN
         if not shown.not_before_s <= now_s < shown.not_after_s:
             word = "has expired" if now_s >= shown.not_after_s else "is not valid yet"
-            raise ConfigError(key, where, f"the certificate {word}")
+            raise ConfigError(key, source, f"the certificate {word}")
         if not settings.allows_dn_changes and shown.subject.lower() != before.subject.lower():
             raise ConfigError(
                 key,
-                where,
+                source,
                 f"Keystore DistinguishedName does not match: existing {before.subject}, new"
                 f" {shown.subject}; ssl.allow.dn.changes would allow it",
             )
         if not settings.allows_san_changes and before.alternative_names - shown.alternative_names:
             raise ConfigError(
                 key,
-                where,
+                source,
                 "Keystore SubjectAltNames do not match: the new certificate lacks names of the"
                 " existing one; ssl.allow.san.changes would allow it",
             )

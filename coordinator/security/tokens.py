@@ -133,19 +133,19 @@ class SignedTokens:
         algorithm, name = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str):
             raise TokenRefusedError("it names no algorithm")
-        found = yield from self.keys.find(
+        jwks = yield from self.keys.find(
             lambda key: (
                 (name is None or key.get("kid") == name)
                 and key.get("use", "sig") == "sig"
                 and algorithm in algorithms_of(key)
             )
         )
-        if len(found) > 1:
+        if len(jwks) > 1:
             raise TokenRefusedError("it does not name the key that signed it")
         try:
             claims = jwt.decode(
                 token,
-                jwt.PyJWK(dict(found[0]), algorithm=algorithm).key,
+                jwt.PyJWK(dict(jwks[0]), algorithm=algorithm).key,
                 algorithms=[algorithm],
                 audience=self.audience or None,
                 issuer=self.issuer,

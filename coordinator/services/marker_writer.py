@@ -530,8 +530,8 @@ class MarkerWriter:
         return True
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
-        found = self._logs.find_open(partition)
-        return found is not None and found.producers.has_open_transaction(producer_id)
+        log = self._logs.find_open(partition)
+        return log is not None and log.producers.has_open_transaction(producer_id)
 
 
 def _record_failure(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:

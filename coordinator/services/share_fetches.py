@@ -113,16 +113,16 @@ class ShareFetches:
 
     def note_acquired(self, group_id: str, seconds: float) -> None:
         """Count the wait of a fetch for fetch locks."""
-        known = self.acquire_seconds
-        if group_id not in known:
-            if len(known) >= MAX_GROUPS:
-                self.acquire_seconds = known = {
+        histograms = self.acquire_seconds
+        if group_id not in histograms:
+            if len(histograms) >= MAX_GROUPS:
+                self.acquire_seconds = histograms = {
                     group: took
-                    for group, took in known.items()
+                    for group, took in histograms.items()
                     if self.shares.sessions.has_group(group)
                 }
-            known[group_id] = Histogram()
-        known[group_id].note(seconds)
+            histograms[group_id] = Histogram()
+        histograms[group_id].note(seconds)
 
     def run(self, fetch: ShareFetch) -> Work[list[FetchedShare]]:
         """Return the result of each share partition, in order."""

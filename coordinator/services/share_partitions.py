@@ -522,12 +522,12 @@ class SharePartitions:
             served.wake()
 
     async def _look_up(self, share: SharePartition, timestamp: int) -> None:
-        found: int | DomainError
+        offset: int | DomainError
         try:
-            found = await self._offset_at(share, timestamp)
+            offset = await self._offset_at(share, timestamp)
         except DomainError as error:
-            found = without_traceback(error)
-        self._step(share, lambda one: share.start_offset_found(one, found))
+            offset = without_traceback(error)
+        self._step(share, lambda one: share.start_offset_found(one, offset))
         self._wake_initialized(share)
 
     async def _offset_at(self, share: SharePartition, timestamp: int) -> int:

@@ -132,10 +132,10 @@ class FetchSession:
 
     def put(self, part: CachedPartition) -> int:
         """Add or replace a partition; return the number of added partitions."""
-        known = self.partitions.setdefault(part.key, part)
-        if known is part:
+        existing = self.partitions.setdefault(part.key, part)
+        if existing is part:
             return 1
-        known.renew(part)
+        existing.renew(part)
         return 0
 
     def drop(self, key: Key) -> int:

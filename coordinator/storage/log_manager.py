@@ -263,8 +263,8 @@ class LogManager:
 
     def __iter__(self) -> Iterator[Partition]:
         """Iterate over all open partitions, including the metadata log, in no order."""
-        own = [] if self._metadata_partition is None else [self._metadata_partition]
-        return iter([*own, *self.opened.values()])
+        metadata_partitions = [] if self._metadata_partition is None else [self._metadata_partition]
+        return iter([*metadata_partitions, *self.opened.values()])
 
     def is_offline(self, topic: str, index: int) -> bool:
         """Return whether the file system has failed for an open partition."""

@@ -406,8 +406,8 @@ class _MultiWrite:
                 if self._nodes[node_path] is None:
                     self._writes.append(Create(node_path, data if node_path == path else b""))
                     self._nodes[node_path] = Znode(b"", 0, 0, 0, 0)
-        where, note = formats.notification_of(path)
-        self._notifications.append(Create(where, note, sequence=True))
+        folder, note = formats.notification_of(path)
+        self._notifications.append(Create(folder, note, sequence=True))
         self.size += len(data or b"") + 2 * len(path)
 
     def all(self) -> list[Write]:

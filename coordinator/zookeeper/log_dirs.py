@@ -65,11 +65,11 @@ class LogDirs:
         lost = self._lost.setdefault(broker_id, set())
         for topic in answer.topics:
             for part in topic.partition_errors:
-                place = topic.topic_id, part.partition_index
+                key = topic.topic_id, part.partition_index
                 is_lost = part.error_code == ErrorCode.kafka_storage_error
-                if is_lost != (place in lost) and (is_lost or not part.error_code):
-                    self._news.setdefault(broker_id, {})[place] = is_lost
-                    (lost.add if is_lost else lost.discard)(place)
+                if is_lost != (key in lost) and (is_lost or not part.error_code):
+                    self._news.setdefault(broker_id, {})[key] = is_lost
+                    (lost.add if is_lost else lost.discard)(key)
         if self._news:
             self._on_change()
 

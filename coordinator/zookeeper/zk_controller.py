@@ -421,8 +421,8 @@ class ZkController:
         topic = self.store.image.topics.get(name)
         if topic is None or index >= len(topic.partitions) or index not in states:
             return
-        known, (state, version) = topic.partitions[index], states[index]
-        if version > known.partition_epoch:
+        registration, (state, version) = topic.partitions[index], states[index]
+        if version > registration.partition_epoch:
             node = assignment_of(topic)
             records = [*partition_records(topic.topic_id, node, {index: (state, version)}, [index])]
             self.learn(records)

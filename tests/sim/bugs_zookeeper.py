@@ -350,7 +350,7 @@ ZOOKEEPER: Final = (
         (
             (
                 _MultiWrite.change,
-                "self._notifications.append(Create(where, note, sequence=True))",
+                "self._notifications.append(Create(folder, note, sequence=True))",
                 "pass",
             ),
         ),

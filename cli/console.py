@@ -81,7 +81,9 @@ def command(
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
-        raise click.ClickException("the console needs: pip install 'fencepost[console]'") from error
+        raise click.ClickException(
+            "the console needs: pip install '.[console]' in a clone of Fencepost"
+        ) from error
     from fencepost.coordinator.config.listeners import parse_address
 
     try:

@@ -150,7 +150,8 @@ class OtlpSink:
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise click.ClickException(
-                f"--otlp needs the extra otel: pip install 'fencepost[otel]' ({error})"
+                "--otlp needs the extra otel: pip install '.[otel]' in a clone of Fencepost"
+                f" ({error})"
             ) from error
         base = url.rstrip("/")
         self._url, self._cluster_id = url, cluster_id

@@ -1,7 +1,7 @@
 """Users, certificates and ACLs of a broker for tests, and the settings of its clients.
 
 Certificates are generated, by an authority that exists only in the test process. They need trustme,
-which ``pip install 'fencepost[tls-testing]'`` installs.
+which ``pip install '.[tls-testing]'`` in a clone of Fencepost installs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def certificates() -> BrokerCertificates:
         import trustme  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - of trustme
     except ModuleNotFoundError as error:
-        raise ImportError("tls=True needs: pip install 'fencepost[tls-testing]'") from error
+        raise ImportError(
+            "tls=True needs: pip install '.[tls-testing]' in a clone of Fencepost"
+        ) from error
     authority = trustme.CA(organization_name="fencepost tests")
     issued = authority.issue_cert("localhost", "127.0.0.1", "::1")
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)

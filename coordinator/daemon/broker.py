@@ -358,7 +358,7 @@ class Broker:
         try:
             from fencepost.coordinator.daemon.zookeeper_broker import ZooKeeperBroker  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
+            needs = "zookeeper.connect needs kazoo: pip install '.[zookeeper]' in Fencepost's clone"
             raise BrokerError(needs) from error
         broker = ZooKeeperBroker(self.config, self.roles, self._listeners.all, self._stop_on_loss)
         try:

@@ -133,7 +133,9 @@ def oauth_login(
     if urlsplit(url).scheme not in SCHEMES:
         raise ConfigError(URL, url, f"it must be a URL of {', '.join(SCHEMES)}")
     if find_spec("jwt") is None or find_spec("cryptography") is None:
-        raise ConfigError(URL, url, "signed tokens need PyJWT: pip install 'fencepost[oauth]'")
+        raise ConfigError(
+            URL, url, "signed tokens need PyJWT: pip install '.[oauth]' in a clone of Fencepost"
+        )
     for expected, allow in _UNVERIFIED.items():
         if not of(expected) and not of(allow):
             # Source: ``BrokerJwtValidator.configure``.

@@ -53,7 +53,7 @@ class Encoder:
         try:
             import cryptography.hazmat.primitives.ciphers  # noqa: F401, PLC0415 - asks whether it is there
         except ImportError:
-            reason = "it needs the package cryptography: pip install 'fencepost[zookeeper]'"
+            reason = "it needs cryptography: pip install '.[zookeeper]' in a clone of Fencepost"
             raise ConfigError(SECRET, HIDDEN, reason) from None
         self._secret, self._key_factory = secret, key_factory
         self._key_bits, self._iterations, self._cipher = key_bits, iterations, cipher

@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in EXTRA:
         raise
-    sys.exit(f"the bridge needs {error.name}: pip install 'fencepost[mqtt]'")
+    sys.exit(f"the bridge needs {error.name}: pip install '.[mqtt]' in a clone of Fencepost")
 
 if __name__ == "__main__":
     main()

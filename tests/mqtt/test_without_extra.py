@@ -29,5 +29,5 @@ def test_missing_extra_is_named_in_one_line(name: str) -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith(f"the bridge needs {name}")
-    assert done.stderr.endswith("pip install 'fencepost[mqtt]'\n")
+    assert done.stderr.endswith("pip install '.[mqtt]' in a clone of Fencepost\n")
     assert done.stderr.count("\n") == 1

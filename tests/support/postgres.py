@@ -49,7 +49,7 @@ class PostgresServer:
         try:
             import psycopg  # noqa: F401 - an extra
         except ImportError:
-            reason = "psycopg is not installed (pip install 'fencepost[postgres]')"
+            reason = "psycopg is not installed (pip install '.[postgres]' in a clone of Fencepost)"
             raise OracleMissingError(reason) from None
         self._programs = programs()
         held = hold_port()

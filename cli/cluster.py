@@ -360,12 +360,12 @@ def _metadata_lag(node: int, quorum: QuorumDescription | None) -> int | None:
 
 
 def _min_isr(session: ClusterSession, topics: list[str]) -> dict[str, int]:
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     # The broker reports no settings of the history's topic.
     resources = [("topic", name) for name in topics if name != HISTORY_TOPIC]
-    entries = described(session, resources, [MIN_ISR]) if resources else []
+    entries = describe_configs(session, resources, [MIN_ISR]) if resources else []
     return {one.resource: int(one.value) for one in entries if one.value is not None}
 
 

@@ -58,9 +58,9 @@ def list_settings(
     session: ClusterSession, kind: str, name: str, form: str, *, changed: bool
 ) -> None:
     """List all settings."""
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
 
-    entries = described(session, [_resource(session, kind, name)])
+    entries = describe_configs(session, [_resource(session, kind, name)])
     _show([one for one in entries if not changed or one.source != "default"], form)
 
 
@@ -70,11 +70,11 @@ def list_settings(
 @table_options
 def get(session: ClusterSession, kind: str, name: str, keys: tuple[str, ...], form: str) -> None:
     """Show each KEY with its value and source."""
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
 
     resource = _resource(session, kind, name)
     _refuse_unknown(session, resource, keys)
-    _show([one for one in described(session, [resource]) if one.key in keys], form)
+    _show([one for one in describe_configs(session, [resource]) if one.key in keys], form)
 
 
 @command.command("set")
@@ -137,13 +137,13 @@ def change(
     After a change the new values are those in effect, as the broker describes them. An unknown key
     is refused with the most similar name. Raises click.ClickException, ApiError.
     """
-    from fencepost.client.queries.settings import alter, described
+    from fencepost.client.queries.settings import alter, describe_configs
 
     named = [*settings, *keys]
     if len(set(named)) < len(named):
         raise click.UsageError("one setting is named twice")
     _refuse_unknown(session, resource, named)
-    before = {one.key: one for one in described(session, [resource])}
+    before = {one.key: one for one in describe_configs(session, [resource])}
     alter(session, resource, settings, keys, execute=execute)
     after = _in_effect(session, resource, settings) if execute else {}
     rows = [
@@ -153,7 +153,7 @@ def change(
             "source": before[key].source if key in before else None,
             "new": _value(after.get(key))
             if execute
-            else _wanted(settings[key], before.get(key))
+            else _mask_secret(settings[key], before.get(key))
             if key in settings
             else None,
             "new_source": after[key].source if key in after else None,
@@ -173,11 +173,11 @@ def _in_effect(
     In a cluster the broker may lag behind the controller, and a stronger setting may permanently
     override the changed one.
     """
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
 
     deadline = time.monotonic() + SEEN_WITHIN_S
     while True:
-        entries = {one.key: one for one in described(session, [resource])}
+        entries = {one.key: one for one in describe_configs(session, [resource])}
         is_seen = all(
             key in entries and (entries[key].is_secret or entries[key].value == value.strip())
             for key, value in settings.items()
@@ -212,7 +212,7 @@ def _show(settings: Sequence[ConfigEntry], form: str) -> None:
     emit(rows, COLUMNS, form, "no settings")
 
 
-def _wanted(text: str, setting: ConfigEntry | None) -> str:
+def _mask_secret(text: str, setting: ConfigEntry | None) -> str:
     return SECRET if setting is not None and setting.is_secret else text
 
 

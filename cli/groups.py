@@ -158,13 +158,13 @@ def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[
     The rows of share groups also have the counts of in-flight records.
     """
     from fencepost.client.queries.group_view import offset_rows
-    from fencepost.client.queries.share_blame import examined
+    from fencepost.client.queries.share_blame import examine
     from fencepost.client.queries.share_offsets import SHARE
 
     rows = offset_rows(session, [group for group in groups if group.kind != SHARE])
     for group in groups:
         if group.kind == SHARE:
-            rows += examined(session, group)[0]
+            rows += examine(session, group)[0]
     return rows
 
 

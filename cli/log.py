@@ -53,7 +53,7 @@ _MOVED = (
     "leader_epoch",
     "cut_bytes",
 )
-_TOLD = (
+_LOG_LINE_COLUMNS = (
     "level",
     "event",
     "partition",
@@ -249,7 +249,7 @@ def show_problems(
         emit(problems, ("file", "problem", "position", "offset"), "table")
     if lines:
         print_lines("the next start will say:")
-        emit(lines, _TOLD, "table")
+        emit(lines, _LOG_LINE_COLUMNS, "table")
 
 
 def _recovery_log_lines(

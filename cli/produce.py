@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.record_writer import RecordWriter
 
-MOST_TOLD = 20
+MAX_REPORTED_LINES = 20
 """Lines whose errors are printed; further ones are only counted."""
 
 
@@ -203,7 +203,7 @@ class ProduceRun:
 
     def _refuse_line(self, number: int, why: str) -> None:
         self._refused += 1
-        if self._refused <= MOST_TOLD:
+        if self._refused <= MAX_REPORTED_LINES:
             print_lines(f"line {number} {why}", err=True)
 
     def print_written(self) -> None:
@@ -212,8 +212,8 @@ class ProduceRun:
 
     def report(self) -> None:
         """Print the result; the exit status says whether all lines were written."""
-        if self._refused > MOST_TOLD:
-            print_lines(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
+        if self._refused > MAX_REPORTED_LINES:
+            print_lines(f"and {counted(self._refused - MAX_REPORTED_LINES, 'line')} more", err=True)
         self.print_written()
         if self._refused:
             raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

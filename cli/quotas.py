@@ -71,7 +71,7 @@ def command() -> None:
 @table_options
 def list_quotas(session: ClusterSession, entity: Names, form: str) -> None:
     """List all quotas, or only the quotas of the given users, clients and addresses."""
-    rows = [row for one in described(session, entity) for row in _rows(*one)]
+    rows = [row for one in describe_quotas(session, entity) for row in _rows(*one)]
     emit(rows, COLUMNS, form, "no quotas")
 
 
@@ -123,7 +123,7 @@ def why(session: ClusterSession, user: str, client_id: str, form: str) -> None:
         entity_of,
     )
 
-    quotas = {frozenset(names.items()): values for names, values in described(session, {})}
+    quotas = {frozenset(names.items()): values for names, values in describe_quotas(session, {})}
     rows = []
     for key in CLIENT_KEYS:
         for pair, (shared_user, shared_id) in candidates(user, client_id):
@@ -145,7 +145,7 @@ def why(session: ClusterSession, user: str, client_id: str, form: str) -> None:
     emit(rows, WHY_COLUMNS, form)
 
 
-def described(session: ClusterSession, entity: Names) -> list[tuple[Names, dict[str, float]]]:
+def describe_quotas(session: ClusterSession, entity: Names) -> list[tuple[Names, dict[str, float]]]:
     """Return all entities that have the names in ``entity``, with their quotas. Raises ApiError."""
 
     def request(make: Any) -> Any:
@@ -189,7 +189,7 @@ def _change(
     if len(new_values) < len(given):
         raise click.UsageError("one quota is named twice")
     _refuse_unknown(new_values)
-    quotas = described(session, {})
+    quotas = describe_quotas(session, {})
     before = next((values for names, values in quotas if names == entity), {})
     if not before and all(value is None for value in new_values.values()):
         close = nearest(_text(entity), (_text(names) for names, _ in quotas))

@@ -113,9 +113,9 @@ def command(
 def _require_fencepost(session: ClusterSession) -> None:
     """Raise an error unless the brokers can record requests."""
     from fencepost.client.queries.recording import SETTING
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
 
-    entries = described(session, [("broker", str(session.some_broker))])
+    entries = describe_configs(session, [("broker", str(session.some_broker))])
     values = {one.key: one.value for one in entries}
     if SETTING not in values or values.get("fencepost.history.enable") != "true":
         raise click.ClickException(NO_HISTORY)
@@ -125,11 +125,11 @@ def _require_fencepost(session: ClusterSession) -> None:
 def _recording(session: ClusterSession) -> Iterator[None]:
     """Enable the recording of requests on all brokers; afterwards restore the former setting."""
     from fencepost.client.queries.recording import SETTING
-    from fencepost.client.queries.settings import EVERY_BROKER, alter, described
+    from fencepost.client.queries.settings import EVERY_BROKER, alter, describe_configs
 
     everywhere = "broker", EVERY_BROKER
     before = next(
-        (one.value for one in described(session, [everywhere]) if one.key == SETTING), None
+        (one.value for one in describe_configs(session, [everywhere]) if one.key == SETTING), None
     )
     with ended_by_sigterm():
         alter(session, everywhere, {SETTING: "true"}, (), execute=True)

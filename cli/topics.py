@@ -117,12 +117,14 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
     from fencepost.client.queries.replicas import states_and_offsets
 
     if configs:
-        from fencepost.client.queries.settings import described
+        from fencepost.client.queries.settings import describe_configs
 
         session.topics(dict.fromkeys(topics))
         settings = [
             {"topic": one.resource, "key": one.key, "value": one.value, "source": one.source}
-            for one in described(session, [("topic", topic) for topic in dict.fromkeys(topics)])
+            for one in describe_configs(
+                session, [("topic", topic) for topic in dict.fromkeys(topics)]
+            )
         ]
         emit(settings, ["topic", "key", "value", "source"], form)
         return
@@ -146,10 +148,10 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
 
 def _show_heads(session: ClusterSession, topics: Sequence[TopicMetadata]) -> None:
     """Print a line for each topic: its size, its id, and its own settings."""
-    from fencepost.client.queries.settings import described
+    from fencepost.client.queries.settings import describe_configs
 
     overrides: dict[str, list[str]] = {topic.name: [] for topic in topics}
-    for one in described(session, [("topic", topic.name) for topic in topics]):
+    for one in describe_configs(session, [("topic", topic.name) for topic in topics]):
         if one.source == "topic":
             overrides[one.resource].append(f"{one.key}={one.value}")
     for topic in topics:

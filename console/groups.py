@@ -22,7 +22,7 @@ from fencepost.client.queries.group_view import (
     totals,
 )
 from fencepost.client.queries.session import ClusterSession, OffsetAndMetadata
-from fencepost.client.queries.share_blame import add_past, examined
+from fencepost.client.queries.share_blame import add_past, examine
 from fencepost.client.queries.share_offsets import SHARE
 from fencepost.client.requests import Partition
 from fencepost.client.router import ApiError
@@ -84,7 +84,7 @@ def group_view(session: ClusterSession, params: Params, history: HistoryCache) -
     timeline = history.of(session, GROUP, view.group)
     blamed: list[dict[str, Any]] = []
     if view.kind == SHARE:
-        rows, blamed = examined(session, view)
+        rows, blamed = examine(session, view)
         add_past(blamed, history.entries(GROUP, view.group))
     else:
         rows = offset_rows(session, [view])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fencepost.client.client import ApiError
 from fencepost.client.queries.session import check
-from fencepost.client.queries.settings import described
+from fencepost.client.queries.settings import describe_configs
 from fencepost.cluster.acl import (
     Acl,
     AclFilter,
@@ -143,7 +143,7 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     """Return the broker settings that matter for authorization, and notes on missing ones."""
     keys = ("super.users", "allow.everyone.if.no.acl.found")
     try:
-        entries = described(session, [("broker", str(session.some_broker))])
+        entries = describe_configs(session, [("broker", str(session.some_broker))])
     except ApiError:
         entries = []
     values = {one.key: one.value for one in entries if one.key in keys and one.value is not None}

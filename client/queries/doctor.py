@@ -19,7 +19,7 @@ from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.exactly_once_rules import RULES, Rule
 from fencepost.client.queries.group_view import describe_group
 from fencepost.client.queries.pipelines import Client, Observations, Pipeline, client_of
-from fencepost.client.queries.settings import described
+from fencepost.client.queries.settings import describe_configs
 from fencepost.client.queries.where import BEGINNING, OffsetPosition
 from fencepost.client.router import ApiError
 from fencepost.coordinator.history.entries import Observed
@@ -469,7 +469,7 @@ def _few_acks(observations: Observations) -> Iterator[Finding]:
 
 def _unclean(session: ClusterSession, topics: Iterable[str]) -> Iterator[Finding]:
     resources = [("topic", name) for name in sorted(topics)]
-    for entry in described(session, resources, [UNCLEAN]) if resources else ():
+    for entry in describe_configs(session, resources, [UNCLEAN]) if resources else ():
         if entry.value == "true":
             yield Finding(
                 rules.UNCLEAN_ELECTION,

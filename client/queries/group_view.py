@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.client.queries.session import check
-from fencepost.client.queries.share_offsets import SHARE, described, start_offsets
+from fencepost.client.queries.share_offsets import SHARE, describe_share_group, start_offsets
 from fencepost.client.queries.unknown import unknown_group
 from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
@@ -79,7 +79,7 @@ def describe_group(session: ClusterSession, group: str) -> GroupView:
     row = session.client.call("DescribeGroups", to_group=group, groups=(group,)).groups[0]
     if row.error_code != ErrorCode.group_id_not_found:
         check(row.error_code, "DescribeGroups", group, getattr(row, "error_message", None))
-    if row.group_state == "Dead" and (share := described(session, group)) is not None:
+    if row.group_state == "Dead" and (share := describe_share_group(session, group)) is not None:
         return _server_assigned(group, SHARE, share)
     return _classic(group, row)
 

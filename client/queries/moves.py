@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from fencepost.client.queries.session import check
-from fencepost.client.queries.settings import alter, described
+from fencepost.client.queries.settings import alter, describe_configs
 from fencepost.client.requests import Partition, topics
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def throttled(
     resources += [("topic", name) for name in names]
     with_throttles = {
         (one.kind, one.resource): None
-        for one in described(session, resources, [*RATES, *THROTTLED])
+        for one in describe_configs(session, resources, [*RATES, *THROTTLED])
         if one.source == one.kind and one.value
     }
     return list(with_throttles)

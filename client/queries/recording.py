@@ -28,7 +28,7 @@ from fencepost.client.queries.incident import (
 from fencepost.client.queries.incident_values import as_json
 from fencepost.client.queries.reader import Reader
 from fencepost.client.queries.session import ClusterSession
-from fencepost.client.queries.settings import described
+from fencepost.client.queries.settings import describe_configs
 from fencepost.client.queries.where import OffsetPosition
 from fencepost.client.requests import Partition
 from fencepost.coordinator.history.entries import (
@@ -335,13 +335,13 @@ def _topic(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _settings(session: ClusterSession) -> dict[str, str]:
-    entries = described(session, [("broker", str(session.some_broker))])
+    entries = describe_configs(session, [("broker", str(session.some_broker))])
     return {one.key: one.value for one in entries if one.value is not None and is_setting(one.key)}
 
 
 def _group_settings(session: ClusterSession, group: str) -> dict[str, str]:
     try:
-        entries = described(session, [("group", group)])
+        entries = describe_configs(session, [("group", group)])
     except ApiError:
         return {}  # the principal may not see them
     return {

@@ -51,7 +51,7 @@ class ConfigEntry(NamedTuple):
     is_secret: bool
 
 
-def described(
+def describe_configs(
     session: ClusterSession, resources: Sequence[Resource], keys: Sequence[str] | None = None
 ) -> list[ConfigEntry]:
     """Return all settings of ``resources``, or only ``keys``, sorted by key. Raises ApiError."""
@@ -109,7 +109,7 @@ def known_keys(session: ClusterSession, resource: Resource) -> set[str]:
     if kind == "broker" and name == EVERY_BROKER:
         # For the defaults of all brokers, DescribeConfigs returns only keys that are set.
         name = str(session.some_broker)
-    return {one.key for one in described(session, [(kind, name)])}
+    return {one.key for one in describe_configs(session, [(kind, name)])}
 
 
 def alter(

@@ -31,7 +31,7 @@ ENDS = {
 """The event that ends each state; a state that is not listed ends with a fetch."""
 
 
-def examined(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[Row]]:
+def examine(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[Row]]:
     """Return the offset rows of a share group, and the rows about the records behind them.
 
     An offset row has the counts of in-flight records, or in ``in_flight_error`` the reason why they
@@ -71,7 +71,7 @@ def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
 
 def blame(session: ClusterSession, group: GroupView) -> list[Row]:
     """Return one row per partition of a share group, with the history. Raises ApiError."""
-    _, rows = examined(session, group)
+    _, rows = examine(session, group)
     if any(row["state"] is not None for row in rows):
         add_past(rows, entries_of(session, subjects=[(GROUP, group.group)]))
     return rows

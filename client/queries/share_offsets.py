@@ -29,7 +29,7 @@ class StartOffset(NamedTuple):
     error: str | None
 
 
-def described(session: ClusterSession, group: str) -> Any:
+def describe_share_group(session: ClusterSession, group: str) -> Any:
     """Return the row of a share group in a ShareGroupDescribe response; None if there is none."""
     if SHARE_GROUP_DESCRIBE not in session.client.versions():
         return None

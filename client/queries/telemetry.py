@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from fencepost.client.queries.settings import described
+from fencepost.client.queries.settings import describe_configs
 
 if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
@@ -27,7 +27,7 @@ def instances(session: ClusterSession, client_id: str | None) -> tuple[list[Row]
     """
     key = KEY if client_id is None else f"{KEY}/{client_id}"
     brokers = sorted(session.client.metadata().brokers)
-    entries = described(session, [("broker", str(node)) for node in brokers], [key])
+    entries = describe_configs(session, [("broker", str(node)) for node in brokers], [key])
     by_node = {int(one.resource): json.loads(one.value or "[]") for one in entries}
     rows = [{"broker": node, **row} for node, node_rows in by_node.items() for row in node_rows]
     rows.sort(key=lambda row: (row["client_id"] or "", -(row["pushed_ms"] or 0)))

@@ -191,7 +191,7 @@ class InSomeFile:
     def __len__(self) -> int:
         return len(self.data)
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         taken, self.data = self.data[:count], self.data[count:]
         return taken
 

@@ -170,7 +170,5 @@ def test_acl_rule_text_is_parsed() -> None:
 def test_tls_without_trustme_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     certificates.cache_clear()
     monkeypatch.setitem(sys.modules, "trustme", None)
-    with pytest.raises(
-        ImportError, match=r"tls=True needs: pip install 'fencepost\[tls-testing\]'"
-    ):
+    with pytest.raises(ImportError, match=r"tls=True needs: pip install '.\[tls-testing\]'"):
         Kafka(tls=True)

@@ -22,6 +22,7 @@ from tests.support.batches import batch
 from tests.support.cluster import TRANSACTION, Cluster, unique
 from tests.support.raw import ConnectionLostError, RawClient, errors_in
 from tests.support.share import ACCEPT, Member, initialize, parts_of
+from tests.support.telemetry import ENABLED
 from tests.support.waits import until
 
 ERROR = "COORDINATOR_NOT_AVAILABLE"
@@ -29,7 +30,11 @@ ERROR = "COORDINATOR_NOT_AVAILABLE"
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
-    with OwnBroker(tmp_path_factory.mktemp("faults")) as broker, RawClient(broker.bootstrap) as one:
+    directory = tmp_path_factory.mktemp("faults")
+    with (
+        OwnBroker(directory, config=ENABLED) as broker,
+        RawClient(broker.bootstrap) as one,
+    ):
         topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
         one.call("create_topics", 5, topics=[topic], timeout=10_000)
         yield broker

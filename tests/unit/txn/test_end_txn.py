@@ -303,7 +303,7 @@ def test_command_before_loading_or_after_unloading_is_refused() -> None:
     machine = TxnMachine(driver.limits, driver.ids, 7, lambda: 2)
     machine.replay(encode("orders-1", metadata(S.ONGOING), 2), 0, 0, None)
     for each in (machine, driver.machine):
-        each.unload()
+        each.on_unloaded()
         with pytest.raises(Exception, match="does not serve"):
             each.decide(1, EndTxn("orders-1", 500, 5, True, 2), 0)
 

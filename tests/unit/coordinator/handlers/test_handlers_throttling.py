@@ -29,6 +29,7 @@ from fencepost.testing.clock import TestClock
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import ConnectionLostError, encode
+from tests.support.telemetry import ENABLED
 from tests.support.waits import until
 from tests.support.worst_batches import most_records
 from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
@@ -52,7 +53,11 @@ def clock() -> TestClock:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory, clock) -> Iterator[Started]:
-    config = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    config = {
+        **ENABLED,
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.num.partitions": "1",
+    }
     with Started(tmp_path_factory.mktemp("data"), clock, **config) as started:
         yield started
 

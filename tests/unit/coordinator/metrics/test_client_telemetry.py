@@ -13,6 +13,7 @@ from fencepost.coordinator.telemetry.reports import HIGHLIGHTS
 from fencepost.coordinator.telemetry.results import RESULTS
 from tests.support import otlp
 from tests.support.cluster import Cluster
+from tests.support.telemetry import ENABLED
 from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, value
 
 NAMES = {short: name for name, short in HIGHLIGHTS.items()}
@@ -41,7 +42,7 @@ def _push(bootstrap: str, number: int, idle: float, pause_ms: float, rebalances:
 
 
 async def test_values_of_a_client_id_combine_its_instances(tmp_path: Path) -> None:
-    async with Broker(tmp_path, config=SETTINGS) as broker:
+    async with Broker(tmp_path, config={**SETTINGS, **ENABLED}) as broker:
         values = await scraped(broker)
         assert value(values, "fencepost_telemetry_instances") == 0
         first = await asyncio.to_thread(_push, broker.bootstrap, 2, 0.5, 3_000.0, 2)
@@ -64,7 +65,7 @@ async def test_values_of_a_client_id_combine_its_instances(tmp_path: Path) -> No
 
 
 async def test_clients_above_the_limit_have_no_series(tmp_path: Path) -> None:
-    async with Broker(tmp_path, config=SETTINGS) as broker:
+    async with Broker(tmp_path, config={**SETTINGS, **ENABLED}) as broker:
 
         def push(number: int) -> None:
             told = client.call(

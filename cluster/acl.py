@@ -188,17 +188,19 @@ class AclLimits:
     """Limits on the number of ACLs of a cluster, and on the length of their texts."""
 
     max_acls: int = 20_000
-    """The most ACLs. Each takes about a kilobyte of memory and adds some 20 microseconds to a
-    start. To decide whether a producer may write to any topic at all, a broker may have to check
-    all ACLs."""
+    """The maximum number of ACLs in the cluster. Each takes about a kilobyte of memory, and makes
+    the start of a broker some 20 microseconds longer. To decide whether a producer may write to any
+    topic at all, a broker may have to check all ACLs."""
 
     max_changes_per_request: int = 10_000
-    """The most ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+    """The maximum number of ACLs that one request creates or deletes: Kafka's
+    ``MAX_RECORDS_PER_USER_OP``."""
 
     max_change_bytes: int = 8 << 20
-    """The most bytes in the texts of the ACLs that one request creates, equal to the largest batch
-    of Kafka's metadata log."""
+    """The maximum size, in bytes, of all texts of the ACLs that one request creates. The largest
+    batch of Kafka's metadata log has the same size."""
 
     max_text_bytes: int = 1_024
-    """The most UTF-8 bytes of a name, a principal or a host. Topic names have at most 249; group
-    and transactional ids may be longer, but a prefixed pattern can match them."""
+    """The maximum size of a resource name, a principal or a host in bytes of UTF-8. Topic names are
+    shorter, with at most 249. Group and transactional ids may be longer, but a prefixed pattern can
+    match them."""

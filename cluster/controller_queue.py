@@ -19,7 +19,7 @@ BACKOFF_MS: Final = 100
 """The pause before looking for the controller again."""
 
 MAX_QUEUED: Final = 10_000
-"""The most requests that wait on one connection; further ones are refused."""
+"""The maximum number of requests that wait on one connection; further ones are refused."""
 
 Address = tuple[str, int]
 """Host and port."""

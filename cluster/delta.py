@@ -412,8 +412,9 @@ _REPLAY: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     RemoveUserScramCredentialRecord: MetadataDelta._remove_credential,
     ClientQuotaRecord: MetadataDelta._quota,
 }
-"""The method for each record type. Other types do not affect the image: NoOp, migrations, tokens,
-and the boundaries of a metadata transaction, which the caller must observe."""
+"""The method for each record type. The other types do not affect the image: NoOp, the state of a
+migration from ZooKeeper, delegation tokens, and the boundaries of metadata transactions, which
+``ImageLoader`` handles."""
 
 
 def replayed(

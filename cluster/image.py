@@ -362,9 +362,10 @@ def local_changes(
 ) -> LocalChanges:
     """Return what a broker must do when one image follows another.
 
-    ``topics`` are the topics to compare, by default all that changed. A broker may have 200,000
-    partitions without another replica. ``sole_replicas=False`` omits new partitions of this kind,
-    and lists deleted topics that have no others in ``deleted_sole_replicas``.
+    ``topics`` are the topics to compare, by default all that changed. With ``sole_replicas=False``,
+    the result omits new partitions whose only replica is on this broker, and lists deleted topics
+    that consist of such partitions in ``deleted_sole_replicas``. A broker may have 200,000 such
+    partitions.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """

@@ -57,9 +57,10 @@ class ImageLoader:
         self._shared: dict[
             tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
         ] = {}
-        """A cache of the registrations before (None for a new partition) and after a record, by the
-        ``id()`` of the registration before it and the record's content. The cache keeps that
-        registration alive, so no other object gets its ``id()``."""
+        """A cache of the registrations that result from records. The key is the ``id()`` of the
+        registration before the record (None for a new partition), and the record's content. The
+        first element of the value keeps that registration alive, so that no other object gets its
+        ``id()``; the second is the result."""
         self.removed: set[UUID] = set()
         """Topics for which a RemoveTopicRecord was replayed."""
 
@@ -116,7 +117,10 @@ class ImageLoader:
         self._offset, self._epoch = last_offset, epoch
 
     def _replay_similar(self, similar: SimilarPartitionRecords) -> None:
-        """Replay records with the same content at once: a start replays thousands of them."""
+        """Replay records with the same content without decoding each of them.
+
+        A broker replays thousands of them when it starts.
+        """
         is_new, at = similar.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""
         partitions: dict[int, PartitionRegistration] = {}

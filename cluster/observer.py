@@ -35,7 +35,7 @@ UNUSABLE_RESPONSE_BACKOFF_MS: Final = 100
 """The pause after an answer that could not be parsed or applied."""
 
 MAX_VOTERS: Final = 1_000
-"""The most controller addresses that an observer keeps."""
+"""The maximum number of controller addresses that an observer keeps."""
 
 UNKNOWN: Final = -1
 

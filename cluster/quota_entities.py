@@ -76,7 +76,7 @@ def reason_against_value(entity: Mapping[str, str | None], key: str, value: floa
 
 
 ABSENT: Final = ""
-"""The name of a type that an entity lacks: no real name is empty."""
+"""Stands in a :data:`Pair` for a type that the entity does not have. Real names are never empty."""
 
 Pair = tuple[str | None, str | None]
 """User and client id of an entity: a name, :data:`DEFAULT`, or :data:`ABSENT`."""

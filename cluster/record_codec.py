@@ -468,7 +468,7 @@ def decode_framed(value: bytes) -> tuple[MetadataRecord, int, Structure]:
 KIND: Final = slice(0, 3)
 """The position of frame, key and version in a value, if each takes one byte."""
 PARTITION: Final = slice(3, 7)
-"""The position of the partition index in a record of :data:`OF_ONE_PARTITION`."""
+"""The position of the partition index in a value whose kind is in :data:`OF_ONE_PARTITION`."""
 BODY: Final = slice(7, None)
 """The topic id and the fields after it: equal if two records differ only in the index."""
 BODY_AFTER_TOPIC_ID: Final = slice(23, None)
@@ -478,11 +478,12 @@ TOPIC_ID: Final = slice(7, 23)
 PARTITION_KIND: Final = bytes((FRAME_VERSION, 3, 2))
 PARTITION_CHANGE_KIND: Final = bytes((FRAME_VERSION, 5, 2))
 OF_ONE_PARTITION: Final = frozenset({PARTITION_KIND, PARTITION_CHANGE_KIND})
-"""The newest versions of PartitionRecord and PartitionChangeRecord, the most frequent records."""
+"""The kinds of the most frequent records: PartitionRecord and PartitionChangeRecord in their newest
+versions."""
 
 
 class SimilarPartitionRecords(NamedTuple):
-    """Values of :data:`OF_ONE_PARTITION` with the same content for different partitions."""
+    """Values of one kind in :data:`OF_ONE_PARTITION` that differ only in the partition."""
 
     kind: bytes
     """The common :data:`KIND`."""

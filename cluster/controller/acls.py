@@ -29,8 +29,9 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_MATCHES_TOLD: Final = 20_000
-"""The most ACLs in one DeleteAcls response. It is twice the limit of deleted ACLs, because the
-response repeats an ACL, of up to three kilobytes, for each filter that matches it."""
+"""The maximum number of ACLs in one DeleteAcls response. A response repeats an ACL, of up to three
+kilobytes, for each filter that matches it, so the limit on deleted ACLs does not bound its size.
+This limit is twice as high, and so allows filters that overlap."""
 
 _NO_ID = UUID(int=0)
 

@@ -51,9 +51,9 @@ _FENCE, _UNFENCE = 1, -1
 FIRST_WITH_CONTROLLER_UNREGISTRATION: Final = 33
 """The first ``metadata.version`` with UnregisterControllerRecord: 4.4-IV2."""
 MAX_CHANGES: Final = 1_000
-"""The most partitions that one decision about a broker changes, because other requests wait during
-a decision. An operation on more partitions takes several decisions; the last of them registers,
-fences or unregisters the broker. Apache Kafka's controller has no such limit."""
+"""The maximum number of partitions that one decision about a broker changes, because other requests
+wait during a decision. An operation on more partitions takes several decisions; the last of them
+registers, fences or unregisters the broker. Apache Kafka's controller has no such limit."""
 _RESERVED_DIRECTORIES: Final = 100
 """Directory ids below this number are reserved (kafka: ``DirectoryId``)."""
 

@@ -26,10 +26,11 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_QUOTAS: Final = 20_000
-"""The most quotas of all entities. Each takes about a kilobyte, and outlives its clients."""
+"""The maximum number of quotas in the cluster. Each takes about a kilobyte of memory, and stays
+when its clients are gone."""
 
 MAX_CHANGES: Final = 10_000
-"""The most quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+"""The maximum number of quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
 
 
 class ClientQuotaAlteration(NamedTuple):

@@ -32,17 +32,18 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 MAX_ITERATIONS: Final = 16_384
-"""The most iterations of a password's hash: a client computes all of them at each login."""
+"""The maximum number of iterations of a password hash: a client computes all of them at each
+login."""
 
 MAX_CREDENTIALS: Final = 20_000
-"""The most credentials of all users; each takes about a kilobyte."""
+"""The maximum number of credentials in the cluster; each takes about a kilobyte of memory."""
 
 MAX_SALT_BYTES: Final = 1_024
-"""The most bytes of a salt, which is sent to every client that begins a login as the user."""
+"""The maximum size of a salt, which is sent to every client that begins a login as the user."""
 
 MAX_SALTED_PASSWORD_BYTES: Final = 1_024
-"""The most bytes of a salted password, all of which are hashed in one turn; mechanisms produce 32
-or 64."""
+"""The maximum size of a salted password, which is hashed in one turn of the event loop. The
+mechanisms produce 32 or 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class ScramCredentialUpsertion:
 ScramCredentialAlteration = ScramCredentialDeletion | ScramCredentialUpsertion
 
 LeastIterations = Mapping[int, int]
-"""The fewest iterations of each known mechanism, by the mechanism's number."""
+"""The minimum number of iterations for each known mechanism, by the mechanism's number."""
 
 DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
 """Returns the stored key and the server key of a mechanism's salted password."""

@@ -126,8 +126,8 @@ def create_topic(
     """Create a topic, or with ``validate_only`` only check that it could be created.
 
     ``draw`` chooses the brokers; ``prepared`` are the partitions, if :func:`prepare_topic` has
-    placed them. ``charge`` charges the quota for the partitions, as in Kafka even with
-    ``validate_only``. Raises the errors of ``check_configs`` and ``charge``, InvalidTopicError,
+    placed them. ``charge`` charges the partitions to the quota, even with ``validate_only``, as
+    in Kafka. Raises the errors of ``check_configs`` and ``charge``, InvalidTopicError,
     TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
     InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
     PolicyViolationError.

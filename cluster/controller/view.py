@@ -58,19 +58,20 @@ class ControllerSettings:
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
-    """The most elections in one step of a periodic task."""
+    """The maximum number of elections in one step of a periodic task."""
     max_partitions_per_request: int = 10_000
-    """The most partitions that one request may create."""
+    """The maximum number of partitions that one request may create."""
     acl_limits: AclLimits = field(default_factory=AclLimits)
     """Limits on the number of ACLs and the length of their texts."""
     max_topics: int = 100_000
-    """``fencepost.max.topics``: the most topics of the cluster."""
+    """``fencepost.max.topics``: the maximum number of topics in the cluster."""
     max_partitions: int = 200_000
-    """``fencepost.max.partitions``: the most partitions of all topics."""
+    """``fencepost.max.partitions``: the maximum number of partitions in the cluster."""
     max_configured_groups: int = 10_000
-    """The most groups with settings. The settings stay when a group is deleted."""
+    """The maximum number of groups that have dynamic settings, including deleted groups, whose
+    settings stay."""
     max_client_metrics: int = 1_000
-    """The most client metrics subscriptions."""
+    """The maximum number of client metrics subscriptions."""
     internal_topics: frozenset[str] = frozenset()
     """Topics that no request may delete; of these, only ``broker_topics`` may be enlarged."""
     broker_topics: frozenset[str] = frozenset()

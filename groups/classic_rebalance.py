@@ -19,7 +19,8 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
 MAX_AWAITED_NAMES = 3
-"""With at most this number of missing members, each change of the number is an event."""
+"""Up to this number of missing members, each change of the number is recorded in the history. Above
+it, only powers of two are."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
@@ -110,8 +111,8 @@ def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
 def _record_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
     """Record the members that the join phase waits for, which the protocol never shows.
 
-    While many are missing, only powers of two are recorded: a rebalance of a thousand members has
-    a dozen such events.
+    While more than :data:`MAX_AWAITED_NAMES` are missing, an event is recorded only if their number
+    is a power of two: a rebalance of a thousand members has a dozen such events.
     """
     missing = len(group.members) - group.waiting_joins + len(group.pending_members)
     if missing > MAX_AWAITED_NAMES and missing.bit_count() != 1:

@@ -265,8 +265,8 @@ class FetchedOffset(NamedTuple):
 class FetchOffsetsResult:
     """(topic, its partitions) in request order, or sorted by topic when all were requested.
 
-    Topics and partitions are in tuples. For very many offsets, iterators take their place, which
-    can be read once and return the state at the time of the command.
+    Up to ``offsets.MAX_OFFSETS_PER_TURN`` offsets, topics and partitions are tuples. Above that
+    they are iterators, which can be read only once, and return the offsets as of the command.
     """
 
     topics: Iterable[tuple[str, Iterable[FetchedOffset]]]

@@ -26,7 +26,7 @@ EPOCH_BYTES: Final = 512
 """The size of everything else in a batch with an expression's record, without the group's id: the
 batch header, and the record of the group epoch."""
 SHOWN_CHARS: Final = 100
-"""The most characters of an expression that events and reasons show."""
+"""The maximum number of characters of an expression that events and reasons show."""
 
 
 def refresh_regexes(

@@ -1,8 +1,8 @@
-"""Groups that only other brokers coordinate: streams groups.
+"""Groups whose records this broker keeps, but which it cannot coordinate: streams groups.
 
-A partition of ``__consumer_offsets`` from Apache Kafka may contain them. Their names are taken: a
-group of another kind with the same name would make a log that Kafka's coordinator cannot load.
-Their records stay unchanged, and their offsets do not expire here; their members must wait until a
+A partition of ``__consumer_offsets`` that Apache Kafka has led may contain them. A group of another
+kind must not have the same name, because Kafka's coordinator could not load such a log. The records
+of a streams group stay unchanged, and its offsets do not expire here; its members must wait until a
 broker that supports such groups leads the partition.
 
 Source: ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.

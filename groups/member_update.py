@@ -202,7 +202,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         verb = "joined" if old is None else "changed its subscription"
         update.reasons.append(f"member {update.member_id} {verb}")
     if had_assignor is not None:
-        # A new majority needs a new target, so the heartbeat that completes it bumps the epoch.
+        # If the preferred assignor changes, the group needs a new target, and so a new epoch.
         assignor = preferred_assignor(draft.members(), settings)
         if assignor is not had_assignor:
             update.reasons.append(f"most members prefer the assignor {assignor.name}")

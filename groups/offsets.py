@@ -52,8 +52,8 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
 MAX_OFFSETS_PER_TURN: Final = 10_000
-"""The most offsets that a fetch looks up in one turn. If there are more, the turn only copies the
-tables, and the offsets are looked up while the response is encoded."""
+"""The maximum number of offsets that a fetch looks up in one turn. If there are more, the turn only
+copies the tables, and the offsets are looked up while the response is encoded."""
 
 _TopicQuery = tuple[str, Iterable[int], bytes | None]
 """A topic, its partitions, and its id if that is known."""

@@ -50,8 +50,8 @@ _ZERO_ID: Final = bytes(16)
 
 MAX_KEY_PREFIXES: Final = 256
 """The size of two caches of key prefixes (group and topic), one to encode and one to decode: a
-request repeats the prefix for every partition. A prefix has at most 64 KiB, the size of two Kafka
-strings."""
+request repeats the prefix for every partition. A prefix takes at most 64 KiB, because each of its
+two strings takes at most 32 KiB."""
 
 _PARTITION: Final = struct.Struct(">i")
 _V4_HEAD: Final = struct.Struct(">hqiB")

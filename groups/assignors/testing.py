@@ -96,7 +96,7 @@ def check_client_result(
 
 
 class _Random:
-    """Random numbers from a seed: the package of a state machine must not use randomness."""
+    """A seeded generator, because state machines' packages must not import :mod:`random`."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed * 2 + 1

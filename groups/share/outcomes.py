@@ -1,7 +1,7 @@
-"""The ends of deliveries in one step, merged into few events for the history.
+"""The outcomes of deliveries in one step, merged into few events for the history.
 
-An acknowledgement may give each of thousands of records an end of its own. Records with the same
-end go into one event, with up to :data:`RANGES_PER_EVENT` ranges.
+One acknowledgement may cover thousands of records with different outcomes. Records with the same
+outcome share an event, which has up to :data:`RANGES_PER_EVENT` ranges.
 """
 
 from __future__ import annotations

@@ -477,7 +477,7 @@ class SharePartition:
         changed: Sequence[Run],
         pending: PendingWrite,
     ) -> None:
-        """Have the state of changed runs written, with the start offset as it is now.
+        """Request a write of the state of changed runs, and of the current start offset.
 
         The start offset moves only after the write. Readers skip complete offsets at the front.
         """

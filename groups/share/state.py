@@ -76,8 +76,8 @@ class ShareStateLimits:
     """The limits of one shard."""
 
     update_records_per_snapshot: int = 500
-    """``share.coordinator.snapshot.update.records.per.snapshot``, updates: a snapshot bounds the
-    records that a load reads for one share partition."""
+    """``share.coordinator.snapshot.update.records.per.snapshot``: the number of updates between two
+    snapshots of a share partition, which bounds the records that a load reads for it."""
 
     cold_snapshot_interval_ms: int = 300_000
     """``share.coordinator.cold.partition.snapshot.interval.ms``: a share partition that is not

@@ -158,7 +158,10 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWrittenResult:
-    """``completed`` says whether this was the last missing report, so that Complete is recorded."""
+    """``completed`` says whether this report was the last one missing.
+
+    If so, the same decision appends the Complete record.
+    """
 
     completed: bool
 

@@ -228,7 +228,7 @@ def _record_end(
         "producer_epoch": owned.producer_epoch,
         "partitions": len(owned.partitions),
     }
-    if owned.state is TransactionState.ONGOING:  # in other states a producer aborts nothing
+    if owned.state is TransactionState.ONGOING:  # no transaction is open in other states
         detail["open_ms"] = max(0, decision.now_ms - owned.start_ms)
     if not is_commit:
         detail["state"] = owned.state.kafka_name

@@ -86,9 +86,9 @@ class BlockProducerIds:
     def add(self, block: ProducerIdBlock) -> None:
         """Add a reserved block after the others.
 
-        Raises InvariantViolation for an empty block or one that overlaps an earlier one, which
-        would give two producers the same identity, and ProducerIdsUnavailableError beyond the last
-        id.
+        Raises InvariantViolation for an empty block, and for one that overlaps an earlier one: two
+        producers would get the same identity. Raises ProducerIdsUnavailableError for a block that
+        exceeds the highest producer id.
         """
         if block.first_producer_id < self._highest_end or block.length <= 0:
             raise InvariantViolation(f"{block} is empty, or has ids below {self._highest_end}")

@@ -36,7 +36,7 @@ CHANGE_S: Final = 10.0
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PORT: Final = re.compile(r"(127\.0\.0\.1|localhost):\d+")
 REQUEST: Final = re.compile(r"Request Request\(.*\)", flags=re.DOTALL)
-"""The request, with its connection id, that error messages of Apache Kafka's authorizer quote."""
+"""The request and its connection id, which Apache Kafka's authorizer puts into error messages."""
 PATH: Final = re.compile(r"/[^\s,'\"]*/(?:data|logs)\b")
 FIRST_MADE_ID: Final = 1 << 64
 
@@ -239,7 +239,7 @@ class Asker(Tracer):
         self.steps.append((request, shown, self._masks.shown(answer)))
 
     def begin_part(self) -> None:
-        """Forget the steps so far, and the names of ids in them."""
+        """Forget the steps so far, and the names given to their ids."""
         self.steps.clear()
         self._masks = AnswerMasks()
 

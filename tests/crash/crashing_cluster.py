@@ -55,7 +55,7 @@ COMMON = {
 
 
 class Layout(NamedTuple):
-    """The data partition of a transaction, and its partitions of the internal topics."""
+    """A transaction's data partition, and its partition number in both internal topics."""
 
     data: tuple[str, int]
     index: int

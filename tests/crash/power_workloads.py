@@ -223,7 +223,7 @@ class Recorder:
 
 
 def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> Partition:
-    """Open the partition as a start of the broker does, with the offsets of the checkpoints.
+    """Open the partition as the broker does at startup, with the checkpointed offsets.
 
     ``options`` are a replica's arguments to ``Partition.open``.
     """

@@ -1,12 +1,13 @@
 """The daemon is killed at each durable step of a share group's life in turn, or a write fails.
 
-In each life a member joins, the topic's state is initialized, records are written, accepted,
-rejected, released and held, the session ends, another member takes the rest, and leaves. The daemon
-is killed before one of the durable steps and started again, and the members continue as clients do:
-an unanswered request has an unknown outcome. A record whose accept or reject was answered with NONE
-must not be delivered again, a released record keeps its delivery count, and every record ends.
+In each life a member joins, the topic's state is initialized, and records are written. The member
+accepts, rejects or releases some of them, keeps the others acquired, and ends its session. Another
+member then accepts the rest. The daemon is killed before one of the durable steps and started
+again, and the members continue as clients do: an unanswered request has an unknown outcome. A
+record whose accept or reject was answered with NONE must not be delivered again, a released record
+keeps its delivery count, and every record reaches a final state.
 
-The same must hold if a write to the log of the state is cut at any length, and if it is refused.
+The same must hold if a write to ``__share_group_state`` is torn or refused.
 """
 
 from __future__ import annotations

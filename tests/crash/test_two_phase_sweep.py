@@ -187,7 +187,7 @@ def test_recovery_killed_at_each_step_tears_no_transaction(bench: Bench) -> None
 
 
 def test_database_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
-    """After a step, it is killed before the worker has the answer."""
+    """If it is killed after one of its own steps, the worker does not receive the response."""
     sweep(bench, bench.turn(), lambda moment: [Fault("database", moment)])
 
 

@@ -1,6 +1,6 @@
-"""Spoiled responses of a controller or a leader: a broker recovers once they are valid again.
+"""Corrupted responses of a controller or a leader: a broker recovers once they are valid again.
 
-Responses pass through a proxy that spoils them for a while: random bytes, truncation, absurd
+Responses pass through a proxy that corrupts them for a while: random bytes, truncation, absurd
 lengths and numbers, responses to other requests. The choices are drawn from the seed. For more of
 them: ``--inputs 20 --seed 7 -o timeout=0``.
 """
@@ -33,7 +33,7 @@ from tests.unit.coordinator.daemon.test_controller_part import append, isr
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""The number of spoiled responses in a run, unless SPOILED_S seconds pass before."""
+"""The number of corrupted responses in a run, unless SPOILED_S seconds pass before."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
@@ -82,7 +82,7 @@ SPOILERS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 
 
 class SpoilingProxy:
-    """A proxy to ``target`` that spoils the responses while ``spoils`` is set."""
+    """A proxy to ``target`` that corrupts responses while ``spoils`` is set."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -228,7 +228,7 @@ def test_follower_recovers_from_corrupt_leader_responses(tmp_path: Path, seeds: 
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
                 await until_true(lambda: isr(one, "t")() == {101, 102}, "it is in sync")
-                # A follower adopts the log start offset of a response, even of a spoiled one.
+                # A follower adopts the log start offset of a response, even of a corrupted one.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:

@@ -140,7 +140,7 @@ def rule(operation: str, resource_type: ResourceType, name: str) -> Acl:
 
 
 def cases_of(request: Request, number: Iterator[int]) -> Iterator[Case]:
-    """Yield all cases of a request; ``number`` makes the names of a case's own resources."""
+    """Yield all cases of a request; ``number`` numbers the resources if each case needs its own."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     choices = [request.kinds.get(slot, (HERE,)) for slot in slots]
     for version in request.versions:

@@ -51,7 +51,7 @@ class Move:
     groups: tuple[str, ...] = ()
     """The groups that are described right before and right after the move."""
     is_short: bool = False
-    """Whether the scenario waits for a member to expire: the broker then has short sessions."""
+    """Whether the scenario waits for a member to expire, which needs a short session timeout."""
 
     @property
     def name(self) -> str:

@@ -170,7 +170,7 @@ def told(version: str, directory: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the lines of both versions."""
+    """Return the output lines of ``BrokerKeys.java``, by version of Apache Kafka."""
     directory = tmp_path_factory.mktemp("keys")
     return {version: told(version, directory) for version in COMMANDS}
 
@@ -183,7 +183,7 @@ RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
     # A repeated item of a list counts once, as after Kafka's ``ConfigDef.parseValue``.
     "client-metrics": {"metrics": {"wider"}, "match": {"wider"}},
 }
-"""How keys of other resources differ: aspects by key."""
+"""The aspects in which keys of other resources differ, by kind of resource and by key."""
 
 
 @pytest.mark.parametrize("version", COMMANDS)

@@ -169,7 +169,7 @@ def test_failover_causes_no_client_error_that_kafka_does_not_cause(tmp_path: Pat
             cluster.stop()
 
     theirs: dict[str, set[str]] = {name: set(NOT_IN_EACH_RUN.get(name, ())) for name in NAMES}
-    # Apache Kafka may cause an error that depends on timing in the next attempt.
+    # An error that depends on timing may occur with Apache Kafka only in a later attempt.
     for attempt in range(ATTEMPTS):
         kafka, ours = told_by(KafkaCluster, attempt), told_by(MemberCluster, attempt)
         for name in NAMES:

@@ -1,6 +1,7 @@
 """An OpenTelemetry collector receives the history's logs and spans.
 
-The collector is built from its own modules, with the OTLP receiver, and an exporter that prints.
+The collector is built from OpenTelemetry's Go modules, with the OTLP receiver and the debug
+exporter, which prints what it gets.
 """
 
 from __future__ import annotations

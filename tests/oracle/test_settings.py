@@ -28,7 +28,7 @@ BOUND = "max.decompressed.message.bytes"
 MAX_TIMESTAMP = -3
 
 ELIGIBLE = "min.insync.replicas"
-"""A dynamic default in Apache Kafka, because of its eligible leader replicas."""
+"""Not compared: with eligible leader replicas, Apache Kafka has a dynamic default for this key."""
 
 VALUES: dict[int, dict[str, tuple[str, ...]]] = {
     TOPIC: {

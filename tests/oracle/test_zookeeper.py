@@ -152,8 +152,8 @@ def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, C, C], "who comes back takes nothing"
 
-    # In the documentation, stopping a broker with a replica made the first replica lead again.
-    # Today a stop only elects leaders for the partitions of that broker, which has none here.
+    # In the documentation's example, stopping a follower made the first replica leader again.
+    # Today a controlled shutdown only elects leaders where the broker leads; D leads nothing.
     brokers.stop(D)
     until(lambda: all(D not in isr for isr in brokers.isrs(name)), "it has left the ISRs")
     assert brokers.leaders(name) == [A, C, C]

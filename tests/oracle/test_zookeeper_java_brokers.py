@@ -314,7 +314,7 @@ def test_deleted_topic_is_gone_from_every_broker_and_can_be_recreated(under_ours
 
 
 def test_shutting_down_broker_leads_its_last_replica_until_it_stops(under_ours: Brokers):
-    """One replica's broker is killed, the other shuts down: it asks three times, then stops."""
+    """One broker is killed. The other one sends ControlledShutdown three times, then stops."""
     name = under_ours.create([J, K])
     under_ours.nodes[K].kill()
     until(lambda: under_ours.isrs(name) == [{J}], "its session has ended")

@@ -47,7 +47,7 @@ LATEST_METADATA = "4.4-IV2"
 """The name of the highest level of metadata.version that is stable in Apache Kafka 4.4."""
 
 SOON_MS = 3_000
-"""Time limit of tools that end only by an interrupt."""
+"""Time limit of tools that run until they are interrupted."""
 
 Scene = Callable[[Desk], None]
 
@@ -385,7 +385,7 @@ def get_offsets(desk: Desk) -> None:
 
 def all_features(desk: Desk) -> None:
     tool = partial(desk.run, FEATURES)
-    # A new broker of Fencepost begins with the lowest level, one of Apache Kafka with this one.
+    # A new Fencepost broker starts at the lowest level, an Apache Kafka broker at the latest.
     tool("upgrade", "--metadata", LATEST_METADATA)
     tool("describe")
     tool("version-mapping", "--release-version", LATEST_METADATA)

@@ -131,7 +131,8 @@ def _shown(key: Any, value: Any) -> dict[str, Any]:
                 for topic_id, indexes in value.partitions
             ]
         case CurrentAssignmentValue():
-            # The previous epoch differs on purpose: see groups/README.md, a lost answer.
+            # Without the previous epoch, which differs on purpose: a member may send it several
+            # times (groups/README.md).
             shown["state"] = (value.member_epoch, value.state)
             shown["topics"] = [
                 {

@@ -129,7 +129,7 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
         assert [(one.what, one.who) for one in fired if one.what == "share-lock"] == [
             ("share-lock", workers)
         ]
-    # The first consumer has forgotten the record; another one gets it for the last time.
+    # The first consumer's lock has expired. The second delivery is the last that the limit allows.
     with consumer(kafka, workers, "orders") as member:
         assert polled(member)[0].delivery_count() == 2
         seen = kafka.wait_for_shares(workers, tea, until="ACQUIRED", delivery_count=2)

@@ -42,7 +42,7 @@ FAILURES: Final = frozenset({"background work failed", "handler failed"})
 
 
 class Disk:
-    """A machine's disk, which keeps all writes at a kill, and those that survive a power loss."""
+    """A machine's disk: a kill keeps all writes, a power loss the synced ones and some others."""
 
     def __init__(self, directory: str) -> None:
         self.files = MemoryDisk()

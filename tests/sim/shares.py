@@ -305,7 +305,7 @@ class ShareHistory(History):
         self._judge_disks()
 
     def _judge_disks(self) -> None:
-        """Kill all brokers; what they load has the start offsets from before, and no lag."""
+        """Kill and restart all brokers; check that no start offset falls and no lag is left."""
         for one in self.brokers:
             one.kill()
         self.observer.lags.clear()

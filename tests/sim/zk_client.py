@@ -245,7 +245,7 @@ class Client:
         self.node.after(CONNECT_MS, self._connect, self._attempt)
 
     def _reach(self, attempt: int, number: int) -> None:
-        """Connect at the server, unless the process has ended or begun another attempt."""
+        """Connect on the server's side, unless the process has ended or begun another attempt."""
         if attempt != self._attempt or not self._loop.is_alive:
             return
         found = self._ensemble.connect(

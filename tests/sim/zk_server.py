@@ -2,9 +2,9 @@
 
 One member leads and commits; the others apply its transactions in order, but later. Each client is
 connected to one member, which answers requests in their order. A client sees its own writes, and
-gets the event of a watch before it sees the change itself; two clients may see different states,
-as their members do. A session lives as long as its client sends requests or pings, over any
-connection.
+gets the event of a watch before it sees the change itself; two clients may see different states
+if they are connected to different members. A session lives as long as its client sends requests or
+pings, over any connection.
 
 Source: ZooKeeper's "Consistency Guarantees"; ``PrepRequestProcessor``, ``FinalRequestProcessor``,
 ``DataTree``, ``SessionTrackerImpl``.
@@ -178,7 +178,7 @@ class Connection:
         self.member, self.session, self.client = member, session, client
         self.is_open = True
         self.tell: Callable[[str, Any], None] = lambda _kind, _what: None
-        """Sends an answer, an event, a pong or the end to the client, in order."""
+        """Sends answers, events, pongs and the end of the connection to the client, in order."""
         self.asked: deque[_Asked] = deque()
         self.data_watches: dict[str, None] = {}
         self.child_watches: dict[str, None] = {}

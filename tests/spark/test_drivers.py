@@ -150,7 +150,7 @@ TRIED = {
 def tried_twice(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ended]:
-    """Return queries with a task that failed during its writes, where Spark retries tasks."""
+    """Return queries that have ended: a task failed after writing records, and Spark retried it."""
     jobs: dict[str, Job] = {}
     with Cluster(bootstrap) as cluster:
         for name, (mode, crash) in TRIED.items():
@@ -220,7 +220,7 @@ def test_second_attempt_with_equal_batches_is_detected_by_their_offsets(
 def test_unguarded_attempts_silently_lose_and_duplicate_records(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
-    # The control: if this were exact, the tests above would prove nothing.
+    # The control: if it wrote each record exactly once, the tests above would prove nothing.
     ended = tried_twice["control"]
     assert ended.told.endswith("done")
     found = seen(cluster, ended.job.sink, READ_COMMITTED)

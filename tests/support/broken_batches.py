@@ -34,7 +34,7 @@ NUMBERS: Final = (
 
 
 def draw_batch(rng: random.Random) -> bytes:
-    """Draw one batch of a client with up to two defects."""
+    """Draw one client batch with up to two defects."""
     records = [_record(rng) for _ in range(rng.choice((1, 1, 2, 3, 10, 70)))]
     bodies = _bodies(records)
     for _ in range(rng.choice((0, 1, 1, 1, 2))):

@@ -73,7 +73,7 @@ class Work:
 
     @property
     def unfinished(self) -> set[bytes]:
-        """Written records without an acknowledgement that may have succeeded."""
+        """Written records without an acknowledgement that has succeeded or may have succeeded."""
         return self.written - self.accepted.keys() - self.doubtful
 
     @property

@@ -896,7 +896,7 @@ def scraped(served: Served) -> dict[str, float]:
 def test_renewed_truststore_decides_on_new_client_certificates(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """testServerTruststoreDynamicUpdate: only clients of the present truststore are accepted."""
+    """testServerTruststoreDynamicUpdate: clients must be trusted by the new truststore."""
     other = Authority(tmp_path, "other")
     file = tmp_path / "trusted.pem"
     file.write_text(authority.pem)

@@ -149,7 +149,7 @@ def test_fence_follower_fetch_with_stale_broker_epoch():
         led.fetch(2, 5, epoch=101)
     assert led.leader.replicas[2].log_end_offset == UNKNOWN_OFFSET
     led.fetch(2, 4, epoch=-1)
-    led.fetch(2, 5, epoch=103)  # the metadata of its new incarnation have not arrived yet
+    led.fetch(2, 5, epoch=103)  # the metadata of its new incarnation has not arrived yet
     assert led.leader.replicas[2].log_end_offset == 5
 
 

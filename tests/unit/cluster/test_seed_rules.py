@@ -3,9 +3,9 @@
 Rules about one partition are tested here, rules about a cluster that elects its controller on a
 real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files named below.
 
-1. The leader reads, then notes the follower's end, then answers with its high watermark
+1. The leader reads, then records the follower's log end offset, then returns its high watermark
    * here: test_fetch_reports_log_end_offset_and_returns_former_high_watermark
-2. The high watermark is the smallest end of the ISR
+2. The high watermark is the smallest log end offset of the ISR
    * here: test_high_watermark_is_the_lowest_log_end_offset_of_the_isr
 3. acks, and min.insync.replicas
    * here: test_acks_all_waits_for_every_isr_member

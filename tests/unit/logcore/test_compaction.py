@@ -198,7 +198,7 @@ def test_reader_of_replaced_segments_still_sees_their_records(tmp_path: Path) ->
     seen += reader
     found = [(header.base_offset, bytes(batch)) for header, batch in seen]
     assert found[: len(expected)] == expected
-    # No replaced file is on disk again.
+    # No replaced file has reappeared on disk.
     assert len(names(partition.log.directory)) < files
     assert bases(partition) == sorted(
         int(one[:20]) for one in names(partition.log.directory) if one.endswith(".log")

@@ -122,7 +122,7 @@ def test_kill_at_any_operation_of_a_compaction_loses_no_record(
     while killed:
         root = copy(source, root_path / "copy")
         killed = run_until_killed(root, settings, MortalDisk(torn=torn), after)
-        # Compare recovery with the checkpoint and recovery of everything, without snapshots.
+        # Recover once with the recovery point, and once from the whole log without snapshots.
         twin = copy(root / source.name, root_path / "twin")
         again = reopen(root, settings, recovery_point=end_offset)
         assert essence(again) == expected, after

@@ -105,7 +105,7 @@ def test_file_bytes_outlive_their_handle(tmp_path: Path) -> None:
 
 
 def test_send_file_of_0_bytes_sends_nothing(handle: int) -> None:
-    """``sendfile`` of macOS takes a count of 0 for the whole rest of the file."""
+    """On macOS, ``sendfile`` with a count of 0 sends the rest of the file."""
     FS.write(handle, (b"records",), 0)
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -38,9 +38,9 @@ def test_failover_at_any_step_keeps_exactly_once_in_many_histories() -> None:
     "bug",
     [
         "effects",  # markers are sent before the decision is committed
-        "stale",  # refused markers are taken for written
+        "stale",  # refused markers are treated as written
         "truncate",  # a leader lacks committed records
-        pytest.param("guard", marks=pytest.mark.slow),  # an end between verification and append
+        pytest.param("guard", marks=pytest.mark.slow),  # EndTxn between verification and append
     ],
 )
 def test_planted_bugs_are_found(bug: str) -> None:

@@ -151,7 +151,7 @@ def test_tv1_fence_aborts_the_epoch_before_the_one_in_its_record() -> None:
     log = Log().begin(0).fence(0)
     assert log.txn.producer_epoch == 1
     assert told(judge(log, 0)) == (Verdict.ABORTED, True)
-    # Alone, the record could also be the abort of a transaction of epoch 1 by its producer.
+    # The last record alone could also mean that the producer aborted a transaction of epoch 1.
     log.compacted()
     assert told(judge(log, 0)) == (Verdict.REPLACED, False)
     assert told(judge(log, 1)) == (Verdict.NO_EVIDENCE, False)

@@ -209,7 +209,7 @@ def test_partially_applied_acl_request_grants_no_additional_access(guarded, admi
 
 
 def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(guarded, admin):
-    """ACLs created between two pieces of a request do not use up that request's share."""
+    """A CreateAcls between two pieces of another is refused if both together exceed max_acls."""
     controller = guarded.services.active_controller.machine
     settings = controller.settings
     limits = replace(settings.acl_limits, max_acls=5_300)

@@ -198,7 +198,7 @@ def test_replica_on_failed_disk_is_assigned_to_lost_directory(asking):
     asking.controller.part_errors.append(ErrorCode.not_controller)
     led.run(lambda: led.partition.marks.fail(StorageError("bad disk")))
     until(lambda: led.clock.advance(600) and not len(asking.directories), "the answer")
-    assert len(asking.placed) == 2  # a retriable refusal is sent again
+    assert len(asking.placed) == 2  # sent again after a retriable error
     for request in asking.placed:
         ((directory,),) = (request.directories,)
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
@@ -219,7 +219,7 @@ def test_readable_replica_in_lost_directory_is_assigned_to_own_directory(asking)
 
 
 async def controller_that_says(number: int, when: asyncio.Event | None = None) -> OtherBroker:
-    """Start a controller that answers DescribeCluster as ``number``, once ``when`` is set."""
+    """Start a controller whose DescribeCluster response names ``number``, once ``when`` is set."""
 
     async def answer(request: Request) -> Entity:
         if request.api_key == ApiKey.API_VERSIONS:

@@ -183,7 +183,7 @@ def test_large_frame_of_unsupported_version_is_answered_only_for_api_versions() 
 
 
 class InSomeFile:
-    """Records that are read only when they are taken."""
+    """A stand-in for a file range, whose records the stream reads when it writes them."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -27,7 +27,7 @@ from tests.support.waits import until
 from tests.unit.logcore.batch_driver import body, with_payload
 
 RECORDS: Final = 500_000
-"""The size of a batch that takes long to check, in a request below 1 MB with zstd."""
+"""Records of a batch that takes long to validate; with zstd, its request is below 1 MB."""
 
 SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",

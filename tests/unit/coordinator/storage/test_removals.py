@@ -254,7 +254,7 @@ async def test_directory_is_renamed_for_recreated_topic_after_record_is_durable(
 
 @pytest.mark.parametrize("spoil", [fail_syncs_of_metadata, refuse_flushes_of_metadata])
 async def test_directory_stays_if_its_deletion_record_cannot_be_flushed(tmp_path, spoil):
-    """A new topic of the name cannot be opened then, and a stop renames nothing either."""
+    """A new topic with its name cannot be opened meanwhile, and a shutdown renames no directory."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         metadata = broker.services.metadata

@@ -641,7 +641,7 @@ def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
             return part["preferred_read_replica"], len(part["records"] or b"")
 
         assert told(1, "r2") == (2, 0)
-        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # its log ends before
+        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # its log ends at 1
         assert led.read(0, rack_id="r3")["preferred_read_replica"] == -1  # not in sync
         assert led.read(0, rack_id="r1")["preferred_read_replica"] == -1
         assert led.read(0, rack_id="")["preferred_read_replica"] == -1
@@ -650,7 +650,7 @@ def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
         assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # the leader is as near
         hidden = {**near, 1: registration(1), 2: registration(2, listener="OTHER", rack="r2")}
         led.image(isr=(1, 2), partition_epoch=2, brokers=hidden)
-        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # not on its listener
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # 2 lacks the listener
 
 
 def test_throttled_replica_outside_isr_waits_for_quota(led):

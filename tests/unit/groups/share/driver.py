@@ -159,7 +159,7 @@ class Driver:
         )
 
     def settle(self) -> None:
-        """End all writes and all records for the dead-letter queue, successfully."""
+        """Complete all pending writes and dead-letter records successfully."""
         while self.writes or self.dead_letters:
             if self.writes:
                 self.complete()

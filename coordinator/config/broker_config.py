@@ -142,10 +142,10 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
 class BrokerConfig:
     """All broker keys and their current values.
 
-    ``settings`` are the static ones, as texts or as the numbers, booleans and lists that the texts
-    stand for. A topic key (``flush.messages``) sets the broker key that gives its default
-    (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown keys, for bad values,
-    and for values that contradict each other.
+    ``settings`` are the static settings: strings as in ``server.properties``, or numbers, booleans
+    and lists. A topic key (``flush.messages``) sets the broker key that gives its default
+    (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown keys, for invalid
+    values, and for values that contradict each other.
     """
 
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:

@@ -48,7 +48,7 @@ _MATCH_PARAMS = {
 def check(settings: Mapping[str, str]) -> None:
     """Raise ConfigError or InvalidRequestError unless a subscription may have these settings.
 
-    :func:`check_expressions` has checked the expressions in them before.
+    The expressions of ``match`` are checked earlier, by :func:`check_expressions`.
     """
     for name in settings:
         if name not in CLIENT_METRICS_KEYS:
@@ -66,7 +66,10 @@ def check(settings: Mapping[str, str]) -> None:
 
 
 def check_expressions(settings: Mapping[str, str]) -> Steps[None]:
-    """Raise, in steps, the errors of :func:`check`, or ConfigError for an invalid expression."""
+    """Call :func:`check`, then check the expressions of ``match`` in steps.
+
+    Raises ConfigError for an invalid expression.
+    """
     check(settings)
     for pattern, (_, expression) in _conditions(settings).items():
         if not (yield from is_valid(expression.strip())):

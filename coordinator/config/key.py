@@ -1,7 +1,7 @@
-"""Configuration keys: their types, bounds and choices, and how a text becomes a value.
+"""Configuration keys: their types, bounds and choices, and the parsing of their values.
 
-Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks are stripped, ``true`` and
-``false`` may be in any case, lists split at commas.
+Values are parsed as in Kafka's ``ConfigDef``: surrounding blanks are stripped, ``true`` and
+``false`` may be in any case, and lists are split at commas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIDDEN = "[hidden]"
 """Shown instead of a sensitive value, as in Kafka."""
 
 SHOWN_CHARACTERS = 100
-"""Characters of a refused value that its error shows."""
+"""The maximum number of characters of a rejected value in the error message."""
 
 
 class ConfigError(DomainError):
@@ -244,7 +244,10 @@ FORMS: Mapping[str, Callable[[str], object]] = {
 
 
 def read_keys(table: str) -> tuple[ConfigKey, ...]:
-    """Return the keys of a table: each is a line for :func:`read_key` above its description."""
+    """Return the keys of a table.
+
+    An entry is a line for :func:`read_key`, followed by the key's description, which is indented.
+    """
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     return tuple(read_key(head, " ".join(map(str.strip, doc))) for head, *doc in entries)
 
@@ -287,7 +290,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def setting_text(key: str, value: object) -> str:
-    """Return the text of a setting given as a text, number, boolean or list of texts.
+    """Convert a setting from a string, number, boolean or list of strings to a string.
 
     Raises ConfigError for anything else.
     """

@@ -33,7 +33,7 @@ LEVELS: Mapping[str, int] = {
     "DEBUG": logging.DEBUG,
     "TRACE": logging.DEBUG,
 }
-"""Kafka's names of the levels, as in BROKER_LOGGER configs."""
+"""Kafka's names for the levels, as in BROKER_LOGGER configs."""
 
 FORMATS: Mapping[str, bool | None] = {"auto": None, "text": True, "json": False}
 """For each format, the argument ``terminal`` of :func:`configure`."""
@@ -55,7 +55,7 @@ _level = _Level()
 
 
 def level() -> str:
-    """Return Kafka's name of the level in force."""
+    """Return Kafka's name for the level in force."""
     return _level.name
 
 

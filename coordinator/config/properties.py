@@ -34,7 +34,7 @@ def parse(raw: bytes) -> dict[str, str]:
 
 
 def text_of(settings: Mapping[str, str]) -> bytes:
-    r"""Return a file that :func:`parse`, and Java, read as these settings."""
+    r"""Return the contents of a file that :func:`parse` and Java read as these settings."""
     lines = [f"{_escaped(key, ' =:#!')}={_escaped(value)}\n" for key, value in settings.items()]
     return "".join(lines).encode("ascii")
 

@@ -60,7 +60,8 @@ class ActiveController:
     """``services.active_controller``. Only the event loop that created it may call it.
 
     ``log`` is the metadata log that brokers read; None for a controller on ZooKeeper.
-    ``own_broker`` is set if this node also is a broker, and that broker sends no heartbeats.
+    If ``own_broker`` is true, this node is also a broker that sends no heartbeats, and the
+    controller itself extends its session.
     """
 
     def __init__(
@@ -178,7 +179,8 @@ class ActiveController:
         self.machine.begin(self.now_ms())
         self._sync()
         if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
-            # This process holds the directory's lock, so the broker that used it has stopped.
+            # A broker with this node's id used the same data directory. This process holds the
+            # lock of the directory, so that broker has stopped.
             self.machine.heartbeats.expire_session(self.settings.node_id)
         if self._log is not None:
             self._log.start()

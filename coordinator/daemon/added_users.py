@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 def parse_added_users(texts: Sequence[str]) -> list[ScramCredentialUpsertion]:
-    """Parse the users of the arguments. Raises BrokerError."""
+    """Parse the values of ``--add-scram``. Raises BrokerError."""
     try:
         return [parse_added_user(text) for text in texts]
     except AddedUserError as error:

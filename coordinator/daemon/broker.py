@@ -95,12 +95,11 @@ class Broker:
 
     ``listen`` is HOST:PORT; port 0 takes a free port. Without ``listen``, the broker uses
     ``listeners`` from the configuration, or else a free port on loopback. ``config`` maps Kafka's
-    keys to texts, or to the numbers, booleans and lists that the texts stand for. The constructor
-    raises :class:`fencepost.coordinator.config.key.ConfigError` for unknown keys and bad values.
-    A listener without authentication must be on loopback, unless ``insecure`` or the key
-    ``fencepost.insecure`` allows other machines to reach it.
-    ``add_scram`` names SCRAM users as Kafka's ``kafka-storage format --add-scram`` does; a
-    credential that exists already is kept.
+    keys to strings as in ``server.properties``, or to numbers, booleans and lists. The constructor
+    raises :class:`fencepost.coordinator.config.key.ConfigError` for unknown keys and invalid
+    values. A listener without authentication must be on loopback, unless ``insecure`` or the key
+    ``fencepost.insecure`` allows other machines to reach it. ``add_scram`` names SCRAM users as
+    Kafka's ``kafka-storage format --add-scram`` does; a credential that exists already is kept.
     ``fs`` and ``clock`` default to the operating system's; tests pass their own.
     """
 
@@ -185,7 +184,7 @@ class Broker:
 
     @property
     def storage(self) -> Storage:
-        """The open data directory. Raises RuntimeError when it is not open."""
+        """The open data directory. Raises RuntimeError if it is not open."""
         if self._storage is None:
             raise RuntimeError("the broker's directory is not open")
         return self._storage
@@ -199,7 +198,7 @@ class Broker:
 
     @property
     def server(self) -> Server:
-        """The broker's socket server. Raises RuntimeError when the broker does not listen."""
+        """The broker's socket server. Raises RuntimeError if the broker is not listening."""
         if self._server is None:
             raise RuntimeError("the broker is not started")
         return self._server
@@ -214,7 +213,7 @@ class Broker:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The bound (host, port). Raises RuntimeError when the broker does not listen."""
+        """The bound (host, port). Raises RuntimeError if the broker is not listening."""
         return self.server.address
 
     @property

@@ -113,7 +113,7 @@ class _QuotaCount:
         return self._table.count if self._stored_count is None else self._stored_count
 
     def decided(self, image: MetadataImage, records: Sequence[MetadataRecord]) -> None:
-        """Count the records of a decision on ``image``."""
+        """Count the quotas that a decision's records add to ``image``."""
         if self._stored_count is not None:
             self._stored_count += added_quotas(image, records)
 

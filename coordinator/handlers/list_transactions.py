@@ -1,7 +1,8 @@
 """ListTransactions (66): list this broker's transactional ids and their states.
 
 Version 1 filters by duration, version 2 by a pattern of the id (KIP-1152). The shards filter by
-state, producer id and duration. Matching many ids may take long, so the handler does that in steps.
+state, producer id and duration. Matching many ids against a pattern may take a long time, so the
+handler does it in steps.
 """
 
 from __future__ import annotations

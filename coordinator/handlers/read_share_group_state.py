@@ -1,6 +1,6 @@
-"""ReadShareGroupState (84): the state of share partitions, for the leaders of their partitions.
+"""ReadShareGroupState (84): return the state of share partitions to the partition leaders.
 
-The read makes the leader's epoch known, and thereby fences former leaders.
+The request contains the leader's epoch, which fences former leaders.
 
 Source: ``ShareCoordinatorShard.readStateAndMaybeUpdateLeaderEpoch``.
 """

@@ -1,4 +1,4 @@
-"""ReadShareGroupStateSummary (87): the offsets of share partitions, for the group coordinator.
+"""ReadShareGroupStateSummary (87): return the offsets of share partitions to the group coordinator.
 
 Version 1 adds the delivery-complete count (KIP-1226).
 

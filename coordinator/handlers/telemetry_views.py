@@ -1,4 +1,4 @@
-"""The metrics that clients have pushed, as a value that only DescribeConfigs by name returns.
+"""Metrics that clients have pushed, which DescribeConfigs returns only for a named key.
 
 ``fencepost clients telemetry`` needs them, and Kafka has no API for them. A DescribeConfigs of the
 broker that asks for ``fencepost.client.telemetry/CLIENT_ID`` gets the instances with that client id

@@ -1,4 +1,4 @@
-"""WriteShareGroupState (85): store changes to share partitions, for leaders of partitions.
+"""WriteShareGroupState (85): store state changes of share partitions for the partition leaders.
 
 Version 1 adds the delivery-complete count (KIP-1226).
 

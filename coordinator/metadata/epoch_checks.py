@@ -10,7 +10,7 @@ from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.logcore.bounds import MAX_LEADER_EPOCH, MAX_PRODUCER_ID
 
 MAX_EPOCH = (1 << 31) - 2
-"""The highest metadata log epoch, partition epoch or leader epoch that another one can follow."""
+"""The highest metadata log epoch, partition epoch or leader epoch that can be incremented."""
 
 RESET_IDS = (
     "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"

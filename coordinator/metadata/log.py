@@ -407,7 +407,7 @@ class MetadataLog(Metadata):
     # --- topics ----------------------------------------------------------------------------------
 
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
-        """Return whether a topic of this id is known to have been deleted."""
+        """Return whether a topic with this id is known to have been deleted."""
         return topic_id in self._loader.removed
 
 

@@ -125,15 +125,15 @@ class Metadata:
         return self.image.topics
 
     def topic(self, name: str) -> TopicImage | None:
-        """Return the topic of that name; None if there is none."""
+        """Return the topic with this name; None if there is none."""
         return self.image.topics.get(name)
 
     def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
-        """Return the topic of that id; None for the zero id, which kio decodes as None."""
+        """Return the topic with this id; None for the zero id, which kio decodes as None."""
         return None if topic_id is None else self.image.topics_by_id.get(topic_id)
 
     def known(self, name: str) -> TopicImage:
-        """Return the topic of that name. Raises UnknownTopicOrPartitionError."""
+        """Return the topic with this name. Raises UnknownTopicOrPartitionError."""
         topic = self.image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartitionError(f"there is no topic {name}")
@@ -198,7 +198,7 @@ class Metadata:
         return None
 
     def was_deleted(self, _topic_id: UUID) -> bool:
-        """Return whether a topic of this id is known to have been deleted."""
+        """Return whether a topic with this id is known to have been deleted."""
         return False
 
     # --- settings ---

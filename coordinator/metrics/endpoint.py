@@ -98,7 +98,7 @@ class Endpoint:
         return self._http.host, self._http.port
 
     def serves(self, services: Services, server: Server) -> None:
-        """Collect metrics of a broker that accepts clients from now on."""
+        """Start collecting the metrics of a broker that now accepts clients."""
         self.services, self.server = services, server
         self.stage = health.SERVING
 

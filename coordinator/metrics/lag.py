@@ -27,7 +27,7 @@ LOOK_MS: Final = 200
 """Time that a scrape may spend on scanning batch headers, in milliseconds."""
 
 MAX_RUNS: Final = 200_000
-"""Runs of offsets without records that are kept for all partitions together; 32 bytes each."""
+"""The maximum number of runs of offsets kept for all partitions together, at 32 bytes each."""
 
 
 class LagTallies:

@@ -141,7 +141,7 @@ class Snapshot:
     partitions: dict[TopicPartition, PartitionRow] = field(default_factory=dict)
     groups: list[GroupRow] = field(default_factory=list)
     transactions: Counter[str] = field(default_factory=Counter)
-    """Transactional ids by Kafka's name of their state."""
+    """The number of transactional ids in each state, by Kafka's name for the state."""
     oldest_ms: int | None = None
     """Start time of the longest open transaction."""
     shards: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -63,7 +63,7 @@ class PartitionTally:
     # --- asking ---
 
     def between(self, offset: int, limit: int) -> tuple[int, int]:
-        """Return how many offsets of [offset, limit) are known to be hidden, and aborted."""
+        """Return the numbers of known hidden and known aborted offsets in [offset, limit)."""
         low, high = self._below(offset), self._below(limit)
         return max(0, high[0] - low[0]), max(0, high[1] - low[1])
 

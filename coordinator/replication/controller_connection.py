@@ -97,7 +97,7 @@ class ControllerConnection:
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name of an error code, or a text with its number."""
+    """Return Kafka's name for an error code, or a text with its number."""
     try:
         return ErrorCode(code).name.upper()
     except ValueError:

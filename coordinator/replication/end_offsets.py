@@ -43,7 +43,7 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
 
 
 class EndOffsets:
-    """Asks other brokers; see ``AskLeader`` of the share groups."""
+    """Asks other brokers for end offsets; see ``AskLeader`` in ``services/share_groups.py``."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

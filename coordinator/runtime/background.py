@@ -206,7 +206,7 @@ class Repeated:
 
 
 class Threads:
-    """Threads for steps that block on the disk or take long; started with the first step."""
+    """Threads for steps that block on the disk or take a long time; started by the first step."""
 
     def __init__(self, name: str, count: int = 1) -> None:
         self._name = name

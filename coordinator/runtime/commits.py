@@ -137,7 +137,7 @@ class Commits:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no record of any partition needs a wait."""
+        """Return whether all records are committed: no replicated partition, no pending flush."""
         return not self.has_replicated and self._flusher.is_idle
 
     @property

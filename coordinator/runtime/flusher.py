@@ -64,7 +64,7 @@ class Flusher:
             self._task = spawn(self._flush(), "group commit")
 
     def join_sealed(self, flushes: FlushState) -> None:
-        """Flush the log's sealed segments in the background, apart from the groups."""
+        """Flush the log's sealed segments in the background, not as part of a group commit."""
         self.sealed.join(flushes)
 
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:

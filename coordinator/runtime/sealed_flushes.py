@@ -1,10 +1,10 @@
 """Background flushes of sealed segments: one flush at a time, in one thread.
 
-No request waits for these flushes, so they stay out of the groups with waiting requests
-(``flusher.py``): a segment of 1 GiB keeps a disk busy for seconds. The queue has at most one entry
-per partition, however many segments it has rolled; a partition with more to flush is queued again.
-Producers that are faster than the disk are slowed down by the kernel's limit on dirty pages, and do
-not fill the broker's memory.
+No request waits for these flushes. They are not part of a group commit (``flusher.py``), because
+requests may wait for that, and a segment of 1 GiB keeps a disk busy for seconds. The queue has at
+most one entry per partition, however many segments it has rolled; a partition with more to flush is
+queued again. Producers that are faster than the disk are slowed down by the kernel's limit on dirty
+pages, and do not fill the broker's memory.
 
 A new recovery point is checkpointed at once; without that, a start would read and verify data that
 is already on disk.

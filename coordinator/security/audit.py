@@ -45,9 +45,9 @@ class AuditedAccess:
     resource_type: ResourceType
     name: str
     request: str
-    """Kafka's name of the API."""
+    """Kafka's name for the API."""
     count: int
-    """How often the request names the resource."""
+    """The number of times that the request names the resource."""
 
 
 @dataclass(slots=True)

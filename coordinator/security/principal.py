@@ -55,7 +55,7 @@ class ClientSession:
 
 
 def plain_host(host: str) -> str:
-    """Return an address in the form of ACLs: ``127.0.0.1`` for ``::ffff:127.0.0.1``."""
+    """Return an address in the form that ACLs use: ``127.0.0.1`` for ``::ffff:127.0.0.1``."""
     mapped = host.removeprefix("::ffff:")
     return mapped if "." in mapped else host
 

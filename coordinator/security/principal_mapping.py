@@ -37,7 +37,7 @@ class PrincipalMapping:
 
 
 def split_rules(text: str) -> list[str]:
-    """Return the single rules, including empty ones."""
+    """Split a mapping into its rules, including empty ones."""
     return [match[1] for match in _SPLITTER.finditer(text.strip())]
 
 

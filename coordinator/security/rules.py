@@ -356,7 +356,10 @@ class _TableBuilder:
         return by_pattern[pattern]
 
     def _changed_rules(self, rule: Acl) -> dict[Acl, bool]:
-        """Return the pending changes to the grant of ``rule``; the first call copies its holder."""
+        """Return the pending changes to the ACLs with the holder and pattern of ``rule``.
+
+        The first call for a holder copies the holder's grants, which another table may share.
+        """
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)

@@ -204,7 +204,7 @@ def _stamp(path: str) -> Stamp | None:
 def load(settings: TlsSettings) -> LoadedTls:
     """Read the files, and build a context that can complete a handshake. Raises ConfigError.
 
-    Call it in a thread: it waits for the disk, and decrypting a key may take long.
+    Call it in a thread: it waits for the disk, and decrypting a key may take a long time.
     """
     stamps = stamps_of(settings)
     key, chain = _identity(settings)

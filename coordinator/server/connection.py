@@ -388,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _may_serve(self) -> bool:
-        """Whether a request may be served: none is in progress, and nothing is waited for."""
+        """Whether to serve a request: no request, write, allocation or throttling is pending."""
         return (
             self._job is None
             and self._writable

@@ -30,9 +30,9 @@ again at once. Clients wait in the backlog."""
 
 
 OWN_FILES = 16
-"""The number of file descriptors that connections never get, even if the logs use their whole
-reserve; if a quarter of that reserve is less, that number applies. These descriptors are for
-short-lived files of the broker, such as a file being trimmed or a module being imported."""
+"""The number of file descriptors that connections do not get even if the logs use their whole
+reserve, but at most a quarter of that reserve. These descriptors are for short-lived files of the
+broker, such as a file being trimmed or a module being imported."""
 
 
 def first_reserved_file() -> int:

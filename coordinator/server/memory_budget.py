@@ -1,9 +1,9 @@
 """A memory budget for the frames of all connections together, independently of sockets.
 
-A frame larger than a connection's basic buffer must take its whole size from the budget before its
-rest is read. A connection without a grant stops reading and waits for its turn, so that the rest
-of the frame stays in the kernel's and the client's memory. A grant suffices for the whole frame:
-incomplete frames cannot block each other forever.
+Before a connection reads the rest of a frame that is larger than its basic buffer, it must take the
+frame's whole size from the budget. A connection without a grant stops reading and waits for its
+turn, so that the rest of the frame stays in the kernel's and the client's memory. A grant suffices
+for the whole frame, so incomplete frames cannot block each other forever.
 
 Source: ``queued.max.request.bytes`` and Kafka's ``SimpleMemoryPool``, which grants a request as
 long as any memory is left, so that the budget may be exceeded by less than one request.

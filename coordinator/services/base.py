@@ -43,7 +43,7 @@ class ShardedCoordinator(Generic[M_co]):
 
     It has a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
     start and stop them. The topic is created by the first FindCoordinator, so a broker without
-    groups needs neither 50 directories nor 50 machines.
+    groups needs neither 50 directories nor 50 state machines.
 
     All shards periodically get the command ``upkeep``; ``interval`` is the configuration key of the
     period in milliseconds. ``commit_timeout`` is the key of the time for which a response waits for

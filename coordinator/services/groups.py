@@ -64,10 +64,10 @@ SIMPLE_ASSIGNORS = ("simple", "org.apache.kafka.coordinator.group.assignor.Simpl
 
 
 def _registry(names: Sequence[str]) -> AssignorRegistry:
-    """Return the assignors of these names.
+    """Return the assignors with these names.
 
-    Raises ConfigError if there are none or too many, or if two names mean the same assignor: its
-    short name and its class, for example.
+    Raises ConfigError if there are none or too many, or if two names refer to the same assignor,
+    such as its short name and its class.
     """
     try:
         return AssignorRegistry(

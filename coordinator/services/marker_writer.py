@@ -58,9 +58,9 @@ MAX_RETRY_ELSEWHERE_MS: Final = 1_000
 unknown: such an attempt does not use this broker's disk."""
 
 MIN_SLICE_PARTITIONS = 4
-"""The number of partitions that are tried before the clock is read, so that a transaction of common
-size finishes in one turn even on a busy machine. Opening a partition that was never used takes
-about 1 ms."""
+"""The number of partitions that are tried before the clock is read, so that a transaction with few
+partitions finishes in one turn even on a busy machine. Opening a partition that was never used
+takes about 1 ms."""
 
 Report = Callable[[MarkersWritten], None]
 """Receives a request's written markers."""
@@ -289,8 +289,8 @@ class MarkerWriter:
     def _go_on(self, end: float) -> None:
         """Report, look up leaders, send and write until ``end``; leave the rest to the worker.
 
-        A minimum of work is done even after ``end``: a transaction of common size finishes in one
-        turn.
+        A minimum of work is done even after ``end``, so that a transaction with few partitions
+        finishes in one turn.
         """
         if self._closed:
             return

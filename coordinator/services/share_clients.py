@@ -1,7 +1,8 @@
-"""The clients behind the members of share sessions, for the history and for views of the group.
+"""The clients that have opened share sessions, for the history and for descriptions of the group.
 
-A share partition knows its members by their ids, and the group coordinator knows the clients of
-those that have joined. A member need not join to fetch, and its locks outlive its membership.
+A share partition knows only the ids of its members, and the group coordinator knows only the
+clients of members that have joined. But a member need not join to fetch, and its locks outlive its
+membership.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class ShareFetches:
         self.waiting = 0
         """Fetches that wait."""
         self.expired = 0
-        """Fetches that ended with MaxWaitMs."""
+        """Fetches whose MaxWaitMs has elapsed."""
         self.failed = 0
         """Fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
         self.acquire_seconds: dict[str, Histogram] = {}

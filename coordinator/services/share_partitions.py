@@ -4,7 +4,7 @@ A share partition (``fencepost.groups.share.partition``) is soft state of the pa
 The first fetch of a group creates it, under the leader epoch. It ends with the leadership, with the
 partition, or with the group's last share session; the next fetch reads its state again.
 
-Each input is one *step*, which runs from end to end without yielding to the event loop. The effects
+Each input is one *step*, which runs to completion without yielding to the event loop. The effects
 of a step are carried out after it, and their results are steps of their own.
 
 A share partition that has ended may still write. Its successor reads only after these writes have

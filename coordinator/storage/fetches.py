@@ -243,7 +243,7 @@ class Fetches:
 
 
 def isolation_of(level: int) -> Isolation:
-    """Return the isolation of a request's level. Raises InvalidRequestError if it is undefined."""
+    """Return the isolation for a level in a request. Raises InvalidRequestError if undefined."""
     isolation = _LEVELS.get(level)
     if isolation is None:
         raise InvalidRequestError(f"there is no isolation level {level}")

@@ -1,7 +1,7 @@
 """Removal of deleted topics and unused files from the data directory.
 
-A file system takes long to remove a large file, and a topic may have thousands of files. So a
-deleted partition stops serving at once, its directory is renamed soon afterwards, and a thread
+A file system may take a long time to remove a large file, and a topic may have thousands of files.
+So a deleted partition stops serving at once, its directory is renamed soon afterwards, and a thread
 removes the renamed directory later. After a stop or a kill, the next start finds the remaining
 directories by their names, and removes them once the broker listens.
 
@@ -44,7 +44,7 @@ class Removals:
         self._directory = directory
         self._force = force
         self._deleted: dict[TopicPartition, Partition] = {}
-        """Deleted partitions whose directory still has its name."""
+        """Deleted partitions whose directories have not been renamed yet."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_renamed = False
         """Whether a rename is not on disk yet; until it is, no directory is removed."""
@@ -78,13 +78,13 @@ class Removals:
     # --- partitions of deleted topics ---
 
     def mark_deleted(self, partition: Partition) -> None:
-        """Stop serving a partition; its directory may keep its name for a while."""
+        """Stop serving a partition; its directory is renamed later."""
         partition.mark_deleted()
         self._deleted[partition.topic, partition.index] = partition
 
     @property
     def deleted(self) -> list[Partition]:
-        """Return the deleted partitions whose directories still have their names."""
+        """Return the deleted partitions whose directories have not been renamed yet."""
         return [*self._deleted.values()]
 
     def free_name(self, key: TopicPartition) -> None:

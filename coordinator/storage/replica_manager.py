@@ -464,7 +464,7 @@ class ReplicaManager:
         log_start_offset: int,
         leader_end_offset: int,
     ) -> None:
-        """Record a follower's fetch; ``leader_end_offset`` is the log end offset at its read.
+        """Record a follower's fetch; the log ended at ``leader_end_offset`` when it was read.
 
         Raises NotLeaderOrFollowerError for a stale broker epoch, UnknownReplicaError.
         """

@@ -316,7 +316,7 @@ class ClientTelemetry:
         instance_id, report = instance.instance_id, instance.report
         try:
             yield from report.apply(pushed, self._clock.now_ms())
-        finally:  # a push that is given up has kept values, too
+        finally:  # even a push that is cancelled midway has changed the report
             # Other requests may have replaced the instance meanwhile, or dropped it.
             current = self._instances.get(instance_id)
             if current is not None and current.report is report:

@@ -63,7 +63,7 @@ class Report:
         self.series_bytes = 0
         """The approximate memory of the series."""
         self.counted_bytes = 0
-        """The part of it that the limit for the values of all instances has counted."""
+        """The bytes of this report that are included in the manager's total for all instances."""
         self._series: dict[tuple[str, Attributes], Value] = {}
         self.highlights: dict[str, float] = {}
         """Values by the short names of :data:`HIGHLIGHTS`; the greatest if there are several."""

@@ -111,7 +111,7 @@ async def load(session: ZkSession) -> ZkImage:
             records += records_of(topic)
     there = {one.name for one in records if isinstance(one, TopicRecord)}
     for (kind, name), values in configs.items():
-        # Settings of a topic under deletion must not pass to the next topic of that name.
+        # Settings of a topic under deletion must not pass to the next topic with its name.
         if kind != TOPIC_RESOURCE or name in there:
             records += config_records(kind, name, {}, values)
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)

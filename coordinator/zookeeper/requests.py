@@ -103,7 +103,8 @@ class ControllerRequestApplier:
         """
         if body.controller_epoch < self.controller_epoch:
             return STALE_CONTROLLER_EPOCH
-        # Only the connection's age shows this: a list of live brokers has no epoch to compare.
+        # Compare the ages of the connections: the list of live brokers in an UpdateMetadata has no
+        # epoch that would show that it is outdated.
         if body.controller_epoch == self.controller_epoch and connected_s < self._connected_s:
             return STALE_CONTROLLER_EPOCH
         if body.broker_epoch < broker_epoch:

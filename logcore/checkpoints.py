@@ -291,7 +291,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
     """Write the clean-shutdown file, as the last step of a shutdown: all logs are closed.
 
-    ``broker_epoch`` is the epoch of the ending run, -1 outside of a cluster.
+    ``broker_epoch`` is the epoch of the broker's last registration; -1 outside of a cluster.
     """
     mark = b'{"version":0,"brokerEpoch":%d}' % broker_epoch
     replace_file(fs, directory, CLEAN_SHUTDOWN, mark)

@@ -1,4 +1,4 @@
-"""One round of compaction: its range of a log, the rewriting, and the bookkeeping between them.
+"""One round of compaction: the choice of a range of the log, and the rewriting of its segments.
 
 A round has three kinds of steps, so that a daemon can run the long ones outside of its event loop:
 

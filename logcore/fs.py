@@ -191,7 +191,7 @@ class OsFileSystem:
         return os.open(path, os.O_RDONLY | system.OPEN_FLAGS)
 
     def close(self, handle: int) -> None:
-        # Before the close, after which another thread may get the same number.
+        # Discarded first: after the close, another thread may get the same descriptor.
         _handles.discard(handle)
         os.close(handle)
 

@@ -75,9 +75,10 @@ class MappedIndexes:
 
 
 class MappedIndex:
-    """Base of offset and time index: entries of one size in a map, opened at first use.
+    """Base class of the offset index and the time index: entries of one size in a memory map.
 
-    An entry pairs an offset, relative to the base and never falling, with another number.
+    The map is opened at first use. An entry pairs an offset with another number. Offsets are stored
+    relative to the base offset; no entry has a lower offset than the entry before it.
     """
 
     ENTRY_SIZE: int

@@ -9,7 +9,7 @@ never changes:
 2. The runtime appends ``Decision.records`` to the machine's partition as one batch.
 3. The runtime calls ``replay`` for every appended record. Only this changes durable state, both
    live and at load, so a restart rebuilds exactly the live state. A live replay may get a record
-   with its content (:class:`Written`), if decoding it would cost as much as all other steps.
+   with its decoded content (:class:`Written`), if decoding would cost as much as all other steps.
 4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
 
 If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
@@ -85,10 +85,11 @@ class ProducerStamp:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class EndMarker:
-    """The end of ``stamp``'s transaction, as a coordinator of that epoch sends it to a partition.
+    """The marker that ends ``stamp``'s transaction in one partition.
 
-    ``transaction_version`` picks the rule for the marker's epoch: from 2 on it must be above the
-    data's epoch, below 2 at least as high.
+    ``coordinator_epoch`` is the epoch of the coordinator that sends it. ``transaction_version``
+    picks the rule for the marker's producer epoch: from 2 on it must be above the epoch of the
+    transaction's batches, below 2 at least as high.
     """
 
     stamp: ProducerStamp

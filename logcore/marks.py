@@ -87,7 +87,7 @@ class Marks:
         self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.flushed_end)))
 
     def end_replication(self) -> None:
-        """Let the high watermark follow :attr:`flushed_end` again; :meth:`notify` must follow."""
+        """Move the high watermark with :attr:`flushed_end` again; :meth:`notify` must follow."""
         self.is_replicated, self.on_flushed_end = False, None
         self.move_high_watermark(self.flushed_end)
 

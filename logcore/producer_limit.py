@@ -2,9 +2,10 @@
 
 Every producer id that writes costs memory until it expires, and clients may request any number of
 ids: Apache Kafka's map grows without bound until ``producer.id.expiration.ms`` has passed
-(KIP-936 and KIP-1044 describe brokers that ran out of memory). This class evicts the producer with
-the longest idle time early, as if it had expired. It never evicts a producer with an open
-transaction, because the last stable offset and the effect of the end marker depend on its state.
+(KIP-936 and KIP-1044 describe brokers that ran out of memory). At the limit, this class evicts the
+producer that has been idle for the longest time, as if it had expired. It never evicts a producer
+with an open transaction, because the last stable offset and the effect of the end marker depend on
+its state.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class ProducerStateManager:
         return AbortedTxn(producer_id, first_offset, marker_offset, oldest)
 
     def aborted_txn(self, completed: CompletedTxn) -> AbortedTxn:
-        """Build the index entry of an aborted transaction, with the LSO right after it."""
+        """Build the index entry of an aborted transaction, with the LSO after its marker."""
         oldest = self._open.keys()[0] if self._open else completed.last_offset + 1
         return AbortedTxn(
             completed.producer_id, completed.first_offset, completed.last_offset, oldest

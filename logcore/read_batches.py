@@ -46,7 +46,7 @@ def part_bytes(records: bytes | FileRange, position: int, count: int) -> bytes:
 
 
 def part_of(records: bytes | FileRange, begin: int, end: int) -> bytes | FileRange:
-    """Return a part of a read, from ``begin`` to ``end``; a part of a range is a range again."""
+    """Return a read from ``begin`` to ``end``, as a :class:`FileRange` if the read is one."""
     if begin == 0 and end == len(records):
         return records
     return records[begin:end] if isinstance(records, bytes) else records.part(begin, end)

@@ -133,8 +133,8 @@ class LogReader:
     def max_timestamp_offset(self, isolation: Isolation) -> Search:
         """Find, in steps, the first record with the largest timestamp.
 
-        None if no record has one, or the record is not readable yet. (Kafka also returns none if
-        the record with the maximum timestamp of a batch header is gone.)
+        Return None if no record has a timestamp, or if that record is not readable yet. (Kafka also
+        finds none if the record with the maximum timestamp of a batch header has been removed.)
         """
         return self._run_search(latest(self._log, self._marks.log_start_offset), isolation)
 

@@ -300,9 +300,9 @@ class _Loader:
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap between two segments is a loss, unless compaction by Apache Kafka may have left it:
-        below the recovery point or the cleaner's checkpoint, or without other replicas after a
-        segment that has gaps itself. A fetched log is flushed if it gets one (``replica.py``).
+        A gap is a loss unless compaction by Apache Kafka may have left it: below the recovery point
+        or the cleaner's checkpoint; without other replicas, also after a segment with gaps inside.
+        A follower that has fetched a gap flushes its log, which moves the recovery point past it.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"

@@ -154,7 +154,7 @@ class _Parser:
         self._names: set[str] = set()
         self._groups = [_Group(self._flags)]
         self._reported = 0
-        """Characters whose steps were yielded."""
+        """The position up to which :meth:`parse` has yielded the steps."""
 
     def parse(self) -> Generator[int, None, Piece]:
         pattern, end = self._pattern, len(self._pattern)

@@ -28,7 +28,7 @@ def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> li
 
 
 def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Segment]:
-    """Return the segments wholly before the last ``retention_bytes``; below 0 for no limit."""
+    """Return the segments wholly before the last ``retention_bytes``; −1 for no limit."""
     if retention_bytes < 0:
         return []
     excess = log.size_bytes - retention_bytes

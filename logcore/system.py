@@ -2,8 +2,8 @@
 
 At import, each name is bound to a call that this system offers. The choice depends on the presence
 of the call, not on the system's name, so that tests can take calls away. On Linux, names on the hot
-path are the functions of the standard library themselves. The replacements are for macOS and, for a
-broker inside the process of a test, for Windows.
+path are bound directly to functions of the standard library, without a wrapper. The replacements
+are for macOS and, for a broker inside the process of a test, for Windows.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def open_descriptors() -> int | None:
 
 
 def local_datagram_socket() -> socket.socket | None:
-    """Return a non-blocking datagram socket of this machine; None where there is no such kind."""
+    """Return a non-blocking Unix datagram socket; None if Python has none on this system."""
     if not hasattr(socket, "AF_UNIX"):
         return None
     result = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | getattr(socket, "SOCK_NONBLOCK", 0))
@@ -380,7 +380,7 @@ def has_input(handle: int, timeout_s: float) -> bool:
 
 
 class SignalLoop(Protocol):
-    """The methods of an event loop that signals need."""
+    """The event loop methods that signal handling needs."""
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop for each signal."""

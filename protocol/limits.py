@@ -78,7 +78,7 @@ class ConnectionLimits:
     min_frame_bytes_per_second: int = 1_048_576
     """A slower large frame or response is aborted when other connections wait for its memory."""
     slow_frame_grace_ms: int = 5_000
-    """The time for which a large frame or response may be slow although other connections wait."""
+    """The time for which a large frame or response may be slow while other connections wait."""
     frame_timeout_ms: int = 30_000
     """A connection on which an incomplete frame gets no byte for this time is closed."""
     handshake_timeout_ms: int = 10_000

@@ -25,7 +25,7 @@ from fencepost.protocol.schema import (
 from fencepost.protocol.writer import FunctionSource
 
 ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
-"""Fields with error messages, which quote values of the request of any length."""
+"""Fields with error messages, which may quote long values of the request."""
 
 
 class MessageFactory:

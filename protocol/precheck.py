@@ -318,8 +318,8 @@ def walker(cls: type) -> Walker:
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     """Check that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
 
-    Returns the parts that :func:`without` must replace before decoding: tag sections with unknown
-    fields. Bytes after the message are ignored, as in Kafka. Raises MalformedRequest.
+    Returns the parts that :func:`apply_cuts` must replace before decoding: tag sections with
+    unknown fields. Bytes after the message are ignored, as in Kafka. Raises MalformedRequest.
     """
     return checked(walker(cls), frame, pos, budget)
 

@@ -36,7 +36,7 @@ Chunk = bytes | bytearray | memoryview
 
 
 class InFile(Protocol):
-    """A large value of a response that is read when it is sent; its length is known before."""
+    """A large value of a response that is still in its file; its length is known."""
 
     def __len__(self) -> int:
         """Return the number of remaining bytes."""
@@ -47,8 +47,8 @@ class InFile(Protocol):
     def send(self, count: int, target: int) -> int:
         """Have the kernel send up to ``count`` bytes to the socket ``target``; return how many.
 
-        Raises BlockingIOError if the socket is full. After any other OSError the same bytes may
-        still be taken: the error may concern the socket, not the file.
+        Raises BlockingIOError if the socket is full. After any other OSError, :meth:`read` may
+        still return the same bytes: the error may concern the socket, not the file.
         """
 
 

@@ -184,12 +184,12 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
     read_uncommitted consumer.
 
     Without a committed offset the lag depends on the members' ``auto.offset.reset``, which no
-    broker knows: ``lag`` is 0 if the partition has no readable records, else None with ``unknown``
-    true, and ``lag_at_most`` counts from the log start. A partition without a leader is unknown as
-    well; ``error`` is Kafka's name of the error. An offset committed for a deleted topic has no
-    lag, and neither has the ``progress`` of a Spark query, stored as an offset: ``lag`` is None,
-    ``unknown`` false. ``committed`` of a share group is the start offset, and its coordinator
-    computes the lag. Raises ApiError.
+    broker knows. ``lag`` is then 0 if the partition has no readable records; otherwise it is None,
+    and ``unknown`` is true. ``lag_at_most`` is the lag from the log start. A partition without a
+    leader is unknown as well; ``error`` is Kafka's name of the error. An offset committed for a
+    deleted topic has no lag, and neither has the ``progress`` of a Spark query, which is stored as
+    an offset: ``lag`` is None, and ``unknown`` is false. ``committed`` of a share group is the
+    start offset, and its coordinator computes the lag. Raises ApiError.
     """
     from fencepost.client.queries.lag import ConsumerLags
 

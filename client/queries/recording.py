@@ -136,7 +136,8 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
         elif entry.what in COMPARED and entry.scope not in REQUEST_SCOPES:
             if entry.at_ms < start_ms:
                 continue
-            # A step of the same millisecond came before the event if its response did.
+            # Of the requests that arrived in the event's millisecond, only the ones up to the last
+            # that was answered before the event count as earlier.
             same_ms = bisect_right(times, entry.at_ms)
             after = max(bisect_left(times, entry.at_ms), min(last, same_ms))
             member = entry.detail.get("member")

@@ -4,9 +4,8 @@ The functions here do no I/O; :mod:`.resolve` collects the evidence. These rules
 record or a marker belongs to the transaction (P, E) of producer id P and epoch E:
 
 * An Ongoing record has the transaction's own identity, and the Prepare record that follows it in
-  the log ends that transaction. Compaction keeps the last record of an id in the part that it has
-  cleaned and every record after that part, so the records that are left follow each other without
-  a gap.
+  the log ends that transaction. Compaction has removed all but the last record of an id from the
+  cleaned part, and nothing from the dirty part, so no record is missing between two that are left.
 * The predecessor of a Prepare or Complete record may be gone. Under transaction version 2 (KIP-890)
   each end bumps the epoch, so a record of (P, E + 1) ends (P, E). At the highest epoch the Complete
   record has a new producer id with epoch 0, and the previous producer id. Under version 1 a commit

@@ -50,7 +50,7 @@ def examine(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[
 def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
     """Return an offset row with the columns that the leader reports.
 
-    The start offset is persisted once a record is completed; before, only the leader has it.
+    The start offset is persisted once a record is completed; until then only the leader has it.
     """
     view = report.view
     columns = {}

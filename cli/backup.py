@@ -62,11 +62,11 @@ def command() -> None:
 )
 @format_option
 def create(target: Path, data_dir: Path, max_pause: float, form: str) -> None:
-    """Copy a data directory to DIR, which must be new or empty, or have an interrupted backup.
+    """Copy a data directory to DIR, which must be new or empty, or hold an interrupted backup.
 
     The broker may run (on Linux, as root or the broker's user): it is suspended while its files are
     opened, and continues while they are copied. The backup is what kill -9 would have left at that
-    moment. A backup that was interrupted is incomplete for the other commands; repeat the command.
+    moment. The other commands refuse an interrupted backup; repeat this command to replace it.
     """
     from fencepost.tools import backup
 

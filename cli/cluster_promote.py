@@ -98,10 +98,10 @@ def promote(
     """Turn a stopped standalone broker into a broker of a new Apache Kafka cluster.
 
     DATA_DIR is the broker's data directory. Its topics with their ids, settings, features, users,
-    rules, quotas and allocated producer ids are written as the metadata with which controllers of
-    Apache Kafka 4.4 start, or controllers of 4.3 if metadata.version is at most 30:
-    OUTPUT/controller-ID/metadata, beside it controller.properties, and OUTPUT/broker.properties for
-    the broker, which keeps its id, its address and its data.
+    rules, quotas and allocated producer ids are written to OUTPUT/controller-ID/metadata, as the
+    metadata with which controllers of Apache Kafka 4.4 start, or controllers of 4.3 if
+    metadata.version is at most 30. OUTPUT/controller-ID also gets a controller.properties, and
+    OUTPUT a broker.properties for the broker, which keeps its id, its address and its data.
     Producers, groups and open transactions live on, and clients need no restart.
 
     DATA_DIR is not changed. Until the broker starts with broker.properties it may start as before;

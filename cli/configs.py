@@ -168,10 +168,10 @@ def change(
 def _in_effect(
     session: ClusterSession, resource: Resource, settings: Mapping[str, str]
 ) -> dict[str, ConfigEntry]:
-    """Return the settings as soon as ``wanted`` is in effect, or after :data:`SEEN_WITHIN_S`.
+    """Return the settings in effect, as soon as they include ``settings``.
 
-    In a cluster the broker may lag behind the controller, and a stronger setting may permanently
-    override the changed one.
+    After :data:`SEEN_WITHIN_S` they are returned in any case: in a cluster the broker may lag
+    behind the controller, and a setting of higher precedence may override the changed one.
     """
     from fencepost.client.queries.settings import describe_configs
 

@@ -175,7 +175,7 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
         fields.read_known(1, _MODES, "distribution mode")
         offsets = [fields.number(8) for _ in range(fields.count(8, "offsets"))]
         yield _stream(fields, folder), offsets
-        # The search continues behind the state, whose bytes repeat the name.
+        # Continue after the state: its bytes contain the name as well.
         at = end = fields.at
     if _LAST_PART not in data[end:]:
         raise CheckpointError("the end of the file is missing")
@@ -197,7 +197,7 @@ def _stream(fields: _FieldReader, folder: Path) -> bytes:
 
 
 def _read_sibling(folder: Path, name: str, path: str, size: int) -> bytes:
-    """Return a file of the checkpoint, which has this name beside ``_metadata``."""
+    """Read the file ``name`` in ``folder``, to which ``_metadata`` refers as ``path``."""
     if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"}:
         raise CheckpointError(f"the committer's state is in {path!r}, outside of the folder")
     if name != path and not (folder / name).is_file():

@@ -393,11 +393,12 @@ def delete(
 @click.argument("group")
 @table_options
 def show_blame(session: ClusterSession, group: str, form: str) -> None:
-    """Show the record that keeps the start offset of a share GROUP back, for each partition.
+    """Show the record that holds back the start offset of a share GROUP, for each partition.
 
     DELIVERIES counts its deliveries and LOCK_END is the end of its owner's acquisition lock. SINCE
-    is the time when the owner acquired or renewed it, or of the last event in the history, WHY the
-    cause in that; ENDS says what must happen next. Apache Kafka does not report in-flight records.
+    is the time when the owner acquired or renewed it, or else of its last event in the history; WHY
+    is the cause of that event. ENDS says what must happen next. Apache Kafka does not report
+    in-flight records.
     """
     from fencepost.client.queries.group_view import existing
     from fencepost.client.queries.share_blame import blame

@@ -221,7 +221,10 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
 def check_directories(
     directories: Sequence[Path], pairs: Sequence[str]
 ) -> tuple[list[dict[str, object]], list[dict[str, object]], list[dict[str, object]]]:
-    """Return the problems in directories, the log lines of their next start, and a row for each."""
+    """Check directories; return the problems, the log lines of the next start, and summary rows.
+
+    Each directory has one summary row.
+    """
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.verify import verify_data_directory, verify_partition
 

@@ -155,7 +155,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
 
 @contextlib.contextmanager
 def reported(*errors: type[Exception]) -> Iterator[None]:
-    """Raise ``errors``, and those of files and of the output, as errors without a traceback."""
+    """Turn ``errors`` and OSErrors into errors that click shows without a traceback."""
     caught: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         yield

@@ -158,7 +158,7 @@ class ProduceRun:
         self._refused = 0
 
     def write_all(self, overhead: int) -> None:
-        """Write all lines; stop at an error that further lines would meet as well."""
+        """Write all lines; stop at an error that does not concern single records."""
         from fencepost.cli.record_input import chunks
         from fencepost.client.partitioner import placed
         from fencepost.protocol.errors import WireError

@@ -89,10 +89,10 @@ def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
 
 @dataclass(frozen=True, slots=True)
 class TextLines:
-    """Lines as text: a value, after a key if there is a separator, or with a common key.
+    """Lines as text: each is a value, or a key and a value with a ``separator`` between them.
 
-    ``null`` is the text for a null value (or key); without it, an empty value with a key is a
-    tombstone.
+    Without a separator, ``key`` is the key of all records. ``null`` is the text for a null value
+    (or key); without it, an empty value with a key is a tombstone.
     """
 
     separator: bytes | None

@@ -476,8 +476,8 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
 def history(session: ClusterSession, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
-    Commits and aborts that the producer asked for are not kept, except of prepared transactions;
-    the ones of `resolve` are.
+    The history has all aborts, but only two kinds of commits: by `resolve`, and of prepared
+    transactions that a new producer has kept. With fencepost.history.commits=true it has all.
     """
     show(session, TRANSACTION, transactional_id, **options)
     if options["form"] == "table":

@@ -11,7 +11,7 @@ from fencepost.console.paging import Params
 
 
 def doctor_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:
-    """Return the findings in the history entries that the console keeps, the newest."""
+    """Return the findings in the newest history entries, which the console keeps in memory."""
     del params
     history.read_on(session)
     diagnosis = diagnosed_from(session, history.newest(), Subject())

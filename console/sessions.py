@@ -41,7 +41,7 @@ class SessionPool:
         self._idle: list[ClusterSession] = []
 
     async def run_query(self, query: Callable[[ClusterSession], T]) -> T:
-        """Run ``question`` in a thread. Raises the errors of ``question``."""
+        """Run ``query`` in a thread. Raises the errors of ``query``."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._run_query, query
         )

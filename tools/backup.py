@@ -65,7 +65,7 @@ class BackupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """A complete backup: its files and their bytes, and how it was made."""
+    """A complete backup: the number and size of its files, and how it was made."""
 
     directory: str
     cluster_id: str
@@ -81,7 +81,7 @@ class BackupSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file to copy: opened already if the broker runs."""
+    """A file to copy, which is already open if the broker is running."""
 
     path: Path
     name: str

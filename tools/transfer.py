@@ -120,9 +120,9 @@ def import_directories(
     """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
     If ``topics`` are named, other topics are skipped. All partition directories of a topic must be
-    given together, numbered from 0 without gaps. If ``partitions`` is the number of partitions of
-    each topic, directories may be missing, and their partitions are empty. Topic ids are kept if
-    they are unused. ``configs`` become the settings of every topic that is not a coordinator's.
+    given together, numbered from 0 without gaps. If ``partitions`` is given, each topic gets that
+    many partitions, and the ones without a directory are empty. Topic ids are kept if they are
+    unused. ``configs`` become the settings of every topic that is not a coordinator's.
     Producer ids and leader epochs continue above those found. Raises TransferError, LogError,
     OSError; topics that were completed before the error stay.
     """
@@ -397,8 +397,8 @@ def export_topic(
         replaced.append((staging, str(target / f"{name}-{index}")))
     _forget_checkpoints(fs, str(target), moved)
     for staging, place in replaced:
-        # Kafka deletes directories with such a name at its start: the replaced directory, or the
-        # staged one if this is interrupted.
+        # Staged and replaced directories end in -delete, so Kafka deletes them when it starts: the
+        # replaced ones, and the staged ones if the export was interrupted.
         fs.rename(place, str(target / _replaced_name(name, int(place.rpartition("-")[2]))))
         fs.rename(staging, place)
     fs.sync_directory(str(target))

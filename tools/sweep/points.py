@@ -130,7 +130,7 @@ class EventCounter:
         self._armed = True
 
     def reset(self, point: KillPoint | None) -> None:
-        """Reset the count, and count from now on to another point."""
+        """Restart the count, with another crash point."""
         self.events = []
         self._operations = self._answers = 0
         self._unanswered = False
@@ -314,7 +314,7 @@ class CountedProtocol(asyncio.BufferedProtocol):
         self.connection_lost = inner.connection_lost  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass on the transport, wrapped."""
+        """Pass the transport to the inner protocol, wrapped so that responses are counted."""
         wrapped = CountedTransport(cast("asyncio.Transport", transport), self._counter)
         self._inner.connection_made(cast("asyncio.Transport", wrapped))
 

@@ -152,7 +152,7 @@ class Sweep:
     def _run_once(
         self, number: int, point: KillPoint | None
     ) -> tuple[RunResult, list[CountedEvent]]:
-        """Do one run, up to the verdict. Its directory is kept if there are failures."""
+        """Carry out one run, and judge it. Its directory is kept if there are failures."""
         began = time.monotonic()
         home = self._plan.directory / f"{number:05d}"
         home.mkdir()

@@ -31,7 +31,7 @@ from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_pa
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""The super user as which the methods of a broker under test log in."""
+"""The super user whose login the methods of a broker under test use."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
@@ -50,7 +50,7 @@ _JAAS = "org.apache.kafka.common.security"
 
 
 class BrokerCertificates(NamedTuple):
-    """PEM texts: the authority, and the chain and key of a broker on this machine."""
+    """PEM texts: the CA certificate, and the chain and key of a broker on this machine."""
 
     authority: str
     chain: str
@@ -181,7 +181,7 @@ class BrokerAccess:
 
     @property
     def ca_file(self) -> Path:
-        """A PEM file with the broker's authority. Raises RuntimeError without TLS."""
+        """A PEM file with the broker's CA certificate. Raises RuntimeError without TLS."""
         if self._certificates is None:
             raise RuntimeError("the broker has no certificate: tls=True gives it one")
         if self._home is None:

@@ -144,7 +144,7 @@ class OwnBroker:
         return self.start()
 
     def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
-        """Run ``work`` with the broker on its loop; BrokerDownError if it does not run."""
+        """Run ``work`` on the broker's loop; BrokerDownError if the broker is down or paused."""
         broker = self._broker
         if broker is None:
             raise BrokerDownError("the broker is down; restart() starts it again")

@@ -51,7 +51,7 @@ class TestClock:
 
     It stands still at ``now_ms`` (default: the time of day at its creation) until :meth:`advance`;
     with ``auto`` it runs, at real speed, from there. A test may call its methods from any thread,
-    but :meth:`advance` not from a broker's.
+    except that :meth:`advance` raises RuntimeError in a broker's thread.
     """
 
     __test__ = False  # tells pytest that this is no test class, in spite of its name

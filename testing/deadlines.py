@@ -114,7 +114,8 @@ class Deadlines:
         """Return the monotonic time of the next deadline up to the target; None without one."""
         deadlines = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
-            # The queue is sorted by time. Upkeep may be postponed, so look at the timer behind it.
+            # The queue is sorted by time. Upkeep may be postponed, so go on to the first timer
+            # that is not upkeep.
             for due_ms, key in queue:
                 deadlines.append(
                     self._round_ms((queue, key), due_ms) if key in PERIODIC else due_ms

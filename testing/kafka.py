@@ -1,4 +1,4 @@
-"""A broker for tests, in a thread of its own, with a test's actions and queries."""
+"""A broker in a thread of the test's process, which the test controls and queries."""
 
 from __future__ import annotations
 

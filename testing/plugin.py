@@ -52,7 +52,7 @@ class _PluginState:
     test: str = ""
     """The prefix of this test's names."""
     began_ms: dict[int, int] = field(default_factory=dict)
-    """When this test began, by the id of each broker that ran before it."""
+    """When this test began, on the clock of each broker that already ran; by ``id(broker)``."""
 
 
 _RUN = pytest.StashKey[_PluginState]()

@@ -48,7 +48,7 @@ class ReplayIds:
         self._records = 0
         self._payloads = incident.records
         self._firsts: dict[Partition, int] = {}
-        """The recorded first offsets of the current Produce request."""
+        """The base offsets in the recorded response to the current Produce request."""
         for name, topic in incident.topics.items():
             try:
                 recorded = uuid.UUID(topic.id)
@@ -102,7 +102,7 @@ class ReplayIds:
         return replace(message, **changed) if changed else message
 
     def _offsets(self, topic_id: uuid.UUID, row: Any) -> Any:
-        """Return the row of a partition with offsets of the replay in its acknowledgements."""
+        """Return a partition's entry, with its acknowledged offsets translated to the replay's."""
         if not getattr(row, "acknowledgement_batches", ()):
             return row
         base = self._bases.get((self._names.get(topic_id, ""), row.partition_index), 0)
@@ -184,7 +184,7 @@ class ReplayIds:
     def boundaries(self, responses: Iterable[Entity | None]) -> Mapping[Partition, list[int]]:
         """Return the first offsets of all acquired ranges, sorted, as offsets of the replay.
 
-        The log of the replay begins with the first record of a partition that was acquired.
+        In the replay, a partition's log begins with the first record that the incident acquired.
         """
         offsets: dict[Partition, set[int]] = defaultdict(set)
         for response in responses:

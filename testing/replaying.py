@@ -5,10 +5,10 @@
     result = replay("incident.json")  # AssertionError if the broker behaves differently
     assert result.failures == []  # fails where the incident failed
 
-Each recorded connection becomes a connection, and each request is sent at its time of the clock,
-in the recorded order, with the ids and epochs that the fresh broker has given out. Responses that
-came before the next request are awaited before it is sent. Records have keys, values and headers
-if the file has them.
+The replay opens a connection for each recorded one, and sends the requests in the recorded order,
+each when the clock has reached the recorded time, with the ids and epochs that the fresh broker has
+given out. Responses that came before the next request are awaited before it is sent. Records have
+keys, values and headers if the file has them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SETTLE_S: Final = 2.0
 """How long a replay waits, in real time, for the event of a timer that has fired."""
 
 MAX_LATE_MS: Final = 256
-"""How late a timer of the incident may have fired, and how long a replay waits for one."""
+"""The longest delay of a timer in the incident, and of a deadline in the replay."""
 
 _EXPIRIES: Final = frozenset(
     {
@@ -241,8 +241,8 @@ class _Player:
 
         Timers of a busy broker fire late, and some requests arrived between the deadline and the
         expiry. So the clock stops :data:`MAX_LATE_MS` before the next expiry of the incident until
-        that is due. In the replay a deadline may be some milliseconds later, because it counts from
-        a time between request and response; then the clock advances a little further.
+        that is due. In the replay a deadline may be some milliseconds later: a timer starts between
+        request and response, at an unrecorded time. Then the clock advances a little further.
         """
         held_ms = at_ms
         if self._expiries and not self._is_due(number, at_ms):

@@ -170,7 +170,7 @@ class KafkaUnderTest(ABC):
 
     @property
     def ca_file(self) -> Path:
-        """A PEM file with the authority for clients. Raises RuntimeError without ``tls``."""
+        """A PEM file with the CA certificate for clients. Raises RuntimeError without ``tls``."""
         return self._access.ca_file
 
     def acl(self, *rules: str) -> None:

@@ -41,7 +41,7 @@ class Decision(NamedTuple):
 
     identity: TransactionIdentity
     decided_at: datetime | None
-    """By the database's clock; None if it keeps no time."""
+    """By the database's clock; None if the database does not store the time."""
 
 
 class Partner(Protocol[C_co]):

@@ -227,8 +227,9 @@ class TransactionOwner:
     async def _outcome_of(self, decided: TransactionIdentity) -> _Answer:
         """Return the outcome of a prepared transaction whose own EndTxn was refused.
 
-        No transaction follows a prepared one, so the state of the id belongs to the prepared one. A
-        claim may have kept it under the claim's own identity. Raises InDoubtError while it is being
+        No transaction follows a prepared one, so the state of the id belongs to the prepared one.
+        That transaction may still be open: if a claim has kept it, EndTxn is fenced unless it has
+        the identity that the claim received. Raises InDoubtError while the transaction is being
         ended, and PipelineError if the state does not show the outcome.
         """
         name, what = self.key.transactional_id, f"producer {decided.producer_id} epoch"

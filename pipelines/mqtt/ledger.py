@@ -20,7 +20,7 @@ A PUBLISH whose packet id and digest the ledger knows is judged by the state of 
   with DUP a late redelivery, without DUP a new message under a reused id;
 * released: without DUP a new message; with DUP a redelivery, as the broker may not have read our
   PUBCOMP, and Mosquitto publishes such a message again (:mod:`fencepost.pipelines.mqtt.bridge`
-  tells when). A broker may also reuse a released id at once, with or without DUP. The first reuse
+  says when). A broker may also reuse a released id at once, with or without DUP. The first reuse
   without DUP within a connection proves this; from then on every message with a released
   id is a new one.
 """

@@ -33,7 +33,7 @@ class OffsetRange:
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """Return the form of Spark's checkpoint, sorted so that equal offsets look equal."""
+    """Return offsets as Spark's checkpoint stores them, sorted so that equal offsets look equal."""
     topics: dict[str, dict[str, int]] = defaultdict(dict)
     for topic, index in sorted(offsets):
         topics[topic][str(index)] = offsets[topic, index]
@@ -41,7 +41,7 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Read the form of Spark's checkpoint."""
+    """Parse offsets as Spark's checkpoint stores them."""
     return {
         (topic, int(index)): offset
         for topic, rows in offsets.items()

@@ -132,7 +132,7 @@ class Numbers(Protocol):
     def turn(
         self, parts: Collection[Partition]
     ) -> contextlib.AbstractContextManager[dict[Partition, int]]:
-        """Yield each partition's next number; the caller adds the acknowledged records."""
+        """Yield each partition's next number; the caller adds the count of acknowledged records."""
 
 
 class LocalSequences:

@@ -126,8 +126,9 @@ def summary(result: dict[str, Any]) -> str:
     told = min((one["machine"] for one in result.values()), key=lambda told: told["rounds"])
     lines = [
         (
-            f"{heading(told)} Medians; both brokers in turn in one run (`make bench`), "
-            "a ratio above 1 is in favour of Fencepost. All figures: [bench](../bench/README.md)."
+            f"{heading(told)} Medians of one run (`make bench`) that measures both brokers "
+            "alternately; a ratio above 1 is in favour of Fencepost. "
+            "All figures: [bench](../bench/README.md)."
         ),
         "",
         "| figure | Fencepost | Apache Kafka | ratio |",

@@ -104,10 +104,10 @@ def command(
     r"""Print the records of TOPIC from --from to --until, or to its end.
 
     A template's fields are kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers,
-    %T timestamp in ms (%D: ISO 8601), %K and %S bytes of key and value (-1 for none); it ends with
-    \n where lines are wanted. A tombstone is printed as <null>, and the text <null> as \<null>. The
-    records of internal topics are decoded. On a terminal control characters are escaped; a pipe or
-    a file gets them unchanged, except as table or json.
+    %T timestamp in ms (%D: ISO 8601), %K and %S bytes of key and value (-1 for none). End it with
+    \n to print each record on its own line. A tombstone is printed as <null>, and the text <null>
+    as \<null>. The records of internal topics are decoded. On a terminal control characters are
+    escaped; a pipe or a file gets them unchanged, except as table or json.
 
     Standard error reports records that an open transaction holds back, the commits of --group, and
     offsets or times that the topic does not have.

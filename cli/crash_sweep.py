@@ -117,7 +117,7 @@ def command(
     form: str,
     **bounds: Any,
 ) -> None:
-    """Run COMMAND repeatedly, each time with the broker killed at another point.
+    """Run COMMAND repeatedly, and kill the broker at a different point each time.
 
     A first run counts the broker's durable operations. Then, for each chosen point, the broker is
     killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer

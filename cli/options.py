@@ -63,7 +63,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "show_default": DEFAULT_BOOTSTRAP,
             "show_envvar": True,
             "metavar": "HOST:PORT",
-            "help": "A broker to begin with; several are separated by commas.",
+            "help": "A bootstrap broker; several are separated by commas.",
         },
     ),
     (

@@ -55,7 +55,7 @@ def command() -> None:
     "-b",
     "servers",
     metavar="HOST:PORT",
-    help="The brokers to begin with, separated by commas.",
+    help="The bootstrap brokers, separated by commas.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0.1), metavar="SECONDS")
 @click.option(
@@ -70,8 +70,8 @@ def command() -> None:
     "secrets",
     multiple=True,
     metavar="KEY",
-    help="A setting such as sasl.password, for whose value the command asks, or which it reads from"
-    " a line of standard input; may be repeated.",
+    help="A setting with a secret value, such as sasl.password. The command prompts for the value,"
+    " or reads it from a line of standard input; may be repeated.",
 )
 @click.option(
     "--from",

@@ -47,7 +47,7 @@ def entity_options(function: Callable[..., R]) -> Callable[..., R]:
             f"--{kind}-default",
             f"{column}_default",
             is_flag=True,
-            help=f"The default of each {kind} without a quota by name.",
+            help=f"The default for each {kind} that has no quota of its own.",
         )(wrapped)
         wrapped = click.option(f"--{kind}", column, metavar="NAME")(wrapped)
     return wrapped
@@ -58,11 +58,12 @@ def command() -> None:
     """Show and change the quotas of users, clients and addresses.
 
     A quota is for a user, for a client id, for a user with a client id, or for an address, or it is
-    the default of those without a quota by name. Users and clients have producer_byte_rate and
-    consumer_byte_rate (bytes per second), request_percentage (of a processor, on the event loop and
-    in the threads that check batches; in Apache Kafka, of a thread), and controller_mutation_rate
-    (partitions created or deleted per second); addresses have connection_creation_rate (connections
-    per second). A client above its quota is answered at once; its next requests then have to wait.
+    the default for those without a quota of their own. Users and clients have producer_byte_rate
+    and consumer_byte_rate (bytes per second), request_percentage (of a processor, on the event loop
+    and in the threads that check batches; in Apache Kafka, of a thread), and
+    controller_mutation_rate (partitions created or deleted per second); addresses have
+    connection_creation_rate (connections per second). A client above its quota is answered at once;
+    its next requests then have to wait.
     """
 
 

@@ -107,7 +107,7 @@ def command(
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
-    Once it serves, it prints one line, `listening HOST:PORT`. Logs go to standard error. On SIGHUP
+    Once it listens, it prints one line, `listening HOST:PORT`. Logs go to standard error. On SIGHUP
     it reads --config-file again and applies the settings that can change at run time.
 
     The variable FENCEPOST_SET_LOG_RETENTION_HOURS=24 stands for --config log.retention.hours=24.

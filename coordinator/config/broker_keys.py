@@ -59,16 +59,17 @@ log.segment.delete.delay.ms LONG 60000 unit=ms low=0 dynamic
 log.preallocate BOOLEAN false dynamic
     Make a new segment's file at its full size; it is trimmed when the segment is done with.
 log.message.timestamp.type STRING CreateTime of=CreateTime,LogAppendTime dynamic
-    Whether a record's time is the producer's or the broker's.
+    Whether a record's timestamp is the producer's or the broker's.
 log.message.timestamp.before.max.ms LONG 9223372036854775807 unit=ms low=0 dynamic
-    A producer's time may lie at most this far in the past.
+    A producer's timestamp may lie at most this far in the past.
 log.message.timestamp.after.max.ms LONG 3600000 unit=ms low=0 dynamic
-    A producer's time may lie at most this far in the future.
+    A producer's timestamp may lie at most this far in the future.
 message.max.bytes INT 1048588 unit=bytes low=0 dynamic
     The largest record batch that is accepted, after compression.
 max.decompressed.message.bytes INT 2147483639 unit=bytes low=1 high=2147483639 dynamic
     The largest record of a compressed batch, decompressed. A larger one is refused, and if it is
-    stored already, compaction and lookups by timestamp fail. A batch may have 128 MiB in all.
+    stored already, compaction and lookups by timestamp fail. A whole batch
+    may have at most 128 MiB, decompressed.
 compression.type STRING producer of=uncompressed,zstd,lz4,snappy,gzip,producer dynamic
     The codec batches are stored with; producer keeps what was sent.
 compression.gzip.level INT -1 of=-1,1,2,3,4,5,6,7,8,9 dynamic
@@ -111,11 +112,11 @@ fencepost.insecure BOOLEAN false
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 fencepost.max.topics INT 100000 unit=topics low=1
-    The most topics of a broker that stands alone, or of a cluster on ZooKeeper. Fencepost's
+    The largest number of topics of a standalone broker or of a cluster on ZooKeeper. Fencepost's
     own.
 fencepost.max.partitions INT 200000 unit=partitions low=1
-    The most partitions of a broker that stands alone, or of a cluster on ZooKeeper, of all
-    topics together. Fencepost's own.
+    The largest number of partitions, over all topics, of a standalone broker or of a cluster on
+    ZooKeeper. Fencepost's own.
 default.replication.factor INT 1 low=1
     Replicas of a topic that is created without a number; at most the number of brokers.
 unclean.leader.election.enable BOOLEAN false dynamic
@@ -127,7 +128,7 @@ leader.imbalance.check.interval.seconds LONG 300 unit=seconds low=1
 unclean.leader.election.interval.ms LONG 300000 unit=ms low=1 internal
     How often a controller looks for partitions without a leader that may get an unclean one.
 metadata.max.idle.interval.ms INT 500 unit=ms low=0
-    A controller that has written no record for so long writes a NoOpRecord if a broker reads the
+    A controller that has written no record for this long writes a NoOpRecord if a broker reads the
     metadata log; 0 writes none.
 auto.create.topics.enable BOOLEAN true
     Create a topic when it is first asked for.

@@ -109,11 +109,11 @@ zookeeper.ssl.cipher.suites LIST ""
 zookeeper.ssl.endpoint.identification.algorithm STRING HTTPS
     Whether the name in a server's certificate has to be its host's; empty for not at all.
 zookeeper.ssl.crl.enable BOOLEAN false
-    Not served: a start with it is refused.
+    Not supported: if it is true, the broker does not start.
 zookeeper.ssl.ocsp.enable BOOLEAN false
-    Not served: a start with it is refused.
+    Not supported: if it is true, the broker does not start.
 zookeeper.metadata.migration.enable BOOLEAN false
-    Not served: a start with it is refused.
+    Not supported: if it is true, the broker does not start.
 """
 
 CLUSTER_KEYS = read_keys(_BROKER)

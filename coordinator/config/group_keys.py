@@ -10,25 +10,25 @@ _BROKER = """
 group.coordinator.rebalance.protocols LIST classic,consumer of=classic,consumer,streams,share
     The group protocols that are served; the classic one always is.
 group.consumer.session.timeout.ms INT 45000 unit=ms low=1
-    A member of a consumer group that is silent for so long is removed.
+    A member of a consumer group that is silent for this long is removed.
 group.consumer.heartbeat.interval.ms INT 5000 unit=ms low=1
     How often members of consumer groups are told to send a heartbeat.
 group.consumer.assignment.interval.ms INT 1000 unit=ms low=0 dynamic
     A consumer group's target assignment is computed at most once in this time.
 group.consumer.min.session.timeout.ms INT 45000 unit=ms low=1
-    The shortest session timeout that a group may be given as its own.
+    The shortest session timeout that can be configured for a group.
 group.consumer.max.session.timeout.ms INT 60000 unit=ms low=1
-    The longest session timeout that a group may be given as its own.
+    The longest session timeout that can be configured for a group.
 group.consumer.min.heartbeat.interval.ms INT 5000 unit=ms low=1
-    The shortest heartbeat interval that a group may be given as its own.
+    The shortest heartbeat interval that can be configured for a group.
 group.consumer.max.heartbeat.interval.ms INT 15000 unit=ms low=1
-    The longest heartbeat interval that a group may be given as its own.
+    The longest heartbeat interval that can be configured for a group.
 group.consumer.min.assignment.interval.ms INT 0 unit=ms low=0
-    The shortest assignment interval that a group may be given as its own.
+    The shortest assignment interval that can be configured for a group.
 group.consumer.max.assignment.interval.ms INT 15000 unit=ms low=0
-    The longest assignment interval that a group may be given as its own.
+    The longest assignment interval that can be configured for a group.
 group.consumer.max.size INT 1000 unit=members low=1
-    Members of one consumer group. Kafka's default is unlimited; here a table has a limit.
+    Members of one consumer group; Kafka's default sets no bound.
 group.consumer.migration.policy STRING bidirectional any-case \
 of=disabled,upgrade,downgrade,bidirectional
     Whether groups with members may change between the classic and the consumer protocol.
@@ -37,23 +37,23 @@ group.consumer.assignors LIST uniform,range
     be given as Apache Kafka's classes. Other names are entry points of the group
     fencepost.assignors.
 group.share.session.timeout.ms INT 45000 unit=ms low=1
-    A member of a share group that is silent for so long is removed.
+    A member of a share group that is silent for this long is removed.
 group.share.min.session.timeout.ms INT 45000 unit=ms low=1
-    The shortest session timeout that a share group may be given as its own.
+    The shortest session timeout that can be configured for a share group.
 group.share.max.session.timeout.ms INT 60000 unit=ms low=1
-    The longest session timeout that a share group may be given as its own.
+    The longest session timeout that can be configured for a share group.
 group.share.heartbeat.interval.ms INT 5000 unit=ms low=1
     How often members of share groups are told to send a heartbeat.
 group.share.min.heartbeat.interval.ms INT 5000 unit=ms low=1
-    The shortest heartbeat interval that a share group may be given as its own.
+    The shortest heartbeat interval that can be configured for a share group.
 group.share.max.heartbeat.interval.ms INT 15000 unit=ms low=1
-    The longest heartbeat interval that a share group may be given as its own.
+    The longest heartbeat interval that can be configured for a share group.
 group.share.assignment.interval.ms INT 1000 unit=ms low=0 dynamic
     A share group's target assignment is computed at most once in this time.
 group.share.min.assignment.interval.ms INT 0 unit=ms low=0
-    The shortest assignment interval that a share group may be given as its own.
+    The shortest assignment interval that can be configured for a share group.
 group.share.max.assignment.interval.ms INT 15000 unit=ms low=0
-    The longest assignment interval that a share group may be given as its own.
+    The longest assignment interval that can be configured for a share group.
 group.share.max.size INT 200 unit=members low=1 high=1000
     Members of one share group.
 group.share.assignors LIST simple
@@ -90,13 +90,13 @@ offsets.topic.segment.bytes INT 104857600 unit=bytes low=1048576
 
 _OWN = """
 consumer.session.timeout.ms INT - unit=ms low=1
-    A member of this group that is silent for so long is removed.
+    A member of this group that is silent for this long is removed.
 consumer.heartbeat.interval.ms INT - unit=ms low=1
     How often members of this group are told to send a heartbeat.
 consumer.assignment.interval.ms INT - unit=ms low=0
     This group's target assignment is computed at most once in this time.
 share.session.timeout.ms INT - unit=ms low=1
-    A member of this share group that is silent for so long is removed.
+    A member of this share group that is silent for this long is removed.
 share.heartbeat.interval.ms INT - unit=ms low=1
     How often members of this share group are told to send a heartbeat.
 share.assignment.interval.ms INT - unit=ms low=0

@@ -77,7 +77,7 @@ sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms LONG 10000 unit=ms low=1
 sasl.oauthbearer.expected.issuer STRING -
     The required issuer of a token.
 sasl.oauthbearer.expected.audience LIST ""
-    The audiences of which a token must name one.
+    The accepted audiences; a token must name at least one of them.
 sasl.oauthbearer.allow.unverified.issuer BOOLEAN false
     Accept tokens of any issuer if sasl.oauthbearer.expected.issuer is not set; without either,
     the broker does not start.

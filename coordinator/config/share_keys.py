@@ -11,21 +11,21 @@ _BROKER = """
 group.share.record.lock.duration.ms INT 30000 unit=ms low=1000 high=3600000
     The time that a member of a share group has to acknowledge an acquired record.
 group.share.min.record.lock.duration.ms INT 15000 unit=ms low=1000 high=30000
-    The shortest lock duration that a group may be given as its own.
+    The shortest lock duration that can be configured for a group.
 group.share.max.record.lock.duration.ms INT 60000 unit=ms low=30000 high=3600000
-    The longest lock duration that a group may be given as its own.
+    The longest lock duration that can be configured for a group.
 group.share.delivery.count.limit INT 5 unit=deliveries low=2 high=10
     Deliveries of one record to a share group, after which it is archived.
 group.share.min.delivery.count.limit INT 2 unit=deliveries low=2 high=5
-    The lowest delivery limit that a group may be given as its own.
+    The lowest delivery limit that can be configured for a group.
 group.share.max.delivery.count.limit INT 10 unit=deliveries low=5 high=25
-    The highest delivery limit that a group may be given as its own.
+    The highest delivery limit that can be configured for a group.
 group.share.partition.max.record.locks INT 2000 unit=offsets low=100 high=10000
     Offsets of a share partition between the first unfinished one and the last acquired one.
 group.share.min.partition.max.record.locks INT 100 unit=offsets low=100 high=2000
-    The lowest such limit that a group may be given as its own.
+    The lowest such limit that can be configured for a group.
 group.share.max.partition.max.record.locks INT 4000 unit=offsets low=2000 high=10000
-    The highest such limit that a group may be given as its own.
+    The highest such limit that can be configured for a group.
 group.share.max.share.sessions INT 2000 unit=sessions low=1
     Share sessions of this broker: one for each member that fetches from it.
 errors.deadletterqueue.auto.create.topics.enable BOOLEAN false dynamic

@@ -49,7 +49,7 @@ process_resident_memory_bytes gauge
 process_open_fds gauge
     Open file descriptors.
 process_max_fds gauge
-    The most that there may be.
+    The limit of open file descriptors.
 fencepost_event_loop_lag_seconds histogram
     Delay of a timer set ten times a second: how long a turn of the loop keeps connections waiting.
 fencepost_connections gauge
@@ -59,7 +59,7 @@ fencepost_connections_accepted_total counter
 fencepost_connections_refused_total counter limit
     Connections that were refused, or closed for others, by the limit that was the reason.
 fencepost_connections_waiting gauge
-    Clients that wait for room or for their turn; their listener accepts no other client meanwhile.
+    Clients that wait for a free connection or for the rate limit; their listener accepts no others.
 fencepost_connection_throttle_seconds_total counter listener limit
     How long connections were held up because they came too fast.
 fencepost_client_quota gauge quota user client_id
@@ -137,9 +137,9 @@ fencepost_share_acknowledgements_total counter type
 fencepost_fsync_seconds histogram of
     Flushes of a log to the disk: of records whose producers wait (appends), or of sealed segments.
 fencepost_disk_free_bytes gauge
-    Room that is left in the file system of the data directory.
+    Free bytes in the file system of the data directory.
 fencepost_disk_size_bytes gauge
-    All of it.
+    Size of the file system of the data directory.
 fencepost_producers gauge
     Producers that partitions remember, of max.producer.ids.
 fencepost_topics gauge
@@ -171,7 +171,7 @@ fencepost_topic_records_in_total counter topic
 fencepost_topic_bytes_out_total counter topic
     The same of a topic.
 fencepost_topic_markers_total counter topic
-    Markers that ended transactions there.
+    Transaction markers appended to a topic.
 fencepost_partition_log_start_offset gauge topic partition
     The first offset that can be read.
 fencepost_partition_last_stable_offset gauge topic partition

@@ -32,8 +32,8 @@ def decide(
     """Add or verify partitions."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
-    # Checked before the identity: a TV2 client may already use its next identity, which the
-    # completion has yet to store.
+    # A pending id is refused before the identity is checked, because a TV2 client may already use
+    # its next identity, which only the Complete record will store.
     if shard.is_pending(transactional_id):
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)

@@ -39,8 +39,9 @@ def list_transactions(
 ) -> None:
     """List the transactions that pass every filter.
 
-    As in Kafka, the duration counts from the start of the last transaction even if it has ended. An
-    id that has not begun a transaction has the start -1, and passes every filter by duration.
+    As in Kafka, the duration counts from the start of the last transaction, even if that
+    transaction has ended. An id without a transaction so far has the start time -1, and passes
+    every filter by duration.
     """
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
     # A transaction's metadata is replaced, never changed, so this list is a snapshot.

@@ -40,7 +40,7 @@ class InitProducerId:
     """Claim a transactional id: fence its previous owner, and end its open transaction.
 
     A producer that continues after an error gives both ``producer_id`` and ``producer_epoch``
-    (KIP-360); both are -1 for a producer that starts. A null transactional id does not reach this
+    (KIP-360); a new producer sends -1 for both. A null transactional id does not reach this
     package; the runtime answers it from its :class:`fencepost.txn.ids.ProducerIds`.
 
     If the claim must abort an ongoing transaction first, the reply waits for the markers.
@@ -81,7 +81,9 @@ class InitProducerIdResult:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """Add all of ``partitions`` to the transaction, or none; the first addition begins it.
+    """Add all of ``partitions`` to the transaction, or none.
+
+    The first addition begins the transaction.
 
     With ``verify_only`` nothing is added: the result names the partitions that are not in the
     transaction. AddOffsetsToTxn is this command with ``("__consumer_offsets", n)``.
@@ -113,7 +115,7 @@ class AddPartitionsResult:
 class EndTxn:
     """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
 
-    ``by_operator`` says that an operator has decided, which the history must record.
+    ``by_operator`` says that an operator chose the outcome; the history records this.
 
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
     InvalidTransactionState, ProducerIdsUnavailable.
@@ -130,7 +132,7 @@ class EndTxn:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
-    """The identity for the next transaction; the same one as before unless the request was TV2."""
+    """The identity for the next transaction. Only a TV2 request changes it."""
 
     producer_id: int
     producer_epoch: int
@@ -158,7 +160,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWrittenResult:
-    """``completed`` says whether this report was the last one missing.
+    """``completed`` says whether every marker is now written.
 
     If so, the same decision appends the Complete record.
     """
@@ -204,7 +206,7 @@ class WriteMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ReserveProducerIds:
-    """An *effect*: reserve producer ids. An abort by timeout needs one, and will be retried."""
+    """An *effect*: reserve producer ids, so that an abort by timeout can be retried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def is_exhausted(epoch: int) -> bool:
 
 
 def bump(epoch: int) -> int:
-    """Return the next epoch. Raises InvariantViolation beyond int16."""
+    """Return the next epoch. Raises InvariantViolation if it exceeds int16."""
     if not NO_EPOCH <= epoch < FENCE_EPOCH:
         raise InvariantViolation(f"epoch {epoch} cannot be bumped")
     return epoch + 1
@@ -72,8 +72,8 @@ def bump(epoch: int) -> int:
 def bump_to_fence(epoch: int) -> int:
     """Return the next epoch; return :data:`FENCE_EPOCH` unchanged.
 
-    No client ever gets that epoch, so no producer with it is left to fence. An overflow would
-    prevent the abort of the transaction for ever (KAFKA-19367).
+    No client ever gets that epoch, so a transaction that has it needs no further fence. An error
+    because of an overflow would prevent the abort of the transaction for ever (KAFKA-19367).
     """
     return min(bump(epoch) if epoch < FENCE_EPOCH else epoch, FENCE_EPOCH)
 

@@ -20,7 +20,7 @@ MAX_PRODUCER_ID = 2**63 - 1
 """Ids are int64 on the wire."""
 
 LOW_AT = 0.1
-"""The share of a block below which the next one is reserved (Kafka: 10 %)."""
+"""The next block is reserved when this share of the current block is left (Kafka: 10 %)."""
 
 
 def needs_producer_id(command: object) -> bool:
@@ -86,9 +86,9 @@ class BlockProducerIds:
     def add(self, block: ProducerIdBlock) -> None:
         """Add a reserved block after the others.
 
-        Raises InvariantViolation for an empty block, and for one that overlaps an earlier one: two
-        producers would get the same identity. Raises ProducerIdsUnavailableError for a block that
-        exceeds the highest producer id.
+        Raises InvariantViolation for an empty block, and for a block that overlaps an earlier one,
+        because two producers would get the same identity. Raises ProducerIdsUnavailableError for a
+        block that exceeds the highest producer id.
         """
         if block.first_producer_id < self._highest_end or block.length <= 0:
             raise InvariantViolation(f"{block} is empty, or has ids below {self._highest_end}")

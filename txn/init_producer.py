@@ -44,7 +44,7 @@ def decide(
     """Assign a producer id and epoch to the sender.
 
     If a transaction is ongoing, it is aborted first, and the reply waits for its markers. With
-    ``keep_prepared`` it stays ongoing instead (KIP-939).
+    ``keep_prepared`` the transaction stays ongoing instead (KIP-939).
     """
     _validate(shard, command)
     transactional_id = command.transactional_id
@@ -125,8 +125,8 @@ def grant_parked(
     if parked is None:
         return
     decision.disarm((PARK_TIMER, transactional_id))
-    # The same decision as for a new request: a client that waits must get the same answer as one
-    # that retries after CONCURRENT_TRANSACTIONS.
+    # A waiting request is decided like a new one, so that its client gets the same answer as a
+    # client that retries after CONCURRENT_TRANSACTIONS.
     try:
         response: object = init_producer_id(shard, decision, parked.command, txn)
     except DomainError as error:
@@ -152,8 +152,8 @@ def _fence_previous(
     """Abort the open transaction and fence its producer; the request waits for the markers."""
     transactional_id = command.transactional_id
     claimed = _claimed_identity(command)
-    # Kafka compares the epoch only after the abort: there a fenced producer aborts its successor's
-    # transaction before it gets PRODUCER_FENCED. Here it is refused first.
+    # Kafka compares the epoch only after the abort, so a fenced producer aborts its successor's
+    # transaction before it gets PRODUCER_FENCED. Here the fenced producer is refused first.
     if claimed is not None and claimed != txn.client_identity:
         refuse_fenced(
             decision, token, transactional_id, claimed, txn.client_identity, "InitProducerId"

@@ -18,11 +18,11 @@ class TxnLimits:
 
     max_transaction_timeout_ms: int = 900_000
     """``transaction.max.timeout.ms``. An open transaction holds back every read_committed consumer,
-    and the compaction of its partitions, so no producer may keep one open for longer."""
+    and the compaction of its partitions, so no producer may keep a transaction open for longer."""
 
     transactional_id_expiration_ms: int = 604_800_000
-    """``transactional.id.expiration.ms``. An id that was at rest for a week counts as abandoned;
-    without expiry, ids that contain host names or dates would fill the log."""
+    """``transactional.id.expiration.ms``. An id without a new record for a week counts as
+    abandoned; without expiry, ids that contain host names or dates would fill the log."""
 
     two_phase_commit_enable: bool = False
     """``transaction.two.phase.commit.enable``. A two-phase transaction has no timeout, so it may
@@ -42,11 +42,13 @@ class TxnLimits:
     request while this one waits, and clients give up after 30 s."""
 
     max_sweep: int = 100
-    """Ids that one decision of a sweep expires. The decision writes one batch, and one log line per
-    id, in a single turn of the event loop, during which no other request is served."""
+    """The number of ids that one decision of an expiry sweep may expire. The decision writes one
+    batch, and one log line per id, in a single turn of the event loop, during which no other
+    request is served."""
 
     max_sweep_looks: int = 5_000
-    """Ids that one decision of a sweep examines, which takes about 2 ms."""
+    """The number of ids that one decision of an expiry sweep may examine, which takes about 2
+    ms."""
 
     retry_backoff_ms: int = 1_000
     """The pause before a timed-out transaction is aborted again, if no producer id was reserved the

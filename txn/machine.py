@@ -115,7 +115,7 @@ class TxnMachine:
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Return the records, replies, timers, events and effects of a command.
 
-        Raises ``TxnError`` for a refused request that changes nothing else, and InvariantViolation
+        Raises ``TxnError`` for a refused request without any other effect, and InvariantViolation
         for a command of a class that :data:`HANDLERS` lacks.
         """
         shard = self._shard
@@ -129,7 +129,7 @@ class TxnMachine:
         return decision.build()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
-        """Handle an expired timer; an outdated one has no effect.
+        """Handle an expired timer; an outdated timer has no effect.
 
         ``(TIMEOUT_TIMER, transactional_id)`` aborts a transaction that has exceeded
         transaction.timeout.ms. ``(PARK_TIMER, transactional_id)`` answers CONCURRENT_TRANSACTIONS

@@ -1,12 +1,12 @@
-"""Queues of end markers, one per broker that leads their partitions; answers and retries.
+"""The queues of end markers for the partitions' leaders, with answers and retries.
 
 Every broker that leads partitions of ended transactions has a queue, including this broker. Each
 other broker gets one request at a time; the next one waits for the answer. This broker's own
 markers are written at once, even while earlier ones are in flight, and in one request per
-transaction, so that no transaction waits for another one's replicas. Markers without a known
-leader, or with a retriable error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route`
-looks up leaders for as long as its caller allows. Nothing is sent or reported under an outdated
-coordinator epoch.
+transaction, so that no transaction waits for the replication of another transaction's markers.
+Markers without a known leader, or with a retriable error, wait for :meth:`MarkerQueues.retry`.
+:meth:`MarkerQueues.route` looks up leaders for as long as its caller allows. Nothing is sent or
+reported under an outdated coordinator epoch.
 
 Writing a marker twice is harmless, so every marker without a positive answer is sent again.
 
@@ -27,12 +27,12 @@ from fencepost.logcore.values import dataclass
 from fencepost.txn.commands import TopicPartition, WriteMarkers
 
 MAX_PARTITIONS_PER_REQUEST: Final = 2_000
-"""Further partitions go into the next request: building and parsing one takes a few
-milliseconds."""
+"""The maximum number of partitions in a request, which takes a few milliseconds to build and to
+parse. Further partitions go into the next request."""
 
 PARTITIONS_ROUTED_AT_ONCE: Final = 100
-"""Partitions whose leaders are looked up between two checks of the time; that takes about 0.1
-ms."""
+"""The number of partitions whose leaders are looked up between two calls of ``is_over``; the
+look-ups take about 0.1 ms."""
 
 
 class MarkerOutcome(Enum):
@@ -41,8 +41,8 @@ class MarkerOutcome(Enum):
     WRITTEN = auto()
     """The partition has the marker, or needs none."""
     RETRY = auto()
-    """Another broker may lead the partition now, or this one may soon: look up the leader and send
-    again."""
+    """The broker does not lead the partition, or cannot accept the marker yet: look up the leader
+    and send the marker again."""
     CANCEL = auto()
     """A newer producer or coordinator owns the transaction: send none of its markers again."""
 
@@ -63,8 +63,8 @@ OUTCOMES: Mapping[str, MarkerOutcome] = MappingProxyType(
         "TRANSACTION_COORDINATOR_FENCED": MarkerOutcome.CANCEL,
     }
 )
-"""The outcome of each of Kafka's errors. Any other error is retried; in Kafka it is an exception
-that ends the sender thread."""
+"""The outcome of each of Kafka's errors. A marker with any other error is retried; in Kafka such an
+error raises an exception that ends the sender thread."""
 
 
 class NoDestination(Enum):
@@ -159,7 +159,7 @@ class MarkerQueues:
         self._jobs: dict[str, _PendingMarkers] = {}
         self._unrouted: deque[tuple[_PendingMarkers, Sequence[TopicPartition], int]] = deque()
         """Lists of partitions whose leaders must be looked up, each with the index of the next
-        one."""
+        partition."""
         self._destinations: dict[int, _MarkerDestination] = {}
         self._newly_waiting: list[str] = []
         self._numbers = 0
@@ -217,7 +217,7 @@ class MarkerQueues:
         return not job.routes and (destination is None or job not in destination.queue)
 
     def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
-        """Queue markers for the leaders of their partitions until ``is_over()``.
+        """Queue markers for the leaders of their partitions until ``is_over()`` returns True.
 
         Markers of deleted partitions count as written. At least one chunk of partitions is routed.
         Transactions take turns, so that none waits for a large one.
@@ -252,7 +252,7 @@ class MarkerQueues:
     def _send(
         self, broker_id: int, destination: _MarkerDestination, jobs: Iterable[_PendingMarkers]
     ) -> Iterator[SendMarkers]:
-        """Take the content of one request from a queue; yield nothing if there is none."""
+        """Take the content of one request from a queue; yield nothing if the queue is empty."""
         room, markers, sent = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
         for job in jobs:
             if not self._is_current(job):
@@ -299,7 +299,7 @@ class MarkerQueues:
         return results
 
     def on_failure(self, send: SendMarkers) -> None:
-        """Let all markers of a request wait for a retry: the connection broke or timed out."""
+        """Let all markers of a request wait for a retry, because the connection failed."""
         for job, partitions in self._sent(send).items():
             self._wait(job, partitions)
 

@@ -25,8 +25,9 @@ class MarkerTable:
     """The transactions whose markers are being written, by transactional id.
 
     Kafka calls an id in this table *pending*: the outcome is decided, and requests for the id must
-    wait. An id has at most one completion. ``transaction_number`` distinguishes reports on it from
-    reports on an earlier transaction, which has the same identity under TV1.
+    wait. At most one transaction of an id is in the table. ``transaction_number`` distinguishes
+    reports on that transaction from reports on an earlier one, which has the same identity under
+    TV1.
     """
 
     def __init__(self) -> None:
@@ -44,9 +45,9 @@ class MarkerTable:
         )
 
     def settle(self, answer: MarkersWritten) -> bool:
-        """Note a report; return whether it was the last missing one.
+        """Apply a report; return whether every marker is now written.
 
-        A report on another completion, or a repeated one, changes nothing.
+        A repeated report, and a report on another transaction, change nothing.
         """
         completion = self._completions.get(answer.transactional_id)
         if completion is None or not _answers(answer, completion.request):

@@ -54,14 +54,14 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
     """Build the record for ``txn``.
 
     ``transaction_version`` is the cluster's: from 1 on, value version 1 is written, as in Kafka. A
-    transaction of a TV2 client, and a kept one, is always written as version 1, because version 0
-    cannot contain the identity that the client was given.
+    TV2 client's transaction and a kept transaction are always written as version 1, because version
+    0 cannot contain the identity that the client was given.
     """
     promised = txn.client_transaction_version >= TV2 or txn.is_kept_prepared
     flexible = transaction_version >= FLEXIBLE_VERSION or promised
     key, value = encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible)
     if not flexible or (txn.state is TransactionState.EMPTY and txn.partitions):
-        return Record(key, value)  # replay must decode it: the record lacks a part of ``txn``
+        return Record(key, value)  # it lacks a part of ``txn``, so replay must decode it
     return Written.of(key, value, DecodedRecord(transactional_id, txn))
 
 
@@ -100,8 +100,8 @@ class _EncodedPartitions(NamedTuple):
 
 _last_encoded = _EncodedPartitions(frozenset(), False, b"")
 """The set that was encoded last. Replay may decode the same set next, and the record that ends the
-transaction contains it again. Without this cache, each repetition with 10,000 partitions would take
-as long as the first, and no other request is served meanwhile."""
+transaction contains it again. Without this cache, a set of 10,000 partitions would be encoded or
+decoded each time, and no other request would be served meanwhile."""
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:

@@ -92,8 +92,9 @@ class TxnShardState:
         """Record the outcome of a transaction, disarm its timeout and request its markers."""
         decision.append(self.record(transactional_id, txn))
         decision.disarm((TIMEOUT_TIMER, transactional_id))
-        # The Prepare record has no offset yet. The next offset is above the offset of every earlier
-        # Prepare record and not above this one's, so it identifies the transaction as well.
+        # The Prepare record has no offset yet. The next offset of the log identifies the
+        # transaction as well, because it is higher than the offset of every earlier Prepare record,
+        # and at most the offset of this one.
         self.request_markers(decision, transactional_id, txn, self.last_offset + 1)
 
     def request_markers(

@@ -22,7 +22,7 @@ from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH, ProducerIdentity
 
 NO_TIMESTAMP_MS = -1
-"""The start of a transaction that has not begun."""
+"""The start time of a transaction that has not begun."""
 
 ID_BYTES: Final = 768
 """Memory of a transactional id at rest, without its characters. ``test_budget.py`` measures
@@ -87,9 +87,9 @@ TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingPr
 class TransactionMetadata:
     """The durable state of one transactional id; a transition builds a new instance.
 
-    ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id`` the
-    one that the Complete record will have (-1: no change). Kafka's ``lastProducerEpoch`` is missing
-    because Kafka does not store it either; see ``TxnShardState.last_producer_identity``.
+    ``previous_producer_id`` is the producer id before the last transition, and ``next_producer_id``
+    the id that the Complete record will have (-1: no change). Kafka's ``lastProducerEpoch`` is
+    missing because Kafka does not store it either; see ``TxnShardState.last_producer_identity``.
 
     KIP-939: a transaction that InitProducerId *kept* has two identities. Its batches and markers
     use ``producer_id`` and ``producer_epoch``; its client uses ``next_producer_id`` and
@@ -312,7 +312,7 @@ def dead(old: TransactionMetadata) -> TransactionMetadata:
 def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> None:
     """Check a live transition from ``old`` (None: the id is new) to ``new``.
 
-    This is not checked while loading: compaction may have removed records between the two.
+    This is not checked while loading: compaction may have removed the records between these states.
     """
     if old is None:
         if new.state is not _S.EMPTY or new.producer_epoch != 0:

@@ -3,8 +3,8 @@
 Before a partition leader appends the first batch of a producer's transaction, it has the
 transaction coordinator verify that the partition is in the transaction (VerifyOnly), or add it
 (KIP-890). All waiting verifications for one coordinator are sent in one request. At most one
-verification of a transactional id waits. A later one replaces it, because the producer has repeated
-its request; a later one with a lower epoch is refused.
+verification of a transactional id waits. A later verification with a lower epoch is refused. Any
+other replaces the waiting one, because the producer has repeated its request.
 
 Source: ``AddPartitionsToTxnManager``.
 """

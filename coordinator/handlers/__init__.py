@@ -32,10 +32,11 @@ How to write a handler
   this version lacks are dropped, missing ones get Kafka's defaults; see
   :class:`fencepost.protocol.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
   response with only its top-level error.
-* A ``DomainError`` that escapes fails the whole request. So does any other exception, which is also
-  logged, and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
-  ``refused`` that is passed to ``@handles``; by default it is ``ctx.respond.error(code)``. If it
-  returns None, the connection is closed. The handler itself reports the errors of single items.
+* If a handler raises a ``DomainError``, the whole request fails with the error's code. After any
+  other exception, which is also logged, it fails with UNKNOWN_SERVER_ERROR. The function
+  ``refused`` that is passed to ``@handles`` builds the error response; by default the response is
+  ``ctx.respond.error(code)``. If ``refused`` returns None, the connection is closed. The handler
+  itself reports the errors of single items.
 * ``raise CloseConnection(reason)`` closes the connection without a response, as after a failed
   Produce with acks=0.
 
@@ -140,7 +141,7 @@ class Context:
     throttle: RequestQuotas | None = None
     """The request's quotas; None if no quota is configured or the request is exempt."""
     frame: bytes = b""
-    """The raw request, kept if the active controller must answer it."""
+    """The raw request, kept if it may be forwarded to the active controller."""
     zookeeper_controller: ControllerServices | None = None
     """Set if this broker decides on the request and stores the result in ZooKeeper."""
 
@@ -155,7 +156,7 @@ class Context:
 
     @property
     def metadata(self) -> Metadata:
-        """Return the metadata including this process's decisions that are not published yet."""
+        """Return the metadata, including this process's decisions that are not published yet."""
         return (
             self.broker.metadata
             if self.zookeeper_controller is None
@@ -164,7 +165,7 @@ class Context:
 
     @property
     def store(self) -> MetadataStore | None:
-        """Return the store of this process's decisions; None if the controllers are remote."""
+        """Return the store for this process's decisions; None if the controllers are remote."""
         if self.zookeeper_controller is None:
             return self.broker.storage.own_log
         return self.zookeeper_controller.active.store
@@ -305,9 +306,9 @@ class Registry:
     :meth:`add`. Versions that Kafka marks unstable are served only for the APIs in
     ``unstable_apis``, or for all APIs with ``unstable_versions``.
 
-    ``forwards`` returns the versions that the active controller supports. If it is given, requests
-    of the APIs in :data:`fencepost.protocol.api.FORWARDED` go to the active controller, except the
-    APIs in ``own``.
+    ``forwards`` returns the versions that the active controller supports. With ``forwards``,
+    requests of the APIs in :data:`fencepost.protocol.api.FORWARDED`, except those in ``own``, go to
+    the active controller.
     ``wrapped`` maps API keys to wrappers of their handlers. The APIs in ``without`` are not served.
     """
 
@@ -331,7 +332,7 @@ class Registry:
         self._wrapped = wrapped or {}
         decided = frozenset() if forwards is None else FORWARDED.difference(own)
         self.forwarded: frozenset[int] = decided
-        """The APIs that the active controller answers."""
+        """The APIs whose requests are forwarded to the active controller."""
         for key in self._modules:
             self._serve(KNOWN_APIS[key])
 

@@ -57,7 +57,7 @@ def decided_in_batches(
     acls: Sequence[Acl],
     change: Callable[[Controller, Sequence[Acl], AclIndex], ControllerResult[None]],
 ) -> Work[object]:
-    """Have the controller change validated ACLs, one piece per turn of the event loop."""
+    """Have the controller change validated ACLs, one batch per turn of the event loop."""
 
     def decision(piece: Sequence[Acl]) -> Callable[[Controller], ControllerResult[None]]:
         return lambda one: change(one, piece, existing_acls(ctx, authorizer))
@@ -68,8 +68,8 @@ def decided_in_batches(
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
     """Return the ACLs against which the request's next decision is validated.
 
-    In a ZooKeeper cluster the request keeps the ACLs and the image with which it began, although
-    the authorizer may have applied other brokers' changes since then.
+    In a ZooKeeper cluster these are the ACLs that were current when the request began, even if the
+    authorizer has applied other brokers' changes since then.
     """
     acls = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.acls
     return authorizer.rules if acls is None else acls
@@ -102,9 +102,9 @@ def filter_of(acl_filter: Any) -> AclFilter:
 
 
 def has_unknown_code(acl_filter: Any) -> bool:
-    """Return whether a filter contains the code of UNKNOWN.
+    """Return whether a filter contains 0, the code of UNKNOWN, which is invalid in a filter.
 
-    An undefined code is not an error: it matches no ACL.
+    A filter with an undefined code is valid, and matches no ACL.
 
     Source: ``DescribeAclsRequest.normalizeAndValidate``.
     """

@@ -1,7 +1,7 @@
-"""AddOffsetsToTxn (25): announce that a transaction commits offsets of a group.
+"""AddOffsetsToTxn (25): announce that a transaction will commit offsets of a group.
 
-It adds the group's partition of ``__consumer_offsets`` to the transaction. Only clients before TV2
-send it. Version 2 introduces PRODUCER_FENCED.
+The request adds the group's partition of ``__consumer_offsets`` to the transaction. Only clients
+without TV2 send it. Version 2 introduces PRODUCER_FENCED.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(ctx: Context) -> Work[Entity]:
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return refuse(ErrorCode.group_authorization_failed)
     try:
-        # A producer may call this before any consumer has looked up its coordinator.
+        # A producer may send this request before any consumer has looked up a group coordinator.
         if ctx.broker.metadata.topic(CONSUMER_OFFSETS) is None:
             ask_for_topic(ctx, CONSUMER_OFFSETS)
         yield from ctx.broker.groups.open_in_steps()

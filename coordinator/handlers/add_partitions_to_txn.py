@@ -1,8 +1,9 @@
 """AddPartitionsToTxn (24): add partitions to a transaction before it writes to them.
 
-Clients use versions 0 to 3, with one transaction: if one partition is unknown or internal, none is
-added, and the others get OPERATION_NOT_ATTEMPTED. Version 2 introduces PRODUCER_FENCED. Brokers use
-versions 4 and 5, with many transactions; with VerifyOnly, no partition is added.
+Clients use versions 0 to 3, with one transaction. If any partition is unknown or internal, no
+partition is added, and the valid ones get OPERATION_NOT_ATTEMPTED. Version 2 introduces
+PRODUCER_FENCED. Brokers use versions 4 and 5, with many transactions; with VerifyOnly, no partition
+is added.
 
 Difference from Kafka: versions 4 and 5 refuse internal topics except ``__consumer_offsets``, which
 group coordinators add. Without an authorizer any client may send these versions.
@@ -81,7 +82,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION):
         return respond.error(ErrorCode.cluster_authorization_failed)
     results = []
-    # All are submitted before the first is awaited: replication may take time.
+    # Submit all transactions before waiting for the first result: replication may take time.
     verifications = []
     for transaction in ctx.body.transactions:
         begun = yield from _transaction(ctx, transaction)

@@ -96,10 +96,11 @@ def _characters(one: ClientQuotaAlteration) -> int:
 
 
 class _QuotaCount:
-    """The number of quotas before the next decision on a request.
+    """Counts the quotas that exist before each decision on a request.
 
     In a ZooKeeper cluster the broker's quota table is updated only after the changes are written.
-    So this class counts the quotas of the request's image and those that its decisions add.
+    So this class adds up the quotas in the request's image and the quotas that the request's
+    decisions add.
     """
 
     def __init__(self, ctx: Context) -> None:

@@ -20,7 +20,7 @@ from fencepost.protocol.steps import Steps
 
 @handles(ApiKey.ALTER_REPLICA_LOG_DIRS, versions=(1, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Respond with one result per partition, for the last directory if several are named."""
+    """Respond with one result per partition; the last directory named for a partition counts."""
     make, may = ctx.respond, ctx.may_on_cluster(Operation.ALTER)
     refused = ErrorCode.cluster_authorization_failed
     directories: dict[str, dict[int, str]] = {}

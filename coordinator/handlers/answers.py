@@ -29,7 +29,7 @@ def answer(future: Future, build: Build, refuse: Refuse) -> Entity | Awaitable[E
     """Build a response from the future's result, or from its domain error's code.
 
     If the shard has already completed the future, as for most requests, the response is returned at
-    once: without a task or another iteration of the event loop.
+    once, without a task or another iteration of the event loop.
     """
     if not future.done():
         return _later(future, build, refuse)
@@ -52,7 +52,7 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
 
 
 def result_of(future: asyncio.Future[Any]) -> Work[Any]:
-    """Return the result, or the domain error as a value: for requests with many items."""
+    """Return the future's result, or its domain error as a value instead of an exception."""
     if not future.done():
         yield future
     try:
@@ -81,8 +81,8 @@ def each_topic(
 ) -> Work[tuple[Entity, ...]]:
     """Run ``change(ctx, name, topic)`` for each topic name in the request; return the results.
 
-    ``topic`` is None for a name that occurs twice. Returns once the changes are on disk. Raises
-    StorageError.
+    ``topic`` is None for a name that occurs twice. The function returns once the changes are on
+    disk. Raises StorageError.
     """
 
     def changes() -> Steps[tuple[Entity, ...]]:
@@ -96,7 +96,9 @@ def each_topic(
 
 
 def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
-    """Create and serve the topic of groups or of transactions; return False for any other topic.
+    """Create the topic of the group or transaction coordinator, and start the coordinator.
+
+    Return False for any other topic.
 
     Raises CoordinatorNotAvailableError.
     """

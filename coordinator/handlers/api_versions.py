@@ -44,8 +44,9 @@ def versions_of(ctx: Context) -> Entity:
     A node id and a cluster id are only valid together.
 
     ``ctx.broker.features`` maps a feature's name to (lowest, highest supported, finalized level). A
-    supported feature whose lowest level is 0 is left out below version 4: older clients fail on a
-    zero. A finalized level of 0 means that the feature is off; Kafka leaves it out.
+    supported feature whose lowest level is 0 is left out below version 4, because older clients
+    fail on a level of 0. A finalized level of 0 means that the feature is off; as in Kafka, such a
+    feature is left out.
     """
     if ctx.version >= FIRST_VERSION_WITH_NODE and (
         (ctx.body.cluster_id is None) != (ctx.body.node_id == NO_NODE)

@@ -18,8 +18,8 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
-"""The maximum number of listeners, of features and of log directories of one broker, all of which
-its registration record contains."""
+"""The maximum number of listeners, of features and of log directories of one broker. Its
+registration record contains all of them."""
 
 ZERO = UUID(int=0)
 

@@ -107,13 +107,13 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
 def _check_expressions(ctx: Context, resource: Any) -> Work[None]:
     """Check the new expressions of a client metrics subscription.
 
-    Long ones take several slices of time, so the check is separate from the code that stores
-    settings. Raises the errors of :func:`client_metrics.check_expressions`.
+    Checking long expressions takes several turns of the event loop, so the check is separate from
+    the code that stores settings. Raises the errors of :func:`client_metrics.check_expressions`.
     """
     if resource.resource_type != Kind.CLIENT_METRICS:
         return
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
-        return  # the change is refused for that reason
+        return  # the change will be refused for the missing permission
     added = {
         one.name: one.value
         for one in resource.configs

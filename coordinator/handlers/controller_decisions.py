@@ -24,8 +24,8 @@ ITEMS_PER_TURN = 500
 
 CHARACTERS_PER_TURN = 1 << 20
 """The maximum length of all names in the records of one such decision. A name may have 32 KiB, and
-each quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
-second."""
+each quota of an entity repeats the entity's names. So a decision on 500 entities could take 60 MB
+and a fifth of a second."""
 
 MAX_ITEMS = 10_000
 """The maximum number of partitions in a request that the controller decides on at once. Kafka's
@@ -48,7 +48,7 @@ def decider(ctx: Context) -> Decide:
 
 
 def decided(ctx: Context, decision: Callable[[Controller], ControllerResult[T]]) -> Work[T]:
-    """Have the controller decide on the request; return its answer once the change is durable.
+    """Have the controller decide on the request; return the result once the change is durable.
 
     Raises the decision's errors, and the store's errors such as StorageError.
     """
@@ -77,10 +77,10 @@ def decided_by_item(
     decide: Callable[[Sequence[Item], Controller], ControllerResult[list[DomainError | None]]],
     characters_of: Callable[[Item], int],
 ) -> Work[list[DomainError | None]]:
-    """Have the controller decide on a request's items in pieces; return the error of each item.
+    """Have the controller decide on a request's items in batches; return the error of each item.
 
     ``characters_of`` returns the size of the names in an item's records. In a ZooKeeper cluster
-    each piece is one item, since ZooKeeper may refuse the records of one item and accept the next.
+    each batch is one item, since ZooKeeper may refuse the records of one item and accept the next.
     """
     store = None if ctx.zookeeper_controller is None else ctx.zookeeper_controller.active.store
 
@@ -106,7 +106,7 @@ def decide_until_done(
     decision: Callable[[Controller], ControllerResult[T]],
     is_more: Callable[[T], bool],
 ) -> Work[T]:
-    """Repeat a decision until ``is_more`` is false for its answer; return the last answer."""
+    """Repeat a decision until ``is_more`` is false for its result; return the last result."""
     answers: list[T] = []
 
     def decide(machine: Controller) -> ControllerResult[T]:
@@ -124,7 +124,7 @@ def decide_until_done(
 
 
 def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
-    """Split items into pieces of ``count``."""
+    """Split items into batches of ``count``."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
 
@@ -132,7 +132,7 @@ def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
 def batches_per_turn(
     items: Iterable[Item], characters_of: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
-    """Split items into pieces small enough for one turn of the event loop each."""
+    """Split items into batches that each fit into one turn of the event loop."""
     piece: list[Item] = []
     characters = 0
     for item in items:

@@ -1,6 +1,6 @@
 """ControllerRegistration (70): record the listeners of a controller (KIP-919).
 
-The only voter and controller of this quorum is this node.
+This node is the only voter and the only controller of the quorum.
 
 Source: ``ControllerApis.handleControllerRegistration``.
 """

@@ -47,7 +47,7 @@ STRICT_QUOTA_SINCE = 6
 FROM_BROKER = -1
 """A partition count that stands for the broker's ``num.partitions``."""
 NOT_SHOWN = -1
-"""A number that replaces one that the client may not see."""
+"""Replaces a number that the client may not see."""
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:

@@ -1,4 +1,6 @@
-"""DeleteShareGroupState (86): forget the state of share partitions, for the group coordinator.
+"""DeleteShareGroupState (86): delete the state of share partitions.
+
+The group coordinator sends it.
 
 Source: ``ShareCoordinatorShard.deleteState``.
 """

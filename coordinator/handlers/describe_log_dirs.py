@@ -81,7 +81,8 @@ def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     for topic_request in ctx.body.topics:
         topic = topics.get(topic_request.topic)
         existing = range(0 if topic is None else len(topic.partitions))
-        # One set per topic, however often it is named: copies would cost quadratic time.
+        # One set per topic, even if the request repeats the topic: copying sets would take
+        # quadratic time.
         indexes = requested.setdefault(topic_request.topic, set())
         for index in topic_request.partitions:
             if index in existing:

@@ -1,8 +1,8 @@
 """DescribeQuorum (55): describe the metadata quorum, whose only voter and leader is this node.
 
-Version 1 adds the times of the last fetch, version 2 directory ids, error texts and the nodes'
-listeners. The epoch counts the starts of the node. Voters have no directory ids, as under
-kraft.version 0: no other node can become a voter.
+Version 1 adds the times of the last fetch, version 2 directory ids, error messages and the nodes'
+listeners. The epoch increases whenever the node starts. Voters have no directory ids, as under
+kraft.version 0, because no other node can become a voter.
 
 Source: ``KafkaRaftClient.handleDescribeQuorumRequest``; KIP-595, KIP-836, KIP-853.
 """
@@ -18,7 +18,7 @@ from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
 OWN = (METADATA_TOPIC, [0])
-"""The only partition that a quorum replicates."""
+"""The metadata partition, the only one that a quorum replicates."""
 
 NO_ERROR = ""
 """The error message of a success: Kafka sends an empty string here, not null."""

@@ -1,7 +1,7 @@
 """DescribeShareGroupOffsets (90): start offsets and lags of share groups (KIP-932).
 
-Version 1 adds the lag. A request may name partitions, even of a group that does not exist; any
-broker answers it. Only the coordinator of a group knows all partitions of the group.
+Version 1 adds the lag. Any broker answers a request that names partitions, even of a group that
+does not exist. Only the group's coordinator can list all partitions of a group.
 
 A partition without state has the start offset -1 and no error.
 """

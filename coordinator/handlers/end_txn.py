@@ -3,8 +3,8 @@
 The response is sent once the Prepare record is committed and this broker has written markers to
 the partitions that it leads. Markers on other brokers, and the Complete record after them, may
 follow later.
-Version 2 introduces PRODUCER_FENCED. Version 5 is the request of clients with TV2; its response has
-the producer id and epoch of the next transaction.
+Version 2 introduces PRODUCER_FENCED. Clients with TV2 use version 5, whose response contains the
+producer id and epoch of the next transaction.
 """
 
 from __future__ import annotations

@@ -64,14 +64,14 @@ class Endpoints:
         self.alive = [one for one in sorted(nodes) if not one.is_fenced]
         """The brokers that are not fenced, ordered by id."""
         self._states: dict[int, PartitionMetadata] = {}
-        """The state by the ``id()`` of a registration, which many partitions share."""
+        """The state by the ``id()`` of a registration; many partitions share a registration."""
 
     @property
     def controller_id(self) -> int:
         """The controller id reported to clients: any live broker, which forwards their requests.
 
-        In a ZooKeeper cluster it is the elected controller, as tools for such clusters expect; -1
-        if this broker knows of none.
+        In a ZooKeeper cluster it is the id of the elected controller, as tools for such clusters
+        expect; -1 if this broker knows no controller.
         """
         if self._zookeeper is not None:
             return self._zookeeper.controller_id

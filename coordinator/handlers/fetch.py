@@ -200,8 +200,8 @@ _WITHOUT_A_LOG = (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-"""As in Kafka, the aborted transactions are an empty list for these errors, null for errors of a
-log."""
+"""For these errors, which occur before a log is read, the list of aborted transactions is empty, as
+in Kafka. For other errors it is null."""
 
 
 def _code(ctx: Context, error: DomainError) -> ErrorCode:

@@ -1,9 +1,10 @@
 """Forwarding of requests to an active controller in another process (KIP-590).
 
 The broker sends a client's request unchanged in an Envelope, with the client's principal and
-address, and passes the controller's response on. If none arrives, the client gets the API's error
-response. Changes of this broker's settings are validated here first, because controllers do not
-know which values a broker accepts. Changes of its logger levels are made here, and not forwarded.
+address, and passes the controller's response on. If no response arrives, the client gets the API's
+error response. Changes of this broker's settings are validated by this broker first, because
+controllers do not know which values a broker accepts. Changes of this broker's logger levels are
+made without forwarding.
 
 Source: ``ForwardingManagerImpl``, ``RequestHandlerHelper.sendForwardedResponse``,
 ``ConfigAdminManager.preprocess``.

@@ -1,4 +1,6 @@
-"""InitializeShareGroupState (83): begin the state of share partitions, for the group coordinator.
+"""InitializeShareGroupState (83): create the state of share partitions.
+
+The group coordinator sends it.
 
 Source: ``ShareCoordinatorShard.initializeState``.
 """

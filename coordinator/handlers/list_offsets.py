@@ -140,7 +140,7 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         return partition.reader.end_of(isolation), NONE, partition.marks.leader_epoch
     if timestamp in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
-        # The log has no record, and the next one will have the current epoch.
+        # The log has no record, and its next record will have the current epoch.
         if start == partition.log_end_offset:
             return start, NONE, partition.marks.leader_epoch
         return start, NONE, partition.reader.epoch_of(start)

@@ -102,7 +102,7 @@ def sort_out(
 ) -> tuple[Refusals, list[OffsetToCommit]]:
     """Return the refused partitions of a commit request, and the offsets of the others.
 
-    For a ``closed`` topic the error does not reveal whether the topic exists.
+    The error for a topic in ``closed`` does not reveal whether the topic exists.
     """
     metadata = ctx.broker.metadata
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition

@@ -123,8 +123,8 @@ def _topic_query(
 ) -> FetchTopic:
     """Return the query for a topic, without the partitions that were queried before (``seen``).
 
-    Without this, repeated indexes in a small request could multiply its response: an offset may
-    have 4 KiB of metadata, a thousand times the size of its index.
+    Otherwise, a small request that repeats an index could get a huge response: an offset may have 4
+    KiB of metadata, a thousand times the size of an index.
     """
     keys = dict.fromkeys((name, index) for index in topic.partition_indexes)
     new = tuple(index for _, index in keys if (name, index) not in requested_before)

@@ -103,15 +103,15 @@ def run(ctx: Context) -> Work[Entity | None]:
 
 
 def _allowed(ctx: Context, append: Append) -> Steps[Append]:
-    """Return the request with only the parts that the client may append; refuse the others.
+    """Return the request with only the batches that the client may append; refuse the others.
 
-    Without WRITE on the transactional id the whole request is refused, including parts outside the
-    transaction.
+    Without WRITE on the transactional id the whole request is refused, including batches that are
+    not part of the transaction.
     """
     parts, transactional_id = append.parts, append.transactional_id
     error: DomainError
     if append.producers and transactional_id is None:
-        return append  # the append refuses all of it for the missing id
+        return append  # the append will refuse the whole request for the missing id
     if append.producers and not ctx.may(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id or ""
     ):

@@ -18,7 +18,7 @@ from fencepost.protocol.steps import Steps
 
 @handles(ApiKey.PUSH_TELEMETRY, versions=(0, 0), permission="NONE")
 def run(ctx: Context) -> Steps[Entity]:
-    """Keep the values; add to a group's history only if the client has READ on the group."""
+    """Keep the values; add them to a group's history only if the client has READ on the group."""
     body = ctx.body
     yield from ctx.broker.telemetry.push(
         client_of(ctx),

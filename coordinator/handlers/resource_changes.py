@@ -24,7 +24,8 @@ from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.names import check_name
 
 MAX_CHANGES_PER_RESOURCE = 1_000
-"""The limit for one resource in a request, several times the number of existing keys."""
+"""The maximum number of changes of one resource in a request, several times the number of existing
+keys."""
 
 
 class ConfigChange(NamedTuple):
@@ -114,7 +115,7 @@ def change(
 
 
 def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
-    """Raise unless the client may change the resource's settings and this process stores them."""
+    """Raise if the client may not change the settings, or if this process does not store them."""
     permit()
     if kind == ConfigResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)

@@ -1,8 +1,8 @@
 """ShareAcknowledge (79): acknowledge records that a member of a share group has acquired.
 
-It uses the epochs of the member's share session like ShareFetch, but cannot open a session; epoch
--1 ends the session. The response waits until the new states are written. Version 2 adds renewals
-(KIP-1222).
+Like ShareFetch, the request belongs to the member's share session and increments its epoch, but it
+cannot open a session; epoch -1 ends the session. The response waits until the new states are
+written. Version 2 adds renewals (KIP-1222).
 
 Source: ``KafkaApis.handleShareAcknowledgeRequest``, ``SharePartitionManager.acknowledge`` and
 ``acknowledgeSessionUpdate``.
@@ -67,7 +67,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def session_of(ctx: Context) -> ShareSession:
-    """Find the session of the request, and increment its epoch. Raises DomainError."""
+    """Find the session of the request, and increment the session's epoch. Raises DomainError."""
     body = ctx.body
     return ctx.broker.shares.sessions.acknowledge(
         SessionKey(body.group_id, body.member_id), body.share_session_epoch

@@ -109,7 +109,7 @@ def _requested_partitions(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
 
 
 def session_of(ctx: Context) -> Steps[ShareSession]:
-    """Find or open the session of the request, and increment its epoch.
+    """Find or open the session of the request, and increment the session's epoch.
 
     Raises DomainError.
     """

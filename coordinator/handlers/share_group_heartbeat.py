@@ -19,7 +19,8 @@ from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
 
 MAX_MEMBER_ID_CHARACTERS: Final = 36
-"""UTF-16 units of a member id, which is a UUID in text form (``KafkaApis.isMemberIdValid``)."""
+"""The maximum length of a member id, a UUID in text form, in UTF-16 units
+(``KafkaApis.isMemberIdValid``)."""
 
 
 @handles(ApiKey.SHARE_GROUP_HEARTBEAT, versions=(1, 1), permission="READ Group, DESCRIBE Topic")

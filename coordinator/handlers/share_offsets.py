@@ -1,6 +1,6 @@
 """The common part of the requests about start offsets of share groups.
 
-The texts are the default messages of Kafka's ``Errors``.
+The error messages are the default messages of Kafka's ``Errors``.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
 
 MAX_ACKNOWLEDGEMENTS: Final = 20_000
-"""Acknowledge types of one partition in a request: twice the maximum number of acquired offsets
-(``group.share.max.partition.max.record.locks``). They are applied in one turn of the loop."""
+"""The maximum number of acknowledge types for one partition in a request, which are applied in one
+turn of the event loop: twice the maximum number of acquired offsets
+(``group.share.max.partition.max.record.locks``)."""
 
 NO_TOPIC_ID: Final = bytes(16)
 """The zero id, which kio decodes as None."""
@@ -86,7 +87,7 @@ def uuid_of(partition: TopicPartition) -> UUID | None:
 
 
 def connection_of(ctx: Context) -> str:
-    """Return the id of the request's connection, with which its session ends."""
+    """Return the id of the request's connection; the session ends when the connection closes."""
     return connection_id(ctx.connection)
 
 
@@ -126,8 +127,8 @@ class Readable:
 def checked_batches(batches: Iterable[Any], *, may_renew: bool) -> tuple[AcknowledgeBatch, ...]:
     """Return the acknowledgements of a partition. Raises InvalidShareRequestError.
 
-    A batch may begin with the last offset of the one before it, as in Kafka. Kafka does not limit
-    the number of acknowledgements.
+    A batch may begin with the last offset of the previous batch, as in Kafka. Unlike Fencepost,
+    Kafka does not limit the number of acknowledgements.
     """
     highest = AcknowledgeType.RENEW if may_renew else AcknowledgeType.REJECT
     checked: list[AcknowledgeBatch] = []
@@ -251,7 +252,7 @@ def share_response(
 
 
 def end_if_final(ctx: Context, session: ShareSession) -> None:
-    """End the session if the request was its last one, and if it is still the member's."""
+    """End the session after its final request, unless the member has a new session."""
     shares = ctx.broker.shares
     if ctx.body.share_session_epoch == FINAL_EPOCH and shares.sessions.get(session.key) is session:
         shares.end_session(session.key)

@@ -1,7 +1,8 @@
 """The common part of the requests to the share coordinator (APIs 83 to 87).
 
-Brokers send them. Each request names share partitions of one group, and each share partition gets
-its own result. All commands of a request are sent before the handler waits for the first result.
+Brokers send these requests. Each request names share partitions of one group, and each share
+partition gets its own result. The handler sends all commands of a request before it waits for the
+first result.
 
 Source: ``ShareCoordinatorService``.
 """
@@ -41,7 +42,7 @@ Command = Callable[[SharePartitionKey, Any], object]
 """Builds the command for a share partition from its entry in the request."""
 
 Result = Callable[[object], dict[str, Any]]
-"""Returns the fields of a partition's result from the machine's reply."""
+"""Returns the fields of a partition's result from the state machine's reply."""
 
 
 def no_fields(_reply: object) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def no_fields(_reply: object) -> dict[str, Any]:
 def answers(ctx: Context, command: Command, result: Result = no_fields) -> Work[Entity]:
     """Send the command of each partition, and respond with the results.
 
-    An empty group id, or topics without partitions, get an empty response, as in Kafka.
+    A request with an empty group id, or with a topic without partitions, gets an empty response, as
+    in Kafka.
     """
     body, coordinator = ctx.body, ctx.broker.share_coordinator
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)

@@ -2,9 +2,10 @@
 
 ``fencepost groups describe`` and ``groups blame`` show what the leader of a partition knows about
 the members of a share group, and Kafka has no API for that. A DescribeConfigs of the group that
-asks for ``fencepost.share.partition/TOPIC/PARTITION`` gets it from the leader as read-only JSON. An
-empty object means that the broker does not have the share partition in memory. A request that does
-not name such a key never gets one, and Apache Kafka leaves out keys that it does not know.
+asks for ``fencepost.share.partition/TOPIC/PARTITION`` gets these records from the leader as
+read-only JSON. An empty object means that the broker does not have the share partition in memory.
+A response contains such a key only if the request names it. Apache Kafka leaves out keys that it
+does not know.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _view(ctx: Context, group: str, topic: str, index: int) -> dict[str, Any]:
 
 
 def view_entry(ctx: Context, name: str, value: str, doc: str) -> Entity:
-    """Return a read-only entry of DescribeConfigs for a value that is no setting."""
+    """Return a read-only entry of DescribeConfigs for a value that is not a setting."""
     has_doc = getattr(ctx.body, "include_documentation", False)
     return ctx.respond.DescribeConfigsResourceResult(
         name=name,

@@ -3,8 +3,8 @@
 ``fencepost clients telemetry`` needs them, and Kafka has no API for them. A DescribeConfigs of the
 broker that asks for ``fencepost.client.telemetry/CLIENT_ID`` gets the instances with that client id
 as JSON, with all their values; without ``/CLIENT_ID`` it gets the instances of all clients, with
-the values of ``HIGHLIGHTS`` (``telemetry/reports.py``). A request that does not name such a key
-never gets one, and Apache Kafka leaves out keys that it does not know.
+the values of ``HIGHLIGHTS`` (``telemetry/reports.py``). A response contains such a key only if the
+request names it. Apache Kafka leaves out keys that it does not know.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 KEY: Final = "fencepost.client.telemetry"
 
 MAX_INSTANCES: Final = 2_000
-"""Instances in a list of all clients: the most recently active ones."""
+"""The maximum number of instances in a list of all clients: the most recently active ones."""
 
 MAX_DETAILED: Final = 50
-"""Instances of one client id that are shown with all their values."""
+"""The maximum number of instances of one client id that are shown with all their values."""
 
 SERIES_AT_ONCE: Final = 200
-"""Series that are encoded between two yields."""
+"""The number of series that are encoded between two yields."""
 
 
 def entries(ctx: Context, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:

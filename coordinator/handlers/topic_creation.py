@@ -34,7 +34,7 @@ FROM_CONTROLLER: Final = -1
 _CREATED_LATER: Final = frozenset(
     {ErrorCode.topic_already_exists, ErrorCode.throttling_quota_exceeded}
 )
-"""Errors after which a dead-letter queue may exist at the next attempt."""
+"""Errors after which the dead-letter queue's topic may exist at the next attempt."""
 
 _log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ def ask_for_topic(ctx: Context, name: str) -> None:
     controller = broker.controller
     if controller is None or name in broker.topics_coming or name == METADATA_TOPIC:
         return
-    # Most brokers are standalone: the first Metadata request must not import all of this.
+    # Imported here because most brokers are standalone and never need these modules.
     from fencepost.coordinator.handlers.forwarding import LENGTH_BYTES, envelope  # noqa: PLC0415
     from fencepost.coordinator.replication.controller_connection import newest  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
 """TxnOffsetCommit (28): store offsets that take effect when the transaction commits.
 
-The group's offsets partition must be in the transaction. The handler verifies this in the turn of
-the event loop that appends the offsets. Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds
-the partition to the transaction implicitly (TV2). Version 6 has topic ids instead of names, and
-other errors for a missing group and for an old member epoch (KIP-1319). Every error is reported per
-partition.
+The group's offsets partition must be in the transaction. The handler verifies this in the same turn
+of the event loop in which it appends the offsets, so that the transaction cannot end in between.
+Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds the partition to the transaction
+implicitly (TV2). Version 6 has topic ids instead of names, and other errors for a missing group and
+for an old member epoch (KIP-1319). Every error is reported per partition.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
 def _verify(ctx: Context, request_state: RequestState) -> asyncio.Future[None] | None:
     """Raise unless the transaction contains the group's partition, which TV2 adds implicitly.
 
-    A returned future means that the verification is in progress or its record not yet committed;
-    call again when it is done.
+    The function returns a future while the verification is in progress or its record is not
+    committed yet. The caller calls it again when the future is done.
     """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:

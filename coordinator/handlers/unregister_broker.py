@@ -1,7 +1,7 @@
 """UnregisterBroker (64): remove the registration of a broker that was decommissioned.
 
-The broker in the controller's own process is running, so its removal is refused; Kafka removes a
-running broker's registration until the broker registers again.
+The broker in the controller's own process is running, so its removal is refused. In Kafka, a
+running broker whose registration was removed registers again.
 
 Source: ``ReplicationControlManager.unregisterBroker``; KIP-631.
 """

@@ -22,7 +22,8 @@ from fencepost.protocol import ApiKey, Entity
 FIRST_WITH_UPGRADE_TYPE = 1
 
 MAX_FEATURE_UPDATES = 1_000
-"""The limit for one request. Five features exist; the limit bounds one turn of the event loop."""
+"""The maximum number of updates in one request, to bound one turn of the event loop. Only five
+features exist."""
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")

@@ -39,7 +39,7 @@ _OF_THE_CONTROLLER: Final = frozenset(
 """APIs that only the active controller answers."""
 
 _SETTINGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
-"""APIs that clients send to any broker; they do not retry at the controller."""
+"""APIs that clients send to any broker, and do not retry at the controller."""
 
 _OF_QUORUMS: Final = frozenset(
     {

@@ -42,17 +42,17 @@ class ShardedCoordinator(Generic[M_co]):
     """A coordinator on the partitions of ``topic``, created in the event loop that it belongs to.
 
     It has a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
-    start and stop them. The topic is created by the first FindCoordinator, so a broker without
-    groups needs neither 50 directories nor 50 state machines.
+    start and stop the shards. The topic is created by the first FindCoordinator, so a broker
+    without groups needs neither 50 directories nor 50 state machines.
 
     All shards periodically get the command ``upkeep``; ``interval`` is the configuration key of the
     period in milliseconds. ``commit_timeout`` is the key of the time for which a response waits for
-    replication. With ``all_in_sync`` nothing is written while the ISR is smaller than
+    replication. With ``all_in_sync``, commands that write are refused while the ISR is smaller than
     ``min.insync.replicas``. ``internal_topic`` creates the topic.
     """
 
     MODULES: ClassVar[Sequence[str]] = ()
-    """The modules that the machine consists of; see :func:`load`."""
+    """The modules of the state machine; see :func:`load`."""
 
     def __init__(
         self,
@@ -91,16 +91,16 @@ class ShardedCoordinator(Generic[M_co]):
         return self._shards.timers
 
     def _build(self, partition: Partition, coordinator_epoch: int) -> M_co:
-        """Return an empty machine."""
+        """Return an empty state machine."""
         raise NotImplementedError
 
     def _budget(self, key: str) -> Budget:
-        """Return the memory budget that all machines share under the setting ``key``."""
+        """Return the memory budget that all shards share; ``key`` is the setting of its size."""
         return Budget(key, self._config.int(key))
 
     @staticmethod
     def _release_with(machine: Machine, *accounts: Account) -> None:
-        """Release a machine's memory accounts once its shard drops the machine."""
+        """Release the memory accounts of a state machine once its shard drops it."""
         for account in accounts:
             weakref.finalize(machine, account.close).atexit = False
 
@@ -111,7 +111,7 @@ class ShardedCoordinator(Generic[M_co]):
         now_ms: int,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        """Carry out an effect of a machine; see ``RunEffect`` in ``runtime/shard.py``."""
+        """Carry out an effect of a state machine; see ``RunEffect`` in ``runtime/shard.py``."""
         raise NotImplementedError
 
     def _admit(self, partition: Partition, command: object) -> DomainError | None:

@@ -1,4 +1,4 @@
-"""The records of a dead-letter queue: their keys and values in the source log, and batches.
+"""Reading keys and values of dead-letter records from the source log, and building batches of them.
 
 Source: ``ShareGroupDLQRecordFetcher``, ``ProduceRequestHandler.topicProduceData``.
 """

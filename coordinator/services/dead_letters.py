@@ -68,7 +68,7 @@ TIMEOUT_MS: Final = 30_000
 """How long the leader of a queue's partition waits for other replicas."""
 
 REQUESTS_TO_LEADER: Final = 4
-"""Requests in flight to one leader, each with a batch in memory."""
+"""The maximum number of in-flight requests to one leader. Each has a batch in memory."""
 
 CREATION_WAIT_MS: Final = 2_000
 """How long an attempt waits for the metadata of a topic that the controller has created."""
@@ -78,10 +78,10 @@ PRODUCE_VERSION: Final = 13
 """The version of Produce whose rules apply to an append on this broker."""
 
 RANGES_PER_STEP: Final = 500
-"""Ranges of offsets that one step of a share partition archives, in about 10 ms."""
+"""How many ranges of offsets one step of a share partition archives, which takes about 10 ms."""
 
 MAX_SHOWN_RANGES: Final = 20
-"""Ranges of offsets in a log line."""
+"""The maximum number of offset ranges in a log line."""
 
 _RETRIED: Final = (NotLeaderOrFollowerError, UnknownTopicOrPartitionError, UnknownTopicIdError)
 """Errors of an append after which another attempt may succeed; nothing was appended."""
@@ -105,7 +105,7 @@ class OtherLeaders(Protocol):
 
 
 class _Line:
-    """The records of one share partition on their way to the queue."""
+    """The records of one share partition that are being sent to the queue."""
 
     def __init__(
         self, share: SharePartition, log: Partition, done: Done, is_active: Callable[[], bool]
@@ -155,7 +155,7 @@ class _Leader:
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(REQUESTS_TO_LEADER)
         self.failures = 0
-        """Requests without a response."""
+        """The number of requests without a response."""
 
 
 class DeadLetterQueues:
@@ -178,11 +178,11 @@ class DeadLetterQueues:
         self._creation = asyncio.Lock()
         self._is_closed = False
         self.records: Counter[str] = Counter()
-        """Records written to queues, by group."""
+        """The number of records written to queues, by group."""
         self.requests: Counter[str] = Counter()
-        """Batches that were sent to a leader, by group."""
+        """The number of batches that were sent to a leader, by group."""
         self.failures: Counter[str] = Counter()
-        """Batches that were given up, by group."""
+        """The number of batches that were given up, by group."""
 
     def put(
         self,
@@ -194,7 +194,8 @@ class DeadLetterQueues:
     ) -> None:
         """Send records; ``done`` is called when they are in the queue, or given up.
 
-        Once ``is_active`` returns False, sending stops: another share partition sends the rest.
+        Once ``is_active`` returns False, sending stops: a later share partition sends the records
+        that remain.
         """
         if self._is_closed:
             return

@@ -115,7 +115,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
     async def start(self) -> None:
-        """See :class:`ShardedCoordinator`; warn of group settings beyond the broker's bounds."""
+        """See :class:`ShardedCoordinator`; log group settings outside the broker's bounds."""
         await super().start()
         self._warn_of_caps(MetadataImage(), self._metadata.image)
 
@@ -166,7 +166,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     async def _delete_offsets(self) -> None:
         # If this fails, the topics stay in the list, and the next deletion retries.
         while deleted := tuple(self._deleted):
-            # Until the deletion's records are durable, power loss may restore the topics.
+            # Until the deletion's records are durable, a power failure may restore the topics.
             await self._replicas.durable()
             await self.on_topics_deleted(deleted)
             del self._deleted[: len(deleted)]
@@ -203,7 +203,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     @property
     def serves_consumer_protocol(self) -> bool:
-        """Return whether feature level and rebalance protocols allow the consumer protocol."""
+        """Return whether group.version and the configuration allow the consumer protocol."""
         allowed = self._config.items("group.coordinator.rebalance.protocols")
         return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
 
@@ -232,7 +232,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         return self._topic_image
 
     def _build(self, partition: Partition, _coordinator_epoch: int) -> GroupMachine:
-        # A broker without groups does not import the machine, and starts sooner.
+        # Imported late, so that a broker without groups starts faster.
         from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
 
         config = self._config

@@ -94,7 +94,7 @@ class MarkerAppends:
     def committed(self) -> asyncio.Future[None] | None:
         """Return a future for the commit of all markers, or None if they are committed.
 
-        It is also done on failure or timeout. :meth:`settle` must follow.
+        The future is also done on failure or timeout. Call :meth:`settle` afterwards.
         """
         if self._commits.is_idle:
             return None
@@ -113,7 +113,7 @@ class MarkerAppends:
         return done
 
     def settle(self) -> None:
-        """Replace the codes of markers that were appended but not committed by errors."""
+        """Set the error codes of markers that were appended but not committed."""
         for producer_id, partition, held in self._held:
             if held.is_committed:
                 continue

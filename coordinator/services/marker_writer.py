@@ -1,9 +1,10 @@
 """Writer of transaction markers to partitions of this broker and of others.
 
 The transaction coordinator decides which partitions get a marker; :class:`MarkerWriter` retries
-until each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which
-markers, and which markers are sent again. Markers for this broker are appended in the coordinator's
-own turn; ``coordinator/replication/marker_sender.py`` sends the markers for other brokers.
+until each partition has its marker. The queues of ``txn/marker_queues.py`` decide which broker gets
+which markers, and which markers are sent again. Markers for this broker are appended in the turn in
+which the coordinator decides; ``coordinator/replication/marker_sender.py`` sends the markers for
+other brokers.
 
 Source: ``TransactionMarkerChannelManager``.
 """
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
     )
 
 RETRY_MS: Final = 20
-"""The delay before a transaction's markers are retried, doubling up to :data:`MAX_RETRY_MS`: right
-after a start the offsets partitions may still be loading."""
+"""The delay before a transaction's markers are retried, doubling up to :data:`MAX_RETRY_MS`. It is
+short because the offsets partitions may still be loading right after the broker starts."""
 
 MAX_RETRY_MS: Final = 5_000
-"""The longest delay for partitions of this broker, whose disk may be faulty for a long time.
+"""The maximum delay for partitions of this broker, whose disk may be faulty for a long time.
 A leader change ends the delay."""
 
 MAX_RETRY_ELSEWHERE_MS: Final = 1_000
-"""The longest delay if another broker has refused a marker or not responded, or if a leader is
-unknown: such an attempt does not use this broker's disk."""
+"""The maximum delay if another broker has refused a marker or not responded, or if a leader is
+unknown. It is shorter, because such an attempt does not use this broker's disk."""
 
 MIN_SLICE_PARTITIONS = 4
 """The number of partitions that are tried before the clock is read, so that a transaction with few
@@ -119,7 +120,7 @@ class _LocalWrite:
     appends: MarkerAppends
     transaction: _PendingCompleteTxn
     tried: int = 0
-    """The number of markers that the attempt has tried."""
+    """The number of markers that the attempt has tried to write."""
     is_awaited: bool = True
     """Whether the transaction's response waits for this write."""
     failures: dict[tuple[str, type[Exception]], _Failure] = field(default_factory=dict)
@@ -167,7 +168,8 @@ class MarkerWriter:
         broker have not begun."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._results: deque[Result] = deque()
-        """Results that are not reported yet: each may end a transaction, which appends a record."""
+        """Results that are not reported yet. A report may complete a transaction, which appends a
+        record."""
         self._worker: asyncio.Task[None] | None = None
         self._others: OtherBrokers | None = None
         self._sends: set[asyncio.Task[None]] = set()
@@ -178,7 +180,7 @@ class MarkerWriter:
     def queues(self) -> MarkerQueues:
         """Return the queues of markers in progress."""
         if self._queues is None:
-            # A broker without transactions does not import them, and starts sooner.
+            # Imported late, so that a broker without transactions starts faster.
             from fencepost.txn.marker_queues import MarkerQueues  # noqa: PLC0415
 
             self._queues = MarkerQueues(self._leader_of, self._epoch_of, self._node_id)
@@ -234,9 +236,9 @@ class MarkerWriter:
             previous.attempted()
 
     def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
-        """Append markers until ``end`` or the first that cannot be appended; return their number.
+        """Append markers until ``end`` or until one fails; return the number of appended markers.
 
-        Most transactions finish here: the queues cost more than the append of a marker.
+        Most transactions finish here, without the queues, which cost more than appending a marker.
         """
         marker = request.marker
         for done, partition in enumerate(request.partitions):
@@ -354,7 +356,7 @@ class MarkerWriter:
 
     def _retry(self, name: Hashable, _now_ms: int) -> None:
         self.queues.retry(str(name))
-        if self._worker is None:  # otherwise the worker will do it
+        if self._worker is None:  # otherwise the worker sends the markers
             self._go_on(_end_of_slice())
 
     async def _exchange(self, send: SendMarkers) -> None:
@@ -392,7 +394,7 @@ class MarkerWriter:
                 cause=result.cause,
             )
         elif transaction is not None:
-            with swallow("markers"):  # the reports of the other transactions follow
+            with swallow("markers"):  # the other transactions must still be reported
                 transaction.report(request.written(result.partitions))
 
     # --- partitions of this broker ---

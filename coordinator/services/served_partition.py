@@ -1,4 +1,4 @@
-"""A share partition with its log, the fetches that wait for it, and the use of its fetch lock."""
+"""A share partition with its log, the fetches that wait for it, and its fetch lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServedPartition:
         self.has_missed = False
         """Whether a fetch found the fetch lock taken, and must be woken when it is free."""
         self.lock_timeouts = 0
-        """Offsets whose acquisition locks have timed out."""
+        """The number of offsets whose acquisition locks have timed out."""
         self.lock_seconds = Histogram()
         """How long fetches have held the fetch lock: FetchLockTimeMs."""
         self._since_s = monotonic_s()

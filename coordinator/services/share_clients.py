@@ -37,7 +37,10 @@ class ShareClients:
         return self._clients.get(key)
 
     def named(self, event: Event) -> Event:
-        """Return an event with its member's client added; another client may have caused it."""
+        """Return the event with the client of its member added.
+
+        The client that caused the event may be a different one.
+        """
         member = event.detail.get("member")
         client = self.of(SessionKey(event.subject, str(member))) if member else None
         if client is None:

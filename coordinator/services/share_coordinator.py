@@ -1,9 +1,9 @@
 """The share coordinator of this broker: ``groups.share.state`` on ``__share_group_state``.
 
-It keeps the state that leaders of share partitions write. Its log is not compacted: the coordinator
-deletes the records before the oldest snapshot that is still the latest of its share partition. A
-share partition that is no longer written would prevent the deletion of all later records, so the
-upkeep writes old snapshots again.
+It keeps the state that leaders of share partitions write. Its log is not compacted. Instead, the
+coordinator deletes the records below the oldest of the snapshots that are the latest of their share
+partitions. A share partition that is no longer written would prevent the deletion of all later
+records, so the upkeep writes old snapshots again.
 
 Source: ``ShareCoordinatorService``.
 """
@@ -64,7 +64,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         self.others: OtherShareCoordinators | None = None
         """Sends commands to other brokers; None if there are none."""
         self.ask_for_topic: Callable[[], None] | None = None
-        """Has the controllers create the topic; None if this process is the controller."""
+        """Asks the controller to create the topic; None if this process is the controller."""
         self._memory = self._budget("fencepost.share.state.max.bytes")
         self._deleted: set[bytes] = set()
         """The ids of deleted topics whose state remains to be deleted."""
@@ -89,7 +89,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         )
 
     def send(self, command: StateCommand) -> asyncio.Future[object]:
-        """Send a command of this broker to the coordinator of its share partition, once.
+        """Send a command, without retries, to the coordinator of the command's share partition.
 
         The first command creates the topic.
         """
@@ -106,7 +106,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
     async def _open_and_send(
         self, key: str, command: StateCommand, reply: asyncio.Future[object]
     ) -> None:
-        """Open the coordinator, and settle ``reply``.
+        """Open the coordinator, send the command, and set the result of ``reply``.
 
         Errors that the caller retries, such as those during the topic's creation, are not logged.
         """
@@ -146,7 +146,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         if not self._shards.shards:
             self._set_upkeep()
             return
-        from fencepost.groups.share.state import SnapshotColdPartitions  # noqa: PLC0415 - a broker without share groups does not import the machine
+        from fencepost.groups.share.state import SnapshotColdPartitions  # noqa: PLC0415 - not needed by a broker without share groups
 
         self._upkeep = SnapshotColdPartitions()
         super()._send_upkeep(key, now_ms)
@@ -156,12 +156,12 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         self._upkeep_timer.set(PRUNE, self._clock.now_ms() + interval_ms)
 
     async def pruned(self) -> None:
-        """Return once no pruning is running."""
+        """Wait until no pruning is in progress."""
         if self._pruning is not None and not self._pruning.done():
             await asyncio.shield(self._pruning)
 
     async def _prune(self) -> None:
-        """Delete the records that no state needs from the log of each shard."""
+        """Delete the redundant records at the beginning of each shard's log."""
         pace, has_moved = Pace(), False
         for shard in self._shards.shards:
             if shard.state is not ShardState.ACTIVE:
@@ -181,7 +181,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
 
     @property
     def last_pruned(self) -> dict[int, int]:
-        """Return the offsets below which records were deleted, by partition, since the start."""
+        """Return, by partition, the offset up to which this process has deleted records."""
         return self._pruned
 
     # --- deleted topics --------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         while self._state_deletion is not None and not self._state_deletion.done():
             await asyncio.shield(self._state_deletion)
 
-    # --- machines --------------------------------------------------------------------------------
+    # --- state machines --------------------------------------------------------------------------
 
     def _build(self, _partition: Partition, _coordinator_epoch: int) -> ShareStateMachine:
         from fencepost.groups.share.state import ShareStateLimits, ShareStateMachine  # noqa: PLC0415 - as above

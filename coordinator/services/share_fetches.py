@@ -52,10 +52,11 @@ _ISOLATIONS: Final = {
 }
 
 HEADERS_PER_STEP: Final = 64
-"""Batch headers that are parsed between two checks of the time: well below a millisecond."""
+"""How many batch headers are parsed, in well under a millisecond, between checks of the time."""
 
 MAX_GROUPS: Final = 1_000
-"""Groups whose lock waits are counted; at the limit, groups without a share session are removed."""
+"""The number of groups with a histogram of lock waits at which the histograms of groups without a
+share session are removed."""
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class FetchedShare:
         self.topic = topic
         self.served: ServedPartition | None = None
         self.ready: asyncio.Future[object] | None = None
-        """Done when the state is read; None if it was read already."""
+        """A future that is done when the state is read; None if it was read already."""
         self.error: DomainError | None = None
         self.is_read = False
         """Whether the log was read; if so, the first response of a session contains the
@@ -102,17 +103,17 @@ class ShareFetches:
     def __init__(self, shares: SharePartitions, config: BrokerConfig) -> None:
         self.shares, self.config = shares, config
         self.waiting = 0
-        """Fetches that wait."""
+        """The number of waiting fetches."""
         self.expired = 0
-        """Fetches whose MaxWaitMs has elapsed."""
+        """The number of fetches whose MaxWaitMs has elapsed."""
         self.failed = 0
-        """Fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
+        """The number of fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
         self.acquire_seconds: dict[str, Histogram] = {}
-        """The times until fetches took fetch locks, by group, each measured from the beginning of
-        the fetch or from the last time that it took locks: TopicPartitionsAcquireTimeMs."""
+        """How long fetches waited for fetch locks, by group, measured from the arrival of the fetch
+        or from the last time that it took locks: TopicPartitionsAcquireTimeMs."""
 
     def note_acquired(self, group_id: str, seconds: float) -> None:
-        """Count the wait of a fetch for fetch locks."""
+        """Record how long a fetch has waited for fetch locks."""
         histograms = self.acquire_seconds
         if group_id not in histograms:
             if len(histograms) >= MAX_GROUPS:
@@ -382,8 +383,8 @@ class _Reading:
                 offset, most, isolation, at_least_one=is_first, min_range_bytes=MIN_RANGE_BYTES
             )
         except OffsetOutOfRangeError:
-            # The start offset was altered to one beyond the log's end, or the log was truncated:
-            # nothing can be read until the log grows. The client gets no error.
+            # The start offset was altered to an offset beyond the log end offset, or the log was
+            # truncated. Nothing can be read until the log grows, and the client gets no error.
             return
         if not read.records:
             return
@@ -409,10 +410,11 @@ class _Reading:
     def _headers(
         self, served: ServedPartition, read: LogReadInfo, room: int
     ) -> Steps[tuple[list[FetchedBatch], list[int]]]:
-        """Return the batches that may be acquired, and their positions, then the last batch's end.
+        """Return the batches that may be acquired, and their positions in the read bytes.
 
-        At most ``room`` new offsets can be acquired: after the end offset, or after a gap at the
-        beginning of the read. The batches after these offsets are not parsed.
+        The positions include the end of the last batch. At most ``room`` offsets can be acquired
+        after the share partition's end offset, or from the first batch on if it begins later. The
+        batches after these offsets are not parsed.
         """
         share = served.share
         batches: list[FetchedBatch] = []

@@ -1,7 +1,8 @@
 """Requests of share groups that change or delete state of the share coordinator.
 
-The group machine decides which partitions are concerned, and records the operations in progress.
-This module asks the share coordinator, and reports the result to the machine. Work that has begun
+The state machine of the groups decides which partitions are concerned, and records the operations
+in progress. This module sends the requests to the share coordinator, and reports the results to the
+state machine. Work that has begun
 is completed even if the client disconnects: a half-altered offset would be initialized again later,
 at another offset.
 
@@ -81,8 +82,9 @@ class ShareGroups:
         self._failures = RateLimitedLog("more share partitions were not initialized")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._initializing: set[SharePartitionKey] = set()
-        """Share partitions that the share coordinator is initializing for members. The machine asks
-        again after a while; a second initialization could undo the progress since the first."""
+        """Share partitions that the share coordinator is initializing for members. The state
+        machine repeats its request after a while, but a second initialization could undo the
+        progress since the first."""
 
     async def stop(self) -> None:
         """End all work; later heartbeats or requests begin unfinished work again."""
@@ -270,7 +272,7 @@ class ShareGroups:
 
 
 async def _settled(work: Coroutine[Any, Any, T]) -> T | DomainError:
-    """Return the result, or a domain error as a value: it does not mean that the broker failed."""
+    """Return the result. A domain error is returned too, because it is not a broker failure."""
     try:
         return await work
     except DomainError as error:

@@ -1,15 +1,16 @@
 """The share partitions of this broker: their steps, effects, timers and waiting fetches.
 
 A share partition (``fencepost.groups.share.partition``) is soft state of the partition's leader.
-The first fetch of a group creates it, under the leader epoch. It ends with the leadership, with the
-partition, or with the group's last share session; the next fetch reads its state again.
+The first fetch of a group creates it, under the leader epoch. It is dropped when the leadership or
+the group's last share session ends, or when the partition is deleted; the next fetch reads its
+state again.
 
 Each input is one *step*, which runs to completion without yielding to the event loop. The effects
 of a step are carried out after it, and their results are steps of their own.
 
-A share partition that has ended may still write. Its successor reads only after these writes have
-ended: they have the same epochs, so the share coordinator would accept them after the read, and a
-record could reach a final state twice.
+A dropped share partition may still have writes in progress. Its successor reads the state only
+after these writes. They have the successor's epochs, so the share coordinator would accept them
+even after the read, and a record could reach a final state twice.
 
 Source: ``SharePartitionManager``, ``SharePartitionCache``, ``SharePartition``.
 """
@@ -72,7 +73,7 @@ from fencepost.logcore.tracebacks import without_traceback
 MAX_SESSIONS: Final = "group.share.max.share.sessions"
 
 FENCED_PER_TURN: Final = 200
-"""Share partitions that one turn of the event loop drops, in about 10 ms."""
+"""How many share partitions are dropped in one turn of the event loop, which takes about 10 ms."""
 
 SHARE_PARTITION: Final = "share-partition"
 """The ``shard`` of share partitions' events in the history."""
@@ -111,7 +112,7 @@ class SharePartitions:
         self._served: dict[SharePartitionKey, ServedPartition] = {}
         self._by_topic: dict[bytes, set[SharePartitionKey]] = {}
         self._ending: dict[SharePartitionKey, list[SharePartition]] = {}
-        """Share partitions that have ended and still write."""
+        """Dropped share partitions that still have writes in progress."""
         self._held_reads: dict[SharePartitionKey, tuple[SharePartition, ReadState]] = {}
         """Reads that wait for the writes of :attr:`_ending`."""
         self._replies: dict[Token, asyncio.Future[object]] = {}
@@ -119,15 +120,17 @@ class SharePartitions:
         self._effects: deque[tuple[SharePartition, object]] = deque()
         self._in_effects = False
         self.lock_timeouts = 0
-        """Offsets whose acquisition locks have timed out: AcquisitionLockTimeoutPerSec."""
+        """The number of offsets whose acquisition locks have timed out:
+        AcquisitionLockTimeoutPerSec."""
         self.acknowledged: Counter[int] = Counter()
-        """Acknowledged offsets by type."""
+        """The number of acknowledged offsets by type."""
         self.acknowledgement_requests = 0
-        """Requests with acknowledgements: TotalShareAcknowledgementRequestsPerSec."""
+        """The number of requests with acknowledgements: TotalShareAcknowledgementRequestsPerSec."""
         self.failed_acknowledgement_requests = 0
-        """Requests with a failed acknowledgement: FailedShareAcknowledgementRequestsPerSec."""
+        """The number of requests with a failed acknowledgement:
+        FailedShareAcknowledgementRequestsPerSec."""
         self.load_seconds = Histogram()
-        """The times from the first fetch until the state is read: PartitionLoadTimeMs."""
+        """The time from the first fetch until the state is read: PartitionLoadTimeMs."""
         self.is_closed = False
 
     def __len__(self) -> int:
@@ -146,8 +149,8 @@ class SharePartitions:
     def open(self, key: SharePartitionKey, topic: str) -> ServedPartition:
         """Return a share partition; create it if this broker leads its partition.
 
-        Raises the errors of :meth:`ReplicaManager.leader`, and SharePartitionFencedError once the
-        broker stops.
+        Raises the errors of :meth:`ReplicaManager.leader`, and SharePartitionFencedError while the
+        broker is stopping.
         """
         log = self._replicas.leader(topic, key.partition)
         served = self._served.get(key)
@@ -182,7 +185,7 @@ class SharePartitions:
         return self._step(share, lambda decision: acquire(share, decision, request, fetched))
 
     def log_start_moved(self, served: ServedPartition) -> None:
-        """Give up the offsets below the log's start."""
+        """Move the start offset of a share partition up to the log start offset."""
         start_offset = served.log.log_start_offset
         self._step(served.share, lambda one: served.share.log_start_moved(one, start_offset))
 
@@ -292,8 +295,8 @@ class SharePartitions:
     def _fence_all(self, served: Sequence[ServedPartition], reason: str) -> None:
         """Drop share partitions, at most :data:`FENCED_PER_TURN` per turn of the event loop.
 
-        Until one is dropped, the share coordinator refuses its writes, and fetches see the new
-        leader.
+        Until a share partition is dropped, the share coordinator refuses its writes, and fetches
+        find that the leader has changed.
         """
         for one in served[:FENCED_PER_TURN]:
             self._fence(one, reason)
@@ -493,8 +496,8 @@ class SharePartitions:
     def _sends(self, share: SharePartition, log: Partition) -> bool:
         """Return whether a share partition sends to the dead-letter queue.
 
-        It continues after its group's last session, but not beside a successor, which finds the
-        records ARCHIVING and sends them.
+        It continues to send after its group's last session has ended, unless it has a successor,
+        which finds the records ARCHIVING and sends them.
         """
         served = self._served.get(share.key)
         return self._log_of(share) is log and (served is None or served.share is share)

@@ -32,19 +32,18 @@ from fencepost.logcore.tracebacks import without_traceback
 C = TypeVar("C", bound=StateCommand)
 
 Transport = Callable[[StateCommand], "asyncio.Future[object]"]
-"""Sends a command to the shard of its key, once; the future has the machine's reply or a
+"""Sends a command to the shard of its key, without retries; the future has the reply or a
 DomainError.
 
-If a coordinator does not answer, the future fails with CoordinatorNotAvailableError. The commands
-of one attempt are sent one after the other, so that a transport may combine those of a turn into
-one request.
+If a coordinator does not respond, the future fails with CoordinatorNotAvailableError. Commands that
+are sent in the same turn of the event loop may be combined into one request.
 """
 
 Pause = Callable[[int], Awaitable[object]]
 """Waits for a number of milliseconds."""
 
 MAX_ATTEMPTS: Final = 5
-"""Attempts to send a command, the first one included."""
+"""The maximum number of attempts to send a command, including the first."""
 FIRST_PAUSE_MS: Final = 2_000
 """The pause after the first attempt, doubled after each further one. Kafka's backoff is 1 s for
 attempt 0, but is first used after attempt 1."""
@@ -70,7 +69,7 @@ async def sleep_ms(pause_ms: int) -> None:
 
 
 def pause_ms(attempts: int) -> int:
-    """Return the pause after so many ``attempts``. Source: ``ExponentialBackoff``."""
+    """Return the pause after ``attempts`` failed attempts. Source: ``ExponentialBackoff``."""
     factor = random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - not used for security
     return min(int(factor * (FIRST_PAUSE_MS << (attempts - 1))), MAX_PAUSE_MS)
 
@@ -147,7 +146,7 @@ class SharePersister:
         done((await self.ask([command], attempts=1))[command.key])
 
     def close(self) -> None:
-        """End the repetitions of :meth:`begin`; their ``done`` is not called."""
+        """Cancel the retries of :meth:`begin`, without calling ``done``."""
         self._is_closed = True
         for task in self._repeating:
             task.cancel()
@@ -157,8 +156,8 @@ class SharePersister:
     ) -> dict[SharePartitionKey, object | DomainError]:
         """Send commands of different share partitions; return each one's reply or error.
 
-        ``attempts`` were made already. A cancellation cancels the commands in flight, some
-        of which may have been carried out.
+        ``attempts`` is the number of earlier attempts. A cancellation cancels the commands in
+        flight, some of which may have been carried out.
         """
         results: dict[SharePartitionKey, object | DomainError] = {}
         for attempt in range(attempts, MAX_ATTEMPTS):

@@ -19,11 +19,12 @@ from fencepost.groups.share.commands import IsolationLevel, OffsetReset, ShareSe
 from fencepost.groups.share.dead_letters import TOPIC_NAME
 
 FIRST_WITH_QUEUES: Final = 2
-"""The level of share.version at which groups may have dead-letter queues."""
+"""The first level of share.version that allows dead-letter queues of groups."""
 
 MAX_CACHED: Final = 10_000
-"""Groups whose settings are cached. Only groups that have settings of their own need the cache, and
-the controller allows as many of them (``controller.view.ControllerSettings``)."""
+"""The maximum number of groups whose settings are cached. Only groups with settings of their own
+are cached, and the controller limits these to the same number
+(``controller.view.ControllerSettings``)."""
 
 
 class ShareSettingsCache:

@@ -118,9 +118,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self._memory = self._budget("fencepost.transactional.ids.max.bytes")
         self._reservation: asyncio.Task[None] | None = None
         self.commits = 0
-        """The number of commits decided, or resumed after loading, since the start."""
+        """The number of commits that were decided, or resumed after loading, by this process."""
         self.aborts = 0
-        """The number of aborts by clients or timeouts, decided or resumed like commits."""
+        """The number of aborts, by clients or timeouts, counted like commits."""
         self.markers = MarkerWriter(
             storage,
             self._shards.timers,
@@ -185,10 +185,10 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         verify_remotely: VerifyRemotely,
         allocate: AllocateProducerIds,
     ) -> None:
-        """Use a cluster's other brokers and its controller from now on.
+        """Begin to use the other brokers and the controller of a cluster.
 
         ``others`` write the markers of the partitions that they lead, ``verify_remotely`` asks
-        their coordinators, and ``allocate`` the controller.
+        their coordinators, and ``allocate`` asks the controller for producer ids.
         """
         self.markers.join(others)
         self.verify_remotely, self.allocate = verify_remotely, allocate
@@ -198,7 +198,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     def submit(
         self, key: str, command: object, origin: Origin | None = None
     ) -> asyncio.Future[object]:
-        """See :class:`ShardedCoordinator`; producer ids are reserved before a turn needs them."""
+        """See :class:`ShardedCoordinator`; a command that needs a producer id waits for one."""
         if not needs_producer_id(command):
             return super().submit(key, command, origin)
         return self._with_ids(partial(super().submit, key, command, origin))
@@ -371,8 +371,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     def _with_ids(self, ask: Callable[[], asyncio.Future[object]]) -> asyncio.Future[object]:
         """Call ``ask`` once a producer id is available, and return its answer.
 
-        An id is available at once, except right after a start. If none can be reserved, ``ask`` is
-        called nevertheless: commands that need an id are then refused, and others succeed.
+        An id is available at once, except right after the broker starts. If none can be reserved,
+        ``ask`` is called nevertheless: commands that turn out to need an id are refused, and the
+        other commands succeed.
         """
         if self._ids.remaining:
             answer = ask()
@@ -405,7 +406,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return self._reservation
 
     async def _reserve_block(self) -> None:
-        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - not needed at a start
+        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - not needed when the broker starts
 
         try:
             self._ids.add(await self.allocate())
@@ -423,7 +424,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return isinstance(command, DescribeTransaction | ListTransactions)
 
     def _build(self, _partition: Partition, coordinator_epoch: int) -> TxnMachine:
-        # A broker without transactions does not import the machine, and starts sooner.
+        # Imported late, so that a broker without transactions starts faster.
         from fencepost.txn.machine import TxnMachine  # noqa: PLC0415
 
         config = self._config

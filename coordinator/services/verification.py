@@ -40,7 +40,8 @@ FIRST_WITH_ABORTABLE: Final = {"Produce": 11, "TxnOffsetCommit": 4}
 """The first version of each API whose clients handle TRANSACTION_ABORTABLE."""
 
 MAX_TRANSACTION_ENDS: Final = 5
-"""The number of transaction ends during one verification before the producer must retry."""
+"""How many verdicts of one verification may be stale, because the transaction has ended or the
+leader has changed, before the producer must retry."""
 
 
 VerificationErrors = Mapping[TopicPartition, DomainError]

@@ -2,8 +2,8 @@
 
 User code never runs in the daemon: an assignor that raises, hangs, prints, exits, exhausts its
 memory or returns an invalid result affects only its process, which is killed and started again. The
-failure delays no other group's heartbeat. The worker validates the result, and the group machine
-validates it again.
+failure delays no other group's heartbeat. The worker process validates the result, and the state
+machine of the groups validates it again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fencepost.coordinator.services.assignors.frames import (
 from fencepost.groups.assignors.remote import ComputeTarget, TargetComputed
 
 ANSWER_TIMEOUT_MS = 5_000
-"""The time limit of an assignor for one group; a slower rebalance is useless."""
+"""The maximum time for a computation; a slower rebalance is useless."""
 
 START_TIMEOUT_MS = 15_000
-"""The time limit of a process's first response, which includes its start and imports."""
+"""The maximum time until the first response of a process, which first has to import modules."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""The bytes of one response: a million partitions take about 25 MiB."""
+"""The maximum size of a response: a million partitions take about 25 MiB."""
 
 MAX_WAITING_GROUPS = 10_000
-"""The number of groups that may wait for one assignor; above it, the oldest request fails, and its
-group repeats it after ``ASK_AGAIN_MS``."""
+"""The maximum number of groups that wait for one assignor. Above it, the oldest request fails, and
+its group repeats the request after ``ASK_AGAIN_MS``."""
 
 Result = tuple[dict[str, frozenset[tuple[bytes, int]]] | None, str]
 """Member id → partitions, or None and the problem."""
@@ -96,7 +96,7 @@ class _AssignorProcess:
     def _drop_oldest(self) -> None:
         effect, report = self._waiting.pop(next(iter(self._waiting)))
         problem = f"more than {MAX_WAITING_GROUPS} groups wait for it"
-        # Reported later, because the shard that makes this request is still in its turn.
+        # Reported in a later turn: the shard that makes this request is still executing a command.
         loop = asyncio.get_running_loop()
         call_later(loop, 0, "assignor", partial(self._fail, effect, report, problem))
 

@@ -1,8 +1,8 @@
 """The process of one custom assignor, whose name is its argument.
 
 It reads requests from standard input and writes responses to standard output, see ``frames.py``.
-The assignor's own output goes to standard error. Its memory is limited. The parent limits its time
-and kills it, and without a parent the process ends itself.
+The assignor's own output goes to standard error. The memory of the process is limited. The parent
+process kills it if a response is late; if the parent has ended, this process exits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fencepost.groups.assignors.model import Assignor, AssignorFault, run
 from fencepost.logcore.system import limit_memory
 
 MAX_MEMORY_BYTES = 1 << 30
-"""The address space of the process: an assignor that needs more gets MemoryError, which is
+"""The maximum address space of the process. An assignor that needs more gets MemoryError, which is
 reported."""
 
 ORPHAN_CHECK_S = 1.0
-"""The interval at which a process, even a hanging one, checks that its parent still exists."""
+"""How often a process checks that its parent still exists, even while the assignor hangs."""
 
 
 def _load(name: str) -> Assignor:

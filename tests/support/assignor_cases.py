@@ -1,4 +1,7 @@
-"""Random inputs for client-side assignors, from a seed: groups that rebalance a few times."""
+"""Random inputs for client-side assignors: groups that rebalance a few times.
+
+The same seed gives the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Case:
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
-    """Yield ``count`` cases: groups of up to 12 members, each with a few generations."""
+    """Yield ``count`` cases: groups of up to 12 members, each group with a few generations."""
     rng = random.Random(seed)
     made = 0
     while made < count:
@@ -98,9 +101,10 @@ def _subscription(
     generation: int,
     topics: Topics,
 ) -> Subscription:
-    """Return a member's subscription, at times with a wrong generation and random owned partitions.
+    """Return a member's subscription.
 
-    At times a member of an eager assignor also omits the generation.
+    Some subscriptions have a wrong generation and random owned partitions. With an eager assignor,
+    some have no generation.
     """
     owned = [] if last is None else [tp for tp in last if tp[1] < len(topics.get(tp[0], ()))]
     generation_sent = generation - 1

@@ -16,8 +16,8 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 CODEC_MASK = 0x07
 NOW_MS = time.time_ns() // 1_000_000
-"""The create time of all batches of a run. With a constant time, brokers would delete the records
-and expire the producers as too old."""
+"""The create time of all batches of a test run. It is the present, because brokers delete records
+and expire producers that are too old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _record(rng: random.Random) -> LogRecord:
 
 def _bodies(records: list[LogRecord]) -> list[Body]:
     numbered = [record._replace(offset=at) for at, record in enumerate(records)]
-    # Split the body of a batch with all records: each end is the size of a shorter batch.
+    # In a batch of all records, a record ends where a batch of the records up to it would end.
     ends = [len(encode_batch(numbered[:at])) - HEADER_SIZE for at in range(1, len(numbered) + 1)]
     whole = encode_batch(numbered)[HEADER_SIZE:]
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -89,7 +89,7 @@ def _edit_one(bodies: list[Body], rng: random.Random) -> None:
 
 
 def _another_number(bodies: list[Body], rng: random.Random) -> None:
-    """Replace up to two of a record's first bytes, which hold its numbers, by another number."""
+    """Replace up to two of a record's first bytes, which hold its varints, by another varint."""
     at = rng.randrange(len(bodies))
     body, where = bodies[at], rng.randrange(9)
     bodies[at] = body[:where] + rng.choice(NUMBERS) + body[where + rng.randint(0, 2) :]

@@ -15,7 +15,7 @@ class KafkaKey:
     name: str
     type: str
     default: str | None
-    """The default value, None without a default."""
+    """None if the key has no default value."""
     is_dynamic: bool
 
     @classmethod
@@ -26,7 +26,7 @@ class KafkaKey:
 
 
 def path_of(version: str) -> Path:
-    """Return the path of a version's file: name, type, default and scope of each key, sorted."""
+    """Return the path of a version's file, which has name, type, default and scope of each key."""
     return Path(__file__).with_name(f"broker_keys_{version.replace('.', '')}.tsv")
 
 
@@ -39,7 +39,8 @@ def keys_of(version: str) -> dict[str, KafkaKey]:
 def file_of_defaults(version: str, home: Path) -> str:
     """Return a ``server.properties`` with the default of every key that has one.
 
-    Only required and machine-dependent keys differ: listeners, directory, roles and node id.
+    Keys that are required or depend on the machine have the values of a test: listeners,
+    directory, roles and node id.
     """
     settings = {key.name: key.default for key in keys_of(version).values()}
     settings |= {

@@ -41,7 +41,7 @@ def subject(common_name: str) -> Name:
 
 
 class Authority:
-    """A certificate authority that stores the certificates that it signs below ``home``."""
+    """A certificate authority. The certificates that it signs are stored below ``home``."""
 
     def __init__(self, home: Path, name: str = "ca") -> None:
         home.mkdir(parents=True, exist_ok=True)

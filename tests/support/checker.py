@@ -1,4 +1,4 @@
-"""Finds the anomalies of a history: results that no failure of a client or broker excuses.
+"""Finds the anomalies of a history: results that no fault of a client or broker excuses.
 
 The classes of anomalies are those of Jepsen's Kafka workload, and further ones for torn
 transactions, zombies, offsets and owners. An outcome of UNKNOWN proves nothing; but one visible
@@ -144,7 +144,7 @@ class _Checker:
         if any(not end.commit and end.outcome is Outcome.OK for end in ends):
             return Fate.ABORTED
         if not any(end.commit and end.outcome is Outcome.UNKNOWN for end in ends):
-            return Fate.ABORTED  # the broker can have got no commit
+            return Fate.ABORTED  # no commit can have reached the broker
         return Fate.COMMITTED if txn in self._proved else Fate.UNKNOWN
 
     def _fate(self, effect: Send | CommitOffset) -> Fate:
@@ -271,7 +271,10 @@ class _Checker:
     # --- groups ---
 
     def _interval(self, commit: CommitOffset) -> tuple[float, float]:
-        """Return the interval in which a commit takes effect: its own, or its EndTxn request's."""
+        """Return the interval in which a commit took effect.
+
+        The interval is that of the commit's request; in a transaction, that of the EndTxn request.
+        """
         if commit.txn is None:
             return commit.begin, commit.end
         ends = [end for end in self._ends[commit.txn] if end.commit]
@@ -307,7 +310,7 @@ class _Checker:
             for commit in alive
             if self._fate(commit) is Fate.COMMITTED and self._interval(commit)[1] < item.begin
         ]
-        # A commit is overwritten by one that began after its end and ended before the fetch.
+        # A commit is overwritten by a later commit that ended before the fetch.
         newest = max((begin for begin, _ in before), default=float("-inf"))
         if item.offset == -1:
             if before:
@@ -416,7 +419,7 @@ class _Checker:
             last[key] = send
 
     def _circles(self) -> Iterator[Anomaly]:
-        """Yield cycles of transactions, each of which read a value of the one before."""
+        """Yield cycles of transactions, in which each one read a value of the previous one."""
         wrote: dict[str, set[str]] = defaultdict(set)
         for read in self._committed_reads:
             if read.txn is None:
@@ -432,7 +435,7 @@ class _Checker:
 
 
 def _find_cycle(edges: dict[str, set[str]], start: str) -> Sequence[str] | None:
-    """Return a path from ``start`` to itself without its last step, None if there is none."""
+    """Return the nodes of a cycle, beginning with ``start``; None without such a cycle."""
     waiting: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
     seen: set[str] = set()
     while waiting:

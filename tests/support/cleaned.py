@@ -1,7 +1,7 @@
 """A coordinator's log on a real partition, compacted by the real cleaner up to each of its offsets.
 
-A step of a log is (record, producer, marker): a record, perhaps of a producer's transaction, or
-the end of one. The compacted steps keep their original offsets.
+A step of a log is (record, producer, marker). It is a record, which may belong to a producer's
+transaction, or the marker that ends a transaction. Compaction keeps the offsets of the steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG = LogConfig(
 
 
 def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[list[Step]]:
-    """Yield the log compacted up to each offset (or of ``ends``), then without old tombstones."""
+    """Yield the log compacted up to each offset (or of ``ends``), with and without tombstones."""
     for end in ends or range(1, len(steps) + 1):
         disk = MemoryDisk()
         disk.make_directory(ROOT)
@@ -59,7 +59,7 @@ def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[li
 
 
 def some_ends(length: int, most: int) -> list[int]:
-    """Return at most ``most`` offsets to compact up to, spread over a log and including its end."""
+    """Return at most ``most`` offsets to compact up to: evenly spread, with the log's end."""
     return sorted({length - length * number // most for number in range(most)} - {0})
 
 

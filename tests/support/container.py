@@ -59,13 +59,13 @@ def _libraries(names: Iterable[str] = _LIBRARIES) -> Iterator[Path]:
 
 
 class _Image:
-    """The tar of a root file system, owned by root throughout."""
+    """The tar of a root file system, in which root owns every file."""
 
     def __init__(self, stream: io.BufferedIOBase) -> None:
         self._tar = tarfile.open(fileobj=stream, mode="w|", dereference=True)  # noqa: SIM115
 
     def tree(self, source: Path, target: str, without: Collection[str] = ()) -> None:
-        """Add a file or a folder, without files and folders of the names in ``without``."""
+        """Add a file or a folder, except for files and folders with a name in ``without``."""
         leave = frozenset(without)
 
         def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -122,7 +122,7 @@ class Pretender:
         return part
 
     def learn_epoch(self) -> Answer:
-        """Learn the quorum's epoch as a new observer does; return the response with it."""
+        """Learn the quorum's epoch as a new observer does; return the partition of the response."""
         self.quorum_epoch = 0
         part = self.part()
         if part["error_code"] == "fenced_leader_epoch":

@@ -1,4 +1,4 @@
-"""Custom assignors as users might write them, good and bad, and their entry points."""
+"""Valid and faulty assignors as users might write them, and their entry points."""
 
 from __future__ import annotations
 

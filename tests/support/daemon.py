@@ -55,7 +55,7 @@ class Daemon:
             self._listen = f"127.0.0.1:{port.getsockname()[1]}"
 
     def start(self, *, env: Mapping[str, str] | None = None, deadline_s: float = START_S) -> Daemon:
-        """Start, and wait for the line ``listening HOST:PORT``; ``env`` is for this start only."""
+        """Start, and wait for the line ``listening HOST:PORT``; ``env`` only applies this time."""
         self.launch(env=env)
         return self.wait_until_listening(deadline_s)
 
@@ -100,7 +100,7 @@ class Daemon:
     ) -> Iterator[list[int]]:
         """Within the block, kill the daemon by SIGKILL and restart it whenever ``due`` is true.
 
-        ``env`` is for these restarts only. Yield a list that gets an item for each restart.
+        ``env`` only applies to these restarts. Yield a list that gets an item for each restart.
         """
         starts: list[int] = []
         leave = threading.Event()

@@ -51,8 +51,8 @@ TURNS = [
     for shift in range(3)
     for number, fault in enumerate(WAYS)
 ]
-"""(fault, topic whose first partition's leader suffers it); the first three turns have every fault
-and every topic."""
+"""(fault, topic whose first partition is led by the faulty broker); the first three turns have
+every fault and every topic."""
 
 CONTROLLER_TURNS = [("kill", CONTROLLER), (CONTROLLER_FIRST, OFFSETS), ("freeze", CONTROLLER)]
 CONTROLLER_TURNS += [("stop", CONTROLLER), (CONTROLLER_FIRST, SOURCE)]
@@ -89,7 +89,7 @@ SETTINGS = {
 
 
 class Nodes:
-    """The processes of a cluster of three brokers; each start waits until the node serves."""
+    """The processes of a three-broker cluster. A node has started once it serves."""
 
     def __init__(self, cluster: MixedCluster) -> None:
         self.cluster = cluster
@@ -178,7 +178,10 @@ class Nodes:
 
 
 class Writer(threading.Thread):
-    """Writes numbers to the partitions in turn, and notes the acknowledged ones and the pauses."""
+    """Writes numbers to the partitions in turn.
+
+    It records acknowledged numbers and the pauses between acknowledgements.
+    """
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(name="writer", daemon=True)
@@ -340,7 +343,7 @@ def settled(probe: Callable[[], T | None], what: str) -> T:
 
 
 def turn(nodes: Nodes, writer: Writer, fault: str, topic: str, index: int = 0) -> Figures:
-    """Run one turn: a fault of a partition's leader or of the active controller, and its return."""
+    """Inject a fault into a partition's leader or the active controller, and recover from it."""
     settled(nodes.has_isr, "all in sync")
     settled(lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), "preferred leaders")
     if topic == CONTROLLER:
@@ -368,12 +371,12 @@ def turn(nodes: Nodes, writer: Writer, fault: str, topic: str, index: int = 0) -
 
 
 def controller_turn(nodes: Nodes, writer: Writer, fault: str) -> Figures:
-    """Run one turn of the active controller; no leader may change."""
+    """Inject a fault into the active controller, and recover from it; no leader may change."""
     victim = settled(nodes.active_controller, "a controller")
     what = f"{fault} of {victim}, the controller"
     writer.longest_s = [0.0] * PARTITIONS
     nodes.inject_fault(victim, fault)
-    # Longer than a session: brokers whose heartbeats failed meanwhile must not be fenced.
+    # Wait longer than a session timeout: no broker may be fenced because its heartbeats failed.
     end = time.monotonic() + LONGER_THAN_SESSIONS_S
     writer.goes_on(f"producing goes on: {what}")
     settled(lambda: time.monotonic() > end, what)
@@ -389,6 +392,6 @@ def controller_turn(nodes: Nodes, writer: Writer, fault: str) -> Figures:
 
 
 def print_figures(what: str, figures: Figures) -> Figures:
-    """Print the figures of ``what``, and return them."""
+    """Print and return the figures; ``what`` is their title."""
     print(f"{what}: {figures.pause_s:.2f} s, {figures.full_s:.2f} s", flush=True)
     return figures

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
 
 GATE_S = 30.0
-"""The longest wait of a held sync, which only a failing test reaches."""
+"""The longest time that a sync waits at the gate, which only a failing test reaches."""
 
 
 class Step(NamedTuple):
@@ -48,7 +48,7 @@ class FaultyDisk(OsFileSystem):
         self.write_fails: Callable[[str], bool] = _never
         """Predicate of the paths whose write fails with EIO."""
         self.is_full = False
-        """Whether no file can grow: half of a write succeeds, then it fails with ENOSPC."""
+        """Whether the disk is full: a write stores half of its bytes, and fails with ENOSPC."""
         self.is_short = False
         """Whether a write omits its last byte, and returns the smaller count."""
         self.fails: dict[str, int] = {}
@@ -164,7 +164,7 @@ class FaultyDisk(OsFileSystem):
 CHANGES = frozenset(
     {"create", "write", "truncate", "rename", "remove", "remove_tree", "make_directory"}
 )
-"""Kinds of steps that change the files that a restart finds."""
+"""Kinds of steps that change the files of a disk."""
 
 
 class Killed(BaseException):

@@ -15,8 +15,8 @@ from tests.support.waits import until
 def rebalances_as_it_grows(bootstrap: str, topic: str, *, protocol: str) -> None:
     """Let two members share ``topic`` with two partitions, add a third, and wait for its owner.
 
-    In the classic protocol the leader sees the new partition in its metadata and rejoins; in the
-    consumer protocol the coordinator sees it and raises the group epoch.
+    In the classic protocol the leader notices the new partition in its metadata and rejoins; in the
+    consumer protocol the coordinator notices it and raises the group epoch.
     """
     group = unique("growing")
     members = [_member(bootstrap, group, topic, protocol) for _ in range(2)]

@@ -44,7 +44,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence(Operation):
-    """From ``end`` on, operations of an epoch of ``subject`` below ``epoch`` have no effect.
+    """After ``end``, operations of ``subject`` in an epoch below ``epoch`` have no effect.
 
     ``subject`` is a transactional id (after InitProducerId) or a group (after a new generation).
     """
@@ -90,9 +90,9 @@ class End(Operation):
 class Read(Operation):
     """One poll of one partition, from offset ``position`` up to the next position ``next``.
 
-    ``moved``: the position was reset before this poll (seek, rebalance), so that the end of the
-    last poll does not matter. ``final``: after the faults were over, this poll read everything
-    from the start to the end. ``txn``: the reader's own open transaction.
+    ``moved``: the position was reset before this poll (seek, rebalance), so it may differ from the
+    ``next`` of the previous poll. ``final``: the poll ran after the faults, and read the whole
+    partition. ``txn``: the reader's own open transaction.
     """
 
     partition: Partition
@@ -120,7 +120,10 @@ class CommitOffset(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOffset(Operation):
-    """A fetch of a group's stable committed offset, -1 without one. ``final``: after the faults."""
+    """A fetch of a group's stable committed offset, -1 if there is none.
+
+    ``final``: the fetch ran after the faults.
+    """
 
     group: str
     partition: Partition
@@ -139,7 +142,10 @@ class Assigned(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks(Operation):
-    """The last stable offset and the end offset of a partition. ``final``: after the faults."""
+    """The last stable offset and the end offset of a partition.
+
+    ``final``: they were read after the faults.
+    """
 
     partition: Partition
     stable: int
@@ -149,7 +155,7 @@ class Watermarks(Operation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed(Operation):
-    """The digest of a state machine after its log up to ``offset``, written or replayed."""
+    """The digest of a state machine that wrote or replayed its log up to ``offset``."""
 
     machine: str
     offset: int

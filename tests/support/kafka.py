@@ -59,7 +59,7 @@ S = TypeVar("S", bound=Server)
 
 
 class OracleMissingError(Exception):
-    """Something that Apache Kafka needs is not on this machine."""
+    """Apache Kafka cannot run here, because something that it needs is missing."""
 
 
 def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
@@ -104,7 +104,7 @@ def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> No
     """Download a pom's jars, unless they are present; raise OracleMissingError.
 
     ``folders`` maps each folder to the Maven option that selects its jars; ``jar`` is a pattern
-    that must match a file in each. ``stamp`` is a copy of the pom from the last download.
+    ``stamp`` is the file to which the pom is copied after a download.
     """
     with lock_cache():
         _resolved(pom, folders, stamp, jar)
@@ -132,7 +132,7 @@ def maven(*goal: str) -> None:
     OracleMissingError has the output of the last attempt.
     """
     for pause_s in (*MAVEN_PAUSES_S, None):
-        # Without -U it would not retry a failed download.
+        # Without -U Maven would not retry a failed download.
         done = subprocess.run(
             ["mvn", "-q", "-B", "-U", *goal],
             stdout=subprocess.PIPE,
@@ -238,7 +238,7 @@ class Kafka:
     ) -> None:
         """``format_words`` are further arguments of ``kafka-storage format``.
 
-        ``libs`` returns the jars of the release.
+        ``libs`` is a function that returns the folder of the release's jars.
         """
         self._libs = libs
         self._java_options = java_options
@@ -250,7 +250,7 @@ class Kafka:
         """Number of replicas of the coordinators' topics."""
         self.data_dir = directory / "data"
         self.cluster_id = CLUSTER_ID
-        """The cluster id with which the first start formats the storage."""
+        """The cluster id with which ``kafka-storage`` formats the directory."""
 
         self.bootstrap = ""
         self.child: Child | None = None
@@ -275,7 +275,7 @@ class Kafka:
         self.child = Child(command)
 
     def format(self) -> Path:
-        """Format the storage unless that is done; return the path of the properties file."""
+        """Format the storage if necessary; return the path of the properties file."""
         properties = self._directory / "server.properties"
         properties.write_text(
             "".join(f"{key}={value}\n" for key, value in self._properties().items())
@@ -302,12 +302,12 @@ class Kafka:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of its listener for clients, also while it does not run."""
+        """HOST:PORT of the broker's listener for clients, also while the broker does not run."""
         return f"127.0.0.1:{self._ports[0]}"
 
     @property
     def controller(self) -> str:
-        """HOST:PORT of its controller listener."""
+        """HOST:PORT of the node's controller listener."""
         return f"127.0.0.1:{self._ports[1]}"
 
     def _properties(self) -> dict[str, str]:
@@ -351,11 +351,11 @@ class Kafka:
         }
 
     def add_settings(self, settings: Mapping[str, str]) -> None:
-        """Add settings, which take effect at the next start."""
+        """Add settings, which apply when the node next starts."""
         self._settings.update(settings)
 
     def upgrade(self, libs: Libs) -> None:
-        """Stop it cleanly, and start the release with these jars on its data."""
+        """Stop the node cleanly, and start the release with these jars on the same data."""
         assert self.child is not None
         self.child.terminate(deadline_s=START_S)
         self._libs = libs
@@ -367,7 +367,7 @@ class Kafka:
         self.child.kill()
 
     def stop(self) -> None:
-        """Kill it; its data is not worth a slow clean stop."""
+        """Kill the process. A clean stop would be slow, and no test needs the data."""
         self.kill()
 
 
@@ -436,10 +436,10 @@ def quorum_of_three(
     is_dynamic: bool = False,
     libs: Libs = jars,
 ) -> list[Kafka]:
-    """Start three nodes of Apache Kafka, each of them a voter of the quorum and a broker.
+    """Start three nodes of Apache Kafka, each a voter of the quorum and a broker.
 
-    Without ``is_broker`` they are controllers only. The voters of a dynamic quorum (KIP-853) are in
-    its metadata, the voters of a static one in the files. ``libs`` returns the jars of the release.
+    Without ``is_broker`` they are controllers only. A dynamic quorum (KIP-853) has its voters in
+    the metadata, a static one in the properties files. ``libs`` returns the jars of the release.
     """
     nodes = []
     for node_id in (1, 2, 3):

@@ -70,8 +70,8 @@ def run_tool(main: str, *arguments: str, stdin: str = "", deadline_s: float = 24
 class Kafka39:
     """One broker of Apache Kafka 3.9 whose controller is elected on ``zookeeper``, HOST:PORT/PATH.
 
-    It keeps its port across restarts. It has Kafka's defaults except for ``settings``, few threads,
-    and internal topics of one replica.
+    The broker keeps its port across restarts. It has Kafka's defaults except for ``settings``, few
+    threads, and internal topics of one replica.
     """
 
     name = "kafka39"
@@ -90,7 +90,7 @@ class Kafka39:
         held = hold_port()
         weakref.finalize(self, held.close)
         self.bootstrap = f"127.0.0.1:{held.getsockname()[1]}"
-        """Its address as HOST:PORT, also while it does not run."""
+        """The broker's address as HOST:PORT, also while the broker does not run."""
         home.mkdir(parents=True, exist_ok=True)
         self._file = home / "server.properties"
         self._settings = {
@@ -109,7 +109,7 @@ class Kafka39:
         }
 
     def add_settings(self, settings: Mapping[str, str]) -> None:
-        """Add settings, which take effect at the next start."""
+        """Add settings, which apply when the broker next starts."""
         self._settings.update(settings)
 
     def start(self) -> Kafka39:
@@ -132,7 +132,7 @@ class Kafka39:
         return self
 
     def stop(self) -> int:
-        """Stop it with a controlled shutdown; return the exit status, which is 143 for a JVM."""
+        """Stop with a controlled shutdown; return the exit status, which is 143 for a JVM."""
         assert self.child is not None
         return self.child.terminate(deadline_s=START_S)
 

@@ -17,7 +17,7 @@ from tests.fuzz.entities import INTEGERS, random_leaf, required
 from tests.support.raw import ConnectionLostError, RawClient, errors_in, plain
 
 CLOSED = "closed"
-"""The count's key for a connection that the broker closes instead of responding."""
+"""What is counted when the broker closes the connection instead of responding."""
 
 KNOWN = "known"
 """The name of a topic, group or transactional id that may exist."""
@@ -26,7 +26,7 @@ _UNKNOWN_TAG = 9_999
 _LONG = "z" * MAX_STRING_BYTES
 _NAMES = ("", KNOWN, KNOWN, "unknown")
 _WAITS_MS = (-1, 0, 500)
-"""Timeouts of requests: short, since not every request is refused."""
+"""Timeouts of requests. They are short because the broker accepts some of the requests."""
 
 
 def send_large(

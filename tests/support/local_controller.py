@@ -38,7 +38,7 @@ class LocalControllerChannel:
         except asyncio.CancelledError:
             future.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - whoever asked has to hear of it
+        except Exception as error:  # noqa: BLE001 - the caller must see any error
             if not future.done():
                 future.set_exception(error)
             return

@@ -48,7 +48,7 @@ class Member(Daemon):
         self._file.write_text("".join(f"{key}={value}\n" for key, value in node_settings.items()))
 
     def add_settings(self, settings: Mapping[str, str]) -> None:
-        """Add settings, which take effect at the next start."""
+        """Add settings, which apply when the broker next starts."""
         with self._file.open("a") as file:
             file.writelines(f"{key}={value}\n" for key, value in settings.items())
 
@@ -58,7 +58,7 @@ class Member(Daemon):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The contents of its ``meta.properties``."""
+        """The contents of the broker's ``meta.properties``."""
         lines = (self.data_dir / "meta.properties").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
 

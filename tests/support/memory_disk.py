@@ -2,11 +2,12 @@
 
 The recording assumes only three properties of a file system:
 
-* Data that a sync of a file has covered is durable. After later writes, each sector of 512 bytes
-  has one of its contents since then, independently of all others, and the file has one of its
-  lengths since then.
-* Names that a sync of a directory has covered are durable. Of the later creations, renames and
-  removals, any subset may be durable: a journal keeps their order, other file systems do not.
+* Data that a sync of a file has covered is durable. If the file was written afterwards, a power
+  loss leaves each sector of 512 bytes with any contents that it has had since the sync,
+  independently of other sectors, and the file with any length that it has had since the sync.
+* Names that a sync of a directory has covered are durable. Any subset of the later creations,
+  renames and removals may be durable. A journal would keep their order, but not every file system
+  has one.
 * A rename is atomic.
 
 Source: Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014 (ALICE).
@@ -31,7 +32,7 @@ omitted."""
 
 
 class DataStep(NamedTuple):
-    """A write of bytes at a position of a file; None sets its length to ``position``."""
+    """A write of bytes at a position of a file; without bytes, a change of its length."""
 
     inode: int
     position: int
@@ -39,7 +40,7 @@ class DataStep(NamedTuple):
 
 
 class SyncStep(NamedTuple):
-    """A sync of a file: its contents so far survive."""
+    """A sync of a file, after which its contents are durable."""
 
     inode: int
 
@@ -56,7 +57,7 @@ class NameStep(NamedTuple):
 class MoveStep(NamedTuple):
     """A rename of a directory with its contents, which is durable immediately.
 
-    A power loss that restores the old name is not simulated: a journal keeps the order.
+    A power loss never restores the old name here, because a journal keeps the order.
     """
 
     source: str
@@ -64,7 +65,7 @@ class MoveStep(NamedTuple):
 
 
 class SyncNamesStep(NamedTuple):
-    """A sync of a directory: all its changes so far survive."""
+    """A sync of a directory, after which its changes are durable."""
 
     directory: str
 
@@ -279,7 +280,7 @@ class MemoryDisk:
         return disk
 
     def base(self) -> PowerLoss:
-        """Return the walk over the states after a power loss, with the present state as durable."""
+        """Return the start of a walk over steps; the present contents and names are durable."""
         return PowerLoss(
             {inode: bytes(data) for inode, data in self.contents.items()},
             {path: dict(names) for path, names in self.names.items()},
@@ -384,7 +385,7 @@ def _some_data(
 
 
 def _some_sectors(durable: bytes, steps: list[DataStep], choice: random.Random) -> bytearray:
-    """Return each sector, and the length, as of some moment since the last sync."""
+    """Return the file with each sector, and the length, from a random moment since the sync."""
     versions = [durable]
     content = bytearray(durable)
     for step in steps:

@@ -25,7 +25,7 @@ UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
 
 
 def decide(metadata: Metadata, decision: Callable[[Controller], ControllerResult[T]]) -> T:
-    """Call ``decision`` with a controller, append the records, and return the answer."""
+    """Call ``decision`` with a controller, append the records, and return the response."""
     assert isinstance(metadata, MetadataLog)
     settings = controller_settings(metadata._config, node_id=metadata._node_id)
     outcome = decision(Controller(replace(settings, **UNGUARDED), metadata.image, 0))

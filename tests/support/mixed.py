@@ -28,7 +28,7 @@ Node = Kafka | Member
 
 
 def formatted(directory: Path, node_id: int) -> Path:
-    """Create the directory of a Fencepost node in a cluster with the id of the Kafka nodes."""
+    """Create the directory of a Fencepost node, in the cluster that the Kafka nodes belong to."""
     directory.mkdir(parents=True, exist_ok=True)
     meta = MetaProperties(CLUSTER_ID, node_id, uuid.uuid4())
     write_meta_properties(OsFileSystem(), str(directory), meta)

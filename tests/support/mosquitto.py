@@ -70,7 +70,7 @@ class Mosquitto:
         self.child.wait_for_line(r"Reloading config", deadline_s=60, since=line_count)
 
     def save(self) -> None:
-        """Let Mosquitto persist its state, which it otherwise does only at a clean stop."""
+        """Let Mosquitto persist its state, which it otherwise only does when it stops cleanly."""
         assert self.child is not None
 
         def modified_ns() -> int:

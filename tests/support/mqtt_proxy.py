@@ -47,10 +47,10 @@ class Packet:
 class Cut:
     """A fault at the ``nth`` packet of a kind, counted from now; ``done`` is set afterwards.
 
-    ``before``: the packet is lost, and the connection ends. ``after``: it arrives, then the
-    connection ends. In both cases the broker has processed all earlier packets, which a PING of the
-    proxy confirms. ``hold``: the proxy silently stops forwarding in this direction, from this
-    packet on. The fault occurs ``times`` times, each ``nth`` packets after the one before.
+    ``before``: the packet is lost, and the connection ends. ``after``: the packet arrives, and the
+    connection ends. In both cases the broker has processed all earlier packets, which a PINGREQ of
+    the proxy confirms. ``hold``: the proxy silently stops forwarding in this direction, from this
+    packet on. The fault occurs ``times`` times, at every ``nth`` packet.
     """
 
     kind: str

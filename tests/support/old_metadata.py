@@ -1,4 +1,4 @@
-"""The metadata log of Fencepost 0.1, with a key and a value (msgpack) for each change."""
+"""The metadata log of Fencepost 0.1, in which each change has a key and a value (msgpack)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def starts(count: int) -> Record:
 
 
 def write_old_log(fs: FileSystem, directory: str, records: Sequence[Record]) -> None:
-    """Write a log with these records in a batch each, as after a kill."""
+    """Write a log as a killed broker leaves it, with one batch for each of these records."""
     clock = ManualClock(1_700_000_000_000)
     partition = Partition.open(
         fs,

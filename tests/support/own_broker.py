@@ -28,7 +28,7 @@ class OwnBroker(Protocol):
 def own_broker(
     request: pytest.FixtureRequest, home: Path, settings: Mapping[str, str] | None = None
 ) -> Iterator[OwnBroker]:
-    """Yield a broker of the kind that ``--target`` names, besides the session's."""
+    """Yield a broker of the kind that ``--target`` names, separate from the session's broker."""
     kind = request.config.getoption("--target")
     home.mkdir(parents=True, exist_ok=True)
     all_settings = {**SETTINGS, **(settings or {})}

@@ -160,10 +160,10 @@ def _words(comment: str) -> dict[str, str]:
 class Reader:
     """Runs a page's blocks one after the other, in a new folder.
 
-    Each address of this machine on the page is replaced by a free one, and a ``fencepost serve``
-    without an address, also in its file, listens on the replacement of port 9092. Packages that the
-    page installs are present already, unless a wheel replaces the ``clone`` (``.``), which is then
-    installed into the environment of ``bin_dir``.
+    Each port of this machine on the page is replaced by a free port. If neither a ``fencepost
+    serve`` command nor its settings file has an address, it listens on the replacement of port
+    9092. ``pip install`` commands are skipped, because the packages are installed already. With
+    ``clone``, the path of a wheel, they run with the wheel in place of the clone (``.``).
     """
 
     def __init__(

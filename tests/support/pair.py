@@ -102,14 +102,14 @@ class Pair(MixedCluster):
         return self._addresses[0]
 
     def connection(self, node_id: int) -> Cluster:
-        """Return the connection to a broker, a new one after a lost connection."""
+        """Return the connection to a broker, a new one if the last one was lost."""
         client = self._clients.get(node_id)
         if client is None:
             client = self._clients[node_id] = Cluster(self.node(node_id).bootstrap)
         return client
 
     def call(self, node_id: int, api: str, version: int, **body: Any) -> Answer:
-        """Send a request to a broker, on a new connection if the former one is lost."""
+        """Send a request to a broker; if the connection is lost, reconnect and send it again."""
         for attempt in range(2):
             try:
                 return self.connection(node_id).call(api, version, **body)
@@ -247,7 +247,7 @@ class Pair(MixedCluster):
         self.wait_for_leader(topic, node_id)
 
     def stop_broker(self, node_id: int, how: str) -> None:
-        """Stop (SIGTERM, with a controlled shutdown) or kill a broker; the other leads then."""
+        """Stop (SIGTERM, with a controlled shutdown) or kill a broker; then the other one leads."""
         child = self.node(node_id).child
         assert child is not None
         child.kill() if how == "kill" else child.terminate()

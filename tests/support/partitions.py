@@ -1,4 +1,4 @@
-"""Single calls on a partition for operations that the broker does in several steps."""
+"""Partition operations in one call each; the broker performs them in several steps."""
 
 from __future__ import annotations
 

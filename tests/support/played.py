@@ -49,7 +49,7 @@ class PlayedBroker(Pretender):
         self.close()
 
     def become_unfenced(self, *, is_new: bool = True) -> None:
-        """Become unfenced, as a new incarnation that registers first, or as the former one."""
+        """Become unfenced; with ``is_new``, register a new incarnation first."""
         if is_new:
             self.incarnation_id = uuid.uuid4()
             until(self._registered, f"{self.broker_id} is registered")
@@ -59,7 +59,7 @@ class PlayedBroker(Pretender):
         self._thread.start()
 
     def _registered(self) -> bool:
-        # Until the former incarnation's session ends, its registration stays valid.
+        # A new incarnation cannot register before the session of the former one has expired.
         listener = {"name": "PLAINTEXT", "host": "127.0.0.1", "security_protocol": 0}
         answer = self.register(listeners=[{**listener, "port": self._port}])
         assert answer["error_code"] in {"none", "duplicate_broker_registration"}, answer
@@ -100,7 +100,7 @@ class PlayedFollower(PlayedBroker):
     ) -> Answer:
         """Fetch once in a leader epoch; return the partition's response.
 
-        ``last_epoch``, ``log_start`` and ``broker_epoch`` are further fields of a follower.
+        ``last_epoch``, ``log_start`` and ``broker_epoch`` are fields that only followers send.
         """
         entry = {
             "partition": 0,
@@ -143,14 +143,14 @@ class Script:
     once: dict[int, list[Answer]] = field(default_factory=dict)
     """Replica → fields that override an empty response in its next fetches.
 
-    With a ``gate``, an event, the response waits for it.
+    The field ``gate`` is no field of the response, but an event that the response waits for.
     """
 
     questions: dict[int, list[int]] = field(default_factory=dict)
     """Replica → timestamps of its ListOffsets requests."""
 
     def end_of(self, replica: int) -> int:
-        """Return the offset of a replica's last fetch, -1 before its first one."""
+        """Return the fetch offset of a replica's last fetch, -1 before its first fetch."""
         fetch = self.asked.get(replica)
         return int(fetch[-1]["fetch_offset"]) if fetch else -1
 

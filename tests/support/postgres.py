@@ -41,8 +41,8 @@ def children_of(pid: int) -> list[int]:
 class PostgresServer:
     """One server, which keeps its port across restarts.
 
-    It runs without fsync. A SIGKILL of its processes loses nothing that they have written, as the
-    page cache stays; only a crash of the machine would, and the tests do not crash the machine.
+    It runs without fsync: after a SIGKILL the page cache still holds all writes of the server. Only
+    a crash of the machine could lose them.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PostgresServer:
         held = hold_port()
         weakref.finalize(self, held.close)
         self.port: int = held.getsockname()[1]
-        # Not in a test's own folder, which only the test's user may enter.
+        # Only the test's user may enter the folder of a test, so it would not do.
         self._data = tempfile.mkdtemp(prefix="fencepost-postgres-")
         weakref.finalize(self, shutil.rmtree, self._data, ignore_errors=True)
         self._as: list[str] = []
@@ -95,7 +95,7 @@ class PostgresServer:
 
     @property
     def postmaster(self) -> int:
-        """Return the id of the process that has started the others."""
+        """Return the process id of the postmaster, which starts all other processes."""
         assert self.child is not None
         return self.child.pid
 

@@ -90,7 +90,7 @@ class Child:
         return "\n".join(self.lines[-lines:])
 
     def kill(self) -> None:
-        """Kill the process by SIGKILL, and wait for its end."""
+        """Kill the process by SIGKILL, and wait until it has ended."""
         if self.returncode is None:
             self._process.kill()
         self.wait(60)
@@ -106,7 +106,7 @@ class Child:
             raise TimeoutError(f"SIGTERM did not end {self.command}:\n{self.tail()}") from None
 
     def wait(self, deadline_s: float) -> int:
-        """Wait for its end, and for the rest of its output; return the exit status."""
+        """Wait until the process has ended and all output is read; return the exit status."""
         status = self._process.wait(deadline_s)
         self._reader.join(deadline_s)
         return status

@@ -1,7 +1,7 @@
 """Phrases that a reader of technical English stops at, counted in docstrings, comments and pages.
 
-The count does not show that a text is good: it only keeps certain habits from coming back. They
-are clauses without a noun ("What …", "who …" without an antecedent, "that of"), pronouns in place
+A low count does not show that a text is good: it only keeps certain habits from coming back. They
+are clauses without a noun ("What …", "who …" without an antecedent, "that of"), pronouns instead
 of the actor ("somebody", "whoever"), and words that are not idiomatic ("anew", "can not").
 """
 
@@ -30,9 +30,9 @@ _PHRASES: Final = re.compile(
     r"|(?:^|[.;:,]\s+)What\s+(?!if\b)\w+[^?]*?[.,]"
 )
 _WIDTH: Final = 25
-"""Characters before "who" in which its antecedent is looked for."""
+"""How many characters before "who" are searched for its antecedent."""
 _BLOCKS: Final = ("body", "orelse", "handlers", "finalbody", "cases")
-"""The fields of statements that hold statements."""
+"""The fields of a statement that contain statements."""
 _STRING_OR_COMMENT: Final = re.compile(
     r'''"""(?:[^\\]|\\.)*?"""'''
     r"""|'''(?:[^\\]|\\.)*?'''"""
@@ -53,7 +53,7 @@ def prose_of(path: Path) -> str:
 
 
 def _docstrings(source: str) -> Iterator[str]:
-    """Yield every string that is a statement: also the ones below attributes."""
+    """Yield every string that is a statement, including those below attributes."""
     statements: list[ast.AST] = [ast.parse(source)]
     for node in statements:
         match node:
@@ -71,7 +71,7 @@ def _comments(source: str) -> Iterator[str]:
 
 
 def phrases(text: str) -> list[str]:
-    """Return the phrases in a text that count."""
+    """Return the counted phrases of a text."""
     matches = [one.group() for one in _PHRASES.finditer(text)]
     matches += (
         who.group()

@@ -94,7 +94,7 @@ class Right(NamedTuple):
 
 
 class Realm:
-    """The broker, at whose ``bootstrap`` users log in with SCRAM over TLS."""
+    """The broker. Users log in at its ``bootstrap`` with SCRAM over TLS."""
 
     def __init__(self, kind: str, home: Path) -> None:
         self.authority = Authority(home / "certificates")

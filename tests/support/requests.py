@@ -21,9 +21,9 @@ Producer = tuple[int | Callable[..., Any], int | Callable[..., Any]]
 
 TIMEOUT_MS: Final = 10_000
 SESSION_MS: Final = 60_000
-"""Session, rebalance and transaction timeout: a stall of the machine expires nothing."""
+"""Session, rebalance and transaction timeout, long enough for a stall of the machine."""
 NO_TOPICS: Final = b"\0\0\0\0\0\0\xff\xff\xff\xff"
-"""The subscription of a classic consumer, version 0, to no topic and without user data."""
+"""The subscription of a classic consumer: version 0, without topics and user data."""
 NO_EPOCH: Final = -1
 CONSUMER: Final = -1
 """The replica id of consumers."""
@@ -44,7 +44,7 @@ UPGRADE: Final = 1
 
 
 def _rows(key: str, partitions: tuple[Partition, ...], fields: Mapping[str, Any]) -> list[Body]:
-    """Return the rows of ``partitions``, whose numbers are in the field ``key``."""
+    """Return the rows of ``partitions``. A row made from a number has it in the field ``key``."""
     return [
         {**fields, **one} if isinstance(one, Mapping) else {key: one, **fields}
         for one in partitions
@@ -57,7 +57,7 @@ def _id_of(topic_id: Any) -> Body:
 
 
 def indexes_of(name: str | None, *partitions: int, **fields: Any) -> Body:
-    """Return a topic with the numbers of partitions, as several APIs have it."""
+    """Return a topic with partition numbers, in the form that several APIs share."""
     return {"name": name, "partition_indexes": list(partitions), **fields}
 
 

@@ -21,7 +21,7 @@ from tests.support.waits import until
 COMMIT_S = 40
 """The timeout of ``commit_sync``: the leader tries for half a minute to persist an outcome."""
 ENDED_S = 120
-"""How long records may take to end after the last fault: a lock duration, and a few writes."""
+"""Deadline for the remaining deliveries after the last fault: a lock duration, a few writes."""
 
 
 def starts_at_the_beginning(bootstrap: str, group: str, **settings: str) -> None:
@@ -51,7 +51,7 @@ def share_consumer(bootstrap: str, group: str) -> ShareConsumer:
 
 @dataclass
 class Work:
-    """The records of a topic, and what became of them."""
+    """The records of a topic, and the results of their acknowledgements."""
 
     written: set[bytes] = field(default_factory=set)
     delivered: Counter[bytes] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Work:
     is_over: threading.Event = field(default_factory=threading.Event)
     """Set when no further records are written."""
     is_drained: threading.Event = field(default_factory=threading.Event)
-    """Set when consumers need not go on."""
+    """Set when the consumers may stop."""
 
     @property
     def missing(self) -> set[bytes]:
@@ -163,9 +163,10 @@ def _turn(work: Work, consumer: ShareConsumer) -> None:
 def at_work(
     bootstrap: str, group: str, topic: str, lag: Callable[[], int], *, consumers: int = 2
 ) -> Iterator[Work]:
-    """Write and consume in threads within the block, and until every record has ended.
+    """Write and consume in threads within the block.
 
-    ``lag`` returns the group's lag, and a number above 0 while that is unknown.
+    At the end of the block, wait until every record is acknowledged. ``lag`` returns the group's
+    lag, and a number above 0 while the lag is unknown.
     """
     work = Work()
 

@@ -5,9 +5,10 @@ Two durations are measured: wall time, which a client waits, and the processor t
 own thread. Tests check the processor time; waits for the disk happen in other threads, and other
 tests cover them. ``bench`` shows wall time.
 
-Processor time does not include other processes, but they prolong it, because they share caches and
-cores. So a turn that seems too long is compared with a yardstick, work of known cost that runs
-right after it in the same thread; the limit grows by the factor by which the yardstick was slower.
+The processor time of the loop's thread does not include other processes, but they prolong it,
+because they share caches and cores. So a turn that seems too long is compared with a yardstick:
+work of known cost that runs right after the turn in the same thread. The limit grows by the factor
+by which the yardstick was slower.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class _Ticks:
         self._count += int.from_bytes(os.read(self._timer, 8), sys.byteorder)
 
     def waited(self) -> float:
-        """Return the seconds since the last call in which the thread did not wait for a tick."""
+        """Return the seconds since the last call, without the time spent waiting for a tick."""
         self._last, last = time.monotonic(), self._last
         return self._last - last - self._slept_s
 

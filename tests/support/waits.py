@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.01
-"""Interval of polling for a state without notifications."""
+"""The interval at which states without notifications are polled."""
 
 DEADLINE_S = 60.0
 """Default deadline; generous, because only a failing test reaches it."""

@@ -204,7 +204,7 @@ class SecuredZooKeeper(ZooKeeper):
         self._users = dict(users)
 
     def set_password(self, user: str, password: str) -> None:
-        """Set a user's password, from the next start on."""
+        """Set a user's password, which applies when the server next starts."""
         self._users[user] = password
 
     def _java(self) -> list[str]:

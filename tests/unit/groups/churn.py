@@ -1,4 +1,4 @@
-"""Common parts of the random histories of groups: how they run, and their final checks."""
+"""Run random histories of groups, and check the final log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from tests.unit.groups.group_driver import Driver, Entry, load
 from tests.unit.groups.log_compaction import every_variant, partly_compacted
 
 ACTIONS = 20
-"""A step is three small numbers, so that a failing history shrinks to a few steps."""
+"""The number of actions.
+
+A step is three small numbers, so that Hypothesis shrinks a failing history to a few steps.
+"""
 
 LONGEST_TO_TRY_ALL = 300
-"""Only shorter logs are cleaned up to each of their offsets; others are partly compacted."""
+"""The log length from which logs are not cleaned up to each offset, only partly compacted."""
 
 
 class Life(Protocol):
@@ -50,7 +53,7 @@ def long_life(life: Life, seed: int, length: int) -> None:
 
 
 def loads_back(log: list[Entry], digest: str) -> None:
-    """Check that the log loads to the state with this digest, also once loading is complete."""
+    """Check that the log loads to the state with this digest, and that ``on_loaded`` keeps it."""
     machine = load(log)
     machine.check()
     machine.on_loaded(0)

@@ -1,4 +1,4 @@
-"""Logs of groups, compacted by the real cleaner and loaded into a machine."""
+"""Compact the logs of groups with the real cleaner, and load them into a GroupMachine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entries_of(steps: Sequence[Step]) -> list[Entry]:
 
 
 def loads_back(log: Sequence[Entry], settings: Mapping[str, Any], *, most: int = 1 << 30) -> int:
-    """Compact the log up to some offsets, ``most`` at most; load each result, and count them."""
+    """Load the log compacted up to at most ``most`` offsets, and return the number of variants."""
     digest = load(log, **settings).digest()
     variants = 0
     for steps in cleaned_logs(steps_of(log), some_ends(len(log), min(most, len(log)))):

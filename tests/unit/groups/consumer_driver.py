@@ -1,4 +1,4 @@
-"""Clients of consumer groups over the driver: they heartbeat, revoke and adopt like Kafka's."""
+"""Clients of consumer groups that heartbeat, revoke and adopt partitions like Kafka's client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConsumerDriver(Driver):
         self.visibility: TopicVisibility | None = None
         """The visibility of topics to all clients; None if they may see every topic."""
         self.own: dict[str, ConsumerSettings] = {}
-        """Settings of single groups in place of ``consumer``."""
+        """Group id → settings of this group instead of ``consumer``."""
         super().__init__(*args, environment=self.environment, **settings)
 
     def environment(self, group_id: str) -> Environment:
@@ -102,7 +102,7 @@ class Client:
         self.said: frozenset[tuple[bytes, int]] | None = None
         """The owned partitions that it reported last; a heartbeat has them only if they changed."""
         self.times_lost = 0
-        """How often it has lost all its partitions."""
+        """The number of times that the client has lost all its partitions."""
 
     def rejoin(self) -> None:
         self.owned = self.told = frozenset()
@@ -144,7 +144,7 @@ class Client:
             self.told = flat(result.assignment)
 
     def catch_up(self) -> None:
-        """Revoke and adopt partitions, so that the client owns its last assignment."""
+        """Revoke and adopt partitions until the client owns those of its last assignment."""
         self.owned = self.told
 
     def leave(self, epoch: int = -1) -> None:

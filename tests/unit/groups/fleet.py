@@ -1,9 +1,9 @@
-"""A simulated fleet of consumers of both protocols, with the failures that real fleets suffer.
+"""A simulated fleet of consumers of both protocols, with the failures of real fleets.
 
-Each member commits the offsets that it has read of its partitions. A ledger holds the last accepted
-commit of each partition and detects three errors: two owners that may both commit a partition, an
-accepted commit below an earlier one, and a lost committed offset. At times the faults pause; then
-every partition must find an owner.
+Each member commits the offsets that it has read from its partitions. A ledger holds the last
+accepted commit of each partition and detects three errors: two owners that may both commit a
+partition, an accepted commit below an earlier one, and a lost committed offset. At times the faults
+pause; then every partition must find an owner.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ OFFERS = (
     (("range",), ("range", COOPERATIVE)),
     ((COOPERATIVE,), (COOPERATIVE, "range")),
 )
-"""The assignors that classic members offer: the lists differ but have one in common.
+"""The assignors that classic members support: the lists differ but have a common assignor.
 
-Members of the second fleet keep reading during a rebalance if they offer only that one.
+Members with only the cooperative assignor keep reading during a rebalance.
 """
 EXPRESSION = "t|w.*"
 HOUR_MS = 3_600_000
 PATIENCE_S = 400
-"""Simulated time in seconds.
+"""The simulated seconds within which every partition must find an owner.
 
-The JoinGroup of a dead client may be parked; it completes after one rebalance timeout, and the
-member is removed after the next.
+The JoinGroup of a dead client may be waiting. The join phase completes after one rebalance timeout,
+and the member is removed after the next rebalance timeout.
 """
 
 
@@ -92,21 +92,21 @@ class Fleet:
         self.ledger: dict[Partition, int] = {}
         self.counts: Counter[str] = Counter()
         self.hidden: set[str] = set()
-        """Topics that no client may see, hence no regular expression matches."""
+        """Topics that no client may see, so that regular expressions do not match them."""
         self.made = 0
         self.topics_made = 0
         self.rebalances = 0
         self.events_seen = 0
         self.removed: set[str] = set()
-        """Members that the coordinator removed, until they have an assignment again."""
+        """Members that the coordinator removed and that have no new assignment yet."""
         self.offers = self.rng.choice(OFFERS)
         self.classic_share = 0.5
-        """The probability that a new member is classic; it drifts, so that groups migrate."""
+        """The probability that a new member is classic; it varies, so that groups migrate."""
 
     # --- actions ----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Perform one action, most often a member's work."""
+        """Perform one action; most often, a member reads and commits."""
         if self.rng.random() < 0.008:
             self.classic_share = self.rng.choice((0.0, 0.5, 1.0))
         actions = {
@@ -171,7 +171,7 @@ class Fleet:
         self.members.append(member)
         self.advance_member(member)
         if self.rng.random() < 0.3:
-            # Stop all faults right here: the group must also recover from this state.
+            # Pause all faults here: the group must also recover from this state.
             self.be_left_in_peace()
 
     def leave(self) -> None:
@@ -239,7 +239,7 @@ class Fleet:
             member.paused_until = min(member.paused_until, self.driver.now)
 
     def be_left_in_peace(self) -> None:
-        """Let all members behave: after a while an owner must read every subscribed partition."""
+        """Pause the faults: after a while an owner must read every subscribed partition."""
         for _ in range(PATIENCE_S):
             for member in self.members:
                 member.paused_until = 0
@@ -265,7 +265,7 @@ class Fleet:
         return wanted - read
 
     def found_what_is_hidden(self) -> set[str]:
-        """Return hidden topics in the last evaluation of an expression, which may be outdated."""
+        """Return hidden topics that the last evaluation of an expression matched."""
         group = self.driver.groups.get(G)
         found = group.regexes.values() if isinstance(group, ConsumerGroup) else ()
         return {name for one in found for name in one.topics} & self.hidden
@@ -302,7 +302,7 @@ class Fleet:
         """Start reading new partitions at the committed offset, and forget revoked ones."""
         owned = member.client.owned
         if member.times_lost != member.client.times_lost:
-            # Another member may have read on, so the committed offsets count.
+            # Another member may have read and committed further, so start at the committed offsets.
             member.times_lost = member.client.times_lost
             member.read.clear()
         member.read = {tp: at for tp, at in member.read.items() if tp in owned}
@@ -379,7 +379,7 @@ class Fleet:
             if client.is_stable:
                 self.removed.discard(client.member_id)
             elif client.reads_on:
-                # During a rebalance the client may still have the previous generation.
+                # During a rebalance the client may still be in the previous generation.
                 return frozenset() if client.member_id in self.removed else client.owned
         if isinstance(group, ClassicGroup):
             is_current = member.is_classic and member.epoch == group.generation_id

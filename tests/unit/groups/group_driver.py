@@ -1,8 +1,8 @@
 """Drive a GroupMachine as the runtime does, and check it at every step.
 
 Each step decides, checks that the decision changed no durable state, appends and replays its
-records, arms timers and calls ``check()``. A request is known by its token and must be answered
-exactly once. Time stands still until ``advance``.
+records, arms timers and calls ``check()``. A token identifies a request, which must be answered
+exactly once. Only ``advance`` moves the clock.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Entry:
 
 
 class Parked:
-    """The placeholder for an answer that has not come yet."""
+    """The placeholder for the response of a request that still waits."""
 
     def __repr__(self) -> str:
         return "PARKED"
@@ -97,7 +97,8 @@ PARKED = Parked()
 def load(log: Iterable[Entry], **settings: Any) -> GroupMachine:
     """Return a new machine that has replayed ``log`` and does not serve yet.
 
-    ``budget`` and ``offset_budget`` limit its memory accounts; the others are its parameters.
+    ``budget`` and ``offset_budget`` limit its memory accounts; other settings are parameters of
+    GroupMachine.
     """
     memory = Account(settings.pop("budget", None))
     offset_memory = Account(settings.pop("offset_budget", None))
@@ -118,7 +119,7 @@ def replay(machine: GroupMachine, entry: Entry) -> None:
 
 
 MADE: deque[Driver] = deque(maxlen=2)
-"""The test's last drivers, whose logs are compacted by the real cleaner after it."""
+"""The test's last drivers. After the test, the real cleaner compacts their logs."""
 
 
 class Driver:
@@ -127,7 +128,7 @@ class Driver:
     watch_every = 1
     """The number of steps between checks of the invariants and digests.
 
-    Histories of tens of thousands of steps use more than one.
+    Histories of tens of thousands of steps set a number above 1.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Driver:
         MADE.append(self)
         self.timers: dict[Hashable, int] = {}
         self._set_for: dict[Hashable, int] = {}
-        """The deadlines that the machine requested: a timer never fires with an earlier time."""
+        """The deadlines that the machine requested: a timer never fires before its deadline."""
         self.answers: dict[int, object] = {}
         self.events: list[Event] = []
         self.effects: list[object] = []
@@ -165,7 +166,7 @@ class Driver:
     # --- steps -----------------------------------------------------------------------------------
 
     def send(self, command: object) -> int:
-        """Decide on a command and return its token; ``answers`` holds the answer or PARKED."""
+        """Decide on a command and return its token; ``answers`` has its response or PARKED."""
         self._token += 1
         token = self._token
         self.answers[token] = PARKED
@@ -182,7 +183,7 @@ class Driver:
         return token
 
     def ask(self, command: object) -> Any:
-        """Send a command and return its result; raise its error. It must be answered at once."""
+        """Send a command that is answered at once; return its result, or raise its error."""
         return self.answer(self.send(command))
 
     def answer(self, token: int) -> Any:
@@ -235,8 +236,8 @@ class Driver:
 
     def _apply(self, decision: Decision, now: int | None = None) -> None:
         self.decisions += 1
-        # The machine has decided already and may have changed state that is not durable, so the
-        # state to compare with is the one recorded after the previous step.
+        # The machine has already decided and may have changed state that is not durable, so compare
+        # with the state that was recorded after the previous step.
         before = self._told
         for record in decision.records:
             self._append(Entry(len(self.log), record, decision.stamp, timestamp_ms=self.now))
@@ -266,7 +267,7 @@ class Driver:
         self.effects.extend(decision.effects)
 
     def _watched(self) -> object:
-        """Return the state that only replay may change: digest and groups."""
+        """Return the digest and the groups, which only replay may change."""
         if self.decisions % self.watch_every:
             return None
         table = {group_id: id(group) for group_id, group in self.groups.items()}
@@ -442,7 +443,7 @@ class Driver:
     # --- ready-made groups -----------------------------------------------------------------------
 
     def finish_initial_delay(self) -> None:
-        """Let time pass until the first join phase ends."""
+        """Let time pass until the initial rebalance delay is over."""
         while self.group().initial_delay is not None:
             self.advance(DELAY)
 
@@ -516,7 +517,7 @@ def initial() -> tuple[Driver, list[str], list[int]]:
 
 
 def empty() -> Driver:
-    """Return a group whose last member left."""
+    """Return a group whose last member has left."""
     driver, ids = stable(1)
     driver.leave(ids[0])
     assert driver.state() == "Empty"

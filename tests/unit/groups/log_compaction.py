@@ -1,4 +1,4 @@
-"""A model of the logs that Kafka's cleaner may leave, over the drivers' entries.
+"""A model of the logs that Kafka's cleaner may leave, for the log entries of the drivers.
 
 The cleaner may remove a record superseded by a later one of the same key (plain, or of a committed
 transaction), a record of an aborted transaction, a marker whose transaction has no record left, and
@@ -79,7 +79,7 @@ def _old_tombstones(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
 
 
 def compacted(log: Sequence[Entry], end: int) -> Iterator[list[Entry]]:
-    """Yield the log cleaned up to ``end``: with and without its tombstones and empty markers."""
+    """Yield the log cleaned up to ``end``, with and without old tombstones and empty markers."""
     end = min(end, cleanable_end(log))
     gone = removable(log, end)
     markers = _empty_markers(log, gone, end)
@@ -96,7 +96,7 @@ def every_variant(log: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def partly_compacted(log: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Return the log without a random subset of removable records, as after partial cleaning."""
+    """Return the log without some random removable records, as after partial cleaning."""
     gone = removable(log, cleanable_end(log))
     dropped = {offset for offset in gone if rng.random() < 0.5}
     return [entry for entry in log if entry.offset not in dropped]

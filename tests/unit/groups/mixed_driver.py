@@ -1,4 +1,4 @@
-"""Classic consumers that decode assignments and can be leaders, over the consumer driver."""
+"""Classic consumers that decode their assignments and can lead a group, for ConsumerDriver."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClassicClient:
     """The state of a consumer of the classic protocol.
 
     A client that offers only the cooperative protocol keeps reading during a rebalance. Any other
-    is eager: it owns nothing between its JoinGroup and its SyncGroup.
+    client is eager: it owns nothing between its JoinGroup and its SyncGroup.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ClassicClient:
         self.owned: frozenset[tuple[bytes, int]] = frozenset()
         self.members: dict[str, bytes] = {}
         self.is_slow = False
-        """Whether it waits between the response to its JoinGroup and its SyncGroup."""
+        """Whether the client waits between the response to its JoinGroup and its SyncGroup."""
         self.must_sync = False
         self.planned_for = -1
         self.times_lost = 0
-        """How often it has given up or lost all its partitions."""
+        """The number of times that the client has revoked or lost all its partitions."""
         self.join_token: int | None = None
         self.sync_token: int | None = None
 
@@ -75,7 +75,7 @@ class ClassicClient:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the client has its generation's assignment; otherwise it commits nothing."""
+        """Whether the client has the assignment of its generation; otherwise it must not commit."""
         waits = self.join_token is not None or self.sync_token is not None
         return self.generation >= 0 and not waits and not self.must_sync
 
@@ -90,7 +90,7 @@ class ClassicClient:
         return struct.pack(">h", 1) + subscription(*self.topics)[2:] + written
 
     def join(self) -> None:
-        """(Re)join, giving up all partitions if eager; the answer may come later."""
+        """(Re)join, after revoking all partitions if eager; the response may arrive later."""
         if not self.reads_on:
             self._lose()
         self.sync_token, self.must_sync = None, False
@@ -119,7 +119,7 @@ class ClassicClient:
             self.hear()
 
     def hear(self) -> None:
-        """Process the answers that have come."""
+        """Process the responses that have arrived."""
         if self.join_token is not None:
             answer = self.driver.answers[self.join_token]
             if answer is PARKED:
@@ -143,7 +143,7 @@ class ClassicClient:
                 lost = self.owned - self._read(answer.assignment)
                 self.owned = self._read(answer.assignment)
                 if lost and self.reads_on:
-                    self.join()  # so that other members get the partitions it gave up
+                    self.join()  # so that other members get the revoked partitions
             else:
                 self._fail(answer)
 
@@ -161,7 +161,7 @@ class ClassicClient:
         self.times_lost += 1
 
     def sync(self) -> None:
-        """Request its own assignment; the leader assigns the partitions of all subscriptions."""
+        """Send a SyncGroup; the leader's has the assignments of all members."""
         self.must_sync = False
         plan = self._plan() if self.leader == self.member_id else {}
         self.sync_token = self.driver.send(
@@ -182,7 +182,7 @@ class ClassicClient:
         return self.driver.ask(Heartbeat(G, self.generation, self.member_id, self.instance_id))
 
     def step(self) -> None:
-        """Do a client's next action: wait, heartbeat, or rejoin on request."""
+        """Perform the client's next action: wait, heartbeat, or rejoin if it has to."""
         if self.join_token is not None or self.sync_token is not None:
             self.hear()
             return

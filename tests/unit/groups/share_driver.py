@@ -1,4 +1,4 @@
-"""A Driver with members of share groups; a test answers for the share coordinator."""
+"""A Driver with members of share groups; tests send the responses of the share coordinator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ShareDriver(Driver):
         return self.beat(member_id, 0, subscribed_topic_names=topics or ("t",))
 
     def initialize(self, wanted: StateToInitialize | None) -> None:
-        """Report that the share coordinator has initialized everything."""
+        """Report that the share coordinator has initialized all requested partitions."""
         assert wanted is not None
         places = frozenset((topic_id, index) for topic_id, index, _ in wanted.offsets)
         self.ask(ShareStateInitialized(G, places))

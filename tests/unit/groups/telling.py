@@ -1,4 +1,4 @@
-"""Each change of a group that clients notice has an event: member, reason, old and new values."""
+"""Check that each change that clients notice has an event: member, reason, old and new values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NEW_KIND = frozenset({"group-created", "group-deleted", "group-upgraded", "group
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of a group as far as clients notice it."""
+    """The state of a group that its clients can notice."""
 
     kind: str
     epoch: int
     """The generation of a classic group."""
     members: Mapping[str, tuple[str, str, int]]
-    """Client id, host, and the epoch in a consumer group."""
+    """Client id, host, and, in a consumer group, the member epoch."""
     is_joining: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The memory that a budget counts is near the real use (docs/operating.md states the memory)."""
+"""The memory that a budget counts is close to the real use that docs/operating.md states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 NAMES = 300
 LIMITS = GroupLimits(max_group_size=1 << 20, max_groups=1 << 20)
 ENOUGH = 4 << 20
-"""The size in bytes at which a state is measured."""
+"""The size in bytes to which a state grows before it is measured."""
 
 
 def machine() -> tuple[GroupMachine, Account, Account]:

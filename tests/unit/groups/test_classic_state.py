@@ -1,4 +1,4 @@
-"""The table of transitions: every listed pair happens, every other one raises."""
+"""The table of transitions: every listed transition happens, every other transition raises."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SCENARIOS = {
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Return the list of transitions that happen during the test."""
+    """Return a list that records the transitions of the test."""
     pairs: list[tuple[ClassicState, ClassicState]] = []
 
     def record(source, target, group_id):

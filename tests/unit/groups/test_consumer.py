@@ -153,7 +153,7 @@ def test_previous_member_epoch_is_accepted_only_with_assigned_partitions():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
-    driver.beat("m", 2, owned=((T, (0, 1)),))  # epoch 3, and its response is lost
+    driver.beat("m", 2, owned=((T, (0, 1)),))  # member epoch 3, and the response is lost
     assert driver.consumer_group().current("m").member_epoch == 3
     for owned in (None, ALL_T):
         with pytest.raises(FencedMemberEpochError):
@@ -225,7 +225,8 @@ def test_static_member_that_left_temporarily_keeps_its_partitions():
     driver.beat("s1", -2, instance_id="i")
     assert driver.join("m").assignment == ()
     assert driver.consumer_group().current("m").state is MemberState.UNRELEASED_PARTITIONS
-    # The member had to revoke two partitions; by coming back without any, it has done so.
+    # The member had to revoke two partitions. It returns without partitions, so it has revoked
+    # both.
     result = driver.join("s2", instance_id="i")
     assert result.assignment == ((T, (0, 1)),)
     assert driver.beat("m", 3).assignment == ((T, (2, 3)),)

@@ -37,7 +37,7 @@ NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
 
 
 class Churn:
-    """Clients that come, leave, stall, lose responses and change their subscriptions."""
+    """Clients that join, leave, stall, lose responses and change their subscriptions."""
 
     def __init__(self) -> None:
         self.driver = ConsumerDriver(consumer=settings(max_size=5, assignment_interval_ms=100))
@@ -159,7 +159,7 @@ class Churn:
                 assert not held, (one.member_id, other.member_id, held)
 
     def held(self, client: Client) -> frozenset:
-        """Return the partitions that a client owns, or none if the server has fenced it."""
+        """Return the partitions that a client owns, or no partitions if it is fenced."""
         group = self.driver.consumer_group()
         current = group.current(client.member_id)
         if client.epoch not in {current.member_epoch, current.previous_member_epoch}:

@@ -39,12 +39,12 @@ def commit(driver, epoch, member_id="m", *offsets, **fields):
 
 
 def at(partition, offset=5):
-    """Return an offset of a partition of T, with the topic id that handlers add."""
+    """Return a commit for a partition of ``t``, with the topic id that the handler adds."""
     return ("t", partition, offset, -1, "", T)
 
 
 def two_members() -> ConsumerDriver:
-    """m at epoch 3 keeps t-0 and t-1 from epoch 2; n at epoch 3 has t-2 and t-3."""
+    """Return a group at epoch 3: m keeps t-0 and t-1 from epoch 2, n has t-2 and t-3."""
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
@@ -209,7 +209,7 @@ def test_consumer_joins_a_group_that_has_only_offsets():
 
 
 def classic(driver: Driver, **fields):
-    """Send a classic JoinGroup over a driver of consumers."""
+    """Send a classic JoinGroup to a ConsumerDriver."""
     return Driver.join(driver, version=3, **fields)
 
 

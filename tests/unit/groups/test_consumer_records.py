@@ -52,7 +52,7 @@ MEMBER_BYTES = (
     "000004692d31027202630b2f3132372e302e302e3103027403c3bc04742e2a000493e008756e69666f726d"
 )
 NOT_CLASSIC = "01000100"
-"""A tagged field with null. Without the field a reader takes the member for a classic one."""
+"""A tagged field with null. Without the field, a broker takes the member for a classic member."""
 A_HEX, B_HEX = A.hex(), B.hex()
 VALUES = [
     (cr.group_epoch(GROUP, cr.GroupEpochValue(7)), "00000000000700"),

@@ -1,4 +1,4 @@
-"""Groups with members change their type, and members of both protocols share a group."""
+"""Conversions of groups with members, and groups with members of both protocols."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicCli
 
 
 def join_dynamic(driver: ConsumerDriver, **other: Any) -> tuple[int, str]:
-    """Join over a driver of consumers with KIP-394's two requests; return token and member id."""
+    """Join a ConsumerDriver with KIP-394's two requests; return token and member id."""
     first = driver.answers[Driver.join(driver, **other)]
     assert isinstance(first, MemberIdRequiredError)
     return Driver.join(driver, first.member_id, **other), first.member_id
@@ -175,7 +175,7 @@ def test_upgrade_by_static_replacement_assigns_partitions_to_a_joining_member():
     late = ClassicClient(driver, "late")
     late.join()
     assert driver.state() == "PreparingRebalance"
-    # The successor replaces a member with the same subscription: that alone bumps no epoch.
+    # A new static member with the same subscription does not bump the group epoch.
     successor = driver.client("m", instance_id="i")
     for _ in range(4):
         late.step()
@@ -325,7 +325,7 @@ def test_classic_subscription_beyond_a_limit_is_refused_or_blocks_the_upgrade(
     if not fits:
         limits = {name: limit - 1 for name, limit in limits.items()}
     said = struct.pack(">h", 3) + subscription(*names)[2:]
-    said += struct.pack(">iih", 0, 1, len(rack)) + rack  # owns nothing in generation 1
+    said += struct.pack(">iih", 0, 1, len(rack)) + rack  # without owned partitions
     protocols = (("range", said),)
     mixed_group = ConsumerDriver(GroupLimits(**limits))
     mixed_group.client("m")
@@ -432,7 +432,7 @@ def test_removed_classic_member_rejoins_only_without_owned_partitions():
     one.sync()
     driver.leave(one.member_id)
     assert not is_taken_in(driver, one.member_id)
-    # A client that keeps its partitions would otherwise request ids for ever.
+    # A client that keeps its partitions would otherwise request member ids again and again.
     _, new = join_dynamic(driver, protocols=owning("t"))
     assert new in driver.consumer_group().members
     driver.leave(new)

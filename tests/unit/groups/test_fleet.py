@@ -1,4 +1,4 @@
-"""Consumers of both protocols through thousands of rebalances: one owner each, no offset lost."""
+"""Thousands of rebalances with both protocols: one owner per partition, no offset lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.groups.fleet import Fleet
 from tests.unit.groups.group_driver import MADE
 
 REBALANCES_PER_FLEET = 50
-"""After this many rebalances a new fleet starts, as logs and reloads grow with a fleet's age."""
+"""The rebalances of one fleet: its log grows, so reloads become slower."""
 
 MAX_STEPS = 20_000
 
@@ -96,7 +96,6 @@ def test_shortcut_for_unchanged_heartbeats_equals_the_full_decision(
 
 
 def test_ledger_detects_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger detects a coordinator that assigns partitions before their owner revokes them."""
 
     def careless(member: Any, target: Any, _is_held: Any, *rest: Any) -> Any:
         return reconcile(member, target, lambda _partition: False, *rest)
@@ -106,4 +105,4 @@ def test_ledger_detects_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.driver.watch_every = 1 << 30
     with pytest.raises(AssertionError):
         live(fleet)
-    MADE.clear()  # this coordinator's logs are invalid
+    MADE.clear()  # this coordinator writes invalid logs

@@ -1,4 +1,4 @@
-"""Groups that another broker coordinates: their records, names and offsets stay."""
+"""Groups that only another broker can coordinate: their records, names and offsets stay."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
 
 
 def test_streams_group_keeps_its_offsets() -> None:
-    """The offsets do not expire: only the group's own coordinator knows its active members."""
+    """The offsets do not expire: this broker does not know the active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
     size = len(driver.log)
     driver.advance(2 * RETENTION)

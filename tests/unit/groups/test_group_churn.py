@@ -1,8 +1,8 @@
-"""Random histories of groups: steps keep the invariants, logs load to the same state.
+"""Random histories of groups keep the invariants, and their logs load to the same state.
 
-A step is three small numbers, so that a failing history shrinks to a few steps. The responses are
-checked as well: one leader per generation, assignments equal to the leader's plan, and generations
-that never decrease while the shard serves.
+A step is three small numbers, so that Hypothesis shrinks a failing history to a few steps. The
+responses are checked as well: a generation has one leader, members get the assignments of the
+leader, and generations never decrease while the shard serves.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Churn:
         self.look()
 
     def member(self, who: int) -> str:
-        """Return the id of a member, sometimes of a former one."""
+        """Return the id of a member, sometimes of a former member."""
         group = self.driver.groups.get(G)
         alive = [*group.members, *group.pending_members] if group else []
         known = alive * 3 + self.ids[-2:]
         return known[who * 5 % len(known)] if known else "nobody"
 
     def settle(self, who: int, what: int) -> None:
-        """Let most of the group behave for a while."""
+        """Let most members of the group follow the protocol for a while."""
         if G not in self.driver.groups:
             return
         for token, member_id in (
@@ -177,7 +177,7 @@ class Churn:
             self.driver.advance(RETENTION)
 
     def look(self) -> None:
-        """Take the responses that have come and compare them with the requests."""
+        """Compare the responses that have arrived with their requests."""
         answers = self.driver.answers
         for token in [token for token in self.joins if answers[token] is not PARKED]:
             asked = self.joins.pop(token)
@@ -205,7 +205,7 @@ class Churn:
             self.generation = group.generation_id
 
     def finish(self) -> None:
-        """Check that every request was answered, and that every form of the log loads back."""
+        """Check that every request was answered, and that compacted logs load to the same state."""
         self.driver.reload()
         assert PARKED not in self.driver.answers.values()
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=20)

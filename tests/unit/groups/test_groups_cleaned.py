@@ -1,7 +1,7 @@
 """``__consumer_offsets`` after the real cleaner loads back to the same groups and offsets.
 
-These tests clean up to every offset of a log; the folder's conftest.py cleans up to some after
-every test.
+These tests clean up to every offset of a log. After every other test, conftest.py cleans its logs
+up to a few offsets.
 """
 
 from __future__ import annotations

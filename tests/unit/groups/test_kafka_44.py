@@ -1,6 +1,6 @@
-"""Bugs of the group coordinator that Apache Kafka 4.4 fixes, each as a scenario.
+"""Scenarios of group coordinator bugs that Apache Kafka 4.4 fixes.
 
-The ids are those of Kafka's issues.
+The tests' names have the ids of Kafka's issues.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_described_assignment_includes_partitions_to_revoke():
 def test_large_conversion_is_refused_whole_or_replayed_whole():
     """A batch that is too large is refused before the conversion changes anything.
 
-    Some of a conversion's changes are in no record, so replay could not restore them.
+    Some changes of a conversion are in no record, so replay could not restore them.
     """
     kinds = set()
     for limit in range(200, 2_000, 25):

@@ -1,9 +1,9 @@
 """Random histories of a group that clients of either protocol join in every phase.
 
-No client behaves here: a step may send any request of either protocol, with names that are known,
-stale, empty or too long, while commits create groups, clocks are set back and topics change.
-Invalid requests must only be refused, each request must be answered exactly once, the invariants of
-both group types must hold, and every form of the log must load back.
+A step may send any request of either protocol, with names that are known, stale, empty or too long.
+Commits create groups, clocks are set back and topics change. Invalid requests must be refused, each
+request must be answered exactly once, the invariants of both group types must hold, and compacted
+logs must load to the same state.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Churn:
         return [] if group is None else list(group.members)
 
     def member(self, who: int) -> str:
-        """Return the id of a member, a former or future one, or an invalid one."""
+        """Return the id of a member, of a former or future member, or an invalid id."""
         known = [*self.members * 3, *self.ids[-3:], ODD_NAMES[who % len(ODD_NAMES)]]
         return known[who * 5 % len(known)]
 
@@ -142,7 +142,7 @@ class Churn:
         self.send(SyncGroup(G, generation, member_id, None, None, None, tuple(plan)))
 
     def settle(self, who: int, what: int) -> None:
-        """Let most of a classic group behave for a while."""
+        """Let most members of a classic group follow the protocol for a while."""
         for index in range(len(self.members)):
             self.rejoin(index * 2, 0)
         self.driver.advance(DELAY)
@@ -228,7 +228,7 @@ class Churn:
                 self.ids.append(answer.member_id)
 
     def finish(self) -> None:
-        """Check that every request was answered, and that every form of the log loads back."""
+        """Check that every request was answered, and that compacted logs load to the same state."""
         self.driver.reload()
         assert PARKED not in self.driver.answers.values()
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=10)

@@ -614,7 +614,7 @@ def test_offsets_of_a_group_without_state_timestamp_expire_by_commit_time():
 
 
 def patient(build_topics: bytes, **fields: object) -> Driver:
-    """Return a Stable group whose member needs no heartbeat during this test."""
+    """Return a Stable group whose member needs no heartbeats during a test."""
     driver = Driver(GroupLimits(max_session_timeout_ms=RETENTION * 3))
     driver.join(
         version=3,

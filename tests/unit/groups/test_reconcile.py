@@ -1,8 +1,8 @@
-"""Reconciliation, enumerated: three members, three partitions, targets that change at any time.
+"""All reconciliations of three members and three partitions, with targets that change any time.
 
-The model holds the server's state and each client's actual partitions. A heartbeat may lose its
-response; a client revokes partitions at any time, and reports its partitions only then. A client
-with a refused epoch drops all partitions and returns with epoch 0.
+The model holds the server's state and each client's actual partitions. A heartbeat's response may
+be lost. A client revokes partitions at any time, and reports its partitions only then. A client
+whose epoch is refused drops all partitions and rejoins with epoch 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Frozen = tuple[int, int, int, frozenset, frozenset]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The state of a client: ``told`` is the last assignment that reached it."""
+    """The state of a client: ``told`` is the last assignment that it received."""
 
     epoch: int = 0
     owned: frozenset = frozenset()
@@ -134,7 +134,7 @@ def converge(world: World) -> None:
 
 
 def settled(start: tuple[int, ...]) -> World:
-    """Return the model's state in which all members have adopted the target ``start``."""
+    """Return the state of the model after all members have adopted the target ``start``."""
     world = World((freeze(CurrentAssignment()),) * 3, (Client(),) * 3, start, 1)
     for _ in range(4):
         for index in range(3):

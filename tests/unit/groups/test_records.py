@@ -315,7 +315,7 @@ def test_subscribed_topics_are_decoded_or_none_if_malformed(metadata, topics):
 
 @pytest.mark.parametrize("metadata", ["", "m", "é" * 63, "m" * 127, "m" * 128, "m" * 30_000])
 def test_fast_path_decodes_offset_commits_like_the_general_decoder(metadata: str) -> None:
-    """The fast path handles at most 126 bytes of metadata; longer ones give the same result."""
+    """The fast path handles up to 126 bytes of metadata; the general path handles more."""
     value = OffsetCommitValue(7, -1, metadata, TIME, topic_id=TOPIC_ID)
     record = records.offset_commit("grüp", "top", 2**31 - 1, value)
     common = records._decode_common(record)

@@ -145,7 +145,7 @@ def test_each_step_of_regex_matching_is_bounded_for_any_pattern(pattern):
 
 
 def imported(driver: ConsumerDriver, regex: str) -> ConsumerDriver:
-    """Return the group as another broker would have left it, with ``regex`` instead."""
+    """Return a group loaded from another broker's records, with ``regex`` as its expression."""
     log = []
     for entry in driver.log:
         record = entry.record

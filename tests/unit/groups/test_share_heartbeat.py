@@ -94,7 +94,7 @@ def test_partitions_added_to_a_known_topic_start_at_zero() -> None:
 
 
 def test_initialization_without_an_answer_is_repeated_after_the_retry_interval() -> None:
-    """KAFKA-19204: a topic whose initialization got lost must not stay without state."""
+    """KAFKA-19204: a topic whose initialization request was lost must not stay without state."""
     driver = ShareDriver()
     assert driver.join("m").to_initialize is not None
     driver.advance(29_999)
@@ -113,7 +113,7 @@ def test_failed_initialization_is_repeated_by_the_next_heartbeat() -> None:
 
 
 def test_topic_that_is_no_longer_subscribed_leaves_the_assignment_at_once() -> None:
-    """KAFKA-19431: the target of the former subscription still has the topic."""
+    """KAFKA-19431: the target assignment of the former subscription still has the topic."""
     driver = ShareDriver()
     driver.join("m", "t", "u")
     assert driver.settle("m") == {"m": {T: (0, 1, 2, 3), U: (0, 1)}}

@@ -1,4 +1,4 @@
-"""The assignor ``simple``: balance, sharing, stickiness."""
+"""The assignor ``simple``: balanced, shared and sticky assignments."""
 
 from __future__ import annotations
 

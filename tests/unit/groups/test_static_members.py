@@ -1,4 +1,4 @@
-"""Static members (KIP-345, KIP-814): replacement by state, fencing, removal."""
+"""Static members (KIP-345, KIP-814): replacement in each group state, fencing, removal."""
 
 from __future__ import annotations
 

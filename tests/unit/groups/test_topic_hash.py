@@ -1,4 +1,4 @@
-"""The hash of a consumer group's topics equals Kafka's, since both read the records with it."""
+"""The topic hash of a consumer group equals Kafka's: Kafka may load records with this hash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BY_SIZE = {
     4096: -2935635270157212802,
     5000: 8762507191635236893,
 }
-"""Hashes by size of the bytes 3, 10, 17 and so on, as hash4j 0.22 computes them in Java."""
+"""Number of bytes → the hash of the bytes 3, 10, 17 and so on that hash4j 0.22 computes in Java."""
 
 
 @pytest.mark.parametrize("size", BY_SIZE)
@@ -54,7 +54,7 @@ TOPICS = {
     (): -6864518685027797556,
     (("a", "b"), ("b",), ()): -8765270811213858875,
 }
-"""Racks of three partitions, and the topic's hash by Kafka's ``Utils.computeTopicHash``."""
+"""Racks of three partitions → the topic's hash by Kafka's ``Utils.computeTopicHash``."""
 
 
 @pytest.mark.parametrize("racks", TOPICS)
@@ -63,13 +63,13 @@ def test_topic_hash_equals_kafkas(racks: tuple[tuple[str, ...], ...]) -> None:
 
 
 def test_group_hash_equals_kafkas_and_is_0_without_topics() -> None:
-    """Topics are hashed in the order of their names; the hash of none is 0."""
+    """Topics are hashed in the order of their names; the hash of no topics is 0."""
     assert group_hash([("b", 2), ("a", -1), ("c", 3)]) == 5761250613315063933
     assert group_hash([]) == 0
 
 
 def test_metadata_hash_covers_existing_topics_partition_counts_and_racks() -> None:
-    """Topics that do not exist do not count; ids, partitions and racks do."""
+    """The hash covers ids, partition counts and racks, and ignores topics that do not exist."""
 
     def of(*names: str, count: int = 1, racks: tuple[tuple[str, ...], ...] = ()) -> int:
         image = TopicsImage({"t": (ID, count), "u": (ID, 1)}, 1, lambda _: racks)

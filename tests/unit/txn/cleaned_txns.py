@@ -1,4 +1,4 @@
-"""Logs of transactions, compacted by the real cleaner and loaded into a machine."""
+"""Compact transaction logs with the real cleaner, and load them into a TxnMachine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:
 
 
 def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
-    """Compact the log up to some offsets, ``most`` at most; load each result, and count them."""
+    """Load the log compacted up to at most ``most`` offsets, and return the number of variants."""
     log = list(enumerate(driver.log))
     digest = state_of(driver, log)
     steps = [(offset, record, None, None) for offset, record in log]

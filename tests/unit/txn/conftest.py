@@ -14,7 +14,7 @@ ENDS = 4
 
 @pytest.fixture
 def shard() -> Iterator[Callable[..., Driver]]:
-    """Make drivers; after the test, truncate their logs after each record, and compact them."""
+    """Make drivers; after the test, check that their truncated and compacted logs load."""
     made: list[Driver] = []
 
     def make(**options: Any) -> Driver:

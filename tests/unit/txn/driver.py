@@ -1,7 +1,8 @@
 """Drive a TxnMachine as a runtime does, and check its contract at every step.
 
-A decision must leave the durable state alone; only replaying its records may change that. The log
-is kept, so that a test (and the ``txn`` fixture, after every test) can reload any prefix of it.
+A decision must leave the durable state alone; only replaying its records may change that. The
+driver keeps the log, so that a test can reload any prefix of the log. The ``shard`` fixture does so
+after every test.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class AppendFailedError(Exception):
 
 
 GIVEN = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
-"""Events with a client's new identity and its former one."""
+"""Kinds of events that contain a client's new identity and its former one."""
 
 
 def check_told(
@@ -125,7 +126,7 @@ class Driver:
     # -- the lifecycle of a shard
 
     def load(self) -> str:
-        """Load the log as after a crash and return the digest after the replay."""
+        """Load the log as after a crash, and return the digest of the replayed state."""
         memory = Account(self.budget)
         self.machine = TxnMachine(
             self.limits, self.ids, self.coordinator_epoch, lambda: self.transaction_version, memory
@@ -140,7 +141,7 @@ class Driver:
         return digest
 
     def reload(self) -> None:
-        """Unload and load again, and check that no durable state is lost."""
+        """Unload the shard, load it again, and check that no durable state is lost."""
         before = self.machine.digest()
         decision = self.machine.on_unloaded()
         assert not decision.records
@@ -184,7 +185,7 @@ class Driver:
     # -- requests
 
     def submit(self, command: object) -> Token:
-        """Submit a command and return its token; the reply, once sent, is in ``replies``."""
+        """Submit a command and return its token; ``replies`` has the reply once it is sent."""
         self._token += 1
         token = self._token
         before = self.machine.digest()
@@ -200,13 +201,13 @@ class Driver:
         return token
 
     def ask(self, command: object) -> Any:
-        """Submit a command and return its answer, which must be sent by the end of the turn."""
+        """Submit a command and return its reply, which must be sent before ``submit`` returns."""
         token = self.submit(command)
         assert token in self.replies, "no answer at the end of the turn"
         return self.replies[token]
 
     def write_markers(self, orders: Iterable[WriteMarkers] | None = None) -> None:
-        """Write held markers (all, or ``orders``) and report them."""
+        """Write held markers (all, or those of ``orders``) and report them as written."""
         for order in list(self.held if orders is None else orders):
             if order in self.held:
                 self.held.remove(order)
@@ -294,7 +295,7 @@ class Driver:
         return [event.kind for event in self.events]
 
     def place(self, txn: TransactionMetadata, transactional_id: str = T) -> None:
-        """Append a state to the log as if it had been there before, and load."""
+        """Append a transaction's state to the log, and load the log."""
         self.log.append(records.encode(transactional_id, txn, self.transaction_version))
         self.load()
 
@@ -339,7 +340,7 @@ def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
 
 
 def sweep_crashes(driver: Driver) -> None:
-    """Reload every prefix of the log and finish: the outcome must be the recorded one."""
+    """Load every prefix of the log and write its markers: the outcome must be the recorded one."""
     for length in range(len(driver.log) + 1):
         log = driver.log[:length]
         expected = states_in(log)
@@ -363,7 +364,7 @@ def sweep_crashes(driver: Driver) -> None:
         digest = held.machine.digest()
         held.reload()
         assert held.machine.digest() == digest
-        # Answers to the markers of earlier transactions change nothing either.
+        # Responses to the markers of earlier transactions change nothing either.
         current = {(order.transactional_id, order.transaction_number) for order in held.held}
         for order in driver.orders:
             if (order.transactional_id, order.transaction_number) not in current:
@@ -389,7 +390,7 @@ def sweep_crashes(driver: Driver) -> None:
 
 
 def assert_same_after_compaction(driver: Driver) -> None:
-    """Drop all superseded records, or every other one, and check that the digest stays."""
+    """Check that the digest is the same without all, or half, of the superseded records."""
     last = {record.key: number for number, record in enumerate(driver.log)}
     keep_last = [record for number, record in enumerate(driver.log) if last[record.key] == number]
     halfway = [

@@ -1,9 +1,9 @@
 """Transactions over failing brokers: a seeded model of a cluster around the real machines.
 
 The coordinators' machines, their marker queues and the data partitions' producer states are real.
-The model has the rest: a replicated transaction log whose leadership moves at any step, former
-leaders that do not know of the move, data partitions that move, a network that loses, delays,
-duplicates and reorders messages, timeouts, and a producer that retries.
+The model simulates everything else: a replicated transaction log whose leader changes at any step,
+former leaders that do not know of the change, data partitions whose leaders change, a network that
+loses, delays, duplicates and reorders messages, timeouts, and a producer that retries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHARD = 0
 TIMEOUT_MS = 60_000
 BROKERS = (1, 2, 3)
 LOST = object()
-"""The answer to a request that timed out at the client."""
+"""The client's result of a request that timed out."""
 
 
 class NotHereError(DomainError):
@@ -214,7 +214,7 @@ class World:
         self._pending: int | None = None
         self._asked: dict[int, int] = {}
         self.seen = 0
-        """The highest coordinator epoch that has answered the producer."""
+        """The highest epoch of a coordinator that has answered the producer."""
         self._client = self.produce(transactions)
         self.is_done = False
         self.advance(None)
@@ -283,7 +283,7 @@ class World:
         return (answer.producer_id, answer.producer_epoch) if ledger.acknowledged else None
 
     def insist(self, *request: Any, gives_up: float = 0) -> Generator[Request, Any, Any]:
-        """Repeat a request until it gets a final answer or the producer gives up."""
+        """Repeat a request until it gets a final response or the producer gives up."""
         while True:
             answer = yield request
             if answer is LOST and self.random.random() < gives_up:
@@ -294,7 +294,7 @@ class World:
                 return answer
 
     def advance(self, answer: Any) -> None:
-        """Pass the answer to the producer, and send its next request."""
+        """Pass the response to the producer, and send its next request."""
         try:
             request = self._client.send(answer)
         except StopIteration:
@@ -304,8 +304,8 @@ class World:
         kind, *rest = request
 
         def arrive() -> None:
-            # Without TV2 a late request may be taken for one of the next transaction, the problem
-            # that KIP-890 solves.
+            # Without TV2 the coordinator may take a late request for one of the next transaction.
+            # KIP-890 solves this problem.
             if self.version < 2 and token not in self._waiting:
                 return
             if kind == "coordinator":
@@ -332,7 +332,7 @@ class World:
             then(response)
 
     def give_up(self) -> None:
-        """Time the producer's request out, so that it retries."""
+        """Let the producer's request time out, so that the producer retries it."""
         if self._pending is not None:
             self.give(self._pending, LOST)
 
@@ -341,8 +341,8 @@ class World:
     def ask(self, token: int, command: object) -> None:
         """Deliver a request to a broker that the client may believe to be the coordinator.
 
-        Below TV2 a client that has seen the new coordinator must not ask the former one again:
-        this zombie may answer that a partition is still in the previous transaction.
+        Below TV2 a client that has seen the new coordinator must not ask the former coordinator
+        again, which may answer that a partition is still in the previous transaction.
         """
         known = self.seen if self.version < 2 and token == self._pending else 0
         candidates = [one for one in self.coordinators[-2:] if one.epoch >= known]
@@ -356,7 +356,7 @@ class World:
     def append(
         self, token: int, name: TopicPartition, identity: tuple[int, int], sequence: int, value: str
     ) -> None:
-        """Deliver a batch to its leader, which asks the coordinator to verify it first."""
+        """Deliver a batch to its leader, which first asks the coordinator to verify the batch."""
         partition = self.data[name]
         if partition.producers.has_open_transaction(*identity):
             self.appended(token, partition, identity, sequence, value, verified=False)
@@ -404,7 +404,7 @@ class World:
             self.answer(token, None)
 
     def marked(self, sender: Coordinator, send: SendMarkers) -> None:
-        """Deliver markers to a broker, and send its answer."""
+        """Deliver markers to a broker, and send its response."""
         codes: dict[int, dict[TopicPartition, str]] = {}
         for marker in send.markers:
             for name in marker.partitions:
@@ -434,7 +434,7 @@ class World:
             at = 0 if self.is_healing else self.random.randrange(len(self.network))
             arrival = self.network.pop(at)
             if not self.is_healing and self.random.random() < 0.05:
-                self.network.append(arrival)  # it is delivered once more
+                self.network.append(arrival)  # the message is delivered twice
             if self.is_healing or self.random.random() < 0.95:
                 arrival()
 
@@ -457,7 +457,7 @@ class World:
         self.retry_markers()
 
     def fail_over(self) -> None:
-        """Elect another leader of the transaction log, which has all committed records or more."""
+        """Elect another leader of the transaction log that has at least all committed records."""
         former = self.leader
         if self.random.random() < 0.5:
             former.resign()
@@ -483,7 +483,7 @@ class World:
         self.leader.fire()
 
     def run(self, steps: int = 2_000) -> None:
-        """Run random steps until the producer has finished, then heal until all is at rest."""
+        """Run random steps until the producer has finished, then finish without faults."""
         faults: list[tuple[Callable[[], None], float]] = [
             (self.deliver, 40),
             (self.send_markers, 15),

@@ -1,4 +1,4 @@
-"""The memory that a budget counts is near the real use (docs/operating.md states the memory)."""
+"""The memory that a budget counts is close to the real use that docs/operating.md states."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.txn.driver import START_MS, TIMEOUT_MS, CountingIds
 pytestmark = pytest.mark.slow
 
 ENOUGH = 8 << 20
-"""The size in bytes at which the ids are measured: some 10,000 of them."""
+"""The measured size of all ids together, in bytes: that of some 10,000 ids."""
 
 
 class Shard:
-    """A machine that replays its records, and timers of the kind that the daemon uses."""
+    """A machine that replays its records, with timers as in the daemon."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.memory = Account()

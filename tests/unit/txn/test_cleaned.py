@@ -1,7 +1,7 @@
-"""``__transaction_state`` after the real cleaner loads back to the same transactions.
+"""``__transaction_state`` loads back to the same transactions after the real cleaner.
 
-These tests clean up to every offset of a log; the folder's conftest.py cleans up to some after
-every test.
+These tests clean up to every offset of a log. After every other test, conftest.py cleans its logs
+up to a few offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.unit.txn.driver import Driver
 
 @pytest.mark.parametrize("seed", range(5))
 def test_compacted_log_of_random_transactions_loads_the_same_state(seed: int) -> None:
-    """Several ids: begun, committed, aborted, fenced, expired, left open; both protocols."""
+    """Several ids with transactions of every outcome and both versions, and expired ids."""
     rng, driver = random.Random(seed), Driver()
     names = [f"id-{number}" for number in range(4)]
     while len(driver.log) < 50:

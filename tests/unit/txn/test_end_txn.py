@@ -62,7 +62,7 @@ TV1_CELLS = [
 
 
 def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> Driver:
-    """Return a shard with an id in this state; its markers, if any, are held back."""
+    """Return a shard with an id in this state; the driver holds its markers, if any."""
     driver = shard(hold=True)
     driver.place(metadata(where, identity=STORED, tv=tv))
     return driver
@@ -110,7 +110,7 @@ def _check_cell(
 ) -> None:
     before, log = driver.machine.digest(), len(driver.log)
     if driver.machine.is_pending("orders-1"):
-        expected = WAIT  # for any request, as a prepared transaction is always being completed
+        expected = WAIT  # for any request, because each prepared transaction is being completed
     answer = driver.ask(request)
     assert type(answer) is ANSWERS[expected]
     if expected is END:
@@ -255,7 +255,7 @@ def test_tv2_abort_without_partitions_completes_without_markers(
 def test_tv2_end_by_producer_fenced_before_tv1_commit_is_fenced(
     shard: Callable[..., Driver],
 ) -> None:
-    """Kafka takes the fenced epoch, one below a TV1 commit's, for a TV2 retry of that commit."""
+    """Kafka takes the zombie's epoch, one below the TV1 commit's, for a TV2 retry of it."""
     driver = shard()
     zombie = driver.started()
     driver.begin(zombie, tv=0)

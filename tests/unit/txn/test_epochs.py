@@ -83,7 +83,7 @@ def test_request_epoch_relation_to_stored_epoch_for_tv1_and_tv2(
         ((4, 32_766), (5, 0), None, EpochClaim.FENCED),
         ((5, 32_765), (5, 32_766), (5, 32_765), EpochClaim.REPEAT),
         ((5, 32_765), (5, 32_766), None, EpochClaim.FENCED),
-        # The previous producer id with the current id's epoch is not the owner.
+        # The previous producer id with the current producer id's epoch is not the owner.
         ((4, 32_766), (5, 32_766), (5, 32_765), EpochClaim.FENCED),
     ],
 )
@@ -110,7 +110,7 @@ def test_tv2_relation_is_current_for_stored_epoch_and_retry_for_previous(
     assert (relation is EpochRelation.RETRY) == (asked == stored - 1)
 
 
-# -- the end of the epochs, through the machine
+# -- the last epochs, through the machine
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -134,7 +134,8 @@ def test_tv2_end_at_last_epoch_returns_new_producer_id(
         driver.write_markers()
     txn = driver.txn()
     assert (txn.identity, txn.previous_producer_id, txn.next_producer_id) == ((1000, 0), 500, -1)
-    # A retry after a lost response gets the same result; the other outcome is refused.
+    # A retry after a lost response gets the same result; a request for the other outcome is
+    # refused.
     assert driver.end(OLD, commit=commit) == answer
     assert type(driver.end(OLD, commit=not commit)) is InvalidTransactionStateError
     driver.begin(ProducerIdentity(1000, 0))
@@ -245,7 +246,7 @@ def test_kafka_20090_timeout_abort_at_last_epoch_rotates_producer_id(
 def test_kafka_20090_open_transaction_at_highest_epoch_is_aborted_on_timeout(
     shard: Callable[..., Driver], commit: bool
 ) -> None:
-    """A broker with KAFKA-20090 leaves this record; its producer still has the epoch before."""
+    """A broker with KAFKA-20090 leaves this record; its producer still has the previous epoch."""
     driver = shard(hold=True)
     driver.place(metadata(S.ONGOING, identity=ProducerIdentity(500, 32_767), partitions=[A]))
     assert type(driver.end(OLD, commit=commit)) is ProducerFencedError

@@ -1,4 +1,4 @@
-"""Exactly-once holds through the failover of any broker at any step, over many histories."""
+"""Exactly-once holds in random histories in which any broker fails over at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_failover_at_any_step_keeps_exactly_once() -> None:
         world = run(seed)
         epochs += world.leader.epoch
         acknowledged += sum(one.acknowledged for one in world.ledgers)
-    # The histories must include changes of leadership and successful transactions.
+    # The histories must include leader changes and successful transactions.
     assert epochs > SEEDS * 3
     assert acknowledged > SEEDS * 2
 
@@ -39,14 +39,14 @@ def test_failover_at_any_step_keeps_exactly_once_in_many_histories() -> None:
     [
         "effects",  # markers are sent before the decision is committed
         "stale",  # refused markers are treated as written
-        "truncate",  # a leader lacks committed records
-        pytest.param("guard", marks=pytest.mark.slow),  # EndTxn between verification and append
+        "truncate",  # a new leader lacks committed records
+        pytest.param("guard", marks=pytest.mark.slow),  # EndTxn overtakes a verified batch
     ],
 )
 def test_planted_bugs_are_found(bug: str) -> None:
     for seed in range(5_000):
         try:
             run(seed, bug)
-        except Exception:  # noqa: BLE001 - an invariant of the machine or of the histories
+        except Exception:  # noqa: BLE001 - a failed check of the machine or of the history
             return
     pytest.fail(f"{bug} was not found")

@@ -219,7 +219,7 @@ def test_init_during_pending_transaction_is_concurrent_transactions(
     driver.place(metadata(where))
     assert type(driver.init()) is ConcurrentTransactionsError
     assert type(driver.init(ProducerIdentity(500, 5))) is ConcurrentTransactionsError
-    # The check for a pending state comes first, so even an invalid identity must wait.
+    # The check for a pending state comes first, so a request with an invalid identity waits too.
     assert type(driver.init(ProducerIdentity(77, 0))) is ConcurrentTransactionsError
     driver.write_markers()
     assert driver.init() == InitProducerIdResult(500, 6)
@@ -322,7 +322,7 @@ def test_init_without_producer_ids_completes_the_abort_and_fails(
 def test_init_by_owner_of_open_transaction_is_fenced_only_with_tv1(
     shard: Callable[..., Driver], tv: int, answer: type
 ) -> None:
-    """As if Kafka's client had retried after CONCURRENT_TRANSACTIONS: only TV1 fences it."""
+    """As when Kafka's client retries after CONCURRENT_TRANSACTIONS: only TV1 fences the client."""
     driver = shard(transaction_version=tv)
     driver.place(metadata(S.ONGOING, tv=tv))
     assert type(driver.init(ProducerIdentity(500, 5))) is answer

@@ -3,8 +3,8 @@
 Checked after every step, besides the machine's own ``check()``:
 
 * a recorded outcome never changes;
-* the identity never goes back, and is never given to two producers;
-* a producer that was refused as fenced has changed nothing;
+* a former identity never comes back, and two producers never get the same identity;
+* a request that was refused as fenced has changed nothing;
 * transactions reported as committed are committed, and no others are.
 """
 
@@ -56,7 +56,7 @@ def _identity(command: Request) -> ProducerIdentity:
 
 
 class Producer:
-    """The state of one client: its identity, and the requests without an answer so far."""
+    """The state of one client: its identity, and its requests that have no response yet."""
 
     def __init__(self, tv: int) -> None:
         self.tv = tv

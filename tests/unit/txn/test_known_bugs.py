@@ -1,4 +1,4 @@
-"""Bugs of other brokers as scenarios; test_epochs has those near the last epoch."""
+"""Bugs of other brokers as scenarios; test_epochs has the bugs near the last epoch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_kafka_9666_failed_append_of_fence_leaves_epoch_unchanged(
             fence()
         assert driver.stored == (500, 5)
         assert driver.state is S.ONGOING
-    # Waiting clients are told to look the coordinator up again.
+    # Waiting clients get an error after which they look up the coordinator again.
     if cause == "init":
         assert {type(answer) for answer in driver.replies.values()} == {CoordinatorUnloadedError}
     driver.fail_append = False

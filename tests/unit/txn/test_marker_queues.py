@@ -1,4 +1,4 @@
-"""Every row of the table of answers to markers, and every path of a marker."""
+"""Every row of the table of responses to markers, and every path of a marker."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_response_to_former_transaction_does_not_complete_the_next_one(bench: Be
 
 
 def test_markers_in_flight_to_former_leader_are_resent_to_the_new_one(bench: Bench) -> None:
-    """The broker may be dead; waiting for it would block the transaction."""
+    """The former leader may be dead; waiting for its response would block the transaction."""
     bench.add(ending())
     next_requests = bench.next_requests()
     bench.leaders[B] = bench.leaders[C] = 3
@@ -293,7 +293,7 @@ def test_markers_in_flight_to_former_leader_are_resent_to_the_new_one(bench: Ben
     again = bench.next_requests()
     assert partitions(again[3]) == [B, C]
     bench.answer(again[3])
-    bench.answer(next_requests[2], "TRANSACTION_COORDINATOR_FENCED")  # the late answer
+    bench.answer(next_requests[2], "TRANSACTION_COORDINATOR_FENCED")  # the late response
     bench.answer(next_requests[1])
     assert bench.written() == {A, B, C}
     assert all(isinstance(one, WrittenMarkers) for one in bench.results)

@@ -158,7 +158,7 @@ def test_unknown_tagged_fields_are_skipped() -> None:
         (KEY, EMPTY_V1[:16] + b"\6" + EMPTY_V1[17:]),
         (KEY, EMPTY_V1[:16] + b"\7" + EMPTY_V1[17:]),
         (KEY, EMPTY_V1[:16] + b"\x63" + EMPTY_V1[17:]),
-        (KEY, EMPTY_V1[:16] + b"\1" + EMPTY_V1[17:]),  # Ongoing without a list
+        (KEY, EMPTY_V1[:16] + b"\1" + EMPTY_V1[17:]),  # Ongoing, with null partitions
         (KEY, EMPTY_V1[:17] + b"\xff\xff\xff\xff\x0f" + EMPTY_V1[18:]),
         (KEY, EMPTY_V1[:17] + b"\xff\xff\xff\xff\xff\x0f" + EMPTY_V1[18:]),
         (KEY, EMPTY_V0[:17] + b"\x7f\xff\xff\xff" + EMPTY_V0[21:]),

@@ -1,4 +1,4 @@
-"""KIP-939, sentence by sentence: a transaction that waits for another store's decision."""
+"""KIP-939, sentence by sentence: transactions that wait for an external coordinator's decision."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def on(shard: Make) -> Make:
 
 
 def prepared_by(driver: Driver, *, tv: int = 2) -> ProducerIdentity:
-    """Begin a two-phase transaction whose producer has written its records and died."""
+    """Begin a two-phase transaction whose producer has crashed after writing its records."""
     identity = driver.started(enable_2pc=True, timeout_ms=0)
     driver.begin(identity, A, B, tv=tv)
     return identity
 
 
 def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[ProducerIdentity, ProducerIdentity]:
-    """Take over as a restarted producer does; return its identity and the transaction's."""
+    """Claim the id as a restarted producer does; return the new identity and the transaction's."""
     answer = driver.init(keep_prepared=True, enable_2pc=enable_2pc)
     assert isinstance(answer, InitProducerIdResult), answer
     return (
@@ -409,7 +409,7 @@ def test_describe_kept_transaction_returns_its_producer_id_and_epoch(on: Make) -
 
 
 def test_kept_transaction_can_be_committed_after_crash_at_any_record(on: Make) -> None:
-    """Truncate the log after every record: a successor finds out what to do, and does it."""
+    """Truncate the log after every record; a restarted producer commits the kept transaction."""
     driver = on()
     prepared_by(driver)
     keep(driver)
@@ -425,7 +425,8 @@ def test_kept_transaction_can_be_committed_after_crash_at_any_record(on: Make) -
         assert ongoing == ProducerIdentity(1000, 0)
         cut.ended(client, commit=True)
         outcomes.append(cut.state.name)
-    # Nothing begun · begun · kept · kept again · PrepareCommit, completed by loading · complete.
+    # The last record: none begun · begun · kept · kept again · PrepareCommit, completed by loading
+    # · CompleteCommit.
     assert outcomes == ["EMPTY", *["COMPLETE_COMMIT"] * 3, "EMPTY", "EMPTY"]
 
 

@@ -1,4 +1,4 @@
-"""Verification requests to other coordinators: batching, retries, and every way they end."""
+"""Verification requests to other coordinators: batching, retries, and every result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-side assignors: valid, balanced, sticky, deterministic."""
+"""Server-side assignors: valid, balanced, sticky and deterministic assignments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def groups(draw, *, homogeneous: bool | None = None):
     members = {}
     for number in range(draw(st.integers(1, 6))):
         own = everything if same else draw(st.frozensets(st.sampled_from(topic_ids)))
-        # Owned partitions may be contested, deleted, or no longer subscribed to.
+        # Owned partitions may also be owned by another member, deleted, or no longer subscribed to.
         held = draw(
             st.frozensets(st.tuples(st.sampled_from(TOPICS), st.integers(0, 10)), max_size=8)
         )
@@ -213,7 +213,7 @@ def test_registry_refuses_too_few_too_many_and_duplicate_assignors():
 
 
 def crowd(members: int, topics: int, partitions: int, held: int = 0) -> GroupSpec:
-    """Return members, half of which want every other topic; the first owns ``held`` partitions."""
+    """Return members, half of which subscribe to every other topic; m0 owns ``held`` partitions."""
     ids = [number.to_bytes(16) for number in range(topics)]
     holds = frozenset((ids[0], index) for index in range(held))
     return GroupSpec(

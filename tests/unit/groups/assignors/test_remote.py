@@ -1,4 +1,4 @@
-"""A group with a remote assignor: it keeps its assignment until the response arrives."""
+"""A group with a remote assignor keeps its assignment until the assignor's response arrives."""
 
 from __future__ import annotations
 

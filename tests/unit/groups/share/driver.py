@@ -1,4 +1,4 @@
-"""Drives one share partition: time, effects in order of their appearance, replies."""
+"""Drive one share partition: its clock, its effects in order, and its replies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = ShareSettings(record_lock_duration_ms=LOCK_MS)
 
 
 def log(*batches: tuple[int, int]) -> tuple[FetchedBatch, ...]:
-    """Return batches of a log by their first and last offsets."""
+    """Return batches with these first and last offsets."""
     return tuple(FetchedBatch(first, last) for first, last in batches)
 
 
@@ -116,7 +116,7 @@ class Driver:
         mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED,
         aborted: Sequence[AbortedTransaction] = (),
     ) -> list[tuple[int, int, int]]:
-        """Acquire from batches that were read at the next fetch offset, or at ``at``."""
+        """Acquire records from batches that were read at the next fetch offset, or at ``at``."""
         offset = self.partition.next_fetch_offset() if at is None else at
         request = AcquireRequest(member, max_records, batch_size, mode)
         fetched = Fetched(offset, tuple(batches), tuple(aborted))
@@ -129,7 +129,7 @@ class Driver:
         return acquired
 
     def acknowledge(self, member: str, *batches: tuple[int, int, tuple[int, ...] | int]) -> int:
-        """Begin to acknowledge (first, last, types); return the token."""
+        """Begin to acknowledge batches (first, last, types); return the token."""
         token = self.token()
         requests = [
             AcknowledgeBatch(first, last, (types,) if isinstance(types, int) else types)
@@ -139,13 +139,13 @@ class Driver:
         return token
 
     def release(self, member: str) -> int:
-        """Begin to release a session."""
+        """Begin to release the records of a closed session; return the token."""
         token = self.token()
         self.run(lambda decision: release(self.partition, decision, token, member))
         return token
 
     def complete(self, index: int = 0, error: DomainError | None = None) -> WriteState:
-        """End one of the waiting writes."""
+        """Complete one of the pending writes."""
         write = self.writes.pop(index)
         self.run(lambda decision: state_written(self.partition, decision, write.write_id, error))
         return write
@@ -167,7 +167,7 @@ class Driver:
                 self.complete_dead_letter()
 
     def advance(self, ms: int) -> None:
-        """Let time pass, and the timer of the locks fire when it is due."""
+        """Let time pass, and fire the lock timer when it is due."""
         end = self.now_ms + ms
         while self.deadline_ms is not None and self.deadline_ms <= end:
             self.now_ms = max(self.now_ms, self.deadline_ms)

@@ -1,8 +1,8 @@
-"""Random lives of share partitions on several leaders, with a real share coordinator.
+"""Random histories of share partitions on several leaders, with a real share coordinator.
 
-Former leaders do not know that they are former ones: they serve until a write is fenced. Requests
-to the coordinator are delayed, overtake each other, and lose their answers. The coordinator is
-loaded again from a pruned log, and the group's offset is altered.
+Former leaders do not know of the new leader: they serve until a write is fenced. Requests to the
+coordinator are delayed, overtake each other, and lose their responses. The coordinator is reloaded
+from a pruned log, and the group's offset is altered.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Leader:
     driver: Driver
     epoch: int
     generation: int = 0
-    """The alteration of the group's offset that its state follows."""
+    """The number of alterations of the group's offset before the leader read its state."""
     read_at: int = 0
-    """The step in which the coordinator answered its read."""
+    """The step in which the coordinator answered the leader's read."""
     confirming: dict[int, set[int]] = field(default_factory=dict)
-    """Token → offsets whose ends the answer confirms."""
+    """Token → offsets that are final once the reply to the token is successful."""
     delivered: dict[int, int] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ class Cluster:
         self.generation = 0
         self.altered_at = 0
         self.finished: dict[int, int] = {}
-        """Offset → the step in which its end was answered with NONE, since the last alteration."""
+        """Offset → the step in which NONE confirmed its final state, since the last alteration."""
         self.leaders: list[Leader] = []
         self.elect()
 
@@ -79,7 +79,7 @@ class Cluster:
         return self.leaders[-1]
 
     def elect(self) -> None:
-        """Make another broker the leader. The former one learns of it later."""
+        """Make another broker the leader. The former leader learns of the change later."""
         self._lead(self.leader.epoch + 1 if self.leaders else 1)
 
     def _lead(self, epoch: int) -> None:
@@ -90,7 +90,7 @@ class Cluster:
         driver.run(lambda decision: driver.partition.initialize(decision, token))
 
     def requests(self) -> list[tuple[Leader, ReadState | WriteState]]:
-        """Return the requests that are under way to the coordinator."""
+        """Return the in-flight requests to the coordinator."""
         return [
             (leader, request)
             for leader in self.leaders
@@ -98,7 +98,7 @@ class Cluster:
         ]
 
     def deliver(self, leader: Leader, request: ReadState | WriteState, *, lossy: bool) -> None:
-        """Let a request reach the coordinator, or not, and its answer come back, or not."""
+        """Deliver a request and its response; if ``lossy``, either may be lost."""
         rng, driver = self.rng, leader.driver
         answer: object = LOST
         if not lossy or rng.random() < 0.9:
@@ -132,10 +132,11 @@ class Cluster:
             self.finished.update(dict.fromkeys(offsets, self.steps))
 
     def _replace_dropped(self) -> None:
-        """Forget former leaders that noticed; the current leader begins again.
+        """Remove fenced and failed leaders; replace the current leader if it is one of them.
 
-        A broker must not make the new share partition before the writes of the old one have ended:
-        they carry the same epochs, and the coordinator would accept them after the new read.
+        A broker must not create the new share partition before the old share partition's writes
+        have completed. These writes have the same epochs, and the coordinator would accept them
+        after the new read.
         """
         for leader in list(self.leaders):
             gone = leader.driver.partition.state in (PartitionState.FENCED, PartitionState.FAILED)
@@ -228,14 +229,14 @@ class Cluster:
             self.coordinator(SnapshotColdPartitions())
 
     def reload(self) -> None:
-        """Load the coordinator from the first record that pruning keeps."""
+        """Reload the coordinator from the first record that pruning keeps."""
         start = self.coordinator.machine.redundant_offset()
         digest = self.coordinator.machine.digest()
         self.coordinator.machine = self.coordinator.loaded(start)
         assert self.coordinator.machine.digest() == digest, "rule 11"
 
     def alter(self) -> None:
-        """Set the group's offset, under a later state epoch."""
+        """Set the group's offset, with a higher state epoch."""
         self.generation += 1
         self.finished.clear()
         self.persisted_start = 0

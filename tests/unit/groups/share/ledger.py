@@ -1,6 +1,6 @@
-"""The rules that a share group's clients can check, over the whole life of a share partition.
+"""Rules that the clients of a share group can check while the share partition exists.
 
-``SharePartition.check`` checks the state at one moment.
+``SharePartition.check``, in contrast, only checks the current state.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ class BrokenRuleError(AssertionError):
 
 
 class Ledger:
-    """Deliveries and answers that clients saw, over all leaders."""
+    """Deliveries and acknowledgement results that clients saw, from all leaders."""
 
     def __init__(self, delivery_count_limit: int) -> None:
         self.limit = delivery_count_limit
         self.delivered: dict[int, int] = {}
-        """Offset → the count of its last delivery in this leader's term."""
+        """Offset → the delivery count of its last delivery by the current leader."""
         self.persisted: dict[int, int] = {}
-        """Offset → the delivery count that a new leader reads."""
+        """Offset → the delivery count that the current leader read at first."""
         self.finished: set[int] = set()
-        """Offsets whose accept, reject or gap was answered with NONE."""
+        """Offsets whose acknowledgement (accept, reject or gap) got NONE."""
         self.start_offset = 0
         self.persisted_start = 0
 
@@ -39,7 +39,7 @@ class Ledger:
         bound: int,
         aborted: frozenset[int],
     ) -> None:
-        """Note ranges in a ShareFetch response; ``bound`` is the first offset not readable."""
+        """Record the ranges in a ShareFetch response; ``bound`` is the first unreadable offset."""
         previous_last = -1
         for first, last, count in acquired:
             if first <= previous_last or last < first:
@@ -62,14 +62,14 @@ class Ledger:
                 self.delivered[offset] = count
 
     def finish(self, offsets: Iterable[int]) -> None:
-        """Note offsets whose end was answered with NONE to their owner."""
+        """Record offsets for which the owner's acknowledgement got NONE."""
         for offset in offsets:
             if offset in self.finished:
                 raise BrokenRuleError(f"{offset} finished twice (rule 2)")
             self.finished.add(offset)
 
     def observe(self, start_offset: int, persisted_start: int) -> None:
-        """Note the start offsets after a step."""
+        """Record the start offsets after a step."""
         if start_offset < self.start_offset:
             raise BrokenRuleError(f"start offset {self.start_offset} to {start_offset} (rule 6)")
         if persisted_start < self.persisted_start or persisted_start > start_offset:

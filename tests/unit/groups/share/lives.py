@@ -1,7 +1,7 @@
-"""Random lives of a share partition, compared step by step with the naive model.
+"""Random histories of a share partition, compared with the naive model after each step.
 
-A life has a log with compacted holes and aborted transactions, three members, a share coordinator
-that may be slow, refuse, or lose an answer, and leaders that come and go.
+A history has a log with compacted holes and aborted transactions, three members, changing leaders,
+and a share coordinator that may be slow, refuse requests, or lose responses.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ KINDS = {"state": InvalidRecordStateError, "request": InvalidShareRequestError}
 
 
 class Log:
-    """Batches with holes, and the transactions among them."""
+    """A log's batches, with holes between them, and its transactions."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.batches: list[FetchedBatch] = []
         self.transactions: list[tuple[AbortedTransaction, int]] = []
-        """Aborted ones, with the offsets of their markers."""
+        """The aborted transactions, with the offsets of their markers."""
         self.start = self.end = 0
 
     def append(self) -> None:
@@ -64,7 +64,7 @@ class Log:
         self.end += size
 
     def compact(self) -> None:
-        """Remove a batch; the last one always stays, and so do transactions' ends."""
+        """Remove a batch that is neither the last batch nor transactional."""
         plain = [batch for batch in self.batches[:-1] if not batch.is_transactional]
         if plain:
             self.batches.remove(self.rng.choice(plain))
@@ -147,13 +147,13 @@ class Life:
         self.coordinator = Coordinator()
         self.ledger = Ledger(self.settings.delivery_count_limit)
         self.acknowledged: dict[int, set[int]] = {}
-        """Token → the offsets whose ends its answer confirms."""
+        """Token → offsets that are final once the reply to the token is successful."""
         self.answered: set[int] = set()
         self.term = 0
         self._lead()
 
     def _lead(self) -> None:
-        """Begin a new leader's term."""
+        """Make a new leader, with a higher epoch."""
         self.term += 1
         state = self.coordinator.read()
         now_ms = self.driver.now_ms if self.term > 1 else 1_000_000
@@ -195,7 +195,7 @@ class Life:
     def log_start(self) -> None:
         self.log.move_start()
         if self.rng.random() < 0.5:
-            # A leader may also learn of the new start from retention, at any time.
+            # A leader may also learn of the new log start offset from retention, at any time.
             self._move_log_start()
 
     def _move_log_start(self) -> None:
@@ -206,7 +206,7 @@ class Life:
         rng, driver = self.rng, self.driver
         offset = driver.partition.next_fetch_offset()
         if offset < self.log.start:
-            # Kafka's leader learns of the new start by OFFSET_OUT_OF_RANGE.
+            # Kafka's leader learns of the new log start offset from OFFSET_OUT_OF_RANGE.
             self._move_log_start()
             return True
         batches = self.log.read(offset, rng.randint(1, 5))
@@ -286,7 +286,7 @@ class Life:
             assert type(driver.replies.get(token)) is KINDS[outcome], (outcome, driver.replies)
 
     def _write_id(self) -> int:
-        """Return the id of the write that a step has just begun, or would have begun."""
+        """Return the id of the write that a step has just begun, or 0 without pending writes."""
         return self.driver.writes[-1].write_id if self.driver.writes else 0
 
     def _compare_write(self) -> None:
@@ -317,7 +317,7 @@ class Life:
         if error is None and rng.random() < 0.2:
             error = SharePartitionFailedError("the coordinator is slow")
         if error is None or rng.random() < 0.5:
-            # Or the answer is lost, and the write took effect.
+            # In case of an error, the write took effect but its response is lost.
             self.coordinator.write(driver.writes[index])
         write = driver.complete(index, error)
         self.naive.written(write.write_id, failed=error is not None)
@@ -382,7 +382,7 @@ class Life:
             assert write.start_offset <= partition.start_offset
 
     def finish(self) -> None:
-        """Let one member accept everything: every record below the log's end gets its end."""
+        """Let one member accept everything: all records in the log must become final."""
         driver = self.driver
         for _ in range(2_000):
             while driver.writes:

@@ -1,7 +1,7 @@
-"""A share partition with one entry per record: slow, simple, and written apart from the machine.
+"""A share partition with one entry per record: slow, simple, and independent of the machine.
 
-It has no ranges, no flags that save a search and no incremental counts. The random lives compare
-each of its steps with the machine's.
+It has no ranges, no flags that save a search and no incremental counts. The random histories
+compare the model with the machine after each step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
     """One record."""
 
     batch: int
-    """The first offset of the batch in which it was acquired first."""
+    """The first offset of the batch in which the record was first acquired."""
     state: int = AVAILABLE
     count: int = 0
     owner: str | None = None
@@ -194,7 +194,7 @@ class NaivePartition:
     def _acquire_parts(
         self, request: AcquireRequest, batch: int, offsets: list[int], room: int, now_ms: int
     ) -> list[int]:
-        """Acquire some of the available offsets of a batch."""
+        """Acquire available offsets of a batch, up to a limit."""
         self.divided.add(batch)
         limit = self.settings.delivery_count_limit
         threshold = max(2, -(-limit // 2))
@@ -315,7 +315,7 @@ class NaivePartition:
     def acknowledge(
         self, member: str, batches: Sequence[AcknowledgeBatch], write: int, now_ms: int
     ) -> str:
-        """Return the kind of the outcome; "ok" if a write must follow, "none" if not."""
+        """Return an error's kind, "ok" if a write must follow, or "none" if no write is needed."""
         changed: list[Entry] = []
 
         def fail(kind: str) -> str:
@@ -369,7 +369,7 @@ class NaivePartition:
         return "ok" if changed else "none"
 
     def expire(self, now_ms: int) -> set[int]:
-        """Return the offsets whose locks ended."""
+        """End the locks whose deadline is over, and return their offsets."""
         expired = set()
         for offset, entry in self.records.items():
             if entry.state == ACQUIRED and entry.deadline_ms <= now_ms:
@@ -382,7 +382,7 @@ class NaivePartition:
         entry.write = entry.previous_owner = None
 
     def written(self, write: int, *, failed: bool) -> set[int]:
-        """End a write; return the offsets that go to the dead-letter queue."""
+        """Complete a write; return the offsets that go to the dead-letter queue."""
         archiving = set()
         for offset, entry in self.records.items():
             if entry.write == write:
@@ -403,7 +403,7 @@ class NaivePartition:
     # --- offsets ---------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Move the start offset past final records, across holes that are not gaps."""
+        """Move the start offset past final records and compacted holes, up to the first gap."""
         if not self.records:
             return
         for offset in range(self.start, max(self.records) + 1):
@@ -437,7 +437,7 @@ class NaivePartition:
 
 
 def _consecutive(offsets: list[int], mark) -> list[list[int]]:
-    """Cut a list of offsets where the next one does not follow, or has another mark."""
+    """Group consecutive offsets that have the same mark."""
     groups: list[list[int]] = []
     for offset in offsets:
         if groups and groups[-1][-1] + 1 == offset and mark(groups[-1][-1]) == mark(offset):

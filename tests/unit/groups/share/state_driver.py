@@ -1,4 +1,4 @@
-"""Drives the share coordinator of one partition of ``__share_group_state``, with its log."""
+"""Drive the share coordinator of one partition of ``__share_group_state``, with its log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Coordinator:
         self.machine = self.loaded()
 
     def loaded(self, start: int = 0) -> ShareStateMachine:
-        """Return a machine that has loaded the log from an offset on."""
+        """Return a machine that has loaded the log from this offset."""
         machine = ShareStateMachine(self.limits, self.counts.get)
         for offset, record in enumerate(self.log):
             if offset >= start:

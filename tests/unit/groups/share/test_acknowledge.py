@@ -374,7 +374,7 @@ def test_log_start_behind_all_records_empties_the_share_partition() -> None:
 
 
 def test_log_start_advances_past_a_gap_of_the_loaded_state() -> None:
-    # Kafka keeps the gap's start, and fetches below the log's start for ever.
+    # Kafka keeps the gap's start, and keeps fetching below the log start offset.
     driver = Driver(batches=[StateBatch(20, 29, AVAILABLE, 1)])
     driver.move_log_start(25)
     assert driver.partition.next_fetch_offset() == 25
@@ -439,5 +439,5 @@ def test_events_name_the_cause_of_returned_records() -> None:
     returned = [event.detail for event in driver.events if event.kind == "share-records-returned"]
     assert [(one["first"], one["last"], one["cause"], one["member"]) for one in returned] == [
         (0, 4, "released by its owner", "m1"),
-        (5, 14, "acquisition lock expired", "m1"),  # two neighbours with one fate
+        (5, 14, "acquisition lock expired", "m1"),  # two adjacent batches with the same cause
     ]

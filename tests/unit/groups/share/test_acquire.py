@@ -1,4 +1,4 @@
-"""Acquisition: which records a fetch gets, and how often."""
+"""Acquisition: the records that a fetch acquires, and their delivery counts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_gap_between_batches_is_acquired_with_the_next_batch() -> None:
 
 
 def test_compacted_gap_that_fills_the_in_flight_limit_is_skipped() -> None:
-    # In Kafka, the read behind the end offset makes an empty range, and the fetch fails for ever.
+    # In Kafka, the read after the end offset results in an empty range, and every fetch fails.
     driver = Driver(
         replace(SETTINGS, max_record_locks=10), batches=[StateBatch(5, 20, ACKNOWLEDGED, 1)]
     )
@@ -248,7 +248,7 @@ def test_read_uncommitted_acquires_aborted_records() -> None:
 
 
 def test_aborted_records_that_fill_the_limit_do_not_stop_the_start_offset() -> None:
-    # Kafka moves the start offset only after a write, and there is nothing to write.
+    # Kafka moves the start offset only after a write, and here no state needs writing.
     driver = with_settings(isolation_level=IsolationLevel.READ_COMMITTED, max_record_locks=4)
     assert driver.fetch("m1", TRANSACTIONS[2:3], aborted=ABORTED) == []
     assert driver.partition.start_offset == 8

@@ -1,4 +1,4 @@
-"""Combining state batches, against one entry per offset."""
+"""Combined state batches equal a model with one entry per offset."""
 
 from __future__ import annotations
 

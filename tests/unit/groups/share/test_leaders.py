@@ -1,4 +1,4 @@
-"""Random lives with several leaders and a real share coordinator, and bugs that they must find."""
+"""Random histories with several leaders and a real share coordinator must find planted bugs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.groups.share.leaders import Cluster
 LIVES = int(os.environ.get("HISTORIES", "40"))
 STEPS = 200
 MAX_LIVES_TO_FIND = 150
-"""A planted bug must show itself within this many lives."""
+"""The number of histories that must find a planted bug."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -67,7 +67,7 @@ def altered_offset_does_not_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def later_arrival_wins(patch: pytest.MonkeyPatch) -> None:
-    """An expiry that arrives late makes an acknowledged record available."""
+    """The write of an expired lock arrives late and makes an acknowledged record available."""
 
     def overwriting(old, new, start_offset):
         known: dict[int, StateBatch] = {}

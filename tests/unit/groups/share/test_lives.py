@@ -1,4 +1,4 @@
-"""Random lives of share partitions, and planted bugs that they must find."""
+"""Random histories of share partitions must find planted bugs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.groups.share.lives import Life
 LIVES = int(os.environ.get("HISTORIES", "60"))
 STEPS = 120
 MAX_LIVES_TO_FIND = 150
-"""A planted bug must show itself within this many lives."""
+"""The number of histories that must find a planted bug."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -50,7 +50,7 @@ def a_closed_session_lowers_the_delivery_count(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_failed_write_leaves_an_expired_lock(patch: pytest.MonkeyPatch) -> None:
-    """KAFKA-19476 (b): acquired for ever, without a timer."""
+    """KAFKA-19476 (b): the record stays acquired, because its lock has no timer."""
 
     def without_watching(owner, decision, runs):
         for run in runs:

@@ -1,4 +1,4 @@
-"""Events in the history about the ends of deliveries: causes, owners, and how many there are."""
+"""Events in the history about the outcomes of deliveries: causes, owners and number of events."""
 
 from __future__ import annotations
 

@@ -183,5 +183,5 @@ def test_broken_invariant_is_found(change: Callable[[SharePartition], object]) -
     driver.fetch("m1", log((0, 9)))
     driver.partition.check()
     with pytest.raises(InvariantViolation):
-        # The addition of an overlapping batch is refused at once.
+        # Adding an overlapping batch is refused at once.
         (change(driver.partition), driver.partition.check())

@@ -1,4 +1,4 @@
-"""The share coordinator: fencing, snapshots, pruning, and the same state from every replay."""
+"""The share coordinator: fencing, snapshots, pruning, and deterministic replay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GONE = bytes(16)
 
 
 def read() -> Coordinator:
-    """Return a coordinator whose state the leader of epoch 5 has read."""
+    """Return a coordinator whose state a leader with epoch 5 has read."""
     coordinator = Coordinator()
     coordinator.initialize()
     coordinator(ReadShareState(KEY, 5))
@@ -155,7 +155,7 @@ def test_state_has_a_bounded_number_of_batches(monkeypatch: pytest.MonkeyPatch) 
     coordinator.write(apart[:3])
     with pytest.raises(InvalidShareRequestError, match="batches"):
         coordinator.write(apart[3:4])
-    coordinator.write([StateBatch(1, 1, 2, 1)])  # it joins two of them
+    coordinator.write([StateBatch(1, 1, 2, 1)])  # the batch joins two others
 
 
 @pytest.mark.parametrize(("size", "is_accepted"), [(32_767, True), (32_768, False)])

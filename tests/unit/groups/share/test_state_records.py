@@ -41,7 +41,7 @@ SNAPSHOT_VALUE = bytes.fromhex(
 UPDATE_VALUE = bytes.fromhex(
     "0000"
     "00000002"  # snapshot epoch
-    "ffffffff"  # leader epoch: as it was
+    "ffffffff"  # leader epoch: -1, unchanged
     "000000000000000a"  # start offset
     "01"  # no batches
     "00"  # delivery-complete count: -1, the default

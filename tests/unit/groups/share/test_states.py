@@ -1,4 +1,4 @@
-"""The table of a record's states."""
+"""The state transitions of a record."""
 
 from __future__ import annotations
 

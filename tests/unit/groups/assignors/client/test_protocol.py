@@ -1,4 +1,4 @@
-"""Client-side assignors: valid, even, sticky; their bytes; the check for users' own assignors."""
+"""Client-side assignors: valid, even and sticky assignments; bytes; checks of custom assignors."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_undecodable_user_data_yields_no_partitions_and_no_generation():
 
 
 def test_hash_codes_and_table_order_equal_javas():
-    # From the formula in Java's documentation; "Aa" and "BB" are the textbook collision.
+    # Computed from the formula in Java's documentation. "Aa" and "BB" are the well-known collision.
     assert string_hash("") == 0
     assert string_hash("Aa") == string_hash("BB") == 2112
     assert partition_hash(("Aa", 3)) == 31 * 34 + 2112

@@ -2,7 +2,7 @@
 
 All work that the daemon does by itself (cleaning, retention, checkpoints, flushes, sweeps, loads)
 uses this module, so one rule holds for all of it: an unexpected failure is logged with its
-traceback, and the next piece of work is done as usual. A test in ``tests/test_tidy.py`` forbids
+traceback, and later work continues as usual. A test in ``tests/test_tidy.py`` forbids
 other ways of creating tasks or timers.
 
 Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and continue as well.
@@ -26,8 +26,8 @@ from fencepost.logcore.tracebacks import without_traceback
 T = TypeVar("T")
 
 SLICE_MS = 8
-"""The time in milliseconds for which a piece of work may occupy the event loop before other work
-gets its turn: well below what a client notices, and long compared to the cost of switching."""
+"""The time in milliseconds for which one task may occupy the event loop before it yields to others.
+It is well below what a client notices, and long compared to the cost of switching."""
 
 AFTER_FAILURE_MS = 1_000
 """The pause in milliseconds before failed work is retried, or after ``pause_ms`` itself has failed.
@@ -37,11 +37,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Pace:
-    """Lets other work run during a long task: ``await pace()`` between its small parts.
+    """Lets other work run during a long task, which calls ``await pace()`` between its steps.
 
-    Work that runs concurrently shares one instance, so that a hundred small loading shards together
-    do not block longer than one large one. It uses real time, not the daemon's clock: it limits
-    processor use and decides nothing.
+    Tasks that run concurrently share one instance, so that a hundred small shards that load
+    together do not block the loop for longer than one large shard. The instance uses real time, not
+    the daemon's clock, because it only limits processor use.
     """
 
     def __init__(self, slice_ms: int = SLICE_MS) -> None:
@@ -115,7 +115,7 @@ class Repeated:
     """Repeats ``work``, with pauses, from :meth:`start` to :meth:`stop`.
 
     ``work`` may be a coroutine function. ``pause_ms`` is called before each pause, which is skipped
-    if there is more to do. The pauses are measured on ``clock``, by default the machine's.
+    if there is more to do. The pauses are measured on ``clock``, by default the system's.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Repeated:
     ) -> None:
         self.what = what
         self.due_ms: int | None = None
-        """The start of the next round, on the clock's monotonic time; None during a round and after
-        the stop."""
+        """When the next round begins, on the clock's monotonic time; None during a round and after
+        :meth:`stop`."""
         self._work = work
         self._pause_ms = pause_ms
         self.clock: Clock = SystemClock() if clock is None else clock
         self._is_stopping = False
         self._wake = asyncio.Event()
-        """Set when the clock was moved, or on stop."""
+        """Set when the clock was moved, and by :meth:`stop`."""
         self._pausing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -243,7 +243,7 @@ class Threads:
             return without_traceback(error)
 
     async def drive(self, steps: DiskSteps[T]) -> T:
-        """Run ``steps`` to the end on the event loop; a thread runs their waits."""
+        """Run ``steps`` on the event loop, and the blocking calls that they yield in a thread."""
         try:
             wait = next(steps)
             while True:

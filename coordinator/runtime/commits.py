@@ -113,7 +113,7 @@ class _HighWatermarkWaits:
         until = monotonic_s() + SLICE_MS / 1000
         while self._is_due():
             if monotonic_s() > until:
-                self._changed()  # others get their turn first
+                self._changed()  # after other work of the event loop
                 return
             self._given_up -= self._given_up > 0
             _, wait = self._waits.popleft()

@@ -24,7 +24,7 @@ from fencepost.logcore.reading import Isolation
 
 
 class WatchedPartition(NamedTuple):
-    """A partition of a delayed fetch, the fetch offset, and the maximum of bytes that count."""
+    """A partition of a delayed fetch, the fetch offset, and how many of its bytes count at most."""
 
     partition: Partition
     offset: int
@@ -34,7 +34,7 @@ class WatchedPartition(NamedTuple):
 class DelayedFetch:
     """Waits until its partitions have ``min_bytes``, or for ``max_wait_ms``; then ``over`` is done.
 
-    Its creator must call :meth:`cancel` in the end, which has no effect once ``over`` is done.
+    Its creator must always call :meth:`cancel`, which has no effect once ``over`` is done.
     """
 
     def __init__(
@@ -157,6 +157,6 @@ class DelayedFetches:
             fetch.wake()
 
     def close(self) -> None:
-        """Complete all requests, and each later one at once, since the broker stops."""
+        """Complete all requests, and each later request at once, because the broker is stopping."""
         self.closed = True
         self.wake_all()

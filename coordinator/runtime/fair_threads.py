@@ -1,8 +1,9 @@
 """Threads for expensive checks of requests, shared fairly between clients.
 
 A job works in steps of about a millisecond. After a slice of processor time it yields to the job of
-the client that has used the least, so a small batch does not wait for earlier large ones. A client
-that was idle starts with the lowest usage among the others, minus a small credit.
+the client that has used the least processor time, so a small batch does not wait for earlier large
+ones. A client that was idle starts with the lowest usage of the active clients, minus a small
+credit.
 
 Source: the weighted fair queue of Linux's CFS scheduler; Kafka's request handler threads take
 requests in the order of their arrival.
@@ -51,7 +52,7 @@ class _Job:
 
 
 class FairThreads:
-    """A few threads, started with the first job."""
+    """``count`` threads, started with the first job."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -111,7 +112,7 @@ class FairThreads:
             self._ready.append(job)
 
     def _turn(self) -> None:
-        """Run a slice of the job whose client has used the least."""
+        """Run a slice of the job whose client has used the least processor time."""
         with self._lock:
             if not self._ready:
                 return

@@ -1,9 +1,9 @@
 """Group commit: one fsync per file for all appends of a turn of the event loop.
 
-A partition whose ``flush.messages`` is reached joins the next group. The group starts at the end of
-the turn and its fsyncs run in threads; later appends join the next group. At most one group runs at
-a time, so a partition is never flushed twice concurrently. A caller that must wait for the disk
-before its response calls :meth:`Flusher.after`.
+A partition whose ``flush.messages`` is reached joins the next round of flushes. The round starts at
+the end of the turn, and its fsyncs run in threads; appends during a round join the next round. At
+most one round runs at a time, so a partition is never flushed twice concurrently. A caller that
+must wait for the disk before its response calls :meth:`Flusher.after`.
 
 A failed fsync takes its partition offline (``FlushState.finish``). The callbacks are called in this
 case, too, and must check the partition: no record that shared the fsync may be acknowledged.
@@ -58,7 +58,7 @@ class Flusher:
         return self._task is None
 
     def join(self, flushes: FlushState) -> None:
-        """Flush the log with the next group."""
+        """Flush the log in the next round."""
         self._joined[flushes] = None
         if self._task is None:
             self._task = spawn(self._flush(), "group commit")
@@ -68,7 +68,7 @@ class Flusher:
         self.sealed.join(flushes)
 
     def after(self, partitions: Iterable[Partition], callback: Callback) -> bool:
-        """Call ``callback`` once all current records of the partitions are flushed, or cannot be.
+        """Call ``callback`` once all current records of the partitions are flushed, or have failed.
 
         Return False, without calling it, if no partition needs a wait. Callbacks are called in the
         order of their requests.
@@ -111,7 +111,7 @@ class Flusher:
             await asyncio.wait({self._task})
 
     async def close(self) -> None:
-        """Flush the current group and end the threads."""
+        """Finish the pending flushes and end the threads."""
         await self.drain()
         await self.sealed.close()
         self._threads.close()
@@ -120,7 +120,7 @@ class Flusher:
         try:
             while self._joined:
                 await self._flush_group()
-                # Clients that were just answered can add their next request to the group.
+                # Clients that have just got a response can join the next round with a new request.
                 await asyncio.sleep(0)
         finally:
             self._task = None
@@ -136,7 +136,7 @@ class Flusher:
                 flush = flushes.plan(now_ms)
             except StorageError:
                 continue  # offline by now, or deleted: callers check the partition
-            except Exception as error:  # noqa: BLE001 - callers must see that it is not on disk
+            except Exception as error:  # noqa: BLE001 - callers must learn that the data is not on disk
                 log_failure("flush", error, partition=flushes.marks.name)
                 flushes.marks.fail(error)
                 continue

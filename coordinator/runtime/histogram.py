@@ -14,7 +14,7 @@ LATENCY_BOUNDS: Final = (
 
 
 class Histogram:
-    """Counts of durations up to each of ``bounds``, in seconds. Not thread-safe."""
+    """Counts durations in buckets with the upper ``bounds``, in seconds. Not thread-safe."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -36,7 +36,7 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Return the ``share`` quantile, linear within a bucket; 0 without any durations.
+        """Return the ``share`` quantile, interpolated within a bucket; 0 without any durations.
 
         Above the last bound the result is the last bound.
         """

@@ -33,21 +33,21 @@ GROUP_MODULES = (
     "groups.share_state",
     "groups.machine",
 )
-"""The modules of the group machine."""
+"""The modules of the groups' state machine."""
 
 SHARE_STATE_MODULES = (
     "groups.share.commands",
     "groups.share.state_records",
     "groups.share.state",
 )
-"""The modules of the share coordinator's machine."""
+"""The modules of the share coordinator's state machine."""
 
 SHARE_GROUP_MODULES = (
     *SHARE_STATE_MODULES,
     "coordinator.services.share_persister",
     "coordinator.services.share_groups",
 )
-"""The modules with which the group coordinator asks the share coordinator."""
+"""The modules with which the group coordinator sends requests to the share coordinator."""
 
 TXN_MODULES = (
     "txn.commands",
@@ -57,7 +57,7 @@ TXN_MODULES = (
     "txn.marker_queues",
     "txn.machine",
 )
-"""The modules of the transaction machine."""
+"""The modules of the transactions' state machine."""
 
 SHARE_MODULES = (
     "groups.share.partition",

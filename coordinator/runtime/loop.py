@@ -12,7 +12,7 @@ from fencepost.logcore.clock import monotonic_s
 
 
 class RealTimeLoop(asyncio.SelectorEventLoop):
-    """A selector loop on the machine's monotonic clock."""
+    """A selector loop on the system's monotonic clock."""
 
     def time(self) -> float:
         """Return the monotonic time in seconds."""

@@ -8,7 +8,7 @@ from typing import Final
 from fencepost.logcore.values import dataclass, fast_init
 
 MAX_KEPT: Final = 256
-"""The number of cached clients, of two short strings each."""
+"""The maximum number of cached clients; each consists of two short strings."""
 
 
 @fast_init
@@ -22,5 +22,5 @@ class Origin:
 
 @lru_cache(maxsize=MAX_KEPT)
 def origin_of(client_id: str | None, client_host: str) -> Origin:
-    """Return the client with these names, cached since each of its requests needs it."""
+    """Return the client with this id and host. It is cached, because each request needs it."""
     return Origin(client_id, client_host)

@@ -1,13 +1,13 @@
 """Background flushes of sealed segments: one flush at a time, in one thread.
 
-No request waits for these flushes. They are not part of a group commit (``flusher.py``), because
-requests may wait for that, and a segment of 1 GiB keeps a disk busy for seconds. The queue has at
-most one entry per partition, however many segments it has rolled; a partition with more to flush is
-queued again. Producers that are faster than the disk are slowed down by the kernel's limit on dirty
-pages, and do not fill the broker's memory.
+No request waits for these flushes. They are not part of the group commit (``flusher.py``), for
+which requests may wait, because a segment of 1 GiB keeps a disk busy for seconds. The queue has at
+most one entry per partition, however many segments the partition has rolled; a partition with more
+segments to flush is queued again. Producers that are faster than the disk are slowed down by the
+kernel's limit on dirty pages, and do not fill the broker's memory.
 
-A new recovery point is checkpointed at once; without that, a start would read and verify data that
-is already on disk.
+A new recovery point is checkpointed at once. Otherwise the broker would read and verify data that
+is already on disk when it starts after a crash.
 
 Source: ``UnifiedLog.roll`` (its ``flush-log`` task), ``LogManager.checkpointLogRecoveryOffsets``.
 """
@@ -42,11 +42,11 @@ class SealedFlushes:
         return self._task is None
 
     def join(self, flushes: FlushState) -> None:
-        """Flush the log's sealed segments in turn."""
+        """Queue the flush of the log's sealed segments."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return  # a command without an event loop, which flushes the log when it closes it
+            return  # in a command without an event loop, which flushes logs as it closes them
         self._waiting[flushes] = None
         if self._task is None:
             self._task = spawn(self._run(), "flush of sealed segments")

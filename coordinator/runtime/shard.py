@@ -1,28 +1,28 @@
 """The shard runtime: one state machine on one partition of an internal topic.
 
 A shard passes through the states of :class:`ShardState`: it reads its partition from the start
-(LOADING), then serves (ACTIVE). Every request is one *turn*, which runs from end to end without
+(LOADING), then serves (ACTIVE). Every request is one *turn*, which runs to completion without
 yielding to the event loop:
 
   decide → append → replay → timers → effects → (reports of effects: decide → …) → replies
 
 Replies are sent only after the turn's records are appended and committed (``commits.py``), so no
 client sees state that a crash could undo. Effects wait for the commit, too: a marker must not reach
-the disk, or other brokers, before the decision to write it. Further turns run meanwhile; their
-replies wait until all records that they depend on are committed, and are sent in order. If other
-replicas do not have the records in time, the requests fail with COORDINATOR_NOT_AVAILABLE, but the
-records stay in the log.
+the disk, or other brokers, before the decision to write it is committed. Further turns run
+meanwhile; their replies wait until all records that they depend on are committed, and are sent in
+order. If other replicas do not have the records in time, the requests fail with
+COORDINATOR_NOT_AVAILABLE, but the records stay in the log.
 
 A shard serves in one leader epoch. When the epoch changes, the shard ends: it appends nothing more,
 and its waiting requests get NOT_COORDINATOR.
 
-The machine may refuse a request. The partition may refuse one with a producer id, if it knows a
-newer epoch of that producer. Both refusals happen before anything is written, and affect only that
-request. Any other failure in a turn (a failed append, or a bug) makes the shard FAILED: its waiting
-requests get NOT_COORDINATOR, the cause and the request are logged, and the state is rebuilt from
-the log. There is no rollback, hence no second path to get wrong.
+The state machine may refuse a request. The partition may refuse a request with a producer id, if
+the partition has seen a newer epoch of that producer. Both refusals happen before anything is
+written, and affect only that request. Any other failure in a turn (a failed append, or a bug) makes
+the shard FAILED: its waiting requests get NOT_COORDINATOR, the cause and the request are logged,
+and the state is rebuilt from the log. There is no rollback, hence no second path to get wrong.
 
-A shard survives a kill -9 between any two appends (the machine resumes in ``loaded``), append
+A shard survives a kill -9 between any two appends (the state machine resumes in ``loaded``), append
 failures, and an append by another writer (the offset check).
 
 Source: ``CoordinatorRuntime``; the offset check is in ``CoordinatorRuntime.CoordinatorContext``.
@@ -72,19 +72,19 @@ from fencepost.logcore.values import dataclass
 
 RELOAD_BACKOFF_MS = 100
 """The delay before the second of consecutive reloads; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`.
-The first reload starts at once: usually a single request was the cause."""
+The first reload starts at once, because usually a single request has caused the failure."""
 
 MAX_RELOAD_BACKOFF_MS = 30_000
-"""The longest delay between two reloads: a faulty disk is tried twice a minute."""
+"""The maximum delay between two reloads: a faulty disk is tried twice a minute."""
 
 NO_ROOM_BACKOFF_MS = 1_000
-"""The longest delay while the disk is full: clients wait, and space may be freed at any time."""
+"""The maximum delay while the disk is full: clients wait, and space may be freed at any time."""
 
 STABLE_AFTER_MS = 60_000
 """The time in the ACTIVE state after which a failure counts as the first one again."""
 
 POSTPONE_MS = 50
-"""The delay before a report or timer that would write is repeated while too few replicas are in
+"""The delay before the retry of a report or timer that must write while too few replicas are in
 sync (kafka: the ``LogAppendRetryQueue`` of ``TransactionMarkerChannelManager``)."""
 
 _HELD, _POSTPONED = "held replies", "postponed reports"
@@ -96,9 +96,9 @@ _log = structlog.get_logger(__name__)
 RunEffect = Callable[["ShardRuntime[Machine]", object, int, Callable[[], None]], None]
 """Executes one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
 
-It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. Once
-it has reported everything that it can do at once, it calls ``first_attempt_done``; the turn's
-replies wait for that call."""
+The function reports results with ``shard.report``, at once (the report then belongs to the same
+turn) or later. After its immediate reports it calls ``first_attempt_done``; the turn's replies wait
+for that call."""
 
 WhileLoading = Callable[[object], object | None]
 """Returns a loading shard's answer to a command; None for COORDINATOR_LOAD_IN_PROGRESS."""
@@ -106,7 +106,7 @@ WhileLoading = Callable[[object], object | None]
 
 Admit = Callable[[Partition, object], DomainError | None]
 """Returns an error if a command, or the timer of a key, must not write to a replicated partition
-now. It is called before the machine decides: a decision cannot be undone."""
+now. The check precedes the decision of the state machine, because a decision cannot be undone."""
 
 
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
@@ -137,13 +137,13 @@ class _LeadershipLostError(Exception):
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
 Build = Callable[[Partition, int], M_co]
-"""Returns an empty machine for a partition and a coordinator epoch."""
+"""Returns an empty state machine for a partition and a coordinator epoch."""
 
 
 class ShardRuntime(Generic[M_co]):
-    """One machine on one partition, which this broker leads in ``leader_epoch``.
+    """One state machine on one partition, which this broker leads in ``leader_epoch``.
 
-    ``build`` creates an empty machine of ``coordinator_epoch`` for each load.
+    ``build`` creates an empty state machine of ``coordinator_epoch`` for each load.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class ShardRuntime(Generic[M_co]):
 
     @property
     def machine(self) -> M_co:
-        """Return the machine, for reading only (tests, the command line)."""
+        """Return the state machine, for reading only (tests, the command line)."""
         return self._machine
 
     # --- requests --------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class ShardRuntime(Generic[M_co]):
 
         ``origin`` is the requesting client, for the history. With ``reply_before_flush`` the result
         is set before it is committed, and the caller must not publish it before the commit. The
-        future fails with a :class:`DomainError`: the machine's own, or a :class:`ShardError`.
+        future fails with the state machine's :class:`DomainError`, or with a :class:`ShardError`.
         """
         future: asyncio.Future[object] = self._loop.create_future()
         if self._state is not ShardState.ACTIVE:
@@ -536,7 +536,7 @@ class ShardRuntime(Generic[M_co]):
                 offset = await replay_log(self.partition, machine, pace, self._goes_on_loading)
                 if offset == self.partition.log_end_offset:
                     break
-                # The log has grown during the read: only a complete read is a valid state.
+                # The log has grown during the read, so the state is incomplete: read the log again.
         except Exception as cause:  # noqa: BLE001 - after any error this log cannot be served
             if self._state is ShardState.LOADING:
                 self._about = "load", f"batch at offset {self._next_offset}"
@@ -576,13 +576,13 @@ class ShardRuntime(Generic[M_co]):
         self._drop_state()
 
     async def close(self) -> None:
-        """End like :meth:`end`, and return when no reload is running."""
+        """Call :meth:`end`, and wait until no reload is running."""
         self.end()
         if self._reload is not None:
             await asyncio.gather(self._reload, return_exceptions=True)
 
     def _drop_state(self) -> None:
-        """Cancel all timers, fail waiting requests with NOT_COORDINATOR, replace the machine."""
+        """Cancel all timers, fail waiting requests (NOT_COORDINATOR), replace the state machine."""
         self._loads += 1
         self._timers.clear()
         self._inbox.clear()

@@ -21,7 +21,7 @@ from fencepost.logcore.machine import Machine, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 
 PACE_RECORDS: Final = 128
-"""The number of records of a batch that are replayed between checks of the time: about 1 ms."""
+"""How many records of a batch are replayed, in about 1 ms, between two checks of the time."""
 
 _END_MARKERS: Final = frozenset({ControlType.ABORT, ControlType.COMMIT})
 
@@ -46,7 +46,7 @@ async def replay_log(
         for chunk in record_chunks(batch, 0, header):
             for record in chunk:
                 _replay(machine, header, record, stamp)
-                # A batch may be a megabyte of small records: much more than one slice.
+                # A batch may be a megabyte of small records, which take much longer than one slice.
                 if record.offset % PACE_RECORDS == 0:
                     await pace()
                     if not goes_on(header.base_offset):

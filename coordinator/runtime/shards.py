@@ -33,8 +33,8 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
 
 START_WAIT_MS = 200
-"""How long a start waits for the shards: a small log is read before the first client connects, and
-a large one does not delay the daemon, which answers COORDINATOR_LOAD_IN_PROGRESS."""
+"""How long a starting broker waits for its shards: a small log is read before the first client
+connects. A large log does not delay the broker, which answers COORDINATOR_LOAD_IN_PROGRESS."""
 
 RETRY_MS = 1_000
 """The delay before a command that must not be lost is sent again to an inactive shard."""
@@ -57,9 +57,9 @@ class ShardSet(Generic[M_co]):
     :meth:`elected` adds them and :meth:`resigned` removes them. Belongs to the event loop that runs
     when it is created.
 
-    ``build`` returns an empty machine for a partition; ``run_effect`` executes the machines'
-    effects, ``while_loading`` answers commands to a loading shard, ``remember`` records the causes
-    of decisions. ``commits`` waits for commits of the partitions, for at most
+    ``build`` returns an empty state machine for a partition; ``run_effect`` executes the effects of
+    state machines, ``while_loading`` answers commands to a loading shard, ``remember`` records the
+    causes of decisions. ``commits`` waits for commits of the partitions, for at most
     ``commit_timeout_ms``; ``admit`` decides whether a shard may write now.
 
     Source: ``CoordinatorRuntime.scheduleLoadOperation``, ``scheduleUnloadOperation``;

@@ -5,15 +5,16 @@ that keys of different shards are independent and an unloaded shard removes all 
 a key again replaces its deadline. A cancelled or replaced timer never fires, even if the loop's
 timer is already due, because only timers in the queue are examined.
 
-Deadlines are wall-clock times (machines compute them from their ``now_ms``), but the wait is
+Deadlines are wall-clock times (state machines compute them from their ``now_ms``), but the wait is
 measured on the monotonic clock: a jump of the wall clock must not expire every session.
 
-Nearly every deadline belongs to a session, which each heartbeat extends. So an extended timer keeps
-its place in the queue, and moves when that place is reached: once per session timeout, not per
-heartbeat.
+Nearly every deadline belongs to a session, which each heartbeat extends. An extended timer
+therefore keeps its old entry in the queue until that entry is due, and only then gets a new one:
+once per session timeout, not per heartbeat.
 
-A timer fires only after the loop has read all data that had arrived by its deadline: after a pause
-of the process, or of the loop, the heartbeats of live members are still unread in their sockets.
+A timer fires only after the loop has read all data that had arrived by its deadline. Otherwise,
+after a pause of the process or of the loop, live members would expire although their heartbeats
+have arrived and are only unread.
 
 Source: the contract of ``CoordinatorTimerImpl``.
 """
@@ -30,14 +31,14 @@ from fencepost.coordinator.runtime.background import call_later, swallow
 from fencepost.logcore.clock import Clock, monotonic_s
 
 PASS_MS = 5
-"""The time in milliseconds for which timers are fired before the loop gets its turn: each timer may
-append a record, and thousands of sessions may expire at the same moment."""
+"""The time in milliseconds for which timers are fired before the event loop runs other work: each
+timer may append a record, and thousands of sessions may expire at the same moment."""
 
 Fire = Callable[[Hashable, int], None]
 
 
 class _Timer:
-    """A key of a :class:`Timers`, and its deadline."""
+    """One timer of a :class:`Timers`: a key and its deadline."""
 
     __slots__ = ("deadline_ms", "due_ms", "key", "owner", "placed", "sequence")
 
@@ -99,7 +100,7 @@ class TimerQueue:
                     continue
                 key = timer.key
                 fired += 1
-                # The machine must not see a time before its own deadline, even if the wall clock
+                # A state machine must not see a time before its deadline, even if the wall clock
                 # was set back.
                 now_ms = max(timer.deadline_ms, self._clock.now_ms())
                 if self.on_fire is not None:

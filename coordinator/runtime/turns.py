@@ -1,4 +1,4 @@
-"""Long work in steps, which occupies the event loop for one slice of time after another.
+"""Long work in steps, which runs on the event loop in slices of time.
 
 A request may contain a hundred thousand items. Its handling, from frame to response, is therefore a
 generator that yields between items (``fencepost.protocol.steps``); most requests finish within the
@@ -40,7 +40,7 @@ is_pending_work: Callable[[type], bool] = cache(_is_pending_work)
 
 
 async def completed(work: Work[T]) -> T:
-    """Run steps to the end in a task, which gives way between two slices of time."""
+    """Run steps to the end in a task, which yields to other tasks between slices of time."""
     pace = Pace()
     try:
         while True:
@@ -71,7 +71,7 @@ class Job:
         self.waits_for: Wait | None = None
 
     def advance(self, until: float) -> None:
-        """Run steps until the end, until one waits, or until ``monotonic_s()`` is ``until``."""
+        """Run steps until all are done, one waits, or ``monotonic_s()`` reaches ``until``."""
         for wait in self._work:
             if self.stops(wait, until):
                 return
@@ -109,14 +109,14 @@ class Job:
 
 
 class OneAtATime:
-    """Work that runs one piece at a time, in the order of arrival."""
+    """Runs requests one after the other, in the order of arrival."""
 
     def __init__(self) -> None:
         self._is_busy = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def run(self, work: Work[T]) -> Work[T]:
-        """Run the steps of ``work`` once the earlier pieces are finished."""
+        """Run the steps of ``work`` once all earlier work is finished."""
         while self._is_busy:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -127,13 +127,13 @@ class OneAtATime:
         finally:
             self._is_busy = False
             waiting, self._waiting = self._waiting, []
-            for turn in waiting:  # all of them: the first one's client may have disconnected
+            for turn in waiting:  # wake all: the client of the first may have disconnected
                 if not turn.done():
                     turn.set_result(None)
 
 
 class Turns:
-    """Runs the jobs of one event loop, in turns."""
+    """Runs the jobs of one event loop, which alternate."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -158,7 +158,7 @@ class Turns:
         return monotonic_s() + slice_ms / 1000
 
     def queue(self, job: Job) -> None:
-        """Resume ``job`` in its turn."""
+        """Resume ``job`` after the jobs that are queued already."""
         self._queue.append(job)
         if not self._is_armed:
             self._is_armed = True

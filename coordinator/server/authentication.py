@@ -49,7 +49,7 @@ from fencepost.protocol.writer import Chunk, InFile
 log = structlog.get_logger(__name__)
 
 MIN_REAUTHENTICATION_MS: Final = 1_000
-"""The minimum time between the starts of two reauthentications."""
+"""The minimum time between the beginnings of two reauthentications."""
 
 _FIRST_REQUESTS: Mapping[int, tuple[int, int]] = {
     key: ALL_VERSIONS[key] for key in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE)
@@ -64,7 +64,7 @@ Answer = list[Chunk | InFile]
 
 
 class LoginRefused(Exception):  # noqa: N818 - as CloseConnection
-    """Ends a connection, with the reason and a last response, if there is one."""
+    """Ends a connection; contains the reason, and the last response if there is one."""
 
     def __init__(
         self, cause: str, *, answer: Iterable[Chunk | InFile] = (), user: str | None = None
@@ -87,8 +87,8 @@ class LoggedIn:
 class Authenticator:
     """One authentication. ``previous`` is the session that a reauthentication extends.
 
-    ``versions`` answers ApiVersions, ``now_ms`` is the broker's clock, ``host`` the client's
-    address.
+    ``versions`` builds the response to ApiVersions, ``now_ms`` is the broker's clock, ``host`` the
+    client's address.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Authenticator:
         """Whether tokens have no request header, as after a handshake of version 0."""
         self._is_other_mechanism = False
         self.mechanism: str | None = None
-        """The mechanism of the handshake; None before it."""
+        """The mechanism chosen in the handshake; None before the handshake."""
         self.result: LoggedIn | None = None
 
     def response_to(self, frame: bytes) -> Work[Answer]:
@@ -311,11 +311,11 @@ class SaslGate:
         self._is_counted = False
         self._began_again_ms: int | None = None
         self._ends_ms = 0
-        """When the session ends, on the monotonic clock: changes of the wall clock do not affect
-        it."""
+        """When the session ends, by the monotonic clock, which is independent of changes of the
+        wall clock."""
 
     def open(self) -> bool:
-        """Start; return False if too many clients of the same address are authenticating."""
+        """Start the gate; return False if too many clients of this address are authenticating."""
         self._is_counted = self._logins.enter(self._connection.peer_host)
         if self._is_counted:
             self._connection.next_request = self.next_request
@@ -420,7 +420,7 @@ class SaslGate:
         )
 
     def _refuse(self, error: LoginRefused, login: Authenticator) -> Work[None]:
-        """Delay, send the refusal, and close; nothing is read in the meantime."""
+        """Wait for the failure delay, without reading; then send the refusal and close."""
         self._fail(str(error), login.mechanism, error.user)
         if self._timer is not None:
             self._timer.cancel()

@@ -1,17 +1,17 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
-While a request is served, or its response is not yet written to the socket, the connection handles
-no other request. The connection reads from the socket at most once more; all further data waits in
-the kernel. So a connection takes bounded memory and needs no queue, and responses stay in order.
+Until a request is served and its response is written to the socket, the connection handles no other
+request. In the meantime it reads from the socket at most once; further data waits in the kernel. So
+a connection takes bounded memory and needs no queue, and responses stay in order.
 
-A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
-large request yields to other connections.
+A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`), so
+that a large request yields to other connections.
 
 A faulty request ends only its own connection: malformed frames, unknown APIs and unsupported
 versions close it without a response (except for ApiVersions). A failed handler results in the API's
 error response.
 
-Source: ``SocketServer.Processor`` and ``KafkaApis.handle``, whose behaviour it has.
+Source: ``SocketServer.Processor`` and ``KafkaApis.handle``.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ FRAMES_PER_TURN = 32
 """The maximum number of requests of one connection that are served in one turn."""
 
 SENT_TOGETHER = 16
-"""The maximum number of small responses to pipelined requests that are sent in one write, because a
-write costs more than handling most requests. A response waits at most one time slice for others."""
+"""The maximum number of small responses to pipelined requests that are sent in one write. (A write
+costs more than handling most requests.) A response waits for others for at most one time slice."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes in total are sent without waiting."""
@@ -84,7 +84,7 @@ class Owner(Protocol):
     responses: ResponseBudget
     watch: RequestWatch | None
     throttles: ClientQuotas | None
-    logins: Logins | None  # None where clients need not log in.
+    logins: Logins | None  # None if clients need not log in.
     unserved: UnservedRequests
 
     def admit(self, connection: Connection) -> None:
@@ -101,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self.listener = listener
         """The listener that accepted the connection."""
         self.slot: ConnectionSlot | None = None
-        """The connection's place in the admission counts."""
+        """The connection's entry in the counts of :class:`ConnectionQuotas`."""
         self.session = ClientSession("", listener.name)
         self._server = server
         self._limits = server.limits
@@ -172,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = replace(self.session, principal=principal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the loss of the socket: cancel a handler's steps, but let a coroutine finish."""
+        """Handle the loss of the socket: cancel a handler's steps, but let its coroutine finish."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
@@ -243,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._is_slow_reader(now) and server.responses.contended:
                 self.cut_off("a response is taken too slowly while others wait for its memory")
             elif quiet_ms > (limits.drain_timeout_ms if self.closed else limits.max_idle_ms):
-                # The rest of the response is lost: the client does not read it.
+                # The client does not read the remaining response, which is lost.
                 self.cut_off("idle, with responses not taken")
             return
         if self.busy or self._waiting:
@@ -342,7 +342,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests ---
 
     def _serve(self) -> None:
-        """Serve received requests until one must wait, or others should get their turn."""
+        """Serve received requests until one must wait, or other connections get their turn."""
         self._again = None
         self._gathers = True
         try:
@@ -452,7 +452,7 @@ class Connection(asyncio.BufferedProtocol):
             yield from free_in_steps(held)
 
     def _within_budget(self, answer: Work[None]) -> Work[None]:
-        """Answer once the budget has room for a response that may be large."""
+        """Run ``answer``, whose response may be large, once the budget has room for it."""
         budget = self._server.responses
         is_large = False
         try:

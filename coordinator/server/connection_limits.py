@@ -30,7 +30,7 @@ them have connected within the rate's window, further addresses share one rate."
 
 MAX_HELD: Final = 1_000
 """The maximum number of sockets of throttled addresses that are kept open for the throttle time.
-Further ones are closed at once, so that they do not use up the file descriptors."""
+Further sockets are closed at once, so that they do not use up the file descriptors."""
 
 # The reasons for which a connection is refused, by the setting responsible.
 TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"
@@ -64,7 +64,7 @@ class ServerLimits:
 
 
 class ConnectionSlot:
-    """One counted connection: its place in the counts of :class:`ConnectionQuotas`."""
+    """One connection that :class:`ConnectionQuotas` has counted."""
 
     __slots__ = ("_admission", "host", "listener")
 
@@ -245,8 +245,9 @@ class _ListenerState:
 class ConnectionAcceptor:
     """The listeners of one server.
 
-    ``enter`` gets every admitted client, ``refused`` is called for the others. At the connection
-    limit a listener holds one accepted client and accepts no other: the rest wait in the kernel.
+    ``enter`` is called for each admitted client, ``refused`` for each refused one. At the
+    connection limit a listener holds one accepted client and accepts no other; further clients wait
+    in the kernel.
     """
 
     def __init__(
@@ -342,7 +343,7 @@ class ConnectionAcceptor:
             return
         self._refused(f"{host}:{one.address[1]}", slot.reason)
         if slot.held_ms and len(self._held) < MAX_HELD:
-            # The socket is neither read nor answered: this slows down clients that retry at once.
+            # Nothing is read or sent, which slows down clients that would retry at once.
             self._held[one.client] = call_later(
                 self._loop, slot.held_ms, "close a socket", lambda: self._close_held(one.client)
             )

@@ -9,9 +9,9 @@ One handler answers every request::
     ...  # http://{server.host}:{server.port}/
     await server.close()
 
-A connection is one coroutine with one request at a time. Each limit (:class:`HttpLimits`) bounds a
-client's use of the broker, and a request that exceeds it gets an error in plain text. Clients that
-send or receive too slowly are disconnected. A failing handler is logged and answered with 500.
+A connection is one coroutine with one request at a time. :class:`HttpLimits` bounds each client's
+use of the broker; a request that exceeds a limit gets an error in plain text. Clients that send or
+receive too slowly are disconnected. An exception in the handler is logged, and the response is 500.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 _log = structlog.get_logger(__name__)
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
-"""Answers one request; may raise HttpError instead."""
+"""Returns the response to one request, or raises HttpError."""
 
 Tls = Callable[[], Awaitable[ssl.SSLContext]]
 """Returns the TLS context of a connection."""
@@ -66,14 +66,14 @@ _Idle = dict[asyncio.StreamWriter, None]
 """The connections that wait for their next request, the longest waiting first."""
 
 PIECE_BYTES = 65_536
-"""A body is sent in parts of this size, each sent before the next is written."""
+"""The size of the parts of a body; the next part is written when the previous one is sent."""
 
 LINGER_BYTES = 1_048_576
 """The maximum number of bytes read and dropped after an error response to an incomplete request.
 Closing the socket with unread bytes would cause a reset, and the client would lose the response."""
 
 LINGER_MS = 1_000
-"""The time limit for reading these bytes."""
+"""The time limit for reading the bytes after an error response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,21 @@ class HttpLimits:
     """The limits of one server's clients."""
 
     max_head_bytes: int = 8_192
-    """The bytes of a request line and its headers, including the empty line (431)."""
+    """The maximum size of a request line and its headers, including the empty line (431)."""
     max_body_bytes: int = 65_536
-    """The bytes of the body of a request (413)."""
+    """The maximum size of a request's body (413)."""
     max_connections: int = 64
-    """Open connections. A further one replaces the longest idle one; if none is idle, it is refused
-    (503)."""
+    """The maximum number of open connections. A new connection replaces the longest idle one; if
+    none is idle, the new connection is refused (503)."""
     refusal_log_ms: int = 5_000
-    """The minimum interval between log lines about refused connections, which give their number."""
+    """The minimum interval between log lines about refused connections; a line gives their number.
+    """
     request_timeout_ms: int = 10_000
-    """The time in which a request must arrive, from its first byte, or from the start of the
-    connection for the first request (408)."""
+    """The time limit for receiving a request, from its first byte; for the first request, from the
+    moment the connection is opened (408)."""
     idle_timeout_ms: int = 90_000
-    """The time between two requests: more than the usual interval of Prometheus, a minute."""
+    """The maximum time between two requests: longer than the usual interval of Prometheus, a
+    minute."""
     take_timeout_ms: int = 10_000
     """The time in which a client must receive :data:`PIECE_BYTES` of a response."""
 
@@ -259,8 +261,8 @@ class _HttpConnection:
     ) -> None:
         self._limits, self._names, self._handler, self._idle = limits, names, handler, idle
         self._reader, self._writer = reader, writer
-        # Make drain() wait for every byte that the socket does not take at once. (With asyncio's
-        # TLS, drain() also waits while the buffer size equals the limit: with limit 0, forever.)
+        # Make drain() wait until the socket has taken every byte. (With asyncio's TLS, drain() also
+        # waits while the buffer size equals the limit; with limit 0 it would wait forever.)
         is_encrypted = writer.get_extra_info("ssl_object") is not None
         writer.transport.set_write_buffer_limits(high=int(is_encrypted), low=0)
 

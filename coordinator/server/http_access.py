@@ -29,7 +29,7 @@ are checked when a connection is opened."""
 
 MAX_USERS: Final = 100
 MAX_USERS_BYTES: Final = 65_536
-"""The limits of a user file."""
+"""The maximum number of users in a user file, and the maximum size of the file."""
 
 _log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ MAX_QUERY_FIELDS: Final = 100
 """The maximum number of fields of a query string."""
 
 MAX_BODY_DIGITS: Final = 18
-"""The maximum number of digits of a Content-Length: converting more would take time."""
+"""The maximum number of digits of a Content-Length; converting very long numbers is slow."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -38,7 +38,7 @@ _LOCAL = "localhost"
 
 
 class HttpError(Exception):
-    """A request that is refused, with a ``status`` and a text for its sender."""
+    """Refuses a request with a ``status`` and an explanation for the client."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -175,10 +175,10 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
     """Refuse requests that another site's web page may have sent. Raises HttpError.
 
     A page can make its own name resolve to this machine (DNS rebinding), and then read the
-    responses; only the Host header reveals that. So a server on a loopback address accepts only
-    loopback names and ``names``. A server on other addresses accepts every name (``names`` is
-    None). A page can also send requests whose responses it cannot read; they are refused by their
-    Origin header.
+    responses. Only the Host header reveals such a request. So a server on a loopback address
+    accepts only loopback names and ``names``. A server on other addresses accepts every name
+    (``names`` is None). A page can also send requests to another origin, although it cannot read
+    the responses. The Origin header reveals such requests, and they are refused.
     """
     host = headers.get("host")
     if host is None:

@@ -1,7 +1,7 @@
 """Accepting connections of a listening socket, a bounded number per turn of the event loop.
 
-asyncio's own server logs every attempt that fails for lack of file descriptors, a thousand in a
-row, and again each second. This listener pauses instead, and logs one line.
+Without free file descriptors, asyncio's own server tries and logs a thousand failing accepts each
+second. This listener pauses instead, and logs one line.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ ACCEPTED_PER_TURN = 64
 """The maximum number of connections accepted in one turn of the event loop."""
 
 ACCEPT_PAUSE_MS = 100
-"""The pause after a failed accept: the system lacks file descriptors or memory, and would fail
-again at once. Clients wait in the backlog."""
+"""The pause after a failed accept. The system lacks file descriptors or memory, so another accept
+would fail immediately. Clients wait in the backlog."""
 
 
 OWN_FILES = 16
-"""The number of file descriptors that connections do not get even if the logs use their whole
-reserve, but at most a quarter of that reserve. These descriptors are for short-lived files of the
-broker, such as a file being trimmed or a module being imported."""
+"""The number of file descriptors that are kept free for short-lived files of the broker, such as a
+file being trimmed or a module being imported, even if the logs use their whole reserve; at most a
+quarter of that reserve."""
 
 
 def first_reserved_file() -> int:
     """Return the lowest file descriptor that a connection must not have.
 
-    The system assigns the lowest free descriptor. If a connection gets this one or a higher one,
-    the logs and short-lived files need all descriptors that are left.
+    The system assigns the lowest free descriptor. If a connection gets the returned descriptor or a
+    higher one, the logs and short-lived files need all free descriptors.
     """
     limit, reserve = handle_limit()
     return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
@@ -116,7 +116,7 @@ class Listener:
             self._arrived(client, address)
 
     def _wait(self, error: OSError) -> None:
-        """Pause accepting: the socket would be ready all the time."""
+        """Pause accepting, since the socket would remain ready and each accept would fail."""
         if not self._accept_failed:
             self._accept_failed = True
             log.warning("no connection can be accepted", cause=str(error))

@@ -5,8 +5,8 @@ frame's whole size from the budget. A connection without a grant stops reading a
 turn, so that the rest of the frame stays in the kernel's and the client's memory. A grant suffices
 for the whole frame, so incomplete frames cannot block each other forever.
 
-Source: ``queued.max.request.bytes`` and Kafka's ``SimpleMemoryPool``, which grants a request as
-long as any memory is left, so that the budget may be exceeded by less than one request.
+Source: ``queued.max.request.bytes`` and Kafka's ``SimpleMemoryPool``. Kafka's pool grants memory
+for a whole request as long as any memory is left, so it may exceed the limit by almost one request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class BudgetHolder(Protocol):
         """Free the memory if no frame is in it; return whether it was freed."""
 
     def granted(self) -> None:
-        """Receive the grant that the holder waited for."""
+        """Called when the holder gets the memory for which it has waited."""
 
 
 class RequestBudget:
-    """Bytes granted to holders; first come, first served. ``max_bytes`` ≤ 0 means no limit."""
+    """Grants memory to holders, first come, first served; no limit if ``max_bytes`` ≤ 0."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -56,7 +56,7 @@ class RequestBudget:
         return False
 
     def release(self, holder: BudgetHolder) -> None:
-        """Release the grant or request of ``holder``, and serve the waiting holders."""
+        """Release the grant of ``holder``, or drop its request; serve the waiting holders."""
         self._waiting.pop(holder, None)
         self.held_bytes -= self._held.pop(holder, 0)
         while self._waiting and self._has_room():
@@ -71,7 +71,7 @@ class RequestBudget:
     def _has_room(self) -> bool:
         if self.max_bytes <= 0 or self.held_bytes < self.max_bytes:
             return True
-        # Idle connections keep a buffer for their next frame; others need that memory now.
+        # Idle connections keep a buffer for their next frame. The waiting holders need that memory.
         for holder in list(self._held):
             if holder.release_idle():
                 self.held_bytes -= self._held.pop(holder)

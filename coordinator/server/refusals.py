@@ -34,9 +34,9 @@ def refusal(
 
 
 class UnservedRequests:
-    """Logs requests of APIs or versions that are not served: clients only lose the connection.
+    """Logs requests of APIs or versions that are not served: their connections are just closed.
 
-    ApiVersions is left out: a client requests its newest version first, and gets a response.
+    ApiVersions is not logged: a client first tries its newest version, and gets a response.
     """
 
     def __init__(self) -> None:

@@ -2,11 +2,11 @@
 
 A stream converts received bytes into requests, and responses into bytes to write. The result does
 not depend on how the bytes are split. The caller takes the next request only after the response to
-the previous one: the next bytes are received into the memory from which a large request is decoded.
+the previous one, because the next bytes overwrite the memory from which a large request is decoded.
 
-Large requests and responses are decoded and encoded in steps. A member's heartbeats are always the
-same bytes except for the correlation id, so the rest is decoded once. A response that its handler
-caches and returns again is encoded once.
+Large requests and responses are decoded and encoded in steps. The heartbeats of a member differ
+only in the correlation id, so a repeated heartbeat is not decoded again. A response that its
+handler caches and returns again is encoded once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fencepost.protocol.steps import Steps
 from fencepost.protocol.writer import Chunk, InFile
 
 WRITE_BYTES: Final = 262_144
-"""The size of the parts in which a response is passed to the transport. The part that the socket
-does not take is copied into the transport's buffer, and moved to its front after every send: with
-megabytes at a time that costs more than the sending itself."""
+"""The size of the parts in which a response is passed to the transport. The transport copies the
+bytes that the socket does not take into its buffer, and moves them to the front of the buffer after
+every send. With parts of several megabytes, that would cost more than sending them."""
 
 _REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT})
-"""APIs whose requests a client repeats unchanged; their keys fit into one byte."""
+"""APIs whose requests a client repeats unchanged. Each key fits into one byte."""
 
 _SHORT_BYTES: Final = 512
 """The maximum size of a cached request or response; each connection may cache one of each."""
@@ -52,7 +52,7 @@ class RequestStream:
     """Requests in, responses out, in the same order.
 
     Receive into ``frames.writable()`` and call ``frames.received``. Then call :meth:`next_request`
-    and :meth:`answer` in turn, until no request is left, and write ``unsent`` part by part
+    and :meth:`answer` alternately, until no request is left, and write ``unsent`` part by part
     (:meth:`next_piece`).
     """
 
@@ -92,9 +92,10 @@ class RequestStream:
     def next_request(self) -> Request | Steps[Request | None] | None:
         """Return the next request, or None if bytes are missing.
 
-        A large request is returned as steps. Steps that return None have answered the request
-        themselves: an ApiVersions of an unsupported version. Raises MalformedRequest and
-        UnsupportedVersion, as do the steps; the stream must not be used afterwards.
+        For a large request, return the steps that decode it. The steps return None for an
+        ApiVersions of an unsupported version, to which they have already responded. Raises
+        MalformedRequest and UnsupportedVersion, as do the steps; the stream must not be used
+        afterwards.
         """
         frame = self.frames.next_frame()
         if frame is None:
@@ -152,7 +153,7 @@ class RequestStream:
             return None
 
     def _answer_unsupported_version(self, error: UnsupportedVersion) -> Steps[None] | None:
-        """Answer an unsupported version of ApiVersions; return None for any other API."""
+        """Respond to an unsupported version of ApiVersions; return None for any other API."""
         served = self._versions.get(error.api_key)
         if error.api_key != ApiKey.API_VERSIONS or served is None:
             return None
@@ -213,10 +214,10 @@ class RequestStream:
         return sent
 
     def next_piece(self, most: int = WRITE_BYTES) -> Chunk:
-        """Take the next part of the unsent data: of one large chunk, or of several small ones.
+        """Take the next part of the unsent data: from one large chunk, or from several small ones.
 
-        Raises OSError if it is in a file that cannot be read. The response's length was already
-        sent, so the connection cannot be used afterwards.
+        Raises OSError if the part is in a file that cannot be read. The response's length was
+        already sent, so the connection cannot be used afterwards.
         """
         unsent = self.unsent
         first = unsent[0]

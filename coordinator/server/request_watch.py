@@ -27,7 +27,8 @@ class RequestWatch:
         self.answered: Counter[tuple[int, int]] = Counter()
         """The number of requests by API key and version."""
         self.seconds: defaultdict[int, Histogram] = defaultdict(Histogram)
-        """By API key, from the decoded request to its encoded response, including waits."""
+        """The durations by API key, from the decoded request to its encoded response, with waits.
+        """
         self.fetches: Counter[tuple[str, int]] = Counter()
         """The number of Fetch requests, by metric name and version; also part of ``answered``."""
         self.fetch_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)

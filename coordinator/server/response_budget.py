@@ -1,11 +1,10 @@
 """A memory budget for the unsent responses of all connections together.
 
-Records are sent from their file, so a response usually takes little memory. That memory counts from
-the encoding of the response until the kernel has taken all of it. Once all connections together
+Records are sent from their file, so a response usually takes little memory. Its size counts against
+the budget from its encoding until the kernel has taken all of it. Once all connections together
 exceed the limit, requests whose responses may be large wait, first come, first served, and their
-connections are not read; the limit is exceeded at most by the responses in preparation. A
-client that receives its response too slowly while others wait is disconnected
-(``Connection.check_idle``).
+connections are not read. Only the responses already in preparation may exceed the limit. A client
+that receives its response too slowly while others wait is disconnected (``Connection.check_idle``).
 
 Small responses never wait: heartbeats, commits and appends continue.
 """
@@ -20,8 +19,8 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.protocol.api import ApiKey
 
 MAX_LARGE_RESPONSES = 4
-"""The most responses that may be in preparation for longer than one slice of time: their size is
-unknown until they are encoded."""
+"""The maximum number of responses that may be in preparation for longer than one slice of time.
+(The size of a response is unknown until it is encoded.)"""
 
 LARGE_ANSWERS = frozenset(
     {
@@ -73,7 +72,7 @@ class _WaitingLine:
 
 
 class ResponseBudget:
-    """Bytes held by connections; ``max_bytes`` ≤ 0 means no limit."""
+    """Counts the bytes held by connections; ``max_bytes`` ≤ 0 means no limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self.max_bytes = max_bytes

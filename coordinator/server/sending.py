@@ -40,8 +40,8 @@ def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) 
         except BlockingIOError:
             room = ARMING_BYTES
         except OSError:
-            # The platform has no such call, or the client or the file is gone: reading and writing
-            # the same bytes handles each of these cases.
+            # The platform lacks sendfile, the client has disconnected, or the file cannot be read.
+            # Reading and writing the same bytes handles each of these cases.
             room = WRITE_BYTES
     piece = stream.next_piece(room)
     transport.write(piece)

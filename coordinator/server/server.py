@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CLOSED_PER_TURN = 64
-"""The maximum number of connections closed in one turn if there are too many."""
+"""The maximum number of connections closed in one turn when the connection limit is exceeded."""
 
 _SWEEPS_PER_LIMIT = 4
-"""The number of idle sweeps within the shortest time limit that they enforce."""
+"""The number of sweeps for idle connections within the shortest time limit that sweeps enforce."""
 
 
 def _always_unknown(_error: DomainError) -> int:
@@ -124,7 +124,7 @@ class Server:
         self.acceptor: ConnectionAcceptor | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
-        """The address of each listener by name, in start order; kept after the listener closes."""
+        """The addresses by listener name, in start order; kept after the listeners close."""
         self.tls: dict[str, ListenerTls] = {}
         """The TLS settings by listener."""
         self._handshakes: Handshakes | None = None
@@ -165,7 +165,7 @@ class Server:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The first listener's address, also after the stop, for requests in progress.
+        """The first listener's address, even after it is closed, for requests in progress.
 
         Raises RuntimeError before the first start.
         """
@@ -187,7 +187,7 @@ class Server:
             connection.reset()
 
     async def stop(self) -> None:
-        """Stop accepting, let requests in progress finish within the limit, close everything."""
+        """Stop accepting, let requests in progress finish within a time limit, close everything."""
         self.stop_accepting()
         if self._sweep is not None:
             self._sweep.cancel()

@@ -30,7 +30,7 @@ BETWEEN_BROKERS: Final = frozenset(
         ApiKey.FETCH_SNAPSHOT,
     }
 )
-"""APIs that are exempt from quotas for authorized senders; so is the Fetch of a follower.
+"""APIs that are exempt from quotas for authorized senders, like the Fetch of a follower.
 
 Source: the callers of ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3) and
 ``ControllerApis``."""

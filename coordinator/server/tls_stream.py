@@ -1,12 +1,13 @@
 """TLS between a socket and its connection: a protocol for asyncio, a transport for the connection.
 
-asyncio's TLS reports a connection only after the handshake, so that connection limits would not
-count unfinished handshakes; it takes a buffer of 256 KiB per connection; and it performs
-simultaneous handshakes all in one turn of the event loop. Here the connection exists from the first
-byte, all connections share one receive buffer, and handshakes take turns.
+asyncio's TLS has three disadvantages. It reports a connection only after the handshake, so that
+connection limits would not count unfinished handshakes. It takes a buffer of 256 KiB per
+connection. It performs all simultaneous handshakes in one turn of the event loop. With this module
+a connection exists from the first byte, all connections share one receive buffer, and handshakes
+take turns.
 
 Encrypted data waits in the socket's transport like any response, so a client that does not read
-pauses its own connection, as without TLS.
+only pauses its own connection, as without TLS.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from fencepost.logcore.clock import monotonic_s
 log = structlog.get_logger(__name__)
 
 HANDSHAKES_MS: Final = 2
-"""The time in milliseconds for which handshakes may occupy the event loop before others get their
-turn: two to four handshakes."""
+"""The time in milliseconds for which handshakes may occupy the event loop before other work gets
+its turn: two to four handshakes."""
 
 RECEIVED_BYTES: Final = 32_768
 """The maximum number of bytes read from a socket at once, and kept encrypted while a request is
 served."""
 
 HANDSHAKE_BYTES: Final = 65_536
-"""The limit of a client's handshake data. OpenSSL alone would hold 128 KiB of a ClientHello and 100
-KiB of certificates; a legitimate ClientHello has 2 KiB, and a certificate with its chain seldom 10.
-"""
+"""The maximum size of a client's handshake data. OpenSSL alone would hold 128 KiB of a ClientHello
+and 100 KiB of certificates. A legitimate ClientHello has 2 KiB, and a certificate with its chain
+seldom has more than 10 KiB."""
 
 ENCRYPTED_BYTES: Final = 65_536
-"""The maximum number of bytes encrypted at once: OpenSSL keeps a buffer of this size for the whole
-connection."""
+"""The maximum number of bytes encrypted at once. OpenSSL keeps a buffer of this size until the
+connection ends."""
 
 _HANDSHAKE_RECORD: Final = 0x16
 
@@ -55,7 +56,7 @@ class Handshakes:
         self.loop = loop
         self.timeout_ms = timeout_ms
         self.buffer = memoryview(bytearray(RECEIVED_BYTES))
-        """The shared receive buffer: each stream takes its data out at once."""
+        """The receive buffer, which all streams share; a stream takes its data out at once."""
         self.lines = RateLimitedLog("more handshakes failed")
         self._queue: deque[TlsStream] = deque()
 
@@ -305,7 +306,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     # --- close ---
 
     def is_closing(self) -> bool:
-        """Return whether nothing further is sent."""
+        """Return whether the stream is closing and sends no further data."""
         return self._is_closing or self._socket.is_closing()
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ from fencepost.coordinator.security.rules import RuleTable
 from fencepost.protocol.steps import Steps, finish
 
 MAX_AT_ONCE: Final = 500
-"""The most changed ACLs that are applied in one turn of the event loop; a controller of Fencepost
-never changes more at a time. A snapshot, or one CreateAcls at a controller of Apache Kafka, may
-hold 10,000, which would block the loop for some 200 ms."""
+"""The maximum number of changed ACLs that are applied in one turn of the event loop. A controller
+of Fencepost never changes more at a time. A snapshot, or one CreateAcls at a controller of Apache
+Kafka, may change 10,000 ACLs, which would block the loop for some 200 ms."""
 
 
 class AclPublisher:
-    """Applies the ACLs of every image. Raises MetadataError for an invalid ACL in the first one.
+    """Applies the ACLs of every image. Raises MetadataError for an invalid ACL in the first image.
 
     The whole table of ACLs is replaced at once, so that a decision never mixes two images. With
     ACLs replaced one by one, an ALLOW could take effect before its DENY, and a resource could be
@@ -38,7 +38,7 @@ class AclPublisher:
         self._authorizer = authorizer
         self._applied = self._newest = metadata.image
         self._applying: asyncio.Task[None] | None = None
-        # A broker does not start without all of its ACLs: a skipped one may be a DENY.
+        # A broker does not start without all of its ACLs: a skipped ACL may be a DENY.
         added = {_acl(record): id_ for id_, record in metadata.image.acls.items()}
         authorizer.rules = finish(RuleTable().changed(added=added))
         metadata.subscribe(Subscriber.ACLS, self.follow)
@@ -57,7 +57,7 @@ class AclPublisher:
             finish(self._apply(new))
 
     def applied(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once the newest image is applied; None if it already is."""
+        """Return a future that is done once the newest image is applied; None if it is applied."""
         return None if self._applying is None else asyncio.shield(self._applying)
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ def _acl_or_log(record: AccessControlEntryRecord) -> Acl | None:
 
 
 def _understood(record: AccessControlEntryRecord) -> Acl | None:
-    """Return the ACL of an old record; None if it is invalid, which was logged before."""
+    """Return the ACL of an old record; None for an invalid ACL, which was logged before."""
     try:
         return _acl(record)
     except MetadataError:

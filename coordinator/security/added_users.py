@@ -20,7 +20,7 @@ _COMPONENTS = frozenset({"name", "password", "iterations", "salt", "saltedpasswo
 
 
 class AddedUserError(ValueError):
-    """The text does not describe a user. The message quotes no value of it."""
+    """The text does not describe a user. The message quotes no value of the text."""
 
 
 def parse_added_user(text: str) -> ScramCredentialUpsertion:

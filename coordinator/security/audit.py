@@ -21,17 +21,17 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
 LINES_PER_S = 10
-"""The sustained rate of lines about one principal, per second."""
+"""The maximum sustained rate of lines about one principal, per second."""
 
 LINES_AT_ONCE = 100
-"""The burst of lines about one principal."""
+"""The maximum burst of lines about one principal."""
 
 MAX_PRINCIPALS = 1_000
-"""Principals with a rate limit. Beyond this number, the principal denied longest ago starts over
-with a full burst."""
+"""The maximum number of principals whose rates are tracked. Beyond this number, the principal that
+was denied longest ago starts over with a full burst."""
 
 MAX_TEXT_CHARACTERS = 256
-"""Characters of a name in a line: names of topics have up to 249."""
+"""The maximum number of characters of a name in a line. Names of topics have up to 249."""
 
 _log = structlog.get_logger(__name__)
 

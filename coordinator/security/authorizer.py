@@ -19,7 +19,8 @@ ON_ZOOKEEPER = "kafka.security.authorizer.AclAuthorizer"
 """The authorizer's class names in Apache Kafka, for ACLs in the metadata log and in ZooKeeper."""
 
 MAX_KEPT_ANSWERS = 10_000
-"""Limit on the cached results of :meth:`Authorizer.allows_some`; a full cache is emptied."""
+"""The maximum number of cached results of :meth:`Authorizer.allows_some`; a full cache is emptied.
+"""
 
 
 class Authorizer:
@@ -41,7 +42,7 @@ class Authorizer:
         self._rules = RuleTable()
         self._verdicts: dict[tuple[Principal, str, Operation, ResourceType], bool] = {}
         self.version = 0
-        """How often the ACLs were replaced: callers that cache results compare it."""
+        """How often the ACLs were replaced; callers that cache results compare this number."""
         self.allowed = 0
         """The number of authorized operations."""
         self.denied = 0
@@ -116,7 +117,7 @@ class Authorizer:
     ) -> bool:
         """Return whether a client may do an operation on any resource of this type."""
         # Like Kafka, look up this fixed name first. A client that may use any name, such as a super
-        # user, passes even if ACLs deny it some other name.
+        # user, is allowed even if ACLs deny it other names.
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type

@@ -1,8 +1,8 @@
 """The fields of an X.509 certificate that a broker needs, read from its DER.
 
-This module does not verify the certificate; OpenSSL does, before or afterwards. Python's ``ssl``
-returns OpenSSL's names of attributes, and not the ASN.1 types of their values; a distinguished name
-in Java's form needs object identifiers and types.
+This module does not verify the certificate; OpenSSL does, before or afterwards. The module exists
+because a distinguished name in Java's form needs object identifiers and ASN.1 types, but Python's
+``ssl`` returns only OpenSSL's names of attributes and no types.
 
 Source: RFC 5280, RFC 2253, ``X500Principal.getName``.
 """
@@ -30,7 +30,7 @@ _KEYWORDS: Final = {
     "0.9.2342.19200300.100.1.25": "DC",
     "0.9.2342.19200300.100.1.1": "UID",
 }
-"""All attribute types that RFC 2253 has names for; Java writes the others as numbers."""
+"""All attribute types for which RFC 2253 has names; Java writes other types as numbers."""
 
 _CHARSETS: Final = {
     0x0C: "utf-8",  # UTF8String

@@ -18,13 +18,13 @@ NEWER: Final = frozenset(
         "TLS_AES_128_CCM_8_SHA256",
     }
 )
-"""The suites of TLS 1.3. They can only be enabled all together, and TLS 1.2 has none of them."""
+"""The suites of TLS 1.3, which can only be enabled all together. TLS 1.2 has other suites."""
 
 _REGISTERED: Final = re.compile(r"TLS_(?:(\w+)_)?WITH_(\w+)")
 
 
 def chosen_suites(names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
-    """Return the suites of TLS 1.2 by OpenSSL's names, and whether any of TLS 1.3 is given."""
+    """Return the given suites of TLS 1.2 by OpenSSL's names, and whether any is of TLS 1.3."""
     cipher_names = list(names)
     older = tuple(openssl_name(name) for name in cipher_names if name not in NEWER)
     return older, len(older) < len(cipher_names)

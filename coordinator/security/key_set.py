@@ -1,7 +1,7 @@
 """The JSON Web Key Set of an issuer, with the keys that sign tokens.
 
-A thread fetches the keys. The broker caches them, and keeps them if a later fetch fails. A token
-that names an unknown key causes another fetch, but at most once a minute.
+A thread fetches the keys. The broker caches the keys, and keeps them if a later fetch fails. A
+token that names an unknown key causes another fetch, but at most once a minute.
 
 Source: ``RefreshingHttpsJwks``, ``RefreshingHttpsJwksVerificationKeyResolver``; RFC 7517.
 """
@@ -27,16 +27,16 @@ from fencepost.logcore.clock import Clock, monotonic_s
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_BYTES: Final = 1 << 20
-"""Size limit of a key set."""
+"""The maximum size of a key set."""
 
 FETCH_TIMEOUT_S: Final = 10.0
 """The time limit for a fetch."""
 
 UNKNOWN_KEY_MS: Final = 60_000
-"""The shortest time between a successful fetch and the next one for an unknown key."""
+"""The minimum time between a successful fetch and another fetch for an unknown key."""
 
 MAX_WAITING: Final = 1_000
-"""Logins that may wait for a fetch."""
+"""The maximum number of logins that wait for a fetch."""
 
 SCHEMES: Final = ("https", "http", "file")
 
@@ -46,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 class KeySetError(Exception):
-    """The key set cannot be read. The text quotes none of its contents."""
+    """The key set cannot be read. The message quotes none of its contents."""
 
 
 class KeySet:
@@ -99,7 +99,7 @@ class KeySet:
     def _wait(self) -> asyncio.Future[None]:
         if len(self._waiting) >= MAX_WAITING:
             raise AuthenticationFailed(f"{MAX_WAITING} logins wait for keys (MAX_WAITING)")
-        # Each login needs its own future: a client that disconnects cancels it.
+        # Each login needs its own future, because a disconnecting client cancels the future.
         waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waits)
         return waits
@@ -120,7 +120,7 @@ class KeySet:
             with suppress(RuntimeError):  # the broker has stopped meanwhile
                 loop.call_soon_threadsafe(self._fetched, now_ms, result)
 
-        # A daemon thread, not a pool: a stop must not wait for an issuer that does not respond.
+        # A daemon thread, not a pool: a stopping broker must not wait for an unresponsive issuer.
         threading.Thread(target=run, name="keys of tokens", daemon=True).start()
 
     def _fetched(self, began_ms: int, result: tuple[Jwk, ...] | Exception) -> None:

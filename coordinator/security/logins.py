@@ -1,4 +1,4 @@
-"""Logins by SASL: the mechanisms of each listener, connections not yet logged in, and failures.
+"""SASL logins: the mechanisms of each listener, connections not yet logged in, and failures.
 
 Source: ``SaslChannelBuilder``, ``BrokerSecurityConfigs``.
 """
@@ -33,7 +33,7 @@ SERVED: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 """The mechanisms that Fencepost supports."""
 
 SHOWN_CHARACTERS: Final = 100
-"""Characters of a user's name in a log line; the name comes from the client."""
+"""The maximum number of characters of a user's name in a log line; the client chooses the name."""
 
 _USER = "user_"
 
@@ -48,13 +48,13 @@ class ListenerLogins:
     mechanisms: Mapping[str, Mechanism]
     """The enabled mechanisms, by name, in the order of ``sasl.enabled.mechanisms``."""
     max_receive_bytes: int = 65_536
-    """The largest frame before the login completes [sasl.server.max.receive.size]."""
+    """The maximum size of a frame before the login completes [sasl.server.max.receive.size]."""
     failure_delay_ms: int = 100
-    """The delay before a failed login is answered [connection.failed.authentication.delay.ms]."""
+    """The delay of the response to a failed login [connection.failed.authentication.delay.ms]."""
     timeout_ms: int = 10_000
     """The time limit for a whole login [fencepost.authentication.timeout.ms]."""
     max_reauth_ms: Mapping[str, int] | None = None
-    """The lifetime of a login by mechanism, where limited [connections.max.reauth.ms]."""
+    """The lifetime of a login by mechanism, if it is limited [connections.max.reauth.ms]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Logins:
         return True
 
     def leave(self, host: str) -> None:
-        """Uncount a connection that has logged in or has ended."""
+        """Stop counting a connection that has logged in or has ended."""
         self._trying[host] -= 1
         if not self._trying[host]:
             del self._trying[host]
@@ -143,7 +143,7 @@ class Logins:
     # --- results ---
 
     def has_failed(self, failure: LoginFailure) -> None:
-        """Count a failed login, and log it unless this second's limit of lines is used up."""
+        """Count a failed login; log it unless the maximum number of lines per second is reached."""
         self.failed[failure.listener, failure.mechanism or ""] += 1
         if self._lines.may_log(self._clock.monotonic_ms()):
             _log.warning(
@@ -229,7 +229,7 @@ def _mechanism(
 def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
     """Return the passwords in ``listener.name.NAME.plain.sasl.jaas.config``, by user.
 
-    Raises ConfigError, whose text quotes no password.
+    Raises ConfigError, whose message quotes no password.
     """
     options = _options(config, listener, PLAIN)
     passwords = {

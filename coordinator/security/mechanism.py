@@ -24,9 +24,9 @@ class Identity:
 class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
     """A login has failed (SASL_AUTHENTICATION_FAILED).
 
-    The message is for the operator: it may state the reason, but holds no secret.
-    ``client_message`` replaces the usual text in the response, and must not reveal whether the user
-    exists. ``user`` is the name that the client sent, unchanged.
+    The message is for the operator. It may state the reason, but contains no secret.
+    ``client_message`` replaces the usual message in the response, and must not reveal whether the
+    user exists. ``user`` is the name that the client sent, unchanged.
     """
 
     def __init__(

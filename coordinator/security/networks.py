@@ -48,14 +48,14 @@ def _range(text: str) -> _Range | None:
 class Networks:
     """An immutable set of address ranges.
 
-    A lookup tries each prefix length in use once, however many ranges there are.
+    A lookup tries each prefix length in use once; its cost does not depend on the number of ranges.
     """
 
     __slots__ = ("_lengths", "_texts")
 
     def __init__(self, texts: Mapping[_Range, frozenset[str]]) -> None:
         self._texts = texts
-        """Hosts of ACLs by their range: several hosts may denote the same range."""
+        """The hosts of ACLs by range; several hosts may denote the same range."""
         self._lengths = sorted({(one.bits, one.length) for one in texts})
 
     def __bool__(self) -> bool:

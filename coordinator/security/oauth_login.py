@@ -1,7 +1,7 @@
 """OAUTHBEARER: a client authenticates with a token that an issuer signed.
 
-The response to an invalid token is a JSON error, which the client acknowledges with one byte; the
-login fails after that.
+The response to an invalid token is a JSON error. The client acknowledges it with one byte, and then
+the login fails.
 
 Source: ``OAuthBearerSaslServer``, ``OAuthBearerClientInitialResponse``,
 ``OAuthBearerValidatorCallbackHandler``; RFC 7628.
@@ -36,13 +36,14 @@ _UNVERIFIED: Final = {
     "sasl.oauthbearer.expected.issuer": "sasl.oauthbearer.allow.unverified.issuer",
     "sasl.oauthbearer.expected.audience": "sasl.oauthbearer.allow.unverified.audience",
 }
-"""For each key that holds a claim's expected value, the key that makes this check optional."""
+"""The configuration keys with a claim's expected value, each with the key that makes the check
+optional."""
 UNSECURED: Final = "unsecured"
 """The prefix of the options in ``sasl.jaas.config`` that enable unsecured tokens."""
 
 MAX_MESSAGE_BYTES: Final = 24_576
-"""The longest message with a token: the broker holds four times this size while it fetches the
-issuer's keys. Web servers accept tokens of 8 to 16 KiB."""
+"""The maximum size of a message with a token. While the broker fetches the issuer's keys, it holds
+four times this size. Web servers accept tokens of 8 to 16 KiB."""
 
 _FIRST = re.compile(
     r"n,(?:a=(?P<authzid>(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,\x01"

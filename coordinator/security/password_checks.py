@@ -17,10 +17,11 @@ from fencepost.coordinator.security.users import Credential
 from fencepost.protocol.scram import salted_password
 
 MAX_WAITING: Final = 256
-"""The longest queue: half a second to three seconds of work, depending on the iterations."""
+"""The maximum number of queued passwords: half a second to three seconds of work, depending on the
+iterations."""
 
 MAX_WAITING_PER_HOST: Final = 128
-"""Passwords from one address in the queue, which leaves places for other addresses."""
+"""The maximum number of queued passwords from one address, so that other addresses find room."""
 
 
 class PasswordChecks:

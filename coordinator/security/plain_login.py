@@ -1,7 +1,7 @@
 """PLAIN: a client sends its name and password, which only TLS protects.
 
-The password is checked against the user's SCRAM credential, or, as in Kafka, against the passwords
-in the configuration.
+The password is checked against the user's SCRAM credential or, as in Kafka, against a password in
+the configuration.
 
 Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
 """
@@ -76,7 +76,7 @@ class PlainExchange:
             client_message = "Authentication failed: password not specified"
             raise AuthenticationFailed(client_message, client_message=client_message, user=user)
         login = self._login
-        # Every name causes the same work, so that the duration does not reveal whether a user
+        # The work is the same for every name, so that the duration does not reveal whether a user
         # exists.
         stand_in = login.users.stand_in(user)
         configured = login.users.any_credential(user)

@@ -11,7 +11,7 @@ from typing import Final
 from fencepost.logcore.values import dataclass
 
 USER: Final = "User"
-"""The type of every client's principal."""
+"""The type of all clients' principals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ClientSession:
     """A connection's client; each authentication replaces this object."""
 
     host: str
-    """The client's address; an IPv4 address lacks the prefix that an IPv6 socket adds."""
+    """The client's address; an IPv4 address has no ``::ffff:``, which an IPv6 socket would add."""
     listener: str
     """The name of the client's listener."""
     principal: Principal = ANONYMOUS
@@ -51,7 +51,7 @@ class ClientSession:
     expires_at_ms: int | None = None
     """When the login expires, by the broker's clock; None for never (KIP-368)."""
     connected_s: float = 0.0
-    """When the client connected, by the loop's clock; it orders the connections of a client."""
+    """When the client connected, by the loop's clock; used to order a client's connections."""
 
 
 def plain_host(host: str) -> str:

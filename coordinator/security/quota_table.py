@@ -25,7 +25,7 @@ class QuotaTable:
         self.count = 0
         """The number of quotas of all entities."""
         self.entities: dict[Entity, dict[str, float]] = {}
-        """The quotas of each entity that has any, in order of creation."""
+        """The quotas of each entity with quotas, in order of creation."""
         for named, values in metadata.image.quotas.items():
             for key, value in values.items():
                 self._put(frozenset(named), key, value)

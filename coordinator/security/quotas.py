@@ -31,22 +31,23 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.values import dataclass
 
 MAX_BUDGETS: Final = 10_000
-"""The most budgets of one kind of quota, about 2 KiB each. Beyond this number, all clients that are
-new to the broker share one budget for each quota, so that invented names cannot exhaust memory."""
+"""The maximum number of budgets of one kind of quota, about 2 KiB each. Beyond this number, clients
+that are new to the broker share one budget per quota, so that invented names cannot exhaust memory.
+"""
 
 MAX_KEPT_CHARACTERS: Final = 128
-"""Characters of a name that a budget keeps. A longer name (the protocol allows 32 KiB) is replaced
-by its beginning and a digest."""
+"""The maximum number of characters of a name that a budget keeps. A longer name (the protocol
+allows 32 KiB) is replaced by its beginning and a digest."""
 
 EXPIRES_MS: Final = 3_600_000
-"""A budget unused for this long is dropped."""
+"""The time after which an unused budget is dropped."""
 
 MAX_DEBT_MS: Final = 30_000
-"""The longest throttle time for processor time of threads, in milliseconds: clients give up a
-request after that long (``request.timeout.ms``)."""
+"""The maximum throttle time for processor time of threads, in milliseconds: clients give up a
+request after this time (``request.timeout.ms``)."""
 
 ALL_BYTES: Final = 2**31 - 1
-"""The largest size a Fetch can ask for."""
+"""The maximum size that a Fetch can request."""
 
 
 class QuotaUsage:
@@ -56,7 +57,8 @@ class QuotaUsage:
 
     def __init__(self, shared_by: Pair, window: RateWindow, *, is_bucket: bool) -> None:
         self.shared_by = shared_by
-        """User and client id; an element is empty if all users or clients share the budget."""
+        """User and client id. The user is empty if all users share the budget, and the client id if
+        all clients do."""
         self.rate = Rate(window)
         self.bucket = TokenBucket(window) if is_bucket else None
         self.limit = 0.0
@@ -186,9 +188,9 @@ class ClientQuotas:
     ) -> int:
         """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
 
-        For event loop time, the throttle time is at most one sample of the window. ``is_debt``: the
-        request has used processor time in threads, and the client waits until its rate is within
-        the quota, but for at most MAX_DEBT_MS.
+        For event loop time, the throttle time is at most one sample of the window. With
+        ``is_debt``, for a request that has used processor time in threads, it is at most
+        MAX_DEBT_MS.
         """
         budget = self.budget(key, user, client_id)
         if budget is None:
@@ -201,7 +203,7 @@ class ClientQuotas:
         return min(throttle_ms, MAX_DEBT_MS if is_debt else self.window.sample_ms)
 
     def is_unused(self, key: str, user: str, client_id: str) -> bool:
-        """Return whether the clients that share a client's budget used nothing in the window."""
+        """Return whether no client that shares the budget has used it in the window."""
         budget = self.budget(key, user, client_id)
         return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
 
@@ -218,7 +220,7 @@ class ClientQuotas:
             budget.throttled(throttle_ms)
 
     def most_bytes(self, user: str, client_id: str) -> int:
-        """Return the bytes a Fetch may return unthrottled after a window without any fetch."""
+        """Return how many bytes a Fetch may return without throttling after an idle window."""
         quota_of = self.quota_of(FETCH, user, client_id)
         if quota_of is None:
             return ALL_BYTES
@@ -253,8 +255,8 @@ class ClientQuotas:
             if oldest.is_quiet(now_ms):
                 del budgets[oldest.shared_by]
             else:
-                # New clients share a budget with the quota's entity as its key. The entity is a
-                # default one, whose name no client has, or one of the few that are configured.
+                # New clients share a budget, whose key is the quota's entity. The entity is a
+                # default one, which no client is named after, or one of the few configured ones.
                 shared_by = quota_of.entity
                 if shared_by in budgets:
                     return budgets[shared_by]
@@ -276,10 +278,10 @@ class ClientQuotas:
 
 
 class PartitionMutations:
-    """Partitions that one request creates and deletes.
+    """Counts the partitions that one request creates or deletes.
 
-    A strict request is rejected once the client's token bucket is overdrawn. Any other request gets
-    all its partitions, and its client is throttled.
+    A strict request is rejected once the client's token bucket is overdrawn. Any other request
+    creates or deletes all its partitions, and its client is throttled afterwards.
     """
 
     def __init__(self, budget: QuotaUsage, clock: Clock, *, is_strict: bool) -> None:
@@ -288,11 +290,11 @@ class PartitionMutations:
 
     @property
     def throttle_ms(self) -> int:
-        """The throttle time from now on, in milliseconds."""
+        """The current throttle time in milliseconds."""
         return max(0, self._until_ms - self._clock.monotonic_ms())
 
     def record(self, partitions: int) -> None:
-        """Take partitions from the bucket. Raises ThrottlingQuotaExceededError, taking none."""
+        """Take partitions from the bucket, or take none and raise ThrottlingQuotaExceededError."""
         budget, now_ms = self._budget, self._clock.monotonic_ms()
         bucket = budget.bucket
         if bucket is None:

@@ -11,7 +11,7 @@ from typing import Final
 from fencepost.logcore.values import dataclass
 
 MAX_THROTTLE_MS: Final = 2**31 - 1
-"""The largest throttle time that a response can hold, 25 days."""
+"""The maximum throttle time that a response can contain, 25 days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RateWindow:
 
     @property
     def least_ms(self) -> int:
-        """The shortest time over which a rate is taken, even for a client that is new."""
+        """The minimum time over which a rate is computed, even for a new client."""
         return (self.samples - 1) * self.sample_ms
 
 
@@ -39,7 +39,8 @@ class Rate:
 
     def __init__(self, window: RateWindow) -> None:
         self.window = window
-        # At most one sample more than the window has: the oldest may have begun before the window.
+        # At most one sample more than the window has: the oldest sample may begin before the
+        # window.
         self._samples: list[_Sample] = []
         self._current = 0
 
@@ -77,7 +78,7 @@ class Rate:
         return max(1, elapsed_ms + max(0, missing) * window.sample_ms)
 
     def throttle_ms(self, quota: float, now_ms: int) -> int:
-        """Return how long the rate takes to fall to ``quota`` if nothing is added; 0 if within."""
+        """Return the time until the rate falls to ``quota`` if nothing is recorded; may be 0."""
         rate = self.per_second(now_ms)
         if rate <= quota:
             return 0
@@ -99,9 +100,9 @@ class _Sample:
 
 
 class TokenBucket:
-    """A token bucket, which after a quiet time permits a burst of one whole window's quota.
+    """A token bucket that, after an idle time, permits a burst of one whole window's quota.
 
-    One request may overdraw it; later requests then wait until the deficit is refilled.
+    One request may overdraw the bucket; later requests then wait until the deficit is refilled.
     """
 
     __slots__ = ("_filled_ms", "_tokens", "window")
@@ -126,6 +127,6 @@ class TokenBucket:
         self._tokens = self.tokens(quota, now_ms) - count
 
     def throttle_ms(self, quota: float, now_ms: int) -> int:
-        """Return how long the bucket stays overdrawn; 0 if it is not."""
+        """Return how long the bucket stays overdrawn; 0 if it is not overdrawn."""
         tokens = self.tokens(quota, now_ms)
         return 0 if tokens >= 0 else int(min(-tokens / quota * 1000 + 0.5, MAX_THROTTLE_MS))

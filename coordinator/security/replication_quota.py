@@ -1,7 +1,7 @@
-"""Replication quotas, which limit the bandwidth of chosen replicas, for example of reassigned ones.
+"""Replication quotas, which limit the bandwidth of configured replicas, such as reassigned ones.
 
-A broker has two such quotas: one for bytes sent as a leader, and one for bytes fetched as a
-follower. In-sync replicas are never throttled.
+A broker has two such quotas: for bytes that it sends as a leader, and for bytes that it fetches as
+a follower. In-sync replicas are never throttled.
 
 Source: ``ReplicationQuotaManager``, ``ReplicationQuotaManagerConfig``; KIP-73.
 """

@@ -74,9 +74,9 @@ class _Grant(NamedTuple):
 
 
 class _Prefixes:
-    """Prefixes of resource names.
+    """A set of prefixes of resource names.
 
-    A lookup tries each length that any prefix has, up to the length of the name.
+    A lookup tries each length of the prefixes in the set, up to the length of the name.
     """
 
     __slots__ = ("_lengths", "_texts")
@@ -183,8 +183,8 @@ class RuleTable:
     ) -> bool:
         """Return whether a client may be allowed the operation on any resource of this type.
 
-        Only the operation named by an ACL counts, not those it implies. Looks at all ACLs of the
-        client, so callers cache the result.
+        Only the operation named by an ACL counts, not the operations that it implies. The function
+        examines all ACLs of the client, so callers cache the result.
         """
         denied: set[Pattern] = set()
         allowed: set[Pattern] = set()
@@ -284,7 +284,7 @@ class _TableBuilder:
         self._holders: set[Holder] = set()
         self._changes: dict[tuple[Holder, Pattern], dict[Acl, bool]] = {}
         """For each grant, the changed ACLs and whether each was added. :meth:`finish` builds each
-        grant once, however many of its ACLs change."""
+        grant only once, even if many of its ACLs change."""
         self._texts: dict[Holder, set[str]] = {}
         """Prefixes of changed ACLs, by holder."""
 
@@ -385,7 +385,7 @@ def _holder(rule: Acl) -> Holder:
 def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
     """Yield the patterns that match a name: the literal ones, and the matching ``prefixes``.
 
-    Unlike in Kafka, the pattern for all names also matches names that begin with an asterisk.
+    Unlike in Kafka, the pattern for all names (``*``) also matches names that begin with ``*``.
     """
     yield PatternType.LITERAL, name
     if name != ANYTHING:

@@ -1,9 +1,9 @@
 """SCRAM-SHA-256 and -512: a client proves that it knows its password without sending it.
 
-The responses to an unknown user are like those to a known one, and the login fails at the step
-where a wrong password fails.
+The responses to an unknown user are like those to an existing user with a wrong password, and the
+login fails at the same step.
 
-Source: ``ScramSaslServer``; Apache Kafka fails an unknown user at the first message.
+Source: ``ScramSaslServer``. Apache Kafka rejects an unknown user at the first message.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fencepost.protocol.scram import (
 )
 
 MAX_TOKEN_BYTES: Final = 8_192
-"""The longest message with the user's name. The broker holds several times as much between two
-steps, and while it hashes a password; an ordinary message has a hundred bytes."""
+"""The maximum size of a message with the user's name. The broker holds several times this size
+between two steps, and while it hashes a password. An ordinary message has a hundred bytes."""
 
 OTHER_USER = (
     "Authentication failed: Client requested an authorization id that is different from username"
 )
-"""The error for a client that asks for another authorization id; it is the same for any user."""
+"""The error for a client that requests another authorization id, whether or not the user exists."""
 
 
 def check_size(token: bytes, limit: int = MAX_TOKEN_BYTES) -> None:
@@ -86,7 +86,8 @@ class ScramExchange:
             raise AuthenticationFailed(
                 "the client wants to be another user", client_message=OTHER_USER, user=first.user
             )
-        # Computed also for existing users, so that the duration does not reveal whether one exists.
+        # Also computed for existing users, so that the duration does not reveal whether a user
+        # exists.
         stand_in = self._users.stand_in(first.user, self._mechanism)
         credential = self._users.credential(first.user, self._mechanism)
         if first.extensions.get("tokenauth", "").lower() == "true":

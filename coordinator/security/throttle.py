@@ -1,6 +1,6 @@
 """Counts one request against its client's quotas, and determines the throttle time.
 
-The response is sent at once and holds the throttle time; the broker then stops reading from the
+The response is sent at once and contains the throttle time. The broker then stops reading from the
 connection for that time.
 Source: ``RequestHandlerHelper``, ``KafkaApis``; KIP-124, KIP-219.
 """
@@ -100,7 +100,7 @@ class RequestQuotas:
         self._counts_time = counts_time
         self._counted_s = 0.0
         self._has_debt = False
-        """Whether threads have worked for the request: its throttle time may then be longer."""
+        """Whether threads have worked for the request, so that its throttle time may be longer."""
         self._throttle_ms: int | None = None
         self._mutations: PartitionMutations | None = None
         self._fetch_ms = 0
@@ -111,8 +111,8 @@ class RequestQuotas:
     def for_envelope(self, user: str, client_id: str | None) -> RequestQuotas:
         """Return the quotas of the request in an Envelope, from a client of another broker.
 
-        That broker throttles the client. This broker counts the mutations of topics, but not the
-        time on the loop.
+        The other broker throttles the client. This broker counts the mutations of topics, but not
+        the time on the event loop.
         """
         return RequestQuotas(self._quotas, self._loop_time, user, client_id, counts_time=False)
 
@@ -128,14 +128,14 @@ class RequestQuotas:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of records that a Fetch may return."""
+        """The maximum number of bytes of records that a Fetch may return."""
         return self._quotas.most_bytes(self._user, self._client_id)
 
     def may_fetch(self, size: int) -> bool:
-        """Return whether a Fetch response may carry ``size`` bytes of records, or must carry none.
+        """Return whether a Fetch response may contain ``size`` bytes of records, or must be empty.
 
-        A client that has fetched nothing for a whole window gets even a batch larger than the
-        window's quota: otherwise, as in Apache Kafka, its consumer would wait forever.
+        A client that has fetched nothing for a whole window gets even a batch that is larger than
+        the window's quota. Otherwise its consumer would wait forever, as with Apache Kafka.
         """
         was_quiet = self._quotas.is_unused(FETCH, self._user, self._client_id)
         time_ms = self._time_ms()
@@ -146,7 +146,7 @@ class RequestQuotas:
         return False
 
     def may_begin_fetch(self) -> bool:
-        """Return whether a ShareFetch may acquire records; the client is throttled if not."""
+        """Return whether a ShareFetch may acquire records; otherwise the client is throttled."""
         self._fetch_ms = self._quotas.record_and_get_throttle_ms(
             FETCH, self._user, self._client_id, 0
         )

@@ -2,7 +2,7 @@
 
 There are three steps: :func:`tls_settings` reads the keys, and rejects contradictions; :func:`load`
 reads the files and builds a context, which takes time and waits for the disk; :class:`ListenerTls`
-holds the context for new connections, and decides whether another may replace it.
+holds the context for new connections, and decides whether another context may replace it.
 
 No error message quotes the contents of a file or of a PASSWORD value.
 Source: ``DefaultSslEngineFactory``, ``SslFactory``, ``ChannelBuilders``.
@@ -39,7 +39,7 @@ from fencepost.protocol.pem import (
 )
 
 MAX_STORE_BYTES: Final = 4 << 20
-"""Size limit of a key or certificate file; all CA certificates of a browser take 250 KiB."""
+"""The maximum size of a key or certificate file. All CA certificates of a browser take 250 KiB."""
 
 _VERIFY: Final = {
     "none": ssl.CERT_NONE,
@@ -48,7 +48,7 @@ _VERIFY: Final = {
 }
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _NEWEST: Final = {**{name: name for name in _VERSIONS}, "TLS": "TLSv1.3"}
-"""The values of ``ssl.protocol``, and the newest version that each permits."""
+"""The newest version that each value of ``ssl.protocol`` permits."""
 
 _KEYSTORE, _TRUSTSTORE = "ssl.keystore.location", "ssl.truststore.location"
 _KEY, _CHAIN = "ssl.keystore.key", "ssl.keystore.certificate.chain"
@@ -85,7 +85,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTls:
-    """A listener's TLS context and certificate, built from its settings at one time."""
+    """A listener's TLS context and certificate, as loaded from its settings and files."""
 
     settings: TlsSettings
     stamps: tuple[Stamp | None, ...]
@@ -360,7 +360,7 @@ def _load_certificate(
 
 
 def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
-    """Do a handshake in memory, which fails for a key that fits none of the cipher suites."""
+    """Perform a handshake in memory, which fails if the key fits none of the cipher suites."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     verifies, context.verify_mode = context.verify_mode, ssl.CERT_NONE
@@ -388,7 +388,7 @@ def reason_of(error: ssl.SSLError) -> str:
 
 
 class ListenerTls:
-    """The TLS of one listener's new connections; open connections keep the context they have."""
+    """The TLS context of one listener's new connections; open connections keep their context."""
 
     def __init__(self, loaded: LoadedTls) -> None:
         self.install(loaded)
@@ -397,7 +397,7 @@ class ListenerTls:
         self.reloads = 0
         self.failed_reloads = 0
         self.is_stale = False
-        """Whether files or settings have changed, but cannot be used."""
+        """Whether the changed files or settings cannot be used, so that the old context remains."""
 
     def install(self, loaded: LoadedTls) -> None:
         """Use ``loaded`` for new connections."""

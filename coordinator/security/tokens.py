@@ -29,7 +29,7 @@ _MAX_MS: Final = 1 << 53
 class TokenRefusedError(Exception):
     """A token is invalid; the message is for the operator.
 
-    ``scope`` is the required scope, if the token lacks only that.
+    ``scope`` is the required scope, if the token lacks only the scope.
     """
 
     def __init__(self, cause: str, *, scope: str | None = None) -> None:

@@ -67,9 +67,9 @@ def _salt(seed: bytes) -> bytes:
 
 
 class ScramUsers:
-    """All users in the present metadata.
+    """All users in the current metadata.
 
-    ``draw_secret`` returns the server's secret, which is the same after every start.
+    ``draw_secret`` returns the server's secret, which stays the same when the broker restarts.
     """
 
     def __init__(self, metadata: Metadata, draw_secret: Callable[[], bytes]) -> None:
@@ -116,9 +116,9 @@ class ScramUsers:
         Without ``mechanism``, the result also has the mechanism of an existing credential.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
-        # All inputs below have a fixed size, however long the name is.
+        # The seed has a fixed size even for a long name, and so have all inputs below.
         seed = hmac.digest(self._secret, user.encode(), "sha512")
-        # Rendezvous hashing: when the set of costs changes, most names keep theirs.
+        # Rendezvous hashing: when the set of costs changes, most names keep their cost.
         number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
         one = MECHANISM_BY_NUMBER[number]
         stored, server = (

@@ -1,4 +1,4 @@
-"""Leaders, followers and broker registrations for the scenarios of replication."""
+"""Leaders, followers and broker registrations for replication scenarios."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def registration(
 
 
 def view(broker_id: int = 1, brokers: Iterable[int] = (1, 2, 3, 4, 5, 6)) -> ReplicationView:
-    """Return the view of broker ``broker_id``, in which all brokers are unfenced."""
+    """Return broker ``broker_id``'s view of the cluster, in which all brokers are unfenced."""
     known = {one: broker(one) for one in brokers}
     return ReplicationView(broker_id, 100 + broker_id, LAG_MS, known)
 
@@ -122,7 +122,7 @@ class Led:
         self.view.brokers = {**self.view.brokers, **{one.broker_id: one for one in brokers}}
 
     def accept(self, change: IsrChange, partition_epoch: int | None = None) -> LeaderStep:
-        """Answer a proposed ISR change as a controller that accepts it."""
+        """Answer a proposed ISR change like a controller that accepts the change."""
         epoch = change.partition_epoch + 1 if partition_epoch is None else partition_epoch
         isr = tuple(one for one, _ in change.new_isr)
         return self.answer(change, AlteredPartition(change.leader_epoch, epoch, isr))
@@ -140,13 +140,13 @@ class Led:
 
 @dataclass
 class ListLog:
-    """A log of records in memory, each a leader epoch and a value."""
+    """A log in memory; a record is a leader epoch and a value."""
 
     records: list[tuple[int, object]] = field(default_factory=list)
     log_start_offset: int = 0
     high_watermark: int = 0
     extra: list[tuple[int, int]] = field(default_factory=list)
-    """Epochs that began without a record."""
+    """Leader epochs that began without a record."""
 
     @property
     def log_end_offset(self) -> int:
@@ -181,7 +181,7 @@ class ListLog:
         self.extra.append((epoch, start))
 
     def append(self, *epochs: int, value: object = None) -> None:
-        """Append one record for each of these epochs."""
+        """Append a record with each of these leader epochs."""
         self.records += [(epoch, value) for epoch in epochs]
 
     def cut(self, offset: int, *, anew: bool = False) -> None:
@@ -197,7 +197,7 @@ class ListLog:
 
 
 class Following:
-    """A partition on follower 2, with its log and a clock; executes its machine's steps."""
+    """A partition on follower 2, with its log and a clock."""
 
     def __init__(self, *epochs: int, high: int = 0, leader: int = 1, leader_epoch: int = 5) -> None:
         self.log = ListLog(high_watermark=high)
@@ -209,7 +209,7 @@ class Following:
         )
 
     def do(self, step: FollowerStep) -> FollowerStep:
-        """Execute the parts of a step that need no leader."""
+        """Execute the parts of a follower's step that need no leader."""
         if step.truncate is not None:
             self.log.cut(step.truncate.offset, anew=step.truncate.full)
             self.do(self.machine.on_truncated())
@@ -235,7 +235,7 @@ class Following:
         diverging: tuple[int, int] | None = None,
         sent: PartitionFetch | None = None,
     ) -> FollowerStep:
-        """Deliver a response to a fetch, with one record for each of these epochs."""
+        """Deliver a response to a fetch, with a record for each of these leader epochs."""
         answer = PartitionResponse(error, high, start, diverging, list(epochs), len(epochs))
         asked = self.ask() if sent is None else sent
         step = self.do(self.machine.on_answer(asked, answer, self.now_ms))

@@ -1,4 +1,4 @@
-"""The queue to the controller, with the cases of Kafka's ``NodeToControllerRequestThreadTest``."""
+"""Cases of Kafka's ``NodeToControllerRequestThreadTest`` for the queue to the controller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_retry_timeout_while_controller_not_available() -> None:
 
 
 def test_controller_changed() -> None:
-    """After a disconnect the request in flight is sent again first, to the current controller."""
+    """After a disconnect the in-flight request is resent first, to the current controller."""
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
@@ -56,7 +56,7 @@ def test_controller_changed() -> None:
 
 
 def test_next_request_goes_to_the_new_controller_at_once() -> None:
-    """A frozen controller may keep its connection open. None: keep using the last controller."""
+    """A frozen controller may keep its connection open. None means: use the last controller."""
     waiting = queue()
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)
@@ -70,13 +70,13 @@ def test_not_controller() -> None:
     waiting.enqueue(1, 0)
     assert waiting.next(OLD, 0) == SendRequest(1, OLD, 30_000)
     assert not waiting.on_answer(1, not_controller=True, now_ms=10)
-    # Retry the same controller after a backoff: it may not know of its election yet.
+    # Retry the same controller after a backoff: the controller may not know of its election yet.
     assert waiting.next(OLD, 10) == 10 + rules.BACKOFF_MS
     assert waiting.next(OLD, 110) == SendRequest(1, OLD, 30_110)
 
 
 def test_retry_timeout() -> None:
-    """A request with a retry timeout expires; one without is retried for ever."""
+    """A request with a retry timeout expires; a request without it is retried without end."""
     for limit in (100, None):
         waiting = queue(retry_timeout_ms=limit)
         waiting.enqueue(1, 0)
@@ -87,7 +87,7 @@ def test_retry_timeout() -> None:
 
 
 def test_kafka_14392_heartbeat_to_hanging_controller_expires_in_time() -> None:
-    """KAFKA-14392: the request times out at 4.5 s, and the next arrives in time."""
+    """KAFKA-14392: the first heartbeat expires at 4.5 s, so that the next is sent in time."""
     waiting = queue(retry_timeout_ms=4_500)
     waiting.enqueue(1, 0)
     assert waiting.next(OLD, 0) == SendRequest(1, OLD, 4_500)

@@ -129,7 +129,7 @@ def test_partition_that_got_records_moves_to_the_end_of_the_next_fetch():
     [(Errors.FETCH_SESSION_ID_NOT_FOUND, 0), (Errors.INVALID_FETCH_SESSION_EPOCH, SESSION)],
 )
 def test_top_level_error_resets_metadata(error, session_id):
-    """The request for a new session closes the old one, which the leader may still have."""
+    """The request for a new session closes the old session, which the leader may still have."""
     one = Fetching()
     one.ask()
     one.get()
@@ -164,7 +164,7 @@ def test_should_poll_indefinitely_if_leader_returns_any_exception():
 
 @pytest.mark.parametrize("parts", [{}, {0: 0}, {0: 0, 1: 0, 2: 0}])
 def test_verify_full_fetch_response_partitions(parts):
-    """A full response must have exactly the requested partitions; any other is dropped."""
+    """A full response must have exactly the requested partitions; other responses are dropped."""
     one = Fetching(2)
     one.ask()
     told = {(TOPIC_ID, index): PartitionResponse() for index in parts}

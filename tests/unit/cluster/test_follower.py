@@ -131,7 +131,7 @@ def test_response_for_offset_other_than_log_end_fails_the_partition():
 
 
 def test_kafka_13790_fetching_restarts_only_with_a_new_leader_epoch():
-    """KAFKA-13790: not for a new partition epoch, nor for the same leader epoch again."""
+    """KAFKA-13790: neither a new partition epoch nor the same leader epoch restarts fetching."""
     one = Following(4, leader_epoch=5)
     one.get(high=9)
     sent = one.ask()
@@ -244,7 +244,7 @@ def test_append_error_delays_or_fails_the_partition(error, state):
 
 @pytest.mark.parametrize(("leader_start", "truncation"), [(3, Truncation(3, full=True)), (2, None)])
 def test_append_out_of_range_truncates_fully_if_leader_starts_at_log_end(leader_start, truncation):
-    """The leader's log starts in the batch with which this log ends: delete all records here."""
+    """The leader's log starts within the last batch of the local log: delete all local records."""
     one = Following(4, 4, 4)
     answer = PartitionResponse(0, 5, leader_start, None, [5], 1)
     one.machine.on_answer(one.ask(), answer, one.now_ms)
@@ -302,14 +302,14 @@ def _diverging(leader: ListLog, epoch: int, offset: int) -> tuple[int, int] | No
 @pytest.mark.parametrize(
     ("epochs", "epoch", "end", "cut"),
     [
-        ((5, 5, 5), -1, -1, 1),  # the leader has no epochs: the fetch's start position
-        ((5, 5, 5), -1, 2, 2),  # the leader has no epochs: the smaller end
+        ((5, 5, 5), -1, -1, 1),  # the leader has no epochs: fetch offset
+        ((5, 5, 5), -1, 2, 2),  # the leader has no epochs: the smaller end offset
         ((5, 5, 5), -1, 9, 3),
-        ((5, 5, 5), 5, 2, 2),  # the same epoch: the smaller end
+        ((5, 5, 5), 5, 2, 2),  # the same epoch: the smaller end offset
         ((5, 5, 7), 5, 9, 2),
         ((5, 5, 5), 5, 9, 3),
-        ((3, 5, 7), 6, 9, 2),  # the follower lacks epoch 6: the end of epoch 5
-        ((3, 3, 7), 5, 1, 2),  # the end of epoch 3 here, although the leader's is lower
+        ((3, 5, 7), 6, 9, 2),  # the follower lacks epoch 6: its end of epoch 5
+        ((3, 3, 7), 5, 1, 2),  # the follower's end of epoch 3, although the leader's is lower
         ((5, 5, 7), 3, 2, 0),  # below every local epoch
         ((5, 5), 9, 1, 1),  # above every local epoch
     ],
@@ -336,7 +336,7 @@ def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_
 
 
 def test_epoch_without_records_is_removed_by_truncation():
-    """A former leader began epoch 5 without a record; the new leader has no such epoch."""
+    """A former leader began epoch 5 without a record; the new leader has no epoch 5."""
     one = Following(3, 3, leader_epoch=6)
     one.log.begin_epoch(5, 2)
     one.machine.resume()
@@ -353,7 +353,7 @@ def test_epoch_without_records_is_removed_by_truncation():
 @pytest.mark.parametrize(
     ("last_epoch", "offset", "answer"),
     [
-        (-1, 1000, None),  # a follower without epochs is not compared
+        (-1, 1000, None),  # a follower without epochs never diverges
         (0, 8, None),
         (0, 1000, (0, 8)),
         (1, 8, (0, 8)),
@@ -394,7 +394,7 @@ def test_follower_fetch_out_of_range_high():
 
 
 def test_follower_fetch_out_of_range_low():
-    """KAFKA-9491: restart at the leader's log start offset, the high watermark included."""
+    """KAFKA-9491: restart the log and the high watermark at the leader's log start offset."""
     one = Following(4, 4, high=2)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
     question = one.machine.on_offset(question, 900, 0, one.now_ms).offset_request
@@ -445,7 +445,7 @@ def test_offset_listed_for_former_leader_epoch_is_ignored():
 
 
 def test_fetch_state_table_covers_stop_start_and_failure():
-    """Every state can be stopped, and every one but APPENDING and TRUNCATING can be restarted."""
+    """Fetching can stop in every state, and restart in all but APPENDING and TRUNCATING."""
     busy = {FetchState.APPENDING, FetchState.TRUNCATING}
     for state in FetchState:
         known = {trigger for one, trigger in FETCH_TRANSITIONS if one is state}

@@ -1,4 +1,4 @@
-"""Images that records build, what changes for one broker, and random histories of records.
+"""Images built from records, their changes for one broker, and random histories of records.
 
 The cases come from Kafka's TopicsImageTest, ClusterDeltaTest, PartitionRegistrationTest and
 MetadataBatchLoaderTest.
@@ -114,7 +114,7 @@ def changed(old: MetadataImage, new: MetadataImage) -> dict[str, list[tuple[str,
 
 
 def snapshot(old: MetadataImage, new: MetadataImage) -> MetadataImage:
-    """Return ``new`` as a broker with the image ``old`` loads it from a snapshot."""
+    """Return the image ``new`` as a broker with the image ``old`` loads it from a snapshot."""
     loader = ImageLoader(old)
     loader.begin_snapshot()
     loader.replay(image_values(new), 0, 0)
@@ -204,7 +204,7 @@ def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> Non
 
 
 def test_new_replica_follows_even_without_new_partition_epoch() -> None:
-    """On ZooKeeper, a broker may read the replicas before a reassignment and the state after it."""
+    """With ZooKeeper, a broker may read the replicas before a reassignment, the state after it."""
     before = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}
@@ -212,7 +212,7 @@ def test_new_replica_follows_even_without_new_partition_epoch() -> None:
 
 
 def test_deleted_topic_with_only_sole_replicas_is_one_change() -> None:
-    """There may be 100,000 such partitions, and most were never opened."""
+    """There may be 100,000 such partitions, most of which were never opened."""
     old = image_after(
         START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2)
     )
@@ -263,7 +263,7 @@ def test_records_that_contradict_the_image_are_corrupt(records: list[MetadataRec
 
 
 def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
-    """The image that a start builds directly equals the image that its records build."""
+    """The image that a starting broker builds directly equals the image from the records."""
     many = UUID(int=990)
     old = image_after(
         START,
@@ -283,7 +283,7 @@ def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
     assert {one.leader_epoch for one in alone} == {1}
     assert image.topics["none"] is old.topics["none"]
     assert image.topics["a"] is old.topics["a"]
-    # Equal partitions share one object; a change of one of them leaves the others as they are.
+    # Equal partitions share one object; changing one of the partitions does not change the others.
     loader.replay([encode(PartitionChangeRecord(many, 0, leader=ME))], image.offset + 1, 2)
     assert [one.leader_epoch for one in loader.publish().topics["c"].partitions[:3]] == [2, 1, 1]
 
@@ -396,7 +396,7 @@ def test_changed_acls_list_added_changed_and_removed_acls() -> None:
     assert set(changed_acls(last, delta.apply(9, 9))) == {ids[1], ids[3]}
 
 
-# --- images from records as they come ---
+# --- images from batches of records ---
 
 
 def test_open_metadata_transaction_is_not_published() -> None:
@@ -437,7 +437,7 @@ def test_equal_partitions_share_one_object() -> None:
 
 
 class Life:
-    """Random records that fit the current image, drawn from a seed."""
+    """Random records that are valid for the current image."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -557,7 +557,7 @@ def test_partition_without_directories_has_the_unassigned_directory() -> None:
 
 
 def test_unregistered_controller_leaves_the_image() -> None:
-    """KIP-1312. Kafka's broker logs a fault for an unknown controller, and goes on."""
+    """KIP-1312. Kafka's broker logs a fault for an unknown controller, and continues."""
     registered = RegisterControllerRecord(7, UUID(int=7), False, (), ())
     known = image_after(START, registered)
     assert known.controllers == {7: registered}

@@ -1,4 +1,4 @@
-"""The ISR: replicas that join and leave, and the controller's answers.
+"""The ISR: replicas that join and leave, and the controller's responses.
 
 Tests with Kafka's names are cases of ``PartitionTest``, ``IsrExpirationTest`` and
 ``AlterPartitionManagerTest``.
@@ -69,7 +69,10 @@ def test_follower_does_not_join_isr_until_caught_up_to_offset_within_current_lea
 
 @pytest.mark.parametrize("now", [broker(2, fenced=True), broker(2, leaving=True)])
 def test_isr_not_expanded_if_replica_is_fenced_or_shutdown(now):
-    """KIP-841: such a replica is not eligible. KAFKA-13916: every proposal would fail."""
+    """KIP-841: such a replica is not eligible.
+
+    KAFKA-13916: the controller would refuse each proposal.
+    """
     led = Led(registration(isr=[1]), end=10, high=10)
     led.knows(now)
     assert led.fetch(2, 10).send is None
@@ -134,7 +137,7 @@ def test_should_not_shrink_isr_if_previous_fetch_is_caught_up():
 
 
 def test_should_not_shrink_isr_if_follower_caught_up_to_log_end():
-    """Without appends a silent follower is not behind; the next append shows that it is."""
+    """A follower that has stopped fetching is in sync until the next append."""
     led = Led(registration([1, 2]), end=10)
     led.fetch(2, 10)
     led.wait(10 * LAG_MS)
@@ -260,7 +263,7 @@ def test_alter_partition_response_with_same_partition_epoch_ends_the_change():
 
 
 def test_alter_isr_leader_and_isr_race():
-    """Newer metadata replace the pending change; the late answer is ignored."""
+    """Newer metadata replaces the pending change; the late response is ignored."""
     led, change = _expanding()
     led.become(registration(isr=[1, 3], partition_epoch=11))
     assert led.leader.state is IsrState.COMMITTED
@@ -277,9 +280,10 @@ def test_metadata_with_the_pending_isr_report_its_reason():
 
 
 def test_metadata_of_known_partition_epoch_keep_pending_isr_change():
-    """A change stays pending when the metadata of an earlier change arrive after its answer.
+    """A change stays pending if the metadata of an earlier change arrives late.
 
-    If the leader dropped it, the high watermark could pass a replica that the controller is adding.
+    If the leader dropped the pending change, the high watermark could pass a replica that the
+    controller is adding.
     """
     led, first = _expanding()
     led.accept(first)

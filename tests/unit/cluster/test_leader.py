@@ -162,7 +162,7 @@ def test_update_follower_fetch_state():
 
 
 def test_follower_at_end_of_previous_fetch_was_caught_up_at_that_fetch():
-    """At a high rate each fetch only reaches the log end offset of the fetch before."""
+    """At a high rate each fetch only reaches the log end offset at the previous fetch."""
     led = Led(end=10)
     led.fetch(2, 10)
     first = led.now_ms
@@ -209,7 +209,7 @@ def test_high_watermark_of_the_leader_never_falls():
 
 
 def test_high_watermark_waits_for_caught_up_replica_outside_of_isr():
-    """Otherwise a follower would chase the high watermark of an ISR of one for ever."""
+    """Otherwise a follower would never reach the high watermark of an ISR with one member."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.fetch(2, 4)
     assert led.append(1).high_watermark_moved, "it was never caught up"

@@ -1,4 +1,4 @@
-"""A broker's lifecycle, with the cases of Kafka's ``BrokerLifecycleManagerTest``."""
+"""A broker's lifecycle: cases of Kafka's ``BrokerLifecycleManagerTest``, and others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Life:
         return self.life.state
 
     def sent(self) -> RegisterBroker | SendHeartbeat:
-        """Return the next request at the time it is due."""
+        """Advance the clock to the next request and return the request."""
         found = self.life.next_request(self.now, 11)
         if isinstance(found, float):
             assert found < math.inf, "nothing will ever be sent"
@@ -137,7 +137,7 @@ def test_registration_timeout() -> None:
     life = Life()
     ends = life.now + LifecycleIntervals().initial_registration_ms
     assert life.life.deadline_ms() == ends
-    life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the former run still has a session
+    life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the former session is still valid
     assert life.life.on_time(ends - 1) == []
     assert life.life.on_time(ends) == [LifecycleEvent.NOT_REGISTERED]
     assert life.state is BrokerState.SHUTTING_DOWN
@@ -199,7 +199,7 @@ def test_state_change_during_failed_heartbeat_waits_for_the_interval() -> None:
 
 
 def test_fenced_broker_keeps_running_and_requests_unfencing() -> None:
-    """The broker lost the controller for a while: it keeps serving and is unfenced again."""
+    """The broker lost contact to the controller for a while: it keeps serving and is unfenced."""
     life = Life().running()
     life.beat(is_fenced=True)
     assert (life.state, life.life.is_fenced) == (BrokerState.RUNNING, True)
@@ -277,7 +277,7 @@ def test_amended_registration_keeps_previous_broker_epoch() -> None:
 
 
 def test_broker_registers_again_at_first_level_with_directories() -> None:
-    """The broker registers again at level 3.7-IV2, unless its registration lists directories."""
+    """At level 3.7-IV2 the broker registers again, unless its registration lists directories."""
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
     assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)

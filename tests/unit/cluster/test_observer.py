@@ -68,7 +68,7 @@ def topic(number: int) -> tuple[TopicRecord, PartitionRecord]:
 
 
 class Following:
-    """An observer that has found the leader (1, epoch 1) among three controllers."""
+    """An observer of three controllers that knows the leader: controller 1, with epoch 1."""
 
     def __init__(self, *, bootstrap: Iterable[rules.Address] = (A, B, C)) -> None:
         self.wire, self.now, self.turn = Wire(), 0.0, 0
@@ -232,7 +232,7 @@ def test_fetch_contains_the_known_high_watermark() -> None:
 
 
 def test_diverging_records_are_truncated_and_were_never_applied() -> None:
-    """After a failover of the controller, uncommitted records of the former one are truncated."""
+    """After a controller failover, uncommitted records of the former controller are truncated."""
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     following.answer(batch(2, *topic(2)), batch(4, *topic(3)), hw=2)
@@ -308,7 +308,7 @@ def test_invalid_first_high_watermark_does_not_delay_publication() -> None:
 
 
 def test_epoch_unknown_to_every_node_is_given_up() -> None:
-    """A single response named the epoch, and every fetch in it fails."""
+    """Only one response contained the epoch, and every fetch in this epoch fails."""
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     known = following.observer.epoch
@@ -333,7 +333,7 @@ def test_batch_fetched_twice_is_corrupt() -> None:
 
 
 def test_catching_up_state() -> None:
-    """Nothing is published below the first high watermark, and then everything at once."""
+    """All records up to the first high watermark are published at once, and none before."""
     following = Following().found()
     assert following.answer(batch(0, *topic(1)), hw=6) == []
     assert following.answer(batch(2, *topic(2)), hw=6) == []
@@ -417,7 +417,7 @@ def test_snapshot_is_fetched_in_chunks_and_fetch_continues_at_its_end() -> None:
 
 
 def test_topic_missing_from_snapshot_is_deleted() -> None:
-    """Topics deleted while the broker was away: their directories must be removed."""
+    """The topic was deleted while the broker was down: its directories must be removed."""
     following = Following().found()
     following.answer(batch(0, *topic(1), *topic(2)), hw=4)
     before = following.images[-1]

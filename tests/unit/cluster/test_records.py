@@ -35,7 +35,7 @@ _INTEGERS = {
     "port": 16,
     "security_protocol": 15,
 }
-"""The widths in bits of integers of more than one byte and fewer than 32 bits."""
+"""The sizes in bits of integers that have more than 8 and fewer than 32 bits."""
 _WIDE = ("epoch", "timestamp", "next_producer_id")
 
 
@@ -79,7 +79,7 @@ def test_random_records_survive_encoding_and_decoding(kind: Callable[..., Metada
 
 
 def test_metadata_records_encode_to_kafkas_bytes() -> None:
-    # Records as a controller of Apache Kafka 4.3 wrote them.
+    # Records that a controller of Apache Kafka 4.3 wrote.
     topic = TopicRecord("t", UUID(int=0x1234))
     assert encode(topic).hex() == "010200" + "0274" + f"{0x1234:032x}" + "00"
     assert encode(NoOpRecord()).hex() == "01140000"

@@ -1,4 +1,4 @@
-"""Known replication bugs as sequences on three brokers, A, B and C.
+"""Scenarios of known replication bugs on three brokers, A, B and C.
 
 Each bug was found in Apache Kafka's code or in the specification of a KIP; the tests state the
 correct behaviour.
@@ -51,7 +51,7 @@ def test_kip_101_restart_does_not_truncate_to_the_high_watermark():
 
 
 def test_kip_101_divergence_at_the_same_offset_is_truncated():
-    """Both brokers lose power; B, which had only m1, leads first and appends m3 where A has m2."""
+    """Both brokers lose power. B, which has only m1, leads first and appends m3; A has m2 there."""
     trio = _trio((A, B))
     trio.produce(A, "m1")
     trio.round_trip(B)
@@ -71,7 +71,7 @@ def test_kip_101_divergence_at_the_same_offset_is_truncated():
 
 
 def test_kip_279_logs_converge_after_fast_failovers():
-    """A leads epochs 0 and 2, B leads epoch 1: A has no epoch 1, so B falls back to epoch 0."""
+    """A leads epochs 0 and 2, B leads epoch 1. A has no epoch 1, so B truncates to epoch 0."""
     trio = _trio((A, B))
     for number in range(10):
         trio.produce(A, number)
@@ -244,7 +244,7 @@ def test_isr_expansion_by_replica_fenced_meanwhile_is_rejected():
 
 
 def test_kip_903_late_fetch_of_former_incarnation_does_not_expand_isr():
-    """B restarts with an empty disk; its old fetch must not add the new incarnation to the ISR."""
+    """B restarts with an empty disk. Its late fetch must not add the new incarnation to the ISR."""
     trio = _trio((A, B))
     for number in range(2):
         trio.produce(A, number)
@@ -266,7 +266,7 @@ def test_kip_903_late_fetch_of_former_incarnation_does_not_expand_isr():
 
 
 def test_kafka_15221_isr_expansion_has_the_broker_epoch_of_the_fetch():
-    """AlterPartition has the broker epoch of the fetch, not the one in newer metadata."""
+    """AlterPartition has the broker epoch of the fetch, not that of newer metadata."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -301,7 +301,7 @@ def test_kafka_12686_response_from_before_the_election_is_ignored():
 
 
 def test_isr_change_with_lost_response_is_pending_until_metadata_arrive():
-    """The retry is refused for its partition epoch, since the first request took effect."""
+    """The retry has an old partition epoch, because the first request took effect."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -351,9 +351,10 @@ def test_pending_isr_expansion_delays_acks_all_until_it_is_rejected():
 
 
 def test_pending_isr_expansion_survives_metadata_of_known_partition_epoch():
-    """The metadata of the first of two expansions arrive after the second was sent.
+    """The metadata of the first of two expansions arrives after the second expansion was sent.
 
-    If the leader dropped the second, it would commit records that the ISR member C lacks.
+    If the leader dropped the second expansion, it would commit records that C, an ISR member,
+    lacks.
     """
     trio = _trio()
     trio.change(isr=(A,))
@@ -392,7 +393,7 @@ def test_kafka_13837_added_replica_unknown_to_the_leader_retries_fetch():
 
 
 def test_kafka_13972_replica_of_cancelled_reassignment_stops_fetching():
-    """Cancelling a reassignment bumps no leader epoch; the added broker still stops fetching."""
+    """Cancelling a reassignment bumps no leader epoch, but the added broker stops fetching."""
     trio = _trio((A, B))
     trio.produce(A)
     for replicas in ((A, B, D), (A, B)):
@@ -423,7 +424,7 @@ def test_kafka_14296_broker_in_controlled_shutdown_does_not_rejoin_isr():
 
 
 def test_flapping_isr_bumps_partition_epoch_and_keeps_leader_epoch():
-    """Fetches every 35 s: the partition epoch rises by two each time, the leader epoch stays."""
+    """Fetches every 35 s: each bumps the partition epoch twice and the leader epoch never."""
     trio = _trio((A, B))
     leader = trio.nodes[A]
     for turn in range(5):

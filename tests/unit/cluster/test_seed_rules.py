@@ -1,7 +1,8 @@
 """The ten original rules of replication, and the tests that show their present form.
 
-Rules about one partition are tested here, rules about a cluster that elects its controller on a
-real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files named below.
+This file tests rules about one partition. ``test_zookeeper`` (tests/oracle) tests rules about a
+cluster that elects its controller with a real ZooKeeper. The list names the files of the other
+tests.
 
 1. The leader reads, then records the follower's log end offset, then returns its high watermark
    * here: test_fetch_reports_log_end_offset_and_returns_former_high_watermark
@@ -65,7 +66,7 @@ def test_rules_name_existing_tests():
 
 
 def test_fetch_reports_log_end_offset_and_returns_former_high_watermark():
-    """The leader reads first, then notes the follower's LEO, then responds."""
+    """The leader reads, then records the follower's log end offset, then responds."""
     trio = Trio(members=(A, B))
     trio.produce(A, "m")
     leader, follower = trio.nodes[A], trio.nodes[B]
@@ -104,7 +105,7 @@ def test_acks_all_waits_for_every_isr_member():
 
 
 def test_burst_of_records_does_not_shrink_the_isr():
-    """A limit on messages would remove the followers; ``replica.lag.time.max.ms`` does not."""
+    """A limit in messages would remove the followers; ``replica.lag.time.max.ms`` does not."""
     led = Led(end=10)
     for one in (2, 3):
         led.fetch(one, 10)
@@ -132,7 +133,7 @@ def test_follower_rejoins_the_isr_at_the_high_watermark():
 
 
 def test_isr_change_reaches_the_brokers_through_the_controller():
-    """Leaders wrote a znode that the controller watched; since 2.7 they send AlterPartition."""
+    """Before Kafka 2.7, leaders wrote a znode; since then they send AlterPartition."""
     trio = Trio()
     trio.change(isr=(A, B))
     trio.settle()
@@ -145,9 +146,9 @@ def test_isr_change_reaches_the_brokers_through_the_controller():
 
 
 def test_restart_below_the_high_watermark_loses_no_records():
-    """KIP-101: truncate to the end of the epoch, not to the high watermark.
+    """KIP-101: truncate to the end offset of the epoch, not to the high watermark.
 
-    test_replication_bugs has the sequences of both directions.
+    test_replication_bugs has the complete scenarios of KIP-101.
     """
     trio = Trio(members=(A, B))
     for number in range(2):

@@ -32,9 +32,9 @@ def weak_isr(trio: Trio) -> None:
 
 
 def strong_isr(trio: Trio) -> None:
-    """Check the same for the members of the controller's ISR, which are the possible next leaders.
+    """Check that a presumed leader's committed records are on every member of the controller's ISR.
 
-    A presumed leader's committed records must be on every one of them.
+    The next leader is elected from these members.
     """
     for node in trio.nodes.values():
         if node.is_leader:

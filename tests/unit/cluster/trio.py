@@ -1,7 +1,7 @@
 """A few brokers with one partition, the network between them, and a minimal controller.
 
-Nothing happens by itself: the scenario or random test takes every step. Messages stay in
-``Trio.messages`` until the test delivers, repeats or drops them.
+A scenario or a random test takes every step. Messages stay in ``Trio.messages`` until the test
+delivers, repeats or drops them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fencepost.logcore.errors import OffsetOutOfRangeError
 from tests.unit.cluster.replicas import LAG_MS, TOPIC, TOPIC_ID, ListLog, broker, registration
 
 MAX_RECORDS = 2
-"""The most records in one fetch response."""
+"""The maximum number of records in a fetch response."""
 
 Image = tuple[PartitionRegistration, dict[int, BrokerRegistration]]
 
 
 @dataclass(eq=False)
 class Write:
-    """A record written with acks=all, and whether its producer has been answered."""
+    """A record written with acks=all, and the result of its Produce request."""
 
     node: int
     offset: int
@@ -54,7 +54,7 @@ class Message:
 
 
 class Node:
-    """A broker: its log survives a restart, its state machines do not."""
+    """A broker. Its log survives a restart, but its state machines do not."""
 
     def __init__(self, trio: Trio, broker_id: int) -> None:
         self.trio, self.broker_id = trio, broker_id
@@ -62,9 +62,9 @@ class Node:
         self.restart()
 
     def restart(self, high_watermark: int | None = None) -> None:
-        """Restart with the log as it is; ``high_watermark`` is the checkpoint's, if given.
+        """Restart with the current log, and with ``high_watermark`` as the checkpoint, if given.
 
-        The broker then applies only the newest image and later ones.
+        The restarted broker applies only the newest image and later images.
         """
         if high_watermark is not None:
             self.log.high_watermark = min(high_watermark, self.log.log_end_offset)
@@ -116,7 +116,7 @@ class Node:
         return step
 
     def altered(self, change: IsrChange, answer: int | AlteredPartition) -> LeaderStep:
-        """Deliver the controller's answer to a change."""
+        """Deliver the controller's response to an ISR change."""
         return self.take(self.leader.alter_partition_answered(change, answer, self.trio.now_ms))
 
     def do(self, step: FollowerStep) -> None:
@@ -139,7 +139,7 @@ class Node:
     # --- the leader's side of requests ---
 
     def list_offset(self, end: OffsetSpec, leader_epoch: int) -> tuple[int, int]:
-        """Answer ListOffsets of a replica: the offset and an error code."""
+        """Answer a replica's ListOffsets request with an offset and an error code."""
         error = self._check_epoch(leader_epoch)
         if error:
             return -1, error
@@ -230,7 +230,7 @@ class Trio:
         leader: int | None = None,
         replicas: tuple[int, ...] | None = None,
     ) -> None:
-        """Apply a PartitionChangeRecord; one that names a leader begins an epoch."""
+        """Apply a PartitionChangeRecord; a record with a leader begins a leader epoch."""
         was = self.registration
         self.registration = replace(
             was,
@@ -261,7 +261,7 @@ class Trio:
             self.change(isr=rest)
 
     def unfence(self, broker_id: int) -> None:
-        """Unfence a broker, and elect a leader if there was none."""
+        """Unfence a broker, and elect a leader if the partition has no leader."""
         self.brokers[broker_id] = replace(self.brokers[broker_id], fenced=False)
         self._publish()
         if self.registration.leader < 0:
@@ -275,7 +275,7 @@ class Trio:
         self._publish()
 
     def alter(self, request: AlterPartitionRequest) -> int | AlteredPartition:
-        """Answer a leader's AlterPartition with the controller's checks, in its order."""
+        """Answer a leader's AlterPartition after the checks of the controller, in their order."""
         (change,) = request.changes
         now, epochs = self.registration, (change.leader_epoch, change.partition_epoch)
         if self.brokers[request.broker_id].epoch != request.broker_epoch:
@@ -371,7 +371,7 @@ class Trio:
         return write
 
     def look_at_writes(self) -> None:
-        """Complete the writes whose verdict is known."""
+        """Complete the writes whose result is known."""
         for one in self.writes:
             if one.verdict is AcksVerdict.WAITING:
                 leader = self.nodes[one.node].leader
@@ -385,13 +385,13 @@ class Trio:
                 self.deliver(self.messages[-1])
 
     def alter_now(self, broker_id: int) -> None:
-        """Send a proposed change to the controller and deliver the answer."""
+        """Send a proposed ISR change to the controller and deliver the response."""
         if self.propose(broker_id) is not None:
             self.deliver(self.messages[-1])
             self.deliver(self.messages[-1])
 
     def settle(self) -> None:
-        """Apply all images on every broker, on the leader first."""
+        """Apply all images on every broker, beginning with the leader."""
         leader = self.registration.leader
         for one in sorted(self.nodes, key=lambda one: one != leader):
             self.nodes[one].apply(len(self.images))

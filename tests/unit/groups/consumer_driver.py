@@ -100,7 +100,7 @@ class Client:
         self.told: frozenset[tuple[bytes, int]] = frozenset()
         self.unsure = False
         self.said: frozenset[tuple[bytes, int]] | None = None
-        """The owned partitions that it reported last; a heartbeat has them only if they changed."""
+        """The last reported owned partitions; the client reports them only if they changed."""
         self.times_lost = 0
         """The number of times that the client has lost all its partitions."""
 

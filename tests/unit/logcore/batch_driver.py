@@ -1,4 +1,4 @@
-"""Batches with arbitrary contents, and malformed ones under a valid CRC."""
+"""Batches with arbitrary contents, and malformed batches with a valid CRC."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record_lists(draw: st.DrawFn, *, min_size: int = 1) -> list[LogRecord]:
 
 
 def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
-    """Return a batch with its header, changed in ``fields``, other record bytes and a valid CRC."""
+    """Return a batch with other ``fields`` in its header, other record bytes, and a valid CRC."""
     header = parse_header(batch)._replace(size=HEADER_SIZE + len(payload), **fields)
     after = struct.pack(">hiqqqhii", *header[5:]) + payload
     before = struct.pack(
@@ -70,7 +70,7 @@ MALFORMED = (
     body(0, 0, -1, -1, 1, 1, b"k", 2**31 - 1),
     body(0, 0, -1, -1, 1, 1, b"k", 9, b"v"),
 )
-"""Malformed records, each for a batch of one record."""
+"""Malformed records, each for a batch with one record."""
 
 EDITS = st.lists(
     st.tuples(st.integers(0, 1 << 16), st.integers(0, 2), st.integers(0, 255)),
@@ -89,7 +89,7 @@ def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
 
 
 def placed(batch: bytes, base_offset: int, *, leader_epoch: int = 0) -> bytes:
-    """Return a batch with this base offset and leader epoch, which the CRC does not cover."""
+    """Return a batch with this base offset and leader epoch; the CRC covers neither."""
     return (
         struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
     )

@@ -1,4 +1,4 @@
-"""Histories of keyed and transactional logs, rounds of compaction, and kills during a round."""
+"""Logs with keyed and transactional records, and compaction rounds, for tests of compaction."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def put(
     codec: Codec = Codec.NONE,
     now_ms: int = T0,
 ) -> None:
-    """Append one batch as a client, with the next sequence."""
+    """Append a client's batch, with the next sequence."""
     sequence = -1
     if producer_id >= 0:
         known = {one.producer_id: one for one in partition.producers.view()}.get(producer_id)
@@ -77,7 +77,7 @@ def end(
 
 
 def fill_active(partition: Partition) -> None:
-    """Append plain records until the segment rolls, so that all before them can be cleaned."""
+    """Append records until the segment rolls, so that all earlier records can be cleaned."""
     count = len(partition.log.segments)
     while len(partition.log.segments) == count:
         put(partition, [(b"filler", b"f" * 100)])
@@ -91,7 +91,7 @@ def compact(
     budget_bytes: int = 1 << 20,
     throttle: Callable[[int], None] = unthrottled,
 ) -> int | None:
-    """Run a round; return the next dirty offset, or None if nothing was dirty or it was dropped."""
+    """Run a round; return the next dirty offset, or None if no round ran or it was dropped."""
     dirty = partition.cleanup.dirty_range(checkpoint, now_ms)
     compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
     if compaction is None:
@@ -105,7 +105,7 @@ def compact(
 
 
 def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | None]]:
-    """Return the key and value of committed records, by offset, as a consumer determines them."""
+    """Return offset → (key, value) of committed records, filtered as a consumer does."""
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:
@@ -128,7 +128,7 @@ def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | Non
 
 
 def last_values(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
-    """Return the last value of each key, as a table built from the log has it."""
+    """Return the last value of each key that has no tombstone after it."""
     table: dict[bytes, bytes] = {}
     for _, (key, value) in sorted(seen.items()):
         if key is not None:

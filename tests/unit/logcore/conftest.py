@@ -1,4 +1,4 @@
-"""Close the logs that most of these tests kill or leave open."""
+"""Close the logs that tests kill or leave open."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _always(killed_logs_are_closed: None) -> None:
-    """Close these logs after every test."""
+    """Close logs after every test."""

@@ -1,7 +1,7 @@
-"""A second implementation of a log, deliberately simple: every batch in one list.
+"""A deliberately simple second implementation of a log, with all batches in a list.
 
-Every answer scans the whole list. There is no index, no snapshot, no recovery. The caller passes
-the segments and their sizes, since where a log rolls does not follow from its records.
+Every query scans the whole list. There is no index, no snapshot, no recovery. The caller passes the
+segments and their sizes, because records alone do not determine the segments.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Chunk:
 
 @dataclass
 class DumbLog:
-    """The contents of the log, its start and its end."""
+    """The batches of the log, its start offset and its end offset."""
 
     chunks: list[Chunk] = field(default_factory=list)
     start: int = 0
     end: int = 0
     last_data: dict[int, int] = field(default_factory=dict)
-    """Offset of each producer's last record; −1 if it has only markers."""
+    """Offset of each producer's last record; −1 for a producer that has only markers."""
     open: dict[int, int] = field(default_factory=dict)
     """First offset of each producer's open transaction."""
     hidden: set[int] = field(default_factory=set)
@@ -86,12 +86,12 @@ class DumbLog:
         return max(min([self.end, *self.open.values()]), self.start)
 
     def records(self) -> Iterator[Item]:
-        """Yield all records, those in markers included."""
+        """Yield all records, including the records in markers."""
         for chunk in self.chunks:
             yield from (item for item in chunk.items if item.offset >= self.start)
 
     def visible(self, offset: int) -> list[tuple[int, bytes | None, bytes | None]]:
-        """Return offset, key and value of the records that a read_committed consumer sees."""
+        """Return offset, key and value of the records that a read_committed consumer gets."""
         return [
             (item.offset, item.key, item.value)
             for chunk in self.chunks
@@ -107,12 +107,12 @@ class DumbLog:
         return None
 
     def latest(self) -> tuple[int, int] | None:
-        """Return offset and time of the first record with the largest time."""
+        """Return offset and timestamp of the first record with the largest timestamp."""
         largest = max((item.time_ms for item in self.records()), default=-1)
         return self.by_time(largest, self.end) if largest >= 0 else None
 
     def replay(self, base: int) -> None:
-        """Forget the parts of open transactions below ``base``, where the log now starts."""
+        """Forget batches of open transactions below ``base``, where the log now starts."""
         for producer, first in list(self.open.items()):
             if first < base:
                 left = (
@@ -130,7 +130,7 @@ class DumbLog:
     def cut(self, end: int, last_data: dict[int, int], open_txns: dict[int, int]) -> None:
         """Truncate the log; the caller passes the producer state, which depends on files.
 
-        Records of a transaction whose marker is gone are open again.
+        Transactions whose marker is truncated are open again.
         """
         self.chunks = [one for one in self.chunks if one.first < end]
         self.end, self.last_data, self.open = end, last_data, open_txns
@@ -148,7 +148,7 @@ class DumbLog:
         self.start = max(self.start, offset)
 
     def retain(self, sizes: Sizes, now_ms: int, *, max_bytes: int, max_ms: int) -> int:
-        """Drop the segments that exceed retention, oldest first; return their number."""
+        """Drop segments according to retention, the oldest first; return their number."""
         bases = sorted(sizes)
         ends = [*bases[1:], self.end]
         gone = 0
@@ -224,17 +224,17 @@ class DumbRound:
     last_data: Mapping[int, int]
     """The last data offset of each producer at the beginning of the round."""
     seen: list[Chunk] = field(default_factory=list)
-    """Cleaned batches in their former state; some of them may be gone by now."""
+    """Cleaned batches as they were before cleaning; retention may have dropped some of them."""
     cleaned: int = 0
 
     def keeps_empty(self, chunk: Chunk) -> bool:
-        """Return whether the producer's state requires keeping a batch without records."""
+        """Return whether the producer state requires keeping the batch, even without records."""
         last = self.last_data.get(chunk.producer, -2)
         return last == chunk.last or (last == -1 and chunk.commit is not None)
 
 
 def _has_data(before: list[Chunk], producer: int) -> bool:
-    """Return whether a batch of the producer's transaction is left before its marker."""
+    """Return whether the producer's transaction has a data batch before its marker."""
     for chunk in reversed(before):
         if chunk.producer == producer and chunk.transactional:
             return chunk.commit is None

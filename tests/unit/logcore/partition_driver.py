@@ -1,4 +1,4 @@
-"""Partitions in a temporary directory, batches as clients send them, and crash images."""
+"""Partitions in a temporary directory, clients' batches, and crash images."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def open_partition(
 
 
 def delete(partition: Partition) -> None:
-    """Delete the partition as the daemon does, in one go."""
+    """Delete the partition as the daemon does, all steps at once."""
     partition.mark_deleted()
     OsFileSystem().remove_tree(partition.rename_deleted())
 
@@ -97,12 +97,12 @@ def marker(
 
 
 def read_log(partition: Partition) -> list[tuple[int, bytes]]:
-    """Return base offset and bytes of every batch from log start to log end."""
+    """Return base offset and bytes of every batch from the log start to the log end."""
     return [(header.base_offset, bytes(batch)) for header, batch in partition.reader.read_all()]
 
 
 def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> bytes:
-    """Return all bytes from the log start to the reader's limit, fetch by fetch."""
+    """Return all bytes from the log start to the reader's limit, read by several fetches."""
     offset = partition.log_start_offset
     parts = []
     while True:
@@ -121,13 +121,13 @@ def last_offset(records: bytes) -> int:
 
 
 def crash_image(partition: Partition, root: Path) -> Path:
-    """Copy the files as ``kill -9`` would leave them now; returns a new root."""
+    """Copy the files as ``kill -9`` would leave them now, and return the new root."""
     shutil.copytree(partition.log.directory, root / Path(partition.log.directory).name)
     return root
 
 
 def state_of(partition: Partition) -> tuple[object, ...]:
-    """Return all state that a restart must restore, except the window of older batches."""
+    """Return all state that a restart must restore, except older batches of the producers."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,
@@ -140,7 +140,7 @@ def state_of(partition: Partition) -> tuple[object, ...]:
 
 
 class LateFlusher:
-    """A flusher that keeps the partitions passed to it, and flushes them when the test says so."""
+    """A flusher that queues partitions until the test calls ``run`` or ``run_one``."""
 
     def __init__(self) -> None:
         self.joined: dict[FlushState, None] = {}

@@ -1,4 +1,4 @@
-"""Format v2 against Apache Kafka's bytes, two client libraries, and itself."""
+"""Format v2 compared with Apache Kafka's bytes and two client libraries; round trips."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.unit.logcore.batch_driver import (
 from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, RECORDS, T0
 
 V2_NAMES = sorted(name for name in BYTES if name.startswith("m2-"))
-KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # kafka-python needs more packages for others
+KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # kafka-python needs more packages for other codecs
 # --- Apache Kafka's own bytes -----------------------------------------------------------------
 
 
@@ -339,7 +339,8 @@ def test_malformed_control_record_is_invalid(key: bytes | None, value: bytes | N
         control(key, value)
 
 
-# --- refusals of the encoder ----------------------------------------------------------------------
+# --- input that the encoder refuses
+# ----------------------------------------------------------------------
 
 
 def test_encoding_offsets_that_do_not_increase_or_fit_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Flip every bit of a batch: the damage is detected, or outside the CRC."""
+"""Flip every bit of a batch: the damage is detected, except in fields outside the CRC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fencepost.logcore.legacy import iter_messages, parse_message, verify_messag
 from tests.unit.logcore.kafka_batches import BYTES
 
 PLACED_BY_THE_LEADER = {*range(8), *range(12, 16)}
-"""Base offset and leader epoch. Length and magic are outside the CRC too, but checked otherwise."""
+"""Base offset and leader epoch. Length and magic are outside the CRC too, but are checked."""
 
 
 def undetected_v2(batch: bytes) -> set[int]:
@@ -34,7 +34,7 @@ def test_every_flipped_bit_that_the_crc_covers_is_detected(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["m2-none", "marker-ABORT"])
 def test_every_flipped_bit_is_detected_if_more_batches_follow(name: str) -> None:
-    # With a longer length the CRC covers following bytes, and detects the damage.
+    # With a longer length the CRC is computed over following bytes too, and detects the damage.
     neighbour = BYTES["m2-gzip"]
     here = undetected_v2(BYTES[name] + neighbour) & set(range(len(BYTES[name])))
     assert here == PLACED_BY_THE_LEADER

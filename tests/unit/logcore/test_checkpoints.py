@@ -169,14 +169,14 @@ with open(sys.argv[1], "r+b") as file:
     print("locked", flush=True)
     sys.stdin.read()
 """
-"""Hold Java's lock in a process of its own until its input ends.
+"""Hold Java's lock in a separate process until the end of the process's input.
 
 Exit status 3 means that another process holds the lock.
 """
 
 
 def test_second_lock_attempt_in_the_same_process_does_not_release_the_lock(tmp_path: Path) -> None:
-    """A record lock ends when its process closes any descriptor of the file."""
+    """A record lock ends when the process that holds it closes any descriptor of the file."""
     path = str(tmp_path / LOCK)
     handle = FS.lock(path)
     command = [sys.executable, "-c", RECORD_LOCK, path]

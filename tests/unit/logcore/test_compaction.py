@@ -1,4 +1,4 @@
-"""Rounds of compaction on real files: cleanable ranges, kept records, log choice, failures."""
+"""Compaction on real files: cleanable ranges, kept records, choice of logs, failures."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_compaction_keeps_the_last_value_of_each_key(tmp_path: Path) -> None:
     assert partition.log.size_bytes < size / 2
     cleaned = [one for one in committed(partition) if one < end_offset]
     assert cleaned == sorted({0, 12, end_offset - 1})
-    # The sizes before a round decide which segments it merges, so the next round merges more.
+    # A round groups segments by their sizes before the round, so the next round merges more.
     assert compact(partition, 0) == end_offset
     assert bases(partition) == [0, end_offset]
     assert essence(partition) == before
     assert not [one for one in names(partition.log.directory) if "swap" in one or "cleaned" in one]
-    # Nothing is dirty now, and a round without superseded records writes nothing.
+    # There are no dirty records now. A round without superseded records writes nothing.
     assert compact(partition, end_offset) is None
     fill_active(partition)
     assert compact(partition, end_offset) == bases(partition)[-1]
@@ -253,7 +253,7 @@ def test_truncated_restarted_or_closed_log_cancels_the_compaction(
 def test_retention_during_a_round_removes_its_segments_from_the_round(
     tmp_path: Path, when: int, gone: str
 ) -> None:
-    """Retention runs before the key map is built, before cleaning, or around an install."""
+    """Retention runs before the key map is built, before cleaning, or before or after install."""
     partition = opened(tmp_path, cleanup_policy=frozenset({"compact", "delete"}))
     put(partition, [(b"once", b"1")])
     updates(partition, 30)
@@ -287,7 +287,7 @@ def test_retention_during_a_round_removes_its_segments_from_the_round(
     assert partition.log_start_offset == start
     assert not choice.uncleanable
     seen = committed(partition)
-    # Superseded records stay if they are in the last batch of a segment.
+    # The last batch of a segment keeps its superseded records.
     assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
     assert sum(key == b"k" for key, _ in seen.values()) <= 4
     assert not [one for one in names(partition.log.directory) if "cleaned" in one or "swap" in one]
@@ -408,7 +408,7 @@ def test_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> None:
     assert offsets == {("clean", 0): bases(clean)[-1]}
     fill_active(clean)
     assert chosen(choice, *partitions) is dirty
-    # Below the ratio no log is due until its oldest dirty record exceeds the compaction lag.
+    # A log below the dirty ratio is due when its oldest dirty record exceeds the compaction lag.
     clean.log.config = small(min_cleanable_dirty_ratio=0.99)
     assert chosen(choice, clean) is None
     clean.log.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)

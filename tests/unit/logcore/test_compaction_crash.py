@@ -33,7 +33,7 @@ LATER = T0 + 10_000
 
 
 def keyed_log(partition: Partition) -> None:
-    """Write plain and idempotent batches, tombstones, compressed ones, in several groups."""
+    """Write plain, idempotent and compressed batches and tombstones, in several groups."""
     for turn in range(4):
         put(partition, [(b"a", b"%d" % turn), (b"b%d" % turn, b"once" * 10)], producer_id=7)
         put(partition, [(b"c", None if turn % 2 else b"value"), (b"d", b"%d" % turn)])
@@ -44,7 +44,7 @@ def keyed_log(partition: Partition) -> None:
 
 
 def offsets_log(partition: Partition) -> None:
-    """Write ``__consumer_offsets`` as exactly-once consumers do: commits and aborts alternate."""
+    """Write ``__consumer_offsets`` in transactions that commit and abort alternately."""
     for turn in range(6):
         commit_offsets(partition, 1, [(b"g/t/0", b"%d" % turn), (b"g/t/1", b"%d" % turn)])
         commit_offsets(partition, 2, [(b"g/t/0", b"lost %d" % turn)])
@@ -63,13 +63,13 @@ LOGS = {"keyed": (keyed_log, COMPACTED), "offsets": (offsets_log, small(file_del
 
 
 def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
-    """Return a directory as a kill left it, compacted once and dirty again."""
+    """Return a killed partition's directory, compacted once and dirty again."""
     history, settings = LOGS[kind]
     partition = open_partition(root, config=settings, fs=MortalDisk())
     history(partition)
     assert compact(partition, now_ms=T0) is not None
     history(partition)
-    # With larger segments the next round merges the rest of the first history.
+    # With larger segments the next round merges the remaining segments of the first history.
     return Path(partition.log.directory), replace(settings, segment_bytes=1_200)
 
 
@@ -85,7 +85,7 @@ def reopen(root: Path, settings: LogConfig, *, recovery_point: int = 0) -> Parti
 
 
 def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int) -> bool:
-    """Compact on ``fs``, which dies after ``after`` operations; return whether it died."""
+    """Compact on ``fs``, killed after ``after`` operations; return whether it was killed."""
     partition = open_partition(root, config=settings, fs=fs)
     fs.dies_after(after)
     try:
@@ -100,7 +100,7 @@ def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int
 
 @pytest.fixture
 def root_path(tmp_path: Path) -> Iterator[Path]:
-    """Yield a root for thousands of small files, in memory if the machine has /dev/shm."""
+    """Yield a directory for thousands of small files, in memory if the machine has /dev/shm."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -122,7 +122,7 @@ def test_kill_at_any_operation_of_a_compaction_loses_no_record(
     while killed:
         root = copy(source, root_path / "copy")
         killed = run_until_killed(root, settings, MortalDisk(torn=torn), after)
-        # Recover once with the recovery point, and once from the whole log without snapshots.
+        # Recover once from the recovery point, and once from the whole log without snapshots.
         twin = copy(root / source.name, root_path / "twin")
         again = reopen(root, settings, recovery_point=end_offset)
         assert essence(again) == expected, after
@@ -156,7 +156,7 @@ def test_second_kill_during_recovery_loses_no_record(root_path: Path, kind: str)
     swaps = [at for at, (kind, name) in enumerate(steps) if name.endswith(".log.swap")]
     gone = {name for kind, name in steps if name.endswith((".log", ".log.deleted"))}
     assert len(gone) > len(swaps) > 1, "a round of several groups, some of several segments"
-    # Between two renames the directory is in the states that recovery has to resolve.
+    # Between two renames the directory is in each state that recovery must resolve.
     for first in range(swaps[0], swaps[0] + 24):
         root = copy(source, root_path / "copy")
         assert run_until_killed(root, settings, MortalDisk(), first)

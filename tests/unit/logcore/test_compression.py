@@ -1,4 +1,4 @@
-"""The codecs: frames that Java reads, and limits on decompression bombs."""
+"""The codecs: frames that Java reads, and limits against decompression bombs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AIOKAFKA = {
 
 
 def zstd_stream(data: bytes) -> bytes:
-    """Return a frame without a content size, as streaming writers make them."""
+    """Return a frame without a content size, like frames of streaming writers."""
     compressor = cramjam.zstd.Compressor(level=3)
     compressor.compress(data)
     return bytes(compressor.finish())
@@ -172,7 +172,7 @@ def test_decompression_bomb_is_refused_within_the_memory_limit(name: str) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # The decompressor holds the output, its last doubling, and copies of the input.
+    # The decompressor holds the output, twice when it grows, and copies of the input.
     assert peak < 3 * limit + 2 * len(data)
 
 

@@ -1,4 +1,4 @@
-"""The limit of open files: operations are refused at it, and nothing else goes wrong."""
+"""At the limit of open files, operations are refused without other damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
 def test_partition_opens_at_the_descriptor_limit_and_is_refused_past_it(tmp_path: Path) -> None:
     with free_descriptors(2):
-        # A partition keeps one descriptor for its log, and uses another briefly for small files.
+        # A partition keeps a descriptor for its log, and briefly uses another descriptor for small
+        # files.
         first = open_partition(tmp_path, name="first")
         append(first)
         second = open_partition(tmp_path, name="second")
@@ -71,7 +72,7 @@ def test_logs_at_their_descriptor_limit_leave_the_reserve_for_connections(tmp_pa
         with pytest.raises(NoSpaceError, match=refusal):
             append(first)
         assert first.offline is None
-        # Files that are open briefly may use the reserve.
+        # Briefly opened files may use the reserve.
         first.flushes.run(T0)
         append(second)
         assert fetch_bytes(second, *ALL).records
@@ -106,7 +107,7 @@ def test_append_without_descriptors_is_refused_and_the_next_is_accepted(tmp_path
     entries = ALLOCATION_BYTES // 12 * 2
     appended = 0
     append(partition)
-    # The indexes are not mapped yet, and the second batch needs them.
+    # The indexes are not mapped yet, and appending the second batch needs them.
     with free_descriptors(0), pytest.raises(NoSpaceError, match="Too many open files"):
         append(partition)
     assert partition.offline is None
@@ -159,7 +160,7 @@ def test_append_and_fetch_are_refused_if_no_file_can_be_mapped(tmp_path: Path) -
 class CrampedDisk(FaultyDisk):
     """A disk that refuses to open files from the n-th open, map or write until :meth:`relieve`.
 
-    If the n-th operation is a write, it finds the disk full.
+    If the n-th operation is a write, it fails with ENOSPC.
     """
 
     def __init__(self, moment: int) -> None:
@@ -186,7 +187,7 @@ class CrampedDisk(FaultyDisk):
 
 
 def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
-    """Run rolls, aborted transactions and growing indexes, retrying refused operations."""
+    """Run rolls, aborted transactions and index growth, and retry refused operations."""
     small = config(segment_bytes=900, index_interval_bytes=1)
     partition = open_partition(root, config=small, fs=disk)
 
@@ -215,7 +216,7 @@ def test_descriptor_shortage_at_any_operation_loses_nothing(tmp_path: Path) -> N
     undisturbed.close()
     files = files_of(tmp_path / "whole")
     assert sum(name.endswith(".txnindex") for name in files) > 2
-    moment, has_refused = 2, True  # the first operation belongs to the open itself
+    moment, has_refused = 2, True  # opening the partition itself is refused
     while has_refused:
         root, disk = tmp_path / str(moment), CrampedDisk(moment)
         partition = crowded_life(root, disk)

@@ -1,4 +1,4 @@
-"""Every kind of file, intact and damaged, as rows."""
+"""Dumps of every kind of file, intact and damaged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def problems(path: Path) -> list[object]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return a partition with every kind of file, cleanly closed."""
+    """Return the directory of a cleanly closed partition with every kind of file."""
     fs = MortalDisk()
     partition = open_partition(tmp_path, config=small(segment_bytes=2_000), fs=fs, leader_epoch=2)
     for turn in range(10):

@@ -1,4 +1,4 @@
-"""Records that are sent from their file in pieces, even if the file is replaced or deleted."""
+"""Records sent from their file in chunks, even if the file is replaced or deleted meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flushes of sealed segments, and changes of the log during a flush."""
+"""Flushes of sealed segments, and log changes during a flush."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SMALL = config(segment_bytes=500, index_interval_bytes=100)
 
 
 def rolled(partition: Partition, segments: int) -> Partition:
-    """Fill segments until there are ``segments``; the last one has a batch."""
+    """Append until the log has ``segments`` segments, the last with a batch."""
     while len(partition.log.segments) < segments:
         append(partition, 2, size=90)
     return partition
 
 
 def late(root: Path, segments: int = 4) -> tuple[Partition, LateFlusher, FaultyDisk]:
-    """Return a partition whose flush is queued at the flusher and has not begun."""
+    """Return a partition whose flush is queued but has not begun."""
     disk, flusher = FaultyDisk(), LateFlusher()
     partition = open_partition(root, config=SMALL, fs=disk, flusher=flusher)
     rolled(partition, segments)
@@ -90,13 +90,13 @@ def test_flush_syncs_all_files_of_sealed_segments_but_not_the_active_one(
         f"{active:020d}.log",
         f"{active:020d}.index",
         f"{active:020d}.timeindex",
-        f"{active:020d}.snapshot",  # written by the roll that followed the previous flush
+        f"{active:020d}.snapshot",  # from the roll after the previous flush
         f"{active_base(partition):020d}.snapshot",
     }
 
 
 def test_damaged_batch_in_a_sealed_segment_loses_no_later_batch(tmp_path: Path) -> None:
-    """Twenty segments, a kill, and one flipped bit in the second one."""
+    """A broker with twenty segments is killed, and a bit of the second segment flips."""
     partition = rolled(open_partition(tmp_path / "whole", config=SMALL), 20)
     before = read_log(partition)
     root = crash_image(partition, tmp_path / "crash")
@@ -165,7 +165,7 @@ def test_log_that_changes_during_a_flush_keeps_a_valid_recovery_point(
 ) -> None:
     """``expected`` is the highest recovery point that the log may have after a truncation.
 
-    If the flush was planned before, the recovery point becomes exactly this offset.
+    If the flush was planned before the truncation, the recovery point becomes exactly this offset.
     """
     partition, flusher, _ = late(tmp_path / "whole")
     flusher.run_one(**{when.replace(" ", "_"): lambda: meanwhile(partition)})
@@ -191,7 +191,7 @@ def test_log_that_changes_during_a_flush_keeps_a_valid_recovery_point(
 def test_appends_awaiting_a_flush_are_committed_after_a_truncation(
     tmp_path: Path, meanwhile_appended: int
 ) -> None:
-    """The flush commits the records below the truncation; later appends get another flush."""
+    """The flush commits the records below the truncation; another flush commits later appends."""
     flusher = LateFlusher()
     partition = open_partition(tmp_path, config=config(flush_messages=1), flusher=flusher)
     for _ in range(4):
@@ -261,7 +261,7 @@ def test_flush_without_descriptors_or_disk_space_is_due_again(
 
 
 def test_sync_that_fails_for_lack_of_space_takes_the_partition_offline(tmp_path: Path) -> None:
-    """The kernel reports the pages as clean although it could not write them."""
+    """After the failed sync, the kernel marks the unwritten pages as clean."""
     partition, flusher, disk = late(tmp_path)
 
     def before(kind: str, path: str) -> None:

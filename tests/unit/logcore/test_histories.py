@@ -1,11 +1,12 @@
-"""Random histories of a log, each step compared with a second, simple implementation.
+"""Random histories of a log, compared with a second, simple implementation after each step.
 
 HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
-The steps are appends of all kinds, ends of transactions, rolls, DeleteRecords, retention,
-compaction, stops, kills, bit rot and truncated logs in any order, and retention, rolls and appends
-during a round of compaction, on a disk in memory. Any of the four offset checkpoints may be an
-older copy at a start. A failing history is shrunk to the shortest one that shows the failure.
+The steps are appends of all kinds, transaction markers, rolls, DeleteRecords, retention,
+compaction, clean restarts, kills, bit rot and truncated logs in any order. Retention, rolls and
+appends also run during a compaction round. The disk is in memory. When the log is opened, any of
+the four offset checkpoints may be an older copy. A failing history is shrunk to the shortest one
+that shows the failure.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tests.support.partitions import append_batch, fetch_bytes, retain
 from tests.unit.logcore.dumb_log import Chunk, DumbLog, DumbRound, Item
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))
-"""The number of histories, over all cleanup policies."""
+"""The number of histories of all cleanup policies together."""
 
 T0 = 1_000_000
 DIRECTORY = "/data/t-0"
@@ -61,15 +62,15 @@ KINDS = (
     *("rot", "rot", "unroll", "cut", "cut"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
-"""Steps that may come between two steps of a round."""
+"""Steps that may run between two steps of a compaction round."""
 ARGUMENTS = 8, 64
-# One number stands for a step and its two arguments, since drawing would take most of the time.
+# A single number encodes a step and its two arguments, because drawing three numbers is slow.
 NUMBERS = len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1]
 SPREAD = 6967
-"""A number without a common factor with NUMBERS.
+"""A number that has no common factor with NUMBERS.
 
-Hypothesis draws small numbers more often, and these would all stand for the first kinds of steps.
-Their multiples of SPREAD, modulo NUMBERS, stand for all kinds.
+Hypothesis draws small numbers more often, and small numbers encode only the first kinds of steps.
+Multiplied by SPREAD, modulo NUMBERS, they encode all kinds.
 """
 STEPS = st.lists(st.integers(0, NUMBERS - 1), min_size=4, max_size=26)
 
@@ -107,7 +108,7 @@ class History:
         self.model = DumbLog()
         self.cleaned: int | None = None
         self.written = [Marks()]
-        """All checkpoints written so far, the newest last."""
+        """All checkpoints written so far, from the oldest to the newest."""
         self.sequences: dict[int, int] = {}
         self.partition = self.open(Marks(), clean=False)
 
@@ -132,7 +133,7 @@ class History:
         return partition
 
     def drawn(self, who: int, what: int) -> Marks:
-        """Draw each checkpoint's value at a start: the newest, or an older copy."""
+        """Draw the value of each checkpoint for a restart: the newest, or an older copy."""
         newest, older = self.written[-1], self.written[len(self.written) * what // ARGUMENTS[1]]
         is_older = [who & 1, who & 2, who & 4, what & 1]
         chosen = (two[bool(at)] for at, *two in zip(is_older, newest, older, strict=True))
@@ -188,8 +189,8 @@ class History:
         self.partition = self.open(marks, clean=clean)
         self.model.start = max(marks.log_start, bases[0])
         self.cleaned = None if marks.cleaned is None else min(marks.cleaned, self.model.end)
-        # Transactions whose beginning is gone are known only from a snapshot, written before
-        # recovery.
+        # A transaction whose first batches are deleted is known only from a snapshot that was
+        # written before recovery.
         snapshots = (
             [self.model.end] if clean else [at for at in bases if f"{at:020d}.snapshot" in names]
         )
@@ -199,7 +200,7 @@ class History:
 
     def put(self, producer: int, who: int, what: int, *, transactional: bool = False) -> None:
         now_ms, count = self.clock.now_ms(), 1 + what % 3
-        # Times go back and forth; one record in eight is a tombstone.
+        # Timestamps go back and forth; one record in eight is a tombstone.
         records = [
             LogRecord(
                 at,
@@ -227,11 +228,12 @@ class History:
     # --- disk failures ---
 
     def rot(self, who: int, what: int) -> None:
-        """Kill, and flip a bit in flushed records: other records must not be lost."""
+        """Kill the broker, and flip a bit in flushed records: other records must not be lost."""
         self.partition.flushes.run_if_due(self.clock.now_ms())
         newest = self.written[-1]._replace(recovery_point=self.partition.recovery_point)
         marks = self.drawn(who, what) if what % 4 == 3 else newest
-        # By now every sealed segment is flushed; an older recovery point may not cover all of them.
+        # Every sealed segment is flushed now, but an older recovery point may not cover all of
+        # them.
         upto = min(marks.recovery_point if marks is not newest else self.model.end, self.active)
         places = [
             (segment.path, at)
@@ -255,7 +257,7 @@ class History:
         self.disk.contents[self.disk.names[directory][name]][at] ^= bits
 
     def cut(self, who: int, what: int) -> None:
-        """Kill, and damage a batch above the recovery point: the log is truncated there."""
+        """Kill, and damage a batch above the recovery point: recovery truncates the log there."""
         if what % 2:
             self.make_holes(who)
         marks = self.drawn(who | what % 2, what)
@@ -270,7 +272,7 @@ class History:
                     (holed if is_holed else found).append(one)
                 is_holed = is_holed or header.base_offset > end
                 end = header.next_offset
-        # Prefer places where a compacted segment would become the last one.
+        # Prefer batches after whose truncation a compacted segment would be the last segment.
         found = holed or found
         if not found:
             return
@@ -279,7 +281,7 @@ class History:
         self.flip(path, at, 1)
         self.partition = self.open(marks, clean=False)
         assert self.partition.log_end_offset == end
-        # Compaction may have removed a producer's last records: take its sequence from the log.
+        # Compaction may have removed a producer's last records: read its sequence from the log.
         entries = [
             entry
             for one in self.partition.producers.view()
@@ -298,7 +300,7 @@ class History:
     def unroll(self) -> None:
         """Lose the directory entry of an empty segment in a power loss.
 
-        If the segment before it has been compacted, the entry was on disk by then.
+        If the previous segment has been compacted, the directory entry is already on disk.
         """
         *_, before, last = [None, *self.partition.log.segments]
         self.disk = self.disk.after_kill()
@@ -335,19 +337,22 @@ class History:
         assert retain(self.partition, now_ms) == gone
 
     def interrupt(self, number: int, who: int, what: int, end: int) -> None:
-        """Do a step between the steps of a round, often retention if it has work."""
+        """Run a step between the steps of a compaction round."""
         if number == who % 4:
             kind = MEANWHILE[what % len(MEANWHILE)]
             self.step(kind, what % 8, what)
             if kind == "delete":
-                # Retention then removes the files: in one case of four, all segments of the round.
+                # Retention then removes files; in one of four cases, all segments of the round.
                 if what % 16 > 11:
                     self.model.delete_before(end)
                     self.partition.cleanup.delete_records_before(end)
                 self.step("retain", who, 0)
 
     def compact(self, now_ms: int, keys: int, meanwhile: tuple[int, int] | None = None) -> None:
-        """Run a round, with room for a few keys or all; ``meanwhile`` chooses an interruption."""
+        """Run a round, with memory for a few keys or all keys.
+
+        ``meanwhile`` chooses an interruption.
+        """
         if not self.config.is_compacted:
             return
         if self.cleaned is None or not self.model.start <= self.cleaned <= self.model.end:
@@ -373,7 +378,7 @@ class History:
                 break
             cleaned = compaction.cleaned
             assert cleaned is not None
-            # Skipped segments would not have changed.
+            # Cleaning would not have changed the skipped segments.
             self.model.compact(model, cleaned.base_offset)
             if meanwhile is not None:
                 self.interrupt(number + 1, *meanwhile, end)
@@ -389,7 +394,7 @@ class History:
         self.settle(model)
 
     def make_holes(self, who: int) -> None:
-        """Write a segment of small batches, and make a hole in it: compact one of them away."""
+        """Write a segment of small batches, and make a hole in it by compacting a batch away."""
         self.partition.flushes.roll(self.clock.now_ms())
         for key in (0, 1, 1, 2, 3):
             self.put(-1, who + key, 0)
@@ -397,7 +402,7 @@ class History:
         self.compact(self.clock.now_ms(), 7)
 
     def settle(self, model: DumbRound) -> None:
-        """Keep in the model the batches without records that may or must remain."""
+        """Keep batches without records in the model if they may or must remain."""
         real = {chunk.last: chunk for chunk in self.chunks()}
         bases = sorted(self.sizes())[1:]
         ends = sorted(real)
@@ -414,7 +419,7 @@ class History:
     # --- comparison ---
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the contents of the files in the model's form."""
+        """Yield the batches in the files as Chunks of the model."""
         for _, header, batch in self.partition.log.batches():
             verify_crc(batch, 0, header)
             records = decode_records(batch, 0, header)
@@ -434,7 +439,7 @@ class History:
             )
 
     def check(self) -> None:
-        """Compare all state that needs no read of the log."""
+        """Compare all state that can be compared without reading the log."""
         partition, model = self.partition, self.model
         assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
         assert partition.last_stable_offset == model.stable
@@ -445,7 +450,7 @@ class History:
             assert one.last_sequence == self.sequences.get(producer, 0) - 1
 
     def look(self, who: int, what: int) -> None:
-        """Compare what readers get from an offset on, and offsets by timestamp."""
+        """Compare fetched records from an offset, and lookups by timestamp."""
         partition, model = self.partition, self.model
         offset = model.start + (model.end - model.start) * what // 63
         assert self.consumed(offset, 1 + who * 100) == model.visible(offset)
@@ -471,7 +476,7 @@ class History:
                 fetch_bytes(partition, outside, 1, Isolation.READ_COMMITTED)
 
     def consumed(self, offset: int, max_bytes: int) -> list[tuple[int, bytes | None, bytes | None]]:
-        """Return what a read_committed consumer derives from batches and aborted lists."""
+        """Return the records that a read_committed consumer gets."""
         seen: list[tuple[int, bytes | None, bytes | None]] = []
         position = offset
         while True:

@@ -43,7 +43,7 @@ def test_offset_index_file_has_kafkas_format(tmp_path: Path) -> None:
 def test_time_index_file_has_kafkas_format(tmp_path: Path) -> None:
     index = time_index(tmp_path, base=100)
     index.maybe_append(1_000, 105)
-    index.maybe_append(1_000, 120)  # not larger: skipped
+    index.maybe_append(1_000, 120)  # not larger, so skipped
     index.maybe_append(2_000, 130)
     index.close()
     assert (tmp_path / "0.timeindex").read_bytes() == struct.pack(">qiqi", 1000, 5, 2000, 30)
@@ -179,7 +179,7 @@ def test_index_is_full_at_its_size_limit(tmp_path: Path) -> None:
     assert index.is_full
     index.append(4, 20_000)
     assert index.entries == 3
-    # One slot of the time index is reserved for the entry that a roll writes.
+    # One entry of the time index is reserved for the roll.
     assert not times.is_full
     times.maybe_append(1, 1)
     assert times.is_full
@@ -240,7 +240,7 @@ def test_collect_stops_once_no_transaction_begins_below_the_bound(tmp_path: Path
     assert index.collect(0, 11, found)
     assert found == [(7, 0)]
     found.clear()
-    # The second transaction began below the bound although its marker is above it.
+    # The second transaction began below the bound, although its marker is above the bound.
     assert index.collect(0, 12, found)
     assert found == [(7, 0), (8, 5)]
     found.clear()

@@ -1,4 +1,4 @@
-"""Formats v0 and v1 against Apache Kafka's bytes and aiokafka, and their conversion to v2."""
+"""Formats v0 and v1 compared with Apache Kafka's bytes and aiokafka, and converted to v2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AIOKAFKA_CASES = [
     (magic, codec)
     for magic in (0, 1)
     for codec in CODECS
-    if (magic, codec) != (0, Codec.LZ4)  # aiokafka does not support it
+    if (magic, codec) != (0, Codec.LZ4)  # not supported by aiokafka
 ]
 ITEMS = [
     LogRecord(7, T0, b"a", b"1"),
@@ -325,7 +325,7 @@ def test_mutated_messages_are_read_or_refused(
         data[place % len(data)] = byte
     data = data[: len(data) - max(0, cut - 30)]
     if len(data) > 30 and cut % 2:
-        # A valid CRC lets the damage reach the later checks.
+        # With a valid CRC, only the later checks detect the damage.
         length = struct.unpack_from(">i", data, 8)[0]
         struct.pack_into(">I", data, 12, zlib.crc32(data[16 : max(16, 12 + length)]))
     try:

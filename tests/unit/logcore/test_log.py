@@ -58,7 +58,7 @@ def test_roll_by_time_compares_timestamps_of_first_and_incoming_batch(tmp_path: 
     assert bases(partition) == [0]
     append(partition, timestamp_ms=T0 + 1001)
     assert bases(partition) == [0, 2]
-    # A record with an old timestamp does not roll the segment, however late it is.
+    # A record with an old timestamp never rolls the segment.
     append(partition, timestamp_ms=T0 - 5, now_ms=T0 + 90_000)
     assert bases(partition) == [0, 2]
 
@@ -80,7 +80,7 @@ def test_empty_segment_is_not_rolled_by_time(tmp_path: Path) -> None:
 
 
 def test_full_time_index_rolls_the_segment(tmp_path: Path) -> None:
-    # Room for 3 offset entries and 2 time entries, one of which is reserved for the roll.
+    # Room for 3 offset entries and 2 time entries; one time entry is reserved for the roll.
     partition = open_partition(
         tmp_path, config=config(segment_index_bytes=24, index_interval_bytes=0)
     )

@@ -1,4 +1,4 @@
-"""Logs begun before message format v2: they open, recover, serve, grow and are compacted."""
+"""Logs with messages of formats before v2: open, recover, fetch, append, compact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIXTURES = {
 
 
 def old_log(root: Path, mixture: str, *, sets: int = 8, name: str = "orders") -> list[LogRecord]:
-    """Write one segment of message sets of three records each; return the records."""
+    """Write a segment of message sets with three records each; return the records."""
     directory = root / f"{name}-0"
     directory.mkdir(parents=True)
     kinds = MIXTURES[mixture]

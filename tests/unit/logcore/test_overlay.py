@@ -34,7 +34,7 @@ def tree(fs: FileSystem, directory: str) -> dict[str, object]:
 
 
 class Pair:
-    """The same calls on two file systems, whose results must be equal."""
+    """Two file systems that get the same calls and must return equal results."""
 
     def __init__(self, *sides: tuple[FileSystem, Path]) -> None:
         self._sides = sides

@@ -1,4 +1,4 @@
-"""The batch of a coordinator's records equals the general encoder's."""
+"""The encoder of coordinators' batches gives the same bytes as the general encoder."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_log_append_time_replaces_the_timestamps_of_every_batch(tmp_path: Path) 
         append_batch(partition, flagged, now_ms=T0)
     data = client_batch(2, timestamp_ms=5, producer_id=3)
     assert append_batch(partition, data, now_ms=T0 + 7).log_append_time_ms == T0 + 7
-    # A duplicate's response has the time of the first append.
+    # The response to a duplicate has the time of the first append.
     again = append_batch(partition, data, now_ms=T0 + 90)
     assert (again.duplicate, again.log_append_time_ms) == (True, T0 + 7)
     partition.append_records([Record(b"k", b"v")], now_ms=T0 + 8)
@@ -389,7 +389,7 @@ def test_failed_append_takes_the_partition_offline(tmp_path: Path, fail: str) ->
     assert isinstance(partition.offline, StorageError)
     assert woken == [partition.offline]
     fs.fails = {}
-    # The partition stays offline: even reads fail until a restart has checked the files.
+    # The partition stays offline: even reads fail until the broker restarts and checks the files.
     for call in (
         lambda: append(partition, producer_id=1, sequence=1),
         lambda: fetch_bytes(partition, 0, 100, UNCOMMITTED),
@@ -462,7 +462,7 @@ def test_append_without_disk_space_for_an_index_is_refused(tmp_path: Path) -> No
     partition = open_partition(tmp_path, fs=fs, config=config(index_interval_bytes=1))
     append(partition)
     before = state_of(partition)
-    # The first entry needs a disk block in each of two indexes; none or one is left.
+    # The first entry needs a disk block for each of two indexes; the disk has no or one free block.
     for blocks in (0, 1):
         left = blocks
         with pytest.raises(NoSpaceError):
@@ -563,7 +563,7 @@ def test_deleted_partition_leaves_no_files(tmp_path: Path) -> None:
         append(partition)
 
 
-# --- the largest timestamp after records below it in a batch are gone ---
+# --- the largest timestamp of a batch after other records have been removed ---
 
 
 def test_max_timestamp_offset_ignores_records_below_the_log_start(tmp_path: Path) -> None:

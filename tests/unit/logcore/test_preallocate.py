@@ -1,4 +1,4 @@
-"""``preallocate``: a new segment's file has its full size, and is trimmed when it is sealed."""
+"""``preallocate``: a new segment's file has its full size until the segment is sealed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_zeros_without_preallocation_are_truncated_and_reported(tmp_path: Path) 
 
 
 def test_zeros_after_a_clean_shutdown_are_trimmed_at_the_next_start(tmp_path: Path) -> None:
-    """The start after a clean stop checks only the end of the log, and trims the file there too."""
+    """After a clean shutdown, only the end of the log is checked, and the file trimmed there."""
     partition = open_partition(tmp_path, config=CONFIG)
     put(partition)
     partition.close()

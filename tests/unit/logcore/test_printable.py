@@ -11,9 +11,9 @@ from fencepost.logcore.printable import json_printable, printable
 
 ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 COMMON = range(0x3000)
-"""The code points that ``make test`` checks without a gap."""
+"""The range of code points that ``make test`` checks completely."""
 STEP = 61
-"""The distance between further ones that it checks: a prime, so that their last digits differ."""
+"""The step between checked code points above: a prime, so that their last digits differ."""
 EVERY = range(sys.maxunicode + 1)
 some_and_all = pytest.mark.parametrize(
     "codes",
@@ -46,5 +46,5 @@ def test_printable_json_decodes_to_the_same_value(codes: Sequence[int]) -> None:
     text = "".join(map(chr, codes))
     shown = json_printable(json.dumps({text: [text]}, ensure_ascii=False))
     assert shown.isprintable()
-    # Adjacent surrogates in the text are read as one character.
+    # Adjacent surrogates in the text decode to one character.
     assert json.loads(shown) == json.loads(json.dumps({text: [text]}))

@@ -1,4 +1,4 @@
-"""``max.producer.ids``: eviction of producers, exceptions from it, and refusals."""
+"""``max.producer.ids``: evicted producers, producers that are never evicted, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_producer_beyond_the_limit_evicts_the_longest_idle_one(tmp_path: Path) -
     append(partition, producer_id=4)
     assert known(partition) == {1, 3, 4}
     assert (limit.count, limit.forgotten) == (3, 1)
-    # The other producers keep their windows, which detect a retry and refuse a gap.
+    # The other producers keep their state, so a retry is a duplicate and a gap is refused.
     assert append(partition, producer_id=1).duplicate
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=3, sequence=2)
@@ -52,7 +52,7 @@ def test_evicted_producer_counts_as_unknown(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(1))
     append(partition, producer_id=1)
     append(partition, producer_id=2)
-    # A retry of producer 1 is no duplicate now, and gaps are not detected either.
+    # A retry of producer 1 is no longer a duplicate, and gaps are not detected either.
     assert not append(partition, producer_id=1).duplicate
     append(partition, producer_id=2, sequence=70)
     append(partition, producer_id=1, epoch=5, sequence=9)
@@ -84,7 +84,7 @@ def test_producer_with_an_open_transaction_is_not_evicted(tmp_path: Path) -> Non
     assert partition.last_stable_offset == 0
     marker(partition, 1, commit=True)
     assert partition.last_stable_offset == partition.log_end_offset
-    # The marker makes it the most recent idle producer, and now it may be evicted.
+    # After the marker the producer is the most recent idle producer, and may be evicted.
     append(partition, producer_id=20)
     assert known(partition) == {1, 20}
     append(partition, producer_id=21)
@@ -101,7 +101,7 @@ def test_new_producer_is_refused_while_all_others_have_open_transactions(tmp_pat
         with pytest.raises(TooManyProducersError, match=r"max\.producer\.ids"):
             append(partition, producer_id=3, transactional=transactional)
     assert partition.log_end_offset == end
-    # Known producers continue, and batches without a producer id do not count.
+    # Known producers can still append, and batches without a producer id do not count.
     append(partition, producer_id=2, sequence=1, transactional=True)
     append(partition)
     marker(partition, 1, commit=False)
@@ -110,7 +110,7 @@ def test_new_producer_is_refused_while_all_others_have_open_transactions(tmp_pat
 
 
 def test_coordinator_records_are_accepted_beyond_the_producer_limit(tmp_path: Path) -> None:
-    """Coordinators' records belong to transactions, which have a limit of their own."""
+    """Coordinators' records belong to transactions, which have their own limit."""
     limit = ProducerLimit(1)
     partition = opened(tmp_path, limit)
     for producer in (1, 2):
@@ -153,7 +153,7 @@ def test_partitions_share_the_producer_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_restart_loads_at_most_the_producer_limit(tmp_path: Path, clean: bool) -> None:
-    """A snapshot keeps the most recent producers; so does the log, plus all open transactions."""
+    """A snapshot and the log load the most recent producers; the log also all open transactions."""
     partition = opened(tmp_path, ProducerLimit(100))
     append(partition, producer_id=0, transactional=True, timestamp_ms=T0)
     for producer in range(1, 9):

@@ -60,7 +60,7 @@ def test_second_batch_needs_the_next_sequence_and_no_older_epoch(
         with pytest.raises(error):
             append(partition, producer_id=PID, epoch=epoch, sequence=sequence)
         assert partition.log_end_offset == 2
-        # A refused batch leaves no trace.
+        # A refused batch changes no state.
         assert append(partition, producer_id=PID, epoch=3, sequence=2).base_offset == 2
 
 
@@ -103,7 +103,8 @@ def test_retry_of_any_of_the_last_five_batches_is_a_duplicate(tmp_path: Path) ->
         sent.append((data, append_batch(partition, data, now_ms=T0)))
     for data, first in sent[2:]:
         again = append_batch(partition, data, now_ms=T0)
-        # A duplicate's response has its append time, with either timestamp type (LogAppendInfo).
+        # With either timestamp type, the response to a duplicate has its append time
+        # (LogAppendInfo).
         assert again == first._replace(duplicate=True, log_append_time_ms=T0 + 1)
     for data, _ in sent[:2]:
         with pytest.raises(OutOfOrderSequenceError):
@@ -144,7 +145,7 @@ def test_transaction_that_begins_without_verification_is_refused(tmp_path: Path)
     assert not partition.producers.has_open_transaction(PID, 1)
     marker(partition, PID, commit=True)
     assert not partition.producers.has_open_transaction(PID, 0)
-    # A batch of the former transaction that arrives after its marker.
+    # A batch of the former transaction arrives after the transaction's marker.
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, data[2], now_ms=T0)
     # A retry of an appended batch needs no verification.
@@ -152,7 +153,7 @@ def test_transaction_that_begins_without_verification_is_refused(tmp_path: Path)
 
 
 def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(tmp_path: Path) -> None:
-    """The marker that the coordinator wrote at the timeout has the next epoch."""
+    """The marker that the coordinator wrote after the timeout has the next epoch."""
     partition = open_partition(tmp_path)
     data = [client_batch(producer_id=PID, sequence=at, transactional=True) for at in range(2)]
     append_batch(partition, data[0], now_ms=T0, transaction_verified=True)
@@ -343,7 +344,7 @@ def test_replay_restores_the_window_of_the_last_five_batches(tmp_path: Path) -> 
     again = [append_batch(replayed, data, now_ms=T0).base_offset for data in sent[2:]]
     assert again == [2, 3, 4, 5, 6]
     partition.close()
-    # A clean start reads nothing of the log and knows the last batch.
+    # After a clean shutdown, the last batch is known without reading the log.
     loaded = open_partition(tmp_path)
     assert append_batch(loaded, sent[6], now_ms=T0).duplicate
     with pytest.raises(OutOfOrderSequenceError):
@@ -388,7 +389,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_roll_and_expiration_of_100_000_producers_run_in_short_turns(tmp_path: Path) -> None:
-    """Each turn is short: a roll, the plan of a compaction, and the expiration of all producers."""
+    """A roll, planning a compaction, and expiring all producers each take only short turns."""
     partition = open_partition(tmp_path)
     for producer_id in range(100_000):
         marker(partition, producer_id, commit=True)

@@ -1,4 +1,4 @@
-"""A client's batch must have only records that every consumer can read, within limits."""
+"""A client's batch must have only records within limits that every consumer can decode."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_well_formed_batch_is_admitted_unchanged(records: list[LogRecord], codec
 @CODECS
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193])
 def test_offset_deltas_of_every_varint_width_are_admitted(codec: Codec, count: int) -> None:
-    """Offset deltas of one, two and three bytes; lengths grow with them."""
+    """Offset deltas of one, two and three bytes; the lengths of the records grow with them."""
     records = [
         LogRecord(index, NOW_MS + index, None, bytes(index if count < 100 else index % 130))
         for index in range(count)
@@ -99,14 +99,14 @@ def test_fields_of_every_length_are_admitted(size: int, field: str) -> None:
 
 @pytest.mark.parametrize("version", [b"\0\0\0\1", b"\1\0\0\0"])
 def test_snappy_version_of_either_byte_order_is_admitted(version: bytes) -> None:
-    """Old clients in Go write the version in the other byte order."""
+    """Old clients in Go write the version in little-endian byte order."""
     data = many(50, Codec.SNAPPY)
     stored = data[HEADER_SIZE : HEADER_SIZE + 8] + version * 2 + data[HEADER_SIZE + 16 :]
     admitted(with_payload(data, stored))
 
 
 def test_lz4_frame_with_optional_checksums_is_admitted() -> None:
-    """Checksums of blocks and content, and a size: optional parts that Java does not write."""
+    """Checksums of blocks and content, and a content size, which Java does not write."""
     plain = many(3, value=bytes(range(256)) * 800)
     compressor = cramjam.lz4.Compressor(1, content_checksum=True, block_linked=False)
     compressor.compress(plain[HEADER_SIZE:])
@@ -146,7 +146,7 @@ def test_record_count_that_differs_from_the_header_is_refused(codec: Codec, said
 
 @pytest.mark.parametrize("number", [b"\x80\x80\x80\x80\x80\0", b"\x80\x80\x80\x80\x10"])
 def test_varints_that_clients_decode_differently_are_refused(number: bytes) -> None:
-    """Zero in six bytes, and a bit above the 32nd, which Java drops and librdkafka does not."""
+    """Zero in six bytes, and a value with a 33rd bit, which Java drops and librdkafka keeps."""
     with pytest.raises(InvalidRecordError):
         admitted(with_payload(many(1), body(0, number, -1, -1, 0)))
     with pytest.raises(InvalidRecordError):

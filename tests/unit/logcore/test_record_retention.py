@@ -1,4 +1,4 @@
-"""The cleaner's decisions against a deliberately simple model, on random histories."""
+"""The cleaner's decisions compared with a deliberately simple model, on random histories."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def clean(history, *, log=None, aborted=None, now_ms=None, budget=1 << 20, known
 
 
 def read(log, aborted):
-    """Return (key, value) of committed records by offset; the aborted list is applied naively."""
+    """Return (key, value) of committed records by offset, by a simple filter of aborted records."""
     seen = {}
     for header, buf in batches(log):
         verify_crc(buf, 0, header)
@@ -160,7 +160,7 @@ def play(steps):
         else:
             history.end(who, commit=what)
     for producer_id in list(history.pending):
-        history.end(producer_id, commit=True)  # the caller never passes an open transaction
+        history.end(producer_id, commit=True)  # the caller passes no open transaction
     return history
 
 
@@ -241,7 +241,7 @@ def test_aborted_records_are_removed_at_once_and_their_marker_later():
     assert read(kept, []) == {2: (b"k", b"v"), 4: (b"z", b"z")}
     again, aborted = clean(history, log=kept, aborted=aborted, now_ms=20_000)
     stays, _ = clean(history, log=again, aborted=aborted, now_ms=30_000)
-    assert 1 in [header.base_offset for header, _ in batches(stays)]  # of a known producer's epoch
+    assert 1 in [header.base_offset for header, _ in batches(stays)]  # an epoch of a known producer
     final, _ = clean(history, log=again, aborted=aborted, now_ms=30_000, known=False)
     assert [header.base_offset for header, _ in batches(final)] == [2, 3, 4]
     assert read(final, []) == read(kept, [])

@@ -1,4 +1,4 @@
-"""Records as spans of a batch's bytes: the same records and errors as decoded ones."""
+"""Records as spans of a batch's bytes equal decoded records; so do the errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _outcome(read):
 
 
 def spans_of(header: BatchHeader, raw: bytes) -> list[Span]:
-    """Return the spans of all chunks; their positions refer to ``raw``, which is one window."""
+    """Return the spans of all chunks; their positions refer to ``raw``, a single window."""
     return list(chain.from_iterable(span_chunks(header, RecordWindow.over(raw, 0))))
 
 
@@ -91,7 +91,7 @@ def test_spans_of_damaged_records_are_accepted_only_if_they_decode(records, edit
     decoded = _outcome(lambda: decode_records(damaged, 0, header))
     spans = _outcome(lambda: spans_of(header, raw))
     if spans is None:
-        # Only the decoder accepts a number that exceeds its width.
+        # Only the decoder accepts a varint that exceeds its integer type.
         return
     assert decoded is not None
     assert [one[2] for one in spans] == [record.key for record in decoded]

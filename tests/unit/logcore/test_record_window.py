@@ -1,4 +1,4 @@
-"""Records read in pieces: the same records and errors, wherever the bytes are cut."""
+"""Records read from windows: the same records and errors, wherever the windows end."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ def test_record_of_compressed_batch_above_the_bound_is_invalid(
     assert read(header, record_window(batch, 0, header, max_record_bytes=largest)) == whole
     with pytest.raises(InvalidRecordError, match=f"{largest} exceeds .* size of {largest - 1}"):
         read(header, record_window(batch, 0, header, max_record_bytes=largest - 1))
-    # The limit is for compressed records only; the size of a batch limits uncompressed ones.
+    # The limit applies only to compressed records; uncompressed records are limited by the batch
+    # size.
     plain = encode_batch(records)
     header = parse_header(plain)
     assert read(header, record_window(plain, 0, header, max_record_bytes=1)) == whole

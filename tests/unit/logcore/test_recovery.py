@@ -1,4 +1,4 @@
-"""States that a crash may leave, and the result of recovery."""
+"""Recovery from the states that a crash may leave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG = f"orders-0/{0:020d}.log"
 
 
 def last_batches(partition: Partition) -> None:
-    """Append plain, compressed, transactional batches and both markers after some older ones."""
+    """Append older batches, then plain, compressed and transactional batches and both markers."""
     append(partition, 3)
     append(partition, producer_id=9, transactional=True)
     append(partition, 2)
@@ -47,7 +47,7 @@ def last_batches(partition: Partition) -> None:
 
 
 def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> dict[int, object]:
-    """Return the state after each batch, by log size, from replaying one batch at a time."""
+    """Return log size → the state after each batch, from replaying one batch at a time."""
     whole = open_partition(root / "whole")
     build(whole)
     raw = (root / "whole" / LOG).read_bytes()
@@ -70,7 +70,7 @@ def test_log_cut_at_any_byte_recovers_all_batches_before_it(tmp_path: Path) -> N
     for size in range(len(raw) + 1):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(tmp_path / "whole", root)
-        # The index, epochs and snapshot of the whole log are still there.
+        # The index, epochs and snapshot of the whole log still exist.
         (root / LOG).write_bytes(raw[:size])
         partition = open_partition(root, clean=False)
         kept = max(one for one in states if one <= size)
@@ -150,7 +150,7 @@ def test_corrupt_batch_removes_the_later_segments(tmp_path: Path) -> None:
     damage(root / "orders-0" / f"{9:020d}.log", 500)
     partition = open_partition(root, clean=False)
     assert partition.log_end_offset == 12
-    # The truncated segment may have been compacted, so a new one becomes active.
+    # The truncated segment may have been compacted, so a new segment becomes active.
     assert [one.base_offset for one in partition.log.segments] == [0, 9, 12]
     report = partition.recovery
     assert report is not None
@@ -160,7 +160,7 @@ def test_corrupt_batch_removes_the_later_segments(tmp_path: Path) -> None:
         int(one.stem) for one in (root / "orders-0").glob("0*[a-z]") if "stray" not in one.name
     }
     assert names == {0, 9, 12}
-    # The producer state matches the remaining records.
+    # The producer state corresponds to the remaining records.
     assert append(partition, producer_id=1, sequence=9).base_offset == 12
 
 
@@ -222,13 +222,13 @@ def test_snapshots_beyond_the_log_end_are_discarded(tmp_path: Path) -> None:
     again = open_partition(tmp_path, clean=False, high_watermark=2)
     assert next(again.producers.view()).last_sequence == 0
     assert not list((tmp_path / "orders-0").glob("*.snapshot"))
-    # The checkpointed high watermark shows the loss of acknowledged records.
+    # The checkpointed high watermark shows that acknowledged records are lost.
     assert again.recovery is not None
     assert again.recovery.lost_offsets == 1
     assert again.high_watermark == 1
 
 
-# --- odd files ---
+# --- unexpected files ---
 
 
 def test_index_without_a_log_is_removed(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_leftover_deleted_cleaned_and_swap_files_are_removed(tmp_path: Path) -> 
         f"{0:020d}.log.deleted",
         f"{5:020d}.log.cleaned",
         f"{5:020d}.index.cleaned",
-        f"{5:020d}.log.swap",  # at or after a .cleaned file: its compaction had not finished
+        f"{5:020d}.log.swap",  # at or after a .cleaned file, whose compaction was not complete
         "leader-epoch-checkpoint.tmp",
     ]
     for name in names:
@@ -294,7 +294,7 @@ def test_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     whole = segments(tmp_path)
     whole.close()
     directory = tmp_path / "orders-0"
-    # One segment that replaces the first two, with a hole where batches were dropped.
+    # One segment that replaces the first two segments, with a hole instead of removed batches.
     kept = [
         (base, data) for base, data in read_log(open_partition(tmp_path)) if base in {3, 12, 17}
     ]
@@ -317,7 +317,7 @@ def test_log_start_beyond_the_log_end_restarts_the_log_there(tmp_path: Path) -> 
     whole.close()
     again = open_partition(tmp_path, log_start_offset=50)
     assert (again.log_start_offset, again.log_end_offset, again.log.size_bytes) == (50, 50, 0)
-    # The records were deleted on request: they are not kept, and this is no loss.
+    # The records were deleted by a request: they are not kept, and are not reported as lost.
     report = again.recovery
     assert report is not None
     assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)
@@ -352,7 +352,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
             path.write_text(text)
         again = open_partition(root, clean=False)
         assert again._epochs.entries == [(0, 0), (4, 1)]
-        # The leader epoch is not below the log's.
+        # The leader epoch is not below the last epoch in the log.
         assert again.marks.leader_epoch == 4
         again.close()
 
@@ -361,7 +361,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
 def test_batch_of_epoch_missing_in_checkpoint_stays_unless_epoch_is_impossible(
     tmp_path: Path, leader_epoch: int, end: int
 ) -> None:
-    """A broker on ZooKeeper opens its logs before it is told the leader epochs (-1)."""
+    """With ZooKeeper, a broker opens its logs before it knows the leader epochs (-1)."""
     partition = open_partition(tmp_path)
     append(partition)
     partition.marks.leader_epoch = 4
@@ -378,7 +378,7 @@ def test_batch_of_epoch_missing_in_checkpoint_stays_unless_epoch_is_impossible(
 
 
 def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
-    """Write data, transactions, rolls, retention; record acknowledgements at once."""
+    """Append data and transactions, roll, retain; record each acknowledgement at once."""
 
     def note(base: int) -> None:
         acknowledged.append((base, b""))
@@ -416,7 +416,7 @@ def test_kill_before_any_step_loses_no_acknowledged_batch(tmp_path: Path, half_w
         partition = open_partition(root, clean=False)
         offsets = [base for base, _ in read_log(partition)]
         wanted = [base for base, _ in acknowledged if base >= partition.log_start_offset]
-        # Every acknowledged append, and at most the one in progress.
+        # The log has every acknowledged append, and at most the append in progress.
         assert offsets[: len(wanted)] == wanted, steps
         assert len(offsets) <= len(wanted) + 1
         assert partition.log_start_offset <= 4
@@ -447,7 +447,7 @@ def test_kill_during_recovery_does_not_change_its_result(tmp_path: Path) -> None
 
 
 def test_empty_and_unknown_control_batches_are_recovered(tmp_path: Path) -> None:
-    """Batches that only compaction or KRaft writes: without records, or of unknown kind."""
+    """Batches that only compaction or KRaft writes: without records, or of an unknown type."""
     open_partition(tmp_path).close()
     empty = encode_batch(
         [], base_offset=0, last_offset_delta=4, producer_id=3, producer_epoch=1, base_sequence=0

@@ -1,4 +1,4 @@
-"""Damage found by recovery: what it may truncate, must keep, and reports."""
+"""Damage that recovery finds: records that it may truncate or must keep, and its report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def bases(partition: Partition) -> list[int]:
     return [header.base_offset for header, _ in partition.reader.read_all()]
 
 
-# --- below the recovery point: stepped over -------------------------------------------------------
+# --- below the recovery point: damage is skipped
+# -------------------------------------------------------
 
 
 MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]
@@ -58,7 +59,7 @@ MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x8
 def test_damaged_byte_below_the_recovery_point_loses_no_other_batch(
     tmp_path: Path, mask: int
 ) -> None:
-    """Damage each byte in turn: of the flushed batches, and of an unflushed one after them."""
+    """Damage each byte of the flushed batches, and of an unflushed batch after them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
     last_batches(whole)
     whole.flushes.run(T0)
@@ -77,7 +78,7 @@ def test_damaged_byte_below_the_recovery_point_loses_no_other_batch(
         report = partition.recovery
         assert report is not None
         if starts[at].base_offset >= flushed:
-            # This batch was never acknowledged as flushed.
+            # This batch has not been flushed.
             assert partition.log_end_offset == starts[at].base_offset, position
             partition.log.close()
             break
@@ -86,7 +87,7 @@ def test_damaged_byte_below_the_recovery_point_loses_no_other_batch(
         # One batch is reported, or two if the damage is in a leader epoch, which no reader checks.
         assert 1 <= len(report.damaged) <= 2, (position, report.damaged)
         assert not report.is_loss
-        # Like the index, a fetch finds the next batch by its last offset.
+        # A fetch finds the next batch by its last offset, like the index.
         behind = at + starts[at].size
         offset, size = starts[behind].last_offset, starts[behind].size
         read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
@@ -112,7 +113,7 @@ def test_damaged_header_in_a_sealed_segment_affects_no_other_segment(
     raw = path.read_bytes()
     starts = [at for at, _ in iter_headers(raw)]
     files = {one: one.read_bytes() for one in (root / "orders-0").iterdir()}
-    # The header fields up to last_offset_delta, from which an index is built.
+    # Header fields up to last_offset_delta: an index is built from them.
     for position in (at + byte for at in starts for byte in range(27)):
         for one, content in files.items():
             one.write_bytes(content)
@@ -133,7 +134,7 @@ def test_damaged_header_in_a_sealed_segment_affects_no_other_segment(
 def test_impossible_batch_offset_does_not_take_the_partition_offline(
     tmp_path: Path, mask: int
 ) -> None:
-    """The damaged offset does not match the index, which is rebuilt from the batches around it."""
+    """The damaged offset contradicts the index, which is rebuilt from the neighbouring batches."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
     for at in range(4):
         whole.append_records([Record(b"k", b"v")] * 2, now_ms=T0 + at)
@@ -153,7 +154,7 @@ def test_impossible_batch_offset_does_not_take_the_partition_offline(
 
 
 def test_index_of_a_damaged_segment_is_rebuilt_without_truncation(tmp_path: Path) -> None:
-    """The segment has damage too. It is below the recovery point, or the stop was clean."""
+    """The segment is damaged, too. It is below the recovery point, or the shutdown was clean."""
     whole = segments(tmp_path / "whole")
     end = whole.log_end_offset
     whole.close()
@@ -173,12 +174,12 @@ def test_index_of_a_damaged_segment_is_rebuilt_without_truncation(tmp_path: Path
 
 
 def test_producer_state_is_rebuilt_across_a_damaged_batch(tmp_path: Path) -> None:
-    """Without the snapshot at a segment's beginning, recovery reads the segments before it."""
+    """Without a segment's snapshot, recovery reads the previous segments."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     for base in (9, 18, 27):
         (root / "orders-0" / f"{base:020d}.snapshot").unlink()
-    # The damaged length of the segment's second batch hides the following headers.
+    # The damaged length of the segment's second batch hides all later headers.
     raw = bytearray((root / "orders-0" / f"{9:020d}.log").read_bytes())
     second = parse_header(raw).size
     raw[second + 9] ^= 0x40
@@ -211,7 +212,7 @@ def test_retention_and_rolls_continue_after_a_damaged_batch(tmp_path: Path) -> N
 
 
 def test_damage_without_valid_batches_after_it_truncates_the_log(tmp_path: Path) -> None:
-    """A file was cut short, although the checkpoint is above its end."""
+    """The file is truncated below the checkpointed recovery point."""
     whole = open_partition(tmp_path / "whole")
     for _ in range(4):
         append(whole, 2)
@@ -230,7 +231,7 @@ def test_damage_without_valid_batches_after_it_truncates_the_log(tmp_path: Path)
 
 
 def with_holes(root: Path) -> Path:
-    """Return a compacted segment and one after it; neither is known to be on disk."""
+    """Return a partition with a compacted segment and a later segment, both perhaps not on disk."""
     whole = open_partition(root)
     for _ in range(6):
         append(whole, 2)
@@ -280,7 +281,7 @@ def test_compacted_segment_does_not_become_active_if_later_ones_overlap(tmp_path
         ({"recovery_point": 14}, 14),
         ({"compacted_below": 12}, 14),
         ({"is_replica": True}, 14),
-        # The first hole ends at the recovery point, the second lies above it.
+        # The first hole ends at the recovery point; the second hole is above it.
         ({"recovery_point": 3}, 6),
         ({}, 2),
     ],
@@ -288,7 +289,7 @@ def test_compacted_segment_does_not_become_active_if_later_ones_overlap(tmp_path
 def test_offset_gap_in_the_active_segment_is_kept_below_a_known_offset(
     tmp_path: Path, known: dict[str, object], end: int
 ) -> None:
-    """An older version left compacted segments active; Kafka's replicas fetch such batches."""
+    """Older versions left compacted segments active, and Kafka's replicas fetch such batches."""
     root = with_holes(tmp_path)
     last = root / f"orders-0/{12:020d}.log"
     (root / LOG).write_bytes((root / LOG).read_bytes() + last.read_bytes())
@@ -341,12 +342,12 @@ def test_truncated_batches_are_kept_as_stray_files(tmp_path: Path) -> None:
     assert strays(again_root).keys() - kept.keys() == {f"{12:020d}.log.2-stray"}
     assert kept.items() <= strays(again_root).items()
     again.close()
-    # The copies can be dumped like log files, but are not verified as part of the log.
+    # The copies can be dumped like log files, but verification of the log ignores them.
     directory = str(again_root / "orders-0")
     dumped = dump_file(FS, directory, f"{18:020d}.log.1-stray", verify=True)
     assert [row["base_offset"] for row in dumped if row["kind"] == "batch"] == [18, 21, 24, 26]
     assert not list(verify_partition(FS, directory))
-    # A start ignores them, and they are deleted with the partition.
+    # A restarted broker ignores the copies, and deleting the partition deletes them.
     last = open_partition(again_root)
     assert last.recovery is None
     delete(last)
@@ -423,7 +424,7 @@ def broken_in_the_middle(root: Path) -> Path:
 def test_kill_at_any_step_of_recovery_loses_nothing(
     tmp_path: Path, build: Callable[[Path], Path]
 ) -> None:
-    """Neither the log nor a copy loses data, and a compacted segment never becomes active."""
+    """The log and the copies lose no data, and a compacted segment never becomes active."""
     source = build(tmp_path / "source")
     shutil.copytree(source / "orders-0", tmp_path / "straight" / "orders-0")
     straight = open_partition(tmp_path / "straight", clean=False)

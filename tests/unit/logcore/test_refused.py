@@ -1,4 +1,4 @@
-"""A producer's first batches are appended in order, even if some are refused at first."""
+"""The first batches of a producer are appended in order, even if some are refused at first."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_batch_after_one_refused_by_the_producer_limit_is_out_of_order(tmp_path:
 def test_batch_after_a_truncated_uncommitted_one_is_out_of_order(
     tmp_path: Path, committed: int
 ) -> None:
-    """A leader appends, truncates as a follower, and leads again; then an old batch comes late."""
+    """A leader appends, truncates as a follower, and leads again. Then an old batch arrives."""
     partition = open_partition(tmp_path, is_replica=True, is_replicated=True)
     for sequence in (0, 1):
         append(partition, producer_id=PID, sequence=sequence)
     partition.replica.move_high_watermark(committed)
     partition.replica.truncate_to(0)
     if committed:
-        # The batches were acknowledged to the client, which continues after them.
+        # The batches were acknowledged, so the client continues with the next sequence.
         append(partition, producer_id=PID, sequence=2)
         return
     with pytest.raises(OutOfOrderSequenceError):
@@ -155,7 +155,7 @@ FAULTS = st.lists(st.sampled_from(["", "full", "not verified", "refused"]), max_
 def test_retries_of_refused_batches_are_written_in_order(
     faults: list[str], transactional: bool
 ) -> None:
-    """Five batches in flight; a refused one is sent again with all batches after it."""
+    """Five batches are in flight; the client resends a refused batch and all later batches."""
     disk, left = FaultyDisk(), deque(faults)
     with tempfile.TemporaryDirectory() as root:
         partition = open_partition(Path(root), fs=disk)

@@ -20,11 +20,11 @@ from fencepost.logcore.steps import finish
 LONGEST = GroupLimits().max_string_bytes
 TRIES = 3
 TURN_S = 0.1
-"""Twice the allowed duration of a turn, as the machines that run this are shared."""
+"""Twice the allowed duration of a turn, because tests run on shared machines."""
 NON_ASCII = ("é", "(?i:\u212a)", "[é-ü]", "[ц-яa]", r"\p{Greek}", "[^é]")
-"""Expressions that distinguish characters outside ASCII, to repeat up to the maximum length."""
+"""Expressions with non-ASCII characters, which tests repeat up to the maximum length."""
 WORST = ("a", "a*", "|", "a|", "()", "[a]", r"\d", r"\pL", "(", "(?i:a)", "a{0,3}", "[[:alpha:]]")
-"""Expressions to repeat up to the maximum length."""
+"""Expressions that tests repeat up to the maximum length."""
 TEXTS = [
     "",
     "a",
@@ -116,7 +116,7 @@ def test_regex_size_limit_counts_expanded_repetitions():
 def check_turns(regex: str, names: list[str]) -> None:
     """Assert that no turn of matching is long.
 
-    A garbage collection may lengthen a turn, so a scan with a long turn is repeated: slow matching
+    A garbage collection may lengthen a turn, so a scan with a long turn is repeated. Slow matching
     would be slow each time.
     """
     for _ in range(TRIES):
@@ -134,7 +134,7 @@ def check_turns(regex: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("pattern", WORST)
 def test_longest_regex_is_processed_in_short_turns(pattern):
-    """Measure a turn's processor time for an expression of 32,767 bytes and long names."""
+    """Measure the processor time of a turn for an expression of 32,767 bytes and long names."""
     regex = (pattern * LONGEST)[: LONGEST // len(pattern) * len(pattern)]
     if pattern == "(":
         regex = "(" * (LONGEST // 2) + ")" * (LONGEST // 2)
@@ -153,7 +153,7 @@ def test_longest_regex_is_parsed_in_bounded_steps(pattern):
 
 @pytest.mark.parametrize("pattern", NON_ASCII)
 def test_non_ascii_sets_are_evaluated_once_per_character(pattern):
-    """The cost depends neither on the number of pieces that share a set nor on its ranges."""
+    """The cost depends neither on how often a set occurs nor on the number of its ranges."""
     number = LONGEST // (len(pattern.encode()) + 1)
     ranges = "(?i)(?:[" + pattern.strip("[]") * (number // 2) + "]|.)*"
     for regex in ((pattern + "?") * number, ranges):

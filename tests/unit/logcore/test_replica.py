@@ -1,4 +1,4 @@
-"""A log that copies its leader's: the same bytes, an external high watermark, truncation."""
+"""A follower's log: the same bytes as the leader's, the leader's high watermark, truncation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def catch_up(leader: Partition, follower: Partition, max_bytes: int = 1 << 20) -
 
 
 def at(offset: int, count: int = 1, **fields: object) -> bytes:
-    """Return a leader's batch at this offset."""
+    """Return a batch of a leader at this offset."""
     records = [LogRecord(offset + one, T0 + one, b"k", b"v") for one in range(count)]
     return encode_batch(records, **fields)
 
@@ -144,7 +144,7 @@ def test_follower_log_equals_the_leaders_byte_for_byte(tmp_path: Path, seed: int
     assert state_of(follower) == state_of(leader)
     leader.close()
     follower.close()
-    # A start resets the distance between index entries, and each close takes a snapshot.
+    # Opening the log resets the distance to the next index entry, and closing writes a snapshot.
     suffixes = {".log", ".txnindex"} if seed % 2 else KEPT
     assert files(follower, suffixes) == files(leader, suffixes)
 
@@ -162,7 +162,7 @@ def test_offset_gaps_of_a_compacted_leader_are_kept(tmp_path: Path) -> None:
 
 
 def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
-    """The distance between two batches exceeds the 32 bits of an index entry's relative offset."""
+    """The gap between two batches exceeds the 32 bits of an index entry's relative offset."""
     follower = follower_of(tmp_path)
     far = 5_000_000_000
     follower.append_as_follower(at(3) + at(far) + at(far + 1) + at(3 * far, leader_epoch=1), 1)
@@ -178,7 +178,7 @@ def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
 
 
 def test_truncation_in_a_gap_or_batch_ends_the_log_after_a_batch(tmp_path: Path) -> None:
-    """The log ends after a batch, and the next fetched batch begins a hole within the segment."""
+    """The log ends after a batch; before the next fetched batch, the segment has a hole."""
     for offset in (5, 6, 8):
         follower = follower_of(tmp_path, name=f"cut{offset}")
         follower.append_as_follower(at(0, 3) + at(4, 3) + at(9, 3), 0)
@@ -196,7 +196,7 @@ def test_truncation_in_a_gap_or_batch_ends_the_log_after_a_batch(tmp_path: Path)
 def test_follower_keeps_messages_of_old_formats_unchanged(
     tmp_path: Path, magic: int, codec: Codec
 ) -> None:
-    """A leader that was upgraded sends them as they are in its files."""
+    """An upgraded leader sends old batches unchanged from its files."""
     follower = follower_of(tmp_path)
     old = [LogRecord(one, T0 + one, b"k%d" % one, b"v") for one in range(6)]
     data = encode_message_set(old[:4], magic, codec=codec)
@@ -221,7 +221,7 @@ def test_follower_keeps_messages_of_old_formats_unchanged(
 
 
 def test_older_format_after_a_newer_one_clears_the_leader_epochs(tmp_path: Path) -> None:
-    """As in Kafka, truncation stops using epochs. The old format also needs its own segment."""
+    """As in Kafka, truncation then works without epochs. The old format needs a new segment."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=2), 2)
     old = encode_message_set([LogRecord(1, T0, b"old", b"v"), LogRecord(2, T0, b"old", b"v")], 1)
@@ -235,7 +235,7 @@ def test_older_format_after_a_newer_one_clears_the_leader_epochs(tmp_path: Path)
 
 
 def crash_root(partition: Partition, root: Path) -> Path:
-    """Return a root whose ``follower`` has the files that ``kill -9`` would leave now."""
+    """Return a directory whose ``follower`` has the files that ``kill -9`` would leave now."""
     image = root / "image" / uuid.uuid4().hex
     (image / "follower").mkdir(parents=True)
     crash_image(partition, image / "follower")
@@ -277,7 +277,7 @@ def test_incomplete_batch_at_the_end_of_a_fetch_is_ignored(tmp_path: Path) -> No
 
 
 def test_batches_of_a_later_epoch_are_skipped(tmp_path: Path) -> None:
-    """KAFKA-18723: a response to an old request, delayed past an election."""
+    """KAFKA-18723: a response to an old request arrives after an election."""
     follower = follower_of(tmp_path)
     data = at(0, leader_epoch=3) + at(1, leader_epoch=4) + at(2, leader_epoch=3)
     arrived = follower.append_as_follower(data, 3)
@@ -305,7 +305,7 @@ def test_append_as_follower_takes_at_most_the_given_number_of_batches(tmp_path: 
 
 
 def test_empty_follower_restarts_at_the_batch_that_contains_its_log_end(tmp_path: Path) -> None:
-    """The leader's records were deleted up to the middle of a batch."""
+    """The leader's records are deleted up to the middle of a batch."""
     follower = follower_of(tmp_path)
     follower.replica.restart_at(5)
     follower.append_as_follower(at(3, 4) + at(7), 0)
@@ -397,7 +397,7 @@ def test_last_stable_offset_waits_for_the_marker_to_be_replicated(tmp_path: Path
 
 
 def test_last_stable_offset_after_a_restart_waits_for_the_marker(tmp_path: Path) -> None:
-    """Snapshots contain open transactions only; this one has ended, above the high watermark."""
+    """Snapshots have only open transactions; this transaction ended above the high watermark."""
     leader = leader_of(tmp_path, config=SMALL)
     append(leader, 2)
     append(leader, 3, producer_id=1, transactional=True)
@@ -513,7 +513,7 @@ def test_compaction_keeps_records_above_the_high_watermark(tmp_path: Path) -> No
 
 
 def test_planned_truncation_bounds_the_recovery_point(tmp_path: Path) -> None:
-    """A flush that ends between plan and truncation must not raise the recovery point above it."""
+    """A flush that ends after the plan must not move the recovery point above the truncation."""
     flusher = LateFlusher()
     follower = follower_of(tmp_path, flusher=flusher)
     follower.append_as_follower(at(0, 3) + at(3, 2), 0)
@@ -533,7 +533,7 @@ def test_planned_truncation_bounds_the_recovery_point(tmp_path: Path) -> None:
 
 
 def test_torn_batch_after_a_truncation_is_not_reported_as_damage(tmp_path: Path) -> None:
-    """A kill tears a batch appended after the truncation: recovery truncates, without a report."""
+    """A kill tears a batch after the truncation: recovery truncates and reports no damage."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(b"".join(at(one) for one in range(10)), 0)
     follower.flushes.run(T0)

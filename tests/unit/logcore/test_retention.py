@@ -98,7 +98,7 @@ def test_delete_records_moves_the_start_and_retention_takes_whole_segments(tmp_p
     assert bases(partition) == [0, 2, 4]
     assert retain(partition, T0) == 1
     assert bases(partition) == [2, 4]
-    # A batch that straddles the log start is read completely.
+    # A batch that contains the log start is read completely.
     assert [base for base, _ in read_log(partition)] == [3, 4]
     assert partition.cleanup.delete_records_before(-1) == 5
     with pytest.raises(OffsetOutOfRangeError):
@@ -114,7 +114,7 @@ def test_log_start_survives_a_restart_by_its_checkpoint(tmp_path: Path) -> None:
     again = open_partition(tmp_path, log_start_offset=2)
     assert (again.log_start_offset, again.log_end_offset) == (2, 4)
     again.close()
-    # A checkpoint that is older than the files does no harm.
+    # The checkpoint may be older than the files.
     assert open_partition(tmp_path).log_start_offset == 0
 
 
@@ -147,7 +147,7 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     append(partition, 3)
     partition.cleanup.delete_records_before(2)
     assert retain(partition, T0) == 1
-    # The open transaction began before the log start, which bounds the last stable offset.
+    # The open transaction began before the log start; the last stable offset is at the log start.
     assert partition.last_stable_offset == partition.log_start_offset == 2
     assert [one.producer_id for one in partition.producers.view()] == [1]
     partition.close()

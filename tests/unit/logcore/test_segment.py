@@ -49,10 +49,11 @@ def test_index_entry_is_added_after_more_than_the_interval(tmp_path: Path) -> No
     batches = fill(segment, [3000, 3000, 100, 5000, 1], times=[1000, 3000, 2000, 2500, 4000])
     segment.seal()
     starts = [sum(map(len, batches[:at])) for at in range(5)]
-    # The first entry comes with the third batch, after 6 kB; its key is that batch's last offset.
+    # The third batch, after 6 kB, adds the first entry; its key is the batch's last offset.
     entries = (15 - 10, starts[2], 19 - 10, starts[4])
     assert Path(segment.offset_index.path).read_bytes() == struct.pack(">4i", *entries)
-    # A time entry is the largest timestamp so far and its batch's last offset; sealing adds one.
+    # A time entry has the largest timestamp so far and its batch's last offset. Sealing the segment
+    # adds an entry.
     times = (3000, 13 - 10, 4000, 19 - 10)
     assert Path(segment.time_index.path).read_bytes() == struct.pack(">qiqi", *times)
 

@@ -1,4 +1,4 @@
-"""The replacements for calls that only some systems have do what the call of Linux does."""
+"""The portable replacements of Linux's system calls have the same results."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_file_bytes_outlive_their_handle(tmp_path: Path) -> None:
 
 
 def test_send_file_of_0_bytes_sends_nothing(handle: int) -> None:
-    """On macOS, ``sendfile`` with a count of 0 sends the rest of the file."""
+    """On macOS, ``sendfile`` with a count of 0 sends everything up to the end of the file."""
     FS.write(handle, (b"records",), 0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -155,7 +155,7 @@ def test_time_of_day_without_a_coarse_clock_is_close_to_that_of_linux() -> None:
 
 
 def test_linux_uses_the_operating_system_calls_directly() -> None:
-    """The hot path has no function of Fencepost between the log and the call."""
+    """On the hot path, the log calls the operating system directly."""
     assert (system.read_at, system.write_at) == (os.pread, os.pwritev)
     assert (system.send_file, system.sync_data) == (os.sendfile, os.fdatasync)
     assert system.allocate == os.posix_fallocate

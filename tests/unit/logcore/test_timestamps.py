@@ -22,7 +22,7 @@ def test_lookups_by_timestamp_fail_at_a_record_above_the_decompressed_bound(
     append(partition, 3, size=300, codec=Codec.GZIP)
     append(partition, 3, now_ms=T0 + 10, timestamp_ms=T0 + 10, codec=Codec.GZIP)
     isolation = Isolation.READ_UNCOMMITTED
-    body = 300 + 8  # the length of the value has two bytes
+    body = 300 + 8  # the value's length has two bytes
     whole = partition.log.config
     for bound in (body - 1, body):
         partition.log.config = replace(whole, max_decompressed_message_bytes=bound)
@@ -32,7 +32,7 @@ def test_lookups_by_timestamp_fail_at_a_record_above_the_decompressed_bound(
                 finish(lookup)
         else:
             assert finish(lookup) == TimestampOffset(1, T0 + 1, 0)
-        # Batches that are passed over by their headers are not decompressed.
+        # Batches whose headers rule them out are not decompressed.
         later = finish(partition.reader.offset_for_timestamp(T0 + 11, isolation))
         assert later == TimestampOffset(4, T0 + 11, 0)
         assert finish(partition.reader.max_timestamp_offset(isolation)) == TimestampOffset(

@@ -1,4 +1,4 @@
-"""Classes whose methods are made on first use behave like the dataclasses they replace."""
+"""Classes whose methods are created on first use behave like the dataclasses that they replace."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_value_of_a_derived_class_has_the_fields_of_its_base() -> None:
 
 
 def test_value_unpickles_in_a_process_that_has_created_none() -> None:
-    """The class need not have been used before: the reader may be another process."""
+    """The reader may be another process, in which the class has not been used before."""
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     data = pickle.dumps(BrokerEndpoint("a", "b", 1, 2))
     read = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)

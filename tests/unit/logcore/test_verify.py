@@ -1,4 +1,4 @@
-"""A directory is checked for consistency, and repaired from its log or truncated, reversibly."""
+"""Check a directory for consistency, and repair it from its log or truncate it, reversibly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CLOCK = ManualClock(T0)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return several segments, producers, committed, aborted and open transactions; closed."""
+    """Return a closed partition with segments, producers and transactions of every state."""
     partition = open_partition(tmp_path, config=SMALL)
     for turn in range(20):
         append(partition, 2, size=60, producer_id=7, sequence=2 * turn, timestamp_ms=T0 + turn)
@@ -223,7 +223,7 @@ def test_truncated_log_is_restored_from_its_copies(directory: Path, tmp_path: Pa
     assert partition.log_end_offset == cut.first_offset
     assert read_log(partition)[-1][0] < cut.first_offset
     partition.close()
-    # To undo it, remove the files from the first copied segment on and restore the copies.
+    # To undo the truncation, remove all files from the first copied segment and restore the copies.
     first = min(one.name for one in undo.iterdir())
     for one in directory.iterdir():
         if one.name[:20].isdecimal() and one.name >= first[:20]:

@@ -1,4 +1,4 @@
-"""Background work on the worst batches blocks neither the loop nor the interpreter lock."""
+"""Background work on the worst batches blocks neither the loop nor other threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.worst_batches import (
 KEYED, COMMITS = 500_000, 100_000
 NOW_MS = FIRST_MS + 1_000_000
 TRIES = 3
-"""How often work is repeated when a busy machine makes it look too long."""
+"""The number of attempts: work may seem too long on a busy machine."""
 
 CODECS = pytest.mark.parametrize("codec", list(Codec)[1:], ids=lambda codec: codec.name.lower())
 COMPACTED = LogConfig(
@@ -59,7 +59,7 @@ def opened() -> Partition:
 
 
 def check_lock(work: Callable[[], Callable[[], object]]) -> None:
-    """Run work in a thread, up to ``TRIES`` times, until it never keeps the lock for long."""
+    """Run work in a thread, up to ``TRIES`` times, until it always releases the lock soon."""
     watches: list[LockWatch] = []
     while not watches or (len(watches) < TRIES and not watches[-1].is_short):
         thread = threading.Thread(target=work(), name="work")

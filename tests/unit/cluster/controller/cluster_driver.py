@@ -81,7 +81,7 @@ class Cluster:
             self.register(broker_id, rack=(racks or {}).get(broker_id))
             self.beat(broker_id)
 
-    # --- the shell around the controller ---
+    # --- the metadata log and the clock ---
 
     @property
     def image(self) -> MetadataImage:
@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def end(self) -> int:
-        """Return the offset of the next record."""
+        """Return the end offset of the metadata log."""
         return self.image.offset + 1
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
@@ -99,13 +99,13 @@ class Cluster:
             self.controller.replay(records, self.end, 1, self.now_ms)
 
     def do(self, outcome: ControllerResult[T]) -> T:
-        """Carry out a decision of the controller and return its response."""
+        """Append the records of a controller's result and return its response."""
         self.events += outcome.events
         self.append(outcome.records)
         return outcome.answer
 
     def restart(self) -> None:
-        """Replace the controller with one that has only the metadata image."""
+        """Replace the controller with a new controller that has only the metadata image."""
         self.controller = Controller(self.settings, self.image, self.now_ms)
 
     def pass_time(self, ms: int, *, beating: Iterable[int] = ()) -> None:
@@ -144,7 +144,7 @@ class Cluster:
     def beat(
         self, broker_id: int, offset: int | None = None, **changes: object
     ) -> BrokerHeartbeatReply:
-        """Send a heartbeat of a broker that has applied every record, or those up to ``offset``."""
+        """Send a heartbeat of a broker that has applied the records up to ``offset``, or all."""
         request = BrokerHeartbeatRequest(
             broker_id, self.epoch(broker_id), self.image.offset if offset is None else offset
         )
@@ -152,7 +152,7 @@ class Cluster:
         return self.do(self.controller.heartbeat(request, self.now_ms))
 
     def fence(self, *broker_ids: int) -> None:
-        """Fence brokers at their own request."""
+        """Fence brokers by their own request."""
         for broker_id in broker_ids:
             self.beat(broker_id, want_fence=True)
 
@@ -161,7 +161,7 @@ class Cluster:
             self.beat(broker_id)
 
     def reboot(self, broker_id: int, *, clean: bool = False) -> None:
-        """End a fenced broker's session and register a new incarnation of it."""
+        """End a fenced broker's session and register a new incarnation of the broker."""
         former = self.epoch(broker_id)
         self.controller.heartbeats.end_session(broker_id)
         self.register(broker_id, previous_broker_epoch=former if clean else -1)
@@ -169,7 +169,7 @@ class Cluster:
     # --- partitions ---
 
     def create(self, name: str, *assignment: Sequence[int], **configs: str) -> UUID:
-        """Create a topic with these replicas for each partition and return its id."""
+        """Create a topic, with a list of replicas for each partition, and return its id."""
         topic_id = UUID(int=(1 << 110) + self._draw.getrandbits(60))
         values = {key.replace("_", "."): value for key, value in configs.items()}
         self.do(
@@ -211,7 +211,7 @@ class Cluster:
     def reassign(
         self, name: str, replicas: Sequence[int] | None, index: int = 0
     ) -> DomainError | None:
-        """Request a reassignment of a partition; ``None`` cancels one."""
+        """Request a reassignment of a partition; ``None`` cancels the current reassignment."""
         wanted = None if replicas is None else tuple(replicas)
         return self.do(
             self.controller.alter_partition_reassignments(
@@ -220,7 +220,7 @@ class Cluster:
         )[0]
 
     def set_config(self, topic: str, key: str, value: str | None) -> None:
-        """Set a topic's setting, or the brokers' default if ``topic`` is empty."""
+        """Set a topic's setting, or the cluster-wide broker default if ``topic`` is empty."""
         kind = TOPIC_RESOURCE if topic else BROKER_RESOURCE
         op = OpType.DELETE if value is None else OpType.SET
         self.do(

@@ -107,7 +107,7 @@ def test_creation_check_returns_each_new_acl_once_and_no_existing_acl() -> None:
 
 
 def test_deny_acls_are_created_first_and_deleted_last() -> None:
-    """A broker that has replayed only some of the records never allows what it should deny."""
+    """A broker that has replayed only some of the records must not allow a denied operation."""
     cluster = Cluster()
     a, b, c, d = acl("a"), acl("b", Permission.DENY), acl("c"), acl("d", Permission.DENY)
     assert cluster.check(a, b, c, d) == ([None] * 4, [b, d, a, c])
@@ -177,7 +177,7 @@ def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
 
 
 def test_deletion_with_too_many_filter_matches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ACL counts once for each filter that matches it, as the response lists it that often."""
+    """An ACL counts once for each filter that matches it, because the response repeats the ACL."""
     monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
     cluster = Cluster()
     cluster.create_acls(acl("a"), acl("b"))

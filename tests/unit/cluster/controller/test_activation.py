@@ -1,4 +1,4 @@
-"""The records of a new cluster, and of a broker that is its only controller, at start."""
+"""The first records of a new cluster, and of a broker that is its own only controller."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_repeated_registration_of_an_incarnation_keeps_epoch_and_fencing() -> No
     cluster.beat(0)
     assert cluster.do(register(request, cluster.end, cluster.now_ms)) == epoch
     assert not cluster.image.brokers[0].fenced
-    # The broker must have applied the newer record before it counts as caught up.
+    # The broker has not caught up until it has applied the newer record.
     assert not cluster.beat(0, offset=epoch).is_caught_up
 
 
@@ -221,7 +221,7 @@ def test_only_brokers_past_their_session_timeout_are_fenced() -> None:
 
 @pytest.mark.parametrize("elr", [True, False])
 def test_kafka_13173_brokers_fenced_together_leave_all_isrs(elr: bool) -> None:
-    """KAFKA-13173: two sessions expire at once; the second fencing sees the ISRs of the first."""
+    """KAFKA-13173: two sessions expire; the second fencing sees the ISRs after the first."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [0, 1, 2], [1, 2, 3], [2, 3, 0], [0, 2, 1])
     cluster.pass_time(SESSION_MS + 1, beating=[1, 3, 4])
@@ -388,7 +388,7 @@ def test_offline_log_dir_moves_leadership_of_its_replicas() -> None:
     cluster.beat(0, offline_log_dirs=(dirs[0],))
     assert [cluster.partition("a", index).leader for index in (0, 1)] == [1, 0]
     assert cluster.image.brokers[0].directories == (dirs[1],)
-    # Every heartbeat repeats the offline directory; the controller writes one record.
+    # Every heartbeat repeats the offline directory, but the controller writes only one record.
     end = cluster.end
     cluster.beat(0, offline_log_dirs=(dirs[0],))
     assert cluster.end == end

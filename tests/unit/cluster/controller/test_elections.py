@@ -1,4 +1,4 @@
-"""ReplicationControlManager's elections: ElectLeaders, and those that the controller starts."""
+"""ReplicationControlManager's elections: ElectLeaders, and elections by the controller itself."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_requested_unclean_election_needs_no_config(elr: bool) -> None:
 
 
 def test_kip_966_last_replica_standing_elects_elr_member() -> None:
-    """Elect the ELR member, not the last ISR member, which lost its tail (RF 3, min ISR 2)."""
+    """Elect the ELR member, not the last ISR member, which lost records (RF 3, min ISR 2)."""
     cluster = Cluster(elr=True, min_isr=2)
     cluster.create("a", [0, 1, 2])
     cluster.fence(1)
@@ -162,7 +162,7 @@ def test_unclean_election_runs_when_the_topic_config_is_enabled() -> None:
 
 
 def test_unclean_election_after_leader_unregistered_runs_once_enabled() -> None:
-    """On ZooKeeper a broker without a session has no registration."""
+    """With ZooKeeper, a broker without a session has no registration."""
     cluster = Cluster((0, 1))
     cluster.create("a", [0, 1])
     cluster.alter_isr("a", [0])
@@ -225,7 +225,7 @@ def test_leader_rebalance_does_not_run_if_disabled() -> None:
 
 
 def test_controller_activated_again_queues_one_election_per_partition() -> None:
-    """Each ``begin`` replaces the election queue by the image's leaderless partitions."""
+    """Each ``begin`` replaces the election queue with the leaderless partitions of the image."""
     cluster = Cluster()
     cluster.create("a", [0], [1])
     cluster.fence(0, 1)
@@ -241,7 +241,7 @@ def test_controller_activated_again_queues_one_election_per_partition() -> None:
 
 
 def assigned_elsewhere(cluster: Cluster, name: str, *replicas: int) -> None:
-    """Add a topic whose assignment another program has written to ZooKeeper."""
+    """Add a topic as if another program had written its assignment to ZooKeeper."""
     topic_id = UUID(int=(1 << 100) + len(cluster.log))
     cluster.append(
         [

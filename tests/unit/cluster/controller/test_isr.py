@@ -26,7 +26,7 @@ from tests.unit.cluster.controller.cluster_driver import Cluster, directory
 
 
 def shrunk() -> Cluster:
-    """Return a cluster with partition a-0 on 0, 1, 2, led by 0, whose ISR has shrunk once."""
+    """Return a cluster with partition a-0 on brokers 0, 1, 2, led by 0, whose ISR shrank once."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     assert isinstance(cluster.alter_isr("a", [0, 1]), PartitionRegistration)
@@ -58,7 +58,7 @@ def test_alter_partition_with_same_isr_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("sender", "changes", "error"),
     [
-        # In the order of the checks: each request would fail the later checks as well.
+        # The requests are in the order of the checks: each request would fail the later checks too.
         (1, {"topic_id": UUID(int=9), "index": 7, "leader_epoch": 9}, UnknownTopicIdError),
         (1, {"index": 7, "leader_epoch": 9}, UnknownTopicOrPartitionError),
         (1, {"leader_epoch": 1, "partition_epoch": 0}, NotControllerError),
@@ -96,7 +96,7 @@ def test_alter_partition_with_stale_broker_epoch_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["fenced", "shutting down", "unregistered", "another incarnation"])
 def test_alter_partition_should_reject_brokers_that_are_not_eligible(how: str) -> None:
-    """KIP-841, KIP-903: also if the broker has restarted since its last fetch."""
+    """KIP-841, KIP-903: a broker that has restarted since its last fetch is not eligible either."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.create("b", [1, 2])

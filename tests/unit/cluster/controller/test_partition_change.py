@@ -91,7 +91,7 @@ def test_change_record_is_no_op() -> None:
 @pytest.mark.parametrize(
     ("election", "state", "alive", "leader"),
     [
-        # The preferred replica, else the leader, else the first replica in sync.
+        # Elect the preferred replica, else the leader, else the first in-sync replica.
         (Election.PREFERRED, FOO, {1, 2, 3}, 2),
         (Election.PREFERRED, FOO, {1, 3}, 1),
         (Election.PREFERRED, FOO, {3}, 3),
@@ -140,7 +140,7 @@ def test_second_unclean_election_keeps_leader_recovering() -> None:
 def test_trigger_leader_epoch_bump_if_needed(
     changes: dict[str, tuple[int, ...]], rises: bool
 ) -> None:
-    """An ISR change does not bump the leader epoch (KAFKA-15021); removing a replica does."""
+    """Removing a replica bumps the leader epoch; an ISR change alone does not (KAFKA-15021)."""
     after = change(FOO, **changes)  # type: ignore[arg-type]
     assert after is not None
     assert (after.leader_epoch, after.partition_epoch) == (100 + rises, 201)

@@ -60,7 +60,7 @@ class Life:
                 if state.leader >= 0:
                     assert state.leader in isr
                     assert state.leader in active
-                    # A broker that is fenced or shutting down stays in an ISR only as its last
+                    # A broker that is fenced or shutting down stays in an ISR only as the last
                     # member.
                     assert isr <= active
                 if self.elr:

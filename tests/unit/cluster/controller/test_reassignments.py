@@ -143,7 +143,7 @@ def test_reassignment_with_invalid_replicas_or_partition_is_refused() -> None:
 
 
 def test_kip_860_reassignment_that_changes_replication_factor_is_refused() -> None:
-    """KIP-860: compare with the target of the reassignment in progress."""
+    """KIP-860: the request is compared with the target of the reassignment in progress."""
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1])
 

@@ -113,7 +113,7 @@ def test_create_topic_uses_default_partitions_and_replication_factor() -> None:
 
 
 def test_created_partition_has_fenced_replica_outside_of_isr() -> None:
-    """A fenced broker gets a replica, which is not in the ISR."""
+    """A fenced broker gets a replica that is not in the ISR."""
     cluster = Cluster()
     cluster.fence(1)
     cluster.create("foo", [1, 0, 2])

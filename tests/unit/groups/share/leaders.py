@@ -260,7 +260,7 @@ class Cluster:
         return summary
 
     def finish(self) -> None:
-        """Without further faults, the last leader delivers everything that has no end yet."""
+        """Check that, without faults, the last leader delivers all records that are not final."""
         for _ in range(1_000):
             self.steps += 1
             while requests := self.requests():

@@ -178,7 +178,7 @@ CATALOGUE: Final = (
     ),
     Cause(
         "share-in-flight",
-        "A member has a record and keeps the start offset back",
+        "A member has a record and holds the start offset back",
         "groups blame GROUP --json",
         '"member": "MEMBER"',
     ),

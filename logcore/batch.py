@@ -333,10 +333,10 @@ def encode_batch(
 ) -> bytes:
     """Encode ``records``, ascending in offset but possibly with holes, as one batch.
 
-    ``base_offset`` defaults to the first record's, ``last_offset_delta`` to the last record's
-    distance from it, ``max_timestamp_ms`` to the largest timestamp. Without records (a header that
-    compaction keeps for its producer state) ``base_offset`` and ``last_offset_delta`` must be
-    given. Raises ValueError when the offsets do not fit the batch.
+    ``base_offset`` defaults to the first record's offset, ``last_offset_delta`` to the last
+    record's distance from ``base_offset``, ``max_timestamp_ms`` to the largest timestamp. Without
+    records (a header that compaction keeps for its producer state) ``base_offset`` and
+    ``last_offset_delta`` must be given. Raises ValueError when the offsets do not fit the batch.
     """
     if base_offset is None:
         if not records:
@@ -445,7 +445,7 @@ def end_marker(
 
 
 def parse_control(record: LogRecord) -> ControlRecord:
-    """Parse a record of a control batch; newer versions are parsed as the known one, as in Kafka.
+    """Parse a record of a control batch; newer versions are parsed as version 0, as in Kafka.
 
     Raises InvalidRecordError for a key or a marker value that is too short or of negative version.
     """

@@ -1,8 +1,8 @@
 """The highest numbers that are accepted from files and from other brokers.
 
-Offsets, producer ids, leader epochs and group epochs may use half of their field's positive range:
-the broker continues from the accepted number, and must not run out of numbers. Apache Kafka counts
-all of them up from 0.
+Offsets, producer ids, leader epochs and group epochs may use half of their field's positive range,
+because the broker continues to count from the accepted number and must not run out of numbers.
+Apache Kafka counts all of these numbers up from 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A memory limit that all shards of a coordinator share.
 
 Each shard counts its memory in an account of its own, so that unloading a shard returns everything
-at once, even if its log was only partly read. Adding never fails: a log of any size is loaded.
-Only a request that adds something asks for room first.
+at once, even if its log was only partly read. Adding never fails, so a log of any size is loaded.
+Only a request that adds something first checks whether there is room.
 """
 
 from __future__ import annotations

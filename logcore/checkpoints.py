@@ -5,10 +5,10 @@ atomically (temporary file, fsync, rename, fsync of the directory). A file that 
 raises :class:`CheckpointError`; the reader decides on the consequences.
 
 Kafka's formats carry no checksum, and an offset with a flipped bit is still a valid offset: it
-could empty a log, restore deleted records, or hide a range with a tombstone from the cleaner.
-Therefore the broker keeps a copy beside each checkpoint that a start relies on, with CRCs of both,
-and ``meta.properties`` has its CRC in a comment. Kafka ignores both; files without them are read
-without a check.
+could empty a log, restore deleted records, or make the cleaner skip a range with a tombstone.
+Therefore the broker keeps a copy beside each checkpoint that a start relies on, with the CRCs of
+both files, and ``meta.properties`` has its CRC in a comment. Kafka ignores the copies and the
+comment; files without them are read without a check.
 
 Source: ``CheckpointFile``, ``OffsetCheckpointFile``, ``LeaderEpochCheckpointFile``,
 ``PartitionMetadataFile``, ``MetaProperties``, ``CleanShutdownFileHandler``.
@@ -36,7 +36,7 @@ CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 QUORUM_STATE: Final = "quorum-state"
-"""File beside the metadata log: an Apache Kafka node's vote, or a mark that stops such nodes."""
+"""File beside the metadata log: a Kafka node's vote, or text that keeps Kafka from starting."""
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 _BROKER_EPOCH: Final = re.compile(rb'"brokerEpoch":\s*(-?\d{1,18})\b')
@@ -44,7 +44,7 @@ LOCK: Final = ".lock"
 
 COPY_SUFFIX: Final = ".copy"
 COPIED_CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT)
-"""Checkpoints that decide on truncation, visibility or cleaning. The start needs no other one."""
+"""Checkpoints that decide on truncation, visibility or cleaning. Starting needs no other one."""
 
 _VERSION: Final = "0"
 _SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
@@ -138,7 +138,7 @@ def write_offsets(
     elif name in COPIED_CHECKPOINTS:
         before = fs.read_file(f"{directory}/{name}") or b""
         head = text + b"crc32c %08x before %08x " % (crc32c(text), crc32c(before))
-        # The directory sync below covers both names; power loss before it may take either rename.
+        # The directory sync below covers both names; power loss before it may undo either rename.
         write_file(fs, path + TEMPORARY_SUFFIX, head + b"all %08x\n" % crc32c(head), sync=True)
         fs.rename(path + TEMPORARY_SUFFIX, path)
     replace_file(fs, directory, name, text)

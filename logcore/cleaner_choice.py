@@ -24,7 +24,7 @@ Failed = Callable[[Partition, Exception], None]
 
 
 class CleanerChoice:
-    """Selects the partition that needs cleaning most from those passed to :meth:`consider`.
+    """Selects, of the partitions passed to :meth:`consider`, the one that needs cleaning most.
 
     ``offsets`` maps (topic, index) to the end of the partition's last round. The owner of the
     mapping removes deleted partitions, and offsets beyond a log's end. ``on_failed`` is called for

@@ -84,7 +84,7 @@ class Cleanup:
         removed, mark = 0, self._marks.high_watermark
         try:
             self._log.remove_deleted_files(now_ms)
-            # Leave segments that are appended meanwhile to the next call: this one must end.
+            # Leave segments that are added meanwhile to the next call, so that this call ends.
             while segments := self._removable_segments(now_ms, mark):
                 yield from self._remove_segments(segments, now_ms)
                 removed += len(segments)

@@ -11,7 +11,7 @@ A round has three kinds of steps, so that a daemon can run the long ones outside
   are installed oldest first: a tombstone must not be removed before the records that it deletes.
 
 Retention continues during a round. It deletes the oldest segments, so the rest of the round stays
-valid: a deleted segment is skipped, and a group that has lost one is rewritten.
+valid: a deleted segment is skipped, and a group that has lost a segment is rewritten.
 
 Every output segment keeps its last batch, without records if necessary: it tells recovery how far
 an interrupted replacement reaches. (Kafka keeps only the last batch of the round.) A batch's CRC is
@@ -58,7 +58,7 @@ MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
 """Positions in the offset index are signed 32-bit numbers."""
 
 _MIN_WAIT_SECONDS: Final = 0.01
-"""Shorter debts of the throttle are carried over: a sleep would cost more."""
+"""Shorter debts of the throttle are carried over, because a sleep would cost more."""
 _MAX_WAIT_SECONDS: Final = 1.0
 """After this time, a waiting throttle reads its rate again."""
 
@@ -70,9 +70,10 @@ class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is w
 class CleanerThrottle:
     """Limits the reads and writes of a cleaner to ``bytes_per_second``, counted together.
 
-    The rate is read at least once a second, so that a change ends a long wait. ``wait`` sleeps for
-    the given seconds and returns whether to stop, as ``threading.Event.wait`` does; the throttle
-    then raises CompactionCancelled. Source: ``Throttler``, ``log.cleaner.io.max.bytes.per.second``.
+    The rate is read at least once a second, so that a higher rate shortens a long wait. ``wait``
+    sleeps for the given seconds and returns whether to stop, as ``threading.Event.wait`` does; the
+    throttle then raises CompactionCancelled. Source: ``Throttler``,
+    ``log.cleaner.io.max.bytes.per.second``.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class CleanerThrottle:
                 raise CompactionCancelled("the cleaner stops")
 
     def _wait_for_quota(self) -> float:
-        """Subtract the elapsed time from the debt; return the seconds that the rest takes.
+        """Subtract the elapsed time from the debt; return the seconds for the remaining debt.
 
         Unused time is not saved up: a later burst would hit the disk at once.
         """

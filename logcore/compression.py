@@ -70,11 +70,11 @@ _LITTLE_UINT64: Final = struct.Struct("<Q")
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL: Final = 3
 _ZSTD_LARGEST_TABLES: Final = 19
-"""The highest zstd level that works with tables of its own sizes; higher ones use this one's."""
+"""The highest zstd level with table sizes of its own; higher levels use the sizes of this level."""
 
 
 PIECE_BYTES: Final = 64 * 1024
-"""The most that one call of a codec decompresses, if the codec supports pieces."""
+"""The maximum output of one call of a codec, if the codec can decompress in pieces."""
 
 
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:

@@ -92,7 +92,7 @@ class FlushState:
 
     def roll(self, now_ms: int) -> Segment:
         """Begin a new segment, and have the sealed one flushed."""
-        # The snapshot comes first: if it is refused, the retry must still find that a roll is due.
+        # The snapshot comes first: if it fails, the next append must still find that a roll is due.
         self._producers.take_snapshot()
         segment = self._log.roll(now_ms)
         self._run_sealed()

@@ -139,7 +139,7 @@ class FieldReader:
         return self.raw(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """Read an array's length. It cannot exceed the remaining bytes: no element is empty."""
+        """Read an array's length. It is at most the remaining bytes: no element is empty."""
         count = self.uvarint() - 1 if self.flexible else self.int32()
         if not 0 <= count <= self.remaining:
             raise CorruptRecordError(f"array of {count} elements in {self.remaining} bytes")

@@ -191,7 +191,7 @@ class OsFileSystem:
         return os.open(path, os.O_RDONLY | system.OPEN_FLAGS)
 
     def close(self, handle: int) -> None:
-        # Discarded first: after the close, another thread may get the same descriptor.
+        # Discard it first: after the close, another thread may get the same descriptor.
         _handles.discard(handle)
         os.close(handle)
 
@@ -202,8 +202,8 @@ class OsFileSystem:
         data = system.read_at(handle, count, position)
         if len(data) == count or not data:
             return data
-        # The kernel limits one read to 2 GiB, and may be interrupted; it returns nothing at the
-        # end.
+        # One read returns at most 2 GiB, and less if it is interrupted; at the end of the file it
+        # returns nothing.
         parts = [data]
         done = len(data)
         while done < count and (data := system.read_at(handle, count - done, position + done)):

@@ -215,7 +215,7 @@ class Log:
         self.log_end_offset = last_offset + 1
 
     def skip_to(self, offset: int, now_ms: int) -> Segment:
-        """Replace the empty active segment, whose index cannot hold ``offset``, with one there."""
+        """Replace the empty active segment, which cannot index ``offset``, with one that can."""
         self.remove([self.active], now_ms=now_ms, delay_ms=0)
         return self.create_segment(offset, now_ms)
 

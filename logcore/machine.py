@@ -88,8 +88,8 @@ class EndMarker:
     """The marker that ends ``stamp``'s transaction in one partition.
 
     ``coordinator_epoch`` is the epoch of the coordinator that sends it. ``transaction_version``
-    picks the rule for the marker's producer epoch: from 2 on it must be above the epoch of the
-    transaction's batches, below 2 at least as high.
+    determines the rule for the marker's producer epoch: in version 2 and later it must be above the
+    epoch of the transaction's batches, in earlier versions at least as high.
     """
 
     stamp: ProducerStamp

@@ -17,8 +17,8 @@ from fencepost.logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
 """``max.producer.ids``: remembered producers, counted once for each partition they write to. With
-full windows they take 190 MiB, with one batch each 95; a producer of a hundred partitions counts a
-hundred times."""
+five cached batches each they take 190 MiB, with one batch each 95 MiB; a producer that writes to a
+hundred partitions counts a hundred times."""
 
 Producers = dict[int, ProducerEntry]
 """The producers of one partition by their id."""

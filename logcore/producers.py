@@ -153,7 +153,7 @@ class ProducerStateManager:
         }
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
-        """Return whether the producer has a transaction open here, under ``epoch`` or any."""
+        """Return whether the producer has a transaction open here (under ``epoch``, if given)."""
         entry = self._producers.get(producer_id)
         return (
             entry is not None
@@ -217,8 +217,9 @@ class ProducerStateManager:
         entry = self._producers.get(header.producer_id)
         epoch = header.producer_epoch
         transactional = header.is_transactional
-        # First: a producer whose transaction has timed out must get InvalidProducerEpochError, from
-        # which it can recover, and not the fatal InvalidTxnStateError (KAFKA-19690).
+        # This check comes first: a producer whose transaction has timed out must get
+        # InvalidProducerEpochError, from which it can recover, and not the fatal
+        # InvalidTxnStateError (KAFKA-19690).
         self.check_epoch(header.producer_id, epoch)
         if (
             transactional
@@ -397,7 +398,7 @@ class ProducerStateManager:
         return {first: last for first, last in self._unreplicated.items() if last < offset}
 
     def hold_unreplicated(self, transactions: Mapping[int, int]) -> None:
-        """Have the LSO wait for these transactions too: snapshots do not record them."""
+        """Have the LSO wait for these transactions too, because snapshots do not record them."""
         self._unreplicated.update(transactions)
         self._update_first_unstable()
 
@@ -517,8 +518,8 @@ class ProducerStateManager:
 
         A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
         Open transactions in a snapshot as of ``start`` itself are ignored. If data of such a
-        transaction remains, the replay opens it; if not, compaction may have removed its marker,
-        and it would stay open forever.
+        transaction remains, the replay opens the transaction. If none remains, compaction may have
+        removed the marker as well, and the transaction would stay open forever.
         """
         for offset in sorted(self.snapshot_offsets, reverse=True):
             if not start <= offset <= limit:

@@ -104,7 +104,7 @@ class OpenOptions:
     leader_epoch: int = 0
     """Upper bound of the batches' leader epochs; ``NO_EPOCH`` if the caller knows none."""
     compacted_below: int = 0
-    """Gaps below this offset come from compaction; Kafka's leaves gaps between segments as well."""
+    """Gaps below this offset come from compaction; Kafka also leaves gaps between segments."""
     is_replica: bool = False
     """Whether the log may have gaps anywhere, because it was fetched from a compacted log."""
     is_replicated: bool = False

@@ -125,8 +125,8 @@ class Regex:
                 yield BUILD_STEPS * (done - reported)
                 reported = done
         self._first = _StateSet(frozenset((first,)), _BEGIN)
-        # Only now: other tasks may need the automaton in the meantime, and this task may be given
-        # up. A second build adds states of its own.
+        # Set only now, because other tasks may need the automaton before the build is complete, and
+        # this build may be given up. A second build adds states of its own.
         self._is_built = True
 
     def _add(self, characters: CharSet, assertion: Assertion | None, *nexts: int) -> int:

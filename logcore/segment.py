@@ -190,7 +190,7 @@ class Segment:
         self._bytes_since_index_entry += size
 
     def index_next(self) -> None:
-        """Have the next batch indexed: no walk reaches it across the damage before it."""
+        """Have the next batch indexed, because no walk gets past the damage before it."""
         self._bytes_since_index_entry = self._index_interval_bytes + 1
 
     def _append_time_entry(self) -> None:

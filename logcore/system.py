@@ -79,8 +79,8 @@ On systems other than Linux it does not follow corrections of the machine's cloc
 OPEN_FLAGS: Final = (
     getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
 )
-"""Flags with which every file is opened: child processes do not inherit it, and bytes stay as they
-are."""
+"""Flags with which every file is opened: child processes do not inherit the descriptor, and no
+bytes are converted."""
 
 _seeking = threading.Lock()
 """Held between a seek and the access: systems without ``pread`` have one position per file."""

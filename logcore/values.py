@@ -31,7 +31,7 @@ _GENERATED: Final = (
     "__replace__",
     "__dataclass_params__",
     "__dataclass_fields__",
-    # The last one: until it is set, other threads generate all methods themselves.
+    # ``__init__`` is set last: until then, other threads generate all methods themselves.
     "__init__",
 )
 
@@ -96,8 +96,8 @@ def _generate_methods(kind: type) -> Any:
 def fast_init(kind: type[T]) -> type[T]:
     """Halve the time to construct instances of a frozen class, for classes that each request uses.
 
-    A call of ``object.__setattr__`` for each field costs more than all the rest. Until its fields
-    are set, an instance therefore belongs to a mutable class with the same slots.
+    A call of ``object.__setattr__`` for each field costs more than all other steps. Until its
+    fields are set, an instance therefore belongs to a mutable class with the same slots.
     """
     vars(kind)["__dataclass_fields__"].has_fast_init = True
     return kind

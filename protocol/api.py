@@ -213,7 +213,7 @@ APIS: Mapping[int, Api] = {
     )
 }
 """Every API that clients send to a broker, by key. A range is never narrowed to the versions of new
-clients: librdkafka and aiokafka stay on old versions for years."""
+clients, because librdkafka and aiokafka stay on old versions for years."""
 
 CONTROLLER_APIS: Mapping[int, Api] = {
     api.key: api

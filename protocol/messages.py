@@ -38,8 +38,8 @@ class MessageFactory:
     * error codes are given as ``ErrorCode`` or as an integer; an error message is cut at
       ``MAX_ERROR_TEXT_CHARACTERS``.
 
-    Arrays may be any sequence. A class that only other versions have builds None, because the field
-    that would hold it is dropped as well.
+    Arrays may be any sequence. For a class that this version lacks the result is None, because the
+    field that would hold the structure is dropped as well.
     """
 
     def __init__(self, api_key: int, version: int, side: Side) -> None:

@@ -132,7 +132,8 @@ class BlockingChannel:
             self.close()
             raise AuthenticationError(f"{self.where}: {error}") from None
         except BaseException:
-            # Close even on Ctrl-C: otherwise the next request would get this one's response.
+            # Close even on Ctrl-C: otherwise the next request would get the response to this
+            # request.
             self.close()
             raise
 

@@ -36,8 +36,8 @@ from fencepost.protocol.scram import (
 )
 
 MAX_ITERATIONS: Final = 1_000_000
-"""The most SCRAM iterations that a broker can demand of this client: about a second. Kafka's own
-limit for stored credentials is 16,384."""
+"""The maximum number of SCRAM iterations that a broker can demand of this client; they take about a
+second. Kafka's own limit for stored credentials is 16,384."""
 
 Dialogue = Generator[bytes, bytes, None]
 """A generator that yields the client's SASL tokens, and receives the broker's response to each."""

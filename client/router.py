@@ -204,7 +204,7 @@ class Router:
             channel.close()
             raise BrokerUnreachable(f"{error}{self._probable_cause()}") from error
         except BaseException:
-            # Also for a cancelled call: only this call knows the connection.
+            # Close it also if the call was cancelled, because only this call knows the connection.
             channel.close()
             raise
         meanwhile = self._nodes.get(address)

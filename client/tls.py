@@ -18,7 +18,7 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 
 class _ReloadingContext(ssl.SSLContext):
-    """A context that delegates to another one, and rebuilds that when a file has changed."""
+    """A context that delegates to an inner context, which it rebuilds when a file has changed."""
 
     _tls: Tls
     _seen: tuple[tuple[int, int], ...] = ()

@@ -50,7 +50,7 @@ class Waiting:
     group: str
     committed: int | None
     lag: int | None
-    """Offsets to the high watermark; None without a commit."""
+    """Offsets from the committed offset to the high watermark; None without a commit."""
     stuck: bool
     """Whether the group has read all stable records, so that a read_committed member waits."""
 
@@ -78,8 +78,8 @@ class Blame:
 def blame(session: ClusterSession, partitions: list[Partition]) -> list[Blame]:
     """Examine each partition.
 
-    If a transaction holds back the last stable offset of one, ask all brokers for transactions and
-    groups.
+    If a transaction holds back the last stable offset of a partition, ask all brokers for
+    transactions and groups.
     """
     stable = session.offsets(partitions, LATEST, committed=True)
     ends = session.offsets(partitions, LATEST)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fencepost.client.queries.session import ClusterSession
 
 MAX_STATE_RECORDS = 10_000
-"""The most records of one transactional id that are kept; the oldest ones are dropped."""
+"""The maximum number of records kept for one transactional id; the oldest ones are dropped."""
 
 _REFUSED = frozenset(
     {

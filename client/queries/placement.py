@@ -113,7 +113,10 @@ class _AssignmentPlan:
 
 
 def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Replicas]:
-    """Choose preferred leaders: the first replica, or the least loaded if that leads its share."""
+    """Choose preferred leaders: the first replica, unless its broker already leads its share.
+
+    In that case choose the replica whose broker leads the fewest partitions.
+    """
     leads = Counter[int]()
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
     assignment: dict[Partition, Replicas] = {}

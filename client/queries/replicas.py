@@ -90,8 +90,9 @@ def states_and_offsets(
 ) -> tuple[list[PartitionDescription], dict[Partition, PartitionOffsets]]:
     """Return the partitions of ``topics``, and the offsets that their leaders report.
 
-    Brokers name a leader until it is fenced, even if it is dead. If one does not answer, look the
-    leaders up again, and return no offsets for partitions that it still leads. Raises ApiError.
+    Until a dead broker is fenced, the other brokers still report it as leader. If a leader does not
+    answer, look the leaders up again, and return no offsets for partitions that it still leads.
+    Raises ApiError.
     """
     offsets: dict[Partition, PartitionOffsets] = {}
     unreachable = {NO_LEADER}

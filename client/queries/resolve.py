@@ -47,7 +47,7 @@ CLOCK_SKEW_MS = 600_000
 """How far the clocks of a coordinator and of a partition's leader may differ."""
 
 MAX_READS = 3
-"""How often the log is read at most for a transaction whose state changes meanwhile."""
+"""The maximum number of reads of the log for a transaction whose state changes meanwhile."""
 
 LAST_TV1_END_TXN = 4
 """The last version of EndTxn that leaves the producer's epoch as it is."""
@@ -166,7 +166,8 @@ def _searched(
             # No other transaction can have ended under this identity.
             return replace(evidence, open_here=_open_producers(session, existing, target))
         if since_ms is None and known_begun:
-            # The markers are younger than this, and earlier batches would prove nothing more.
+            # The transaction's markers are younger than its start, and no older batch would prove
+            # more.
             since_ms = known_begun[0].start_ms - CLOCK_SKEW_MS
     markers: list[EndMarker] = []
     searched, unread = [], []

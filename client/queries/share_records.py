@@ -12,7 +12,7 @@ WHOLE: Final = frozenset(
 
 
 def is_about_partition(detail: Mapping[str, Any], topic: str, partition: int | None) -> bool:
-    """Return whether an event is about a share partition; None stands for any of the topic's."""
+    """Return whether an event is about a share partition; None stands for any partition."""
     return detail.get("topic") == topic and partition in (None, detail.get("partition"))
 
 

@@ -7,10 +7,9 @@ that the transaction cannot end in between (KIP-890). *Commit*: a request with a
 waits for a flush if ``flush.messages`` requires it, and with acks=-1 for the other replicas, up to
 the client's timeout. Appended records stay in the log even if the response is an error.
 
-If time allows, a request passes all stages in the turn in which it arrives. Otherwise it takes
+If time allows, a request passes all stages in the turn in which it arrives. A longer request takes
 several turns, and later requests to any of its partitions wait for it, even if they arrive on other
-connections. Later requests may overtake a request only while it waits for the transaction
-coordinator.
+connections. Later requests may overtake it only while it waits for the transaction coordinator.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -71,12 +70,12 @@ FIRST_WITH_ZSTD: Final = 7
 FIRST_ADDING_TO_TRANSACTION: Final = 12
 
 _HALF_A_SLICE_S: Final = SLICE_MS / 2000
-"""The time in seconds that a request may spend in one turn on checking batches, and again on
-appending them. The first append to a partition creates its files, which takes 0.3 ms, or several
+"""The time in seconds that a request may spend in one turn on checking batches, and then on
+appending batches. The first append to a partition creates its files, which takes 0.3 ms, or several
 milliseconds on a busy disk."""
 
 MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
-"""The most records listed in the errors of one request, over all its partitions."""
+"""The maximum number of records listed in the errors of a request, for all partitions together."""
 
 CHECK_THREADS: Final = 2
 """The number of threads that check batches. More threads would only make the event loop wait for
@@ -146,7 +145,7 @@ class RequestCharges(Protocol):
 class Part:
     """One partition of a Produce request, and its result.
 
-    In the end ``appended`` or ``error`` is set; both if the records were appended but not
+    After the request ``appended`` or ``error`` is set, or both if the records were appended but not
     committed. ``topic`` is None if no topic has the requested id.
     """
 
@@ -204,7 +203,7 @@ class Append:
     refusal: DomainError | None = field(init=False, default=None)
     """The reason why nothing is appended. Errors of the batch itself take precedence."""
     producers: set[tuple[int, int]] = field(init=False)
-    """The producers of its transactional batches."""
+    """The producer ids and epochs of the transactional batches."""
     listed_errors: int = field(init=False, default=0)
     request_state: RequestState = field(init=False, default_factory=dict)
 
@@ -214,7 +213,7 @@ class Append:
             self.refusal = InvalidRequiredAcksError(f"acks={self.acks}")
 
     def refuse(self, part: Part, error: DomainError) -> None:
-        """Record why a batch is not appended, without details that make the response too large."""
+        """Record why a batch is not appended; omit details if the response gets too large."""
         part.error = without_traceback(error)
         if isinstance(error, StorageError):
             _log.error("append failed", topic=part.topic, partition=part.index, cause=str(error))
@@ -237,7 +236,7 @@ class _AppendState:
     verification: asyncio.Future[None] | None = None
     """The verification that the next append waits for; None if it need not wait."""
     commits: list[asyncio.Future[None]] = field(default_factory=list)
-    """The response waits for all of them."""
+    """The flushes and commits that the response waits for."""
 
 
 class Appends:
@@ -272,7 +271,7 @@ class Appends:
         yield from progress.commits
 
     def _try_at_once(self, append: Append, progress: _AppendState) -> bool:
-        """Check, verify and append in this turn; return False if parts are left."""
+        """Check, verify and append in this turn; return False if that is unfinished."""
         if self._last and any(part.key in self._last for part in append.parts):
             return False
         self._check(append, progress)
@@ -295,7 +294,7 @@ class Appends:
         return task
 
     async def close(self) -> None:
-        """Drop unfinished requests, and end the threads: no client waits for a response now."""
+        """Drop unfinished requests, for which no client waits now, and end the threads."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -317,8 +316,8 @@ class Appends:
             await self._check_elsewhere(append, progress)
             while progress.ready:
                 if progress.verification is not None:
-                    # The coordinator may be another, slow broker: other clients do not wait for it.
-                    # Later requests on this connection do, since this one has no response yet.
+                    # The coordinator may be on a slow broker, so the requests of other clients no
+                    # longer wait. Later requests on this connection still wait for this response.
                     self._resume_queued(append, gate)
                     await progress.verification
                 else:
@@ -397,9 +396,9 @@ class Appends:
     def _append(self, append: Append, progress: _AppendState) -> None:
         """Verify the ready parts, and append them while there is time.
 
-        Verification and append share a turn of the event loop, so the transaction cannot end
-        between them; parts left for a later turn are verified again. If the verification needs a
-        wait, nothing is appended, and ``progress.verification`` is set.
+        Verification and append share a turn of the event loop, so that the transaction cannot end
+        between them; parts left for a later turn are verified again. If the coordinator cannot
+        answer at once, nothing is appended, and ``progress.verification`` is set.
         """
         verified = self._verify(append, progress.ready)
         if isinstance(verified, asyncio.Future):
@@ -446,7 +445,7 @@ class Appends:
             self._refuse(append, part, error)
 
     def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
-        """Refuse a part; later batches of its producer must not overtake the producer's retry.
+        """Refuse a part; keep later batches of its producer from overtaking the producer's retry.
 
         Later batches may be in flight already, and arrive after this broker has become the leader
         or the ISR has grown. (Kafka would accept them, and then refuse the first batch as out of

@@ -1,8 +1,8 @@
 """The offset checkpoints of a data directory, and the thread that writes them.
 
-Each write takes two or three fsyncs, so a thread does it. A caller that cannot continue before a
-checkpoint is on disk writes it synchronously, after the thread's current write. A write never
-replaces one that was requested later.
+Each write takes two or three fsyncs, and therefore runs in a thread. A caller that cannot continue
+before a checkpoint is on disk writes the file synchronously, after the thread's current write. An
+earlier requested write never overwrites a later one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 class CheckpointFiles:
     """Reads and writes checkpoints by name.
 
-    Failures are logged but not raised: they only make the next start slower.
+    Failures are logged but not raised, because they only make the broker start more slowly.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:

@@ -2,8 +2,9 @@
 
 The event loop only selects a partition, plans its round and installs the cleaned segments, which
 takes little time however large the log is. A failed round leaves the log unchanged. If it failed
-for lack of disk space or file descriptors, it is tried again later. After any other failure the
-partition is uncleanable until the next start, and the next round takes another partition.
+for lack of disk space or file descriptors, the partition is tried again later. After any other
+failure the partition is uncleanable until the broker restarts, and the next round cleans another
+partition.
 
 Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
 """
@@ -39,7 +40,7 @@ class Cleaner:
         self._clock = clock
         self._choice = CleanerChoice(logs.cleaned, _report_failure)
         self._stopping = threading.Event()
-        """Stops the thread, which must not access the event loop's objects."""
+        """Set to stop the thread, which must not access the event loop's objects."""
         self._thread = Threads("cleaner")
         self.task = Repeated(
             "cleaner", self.run_once, lambda: config.int("log.cleaner.backoff.ms"), clock
@@ -93,7 +94,7 @@ class Cleaner:
         return True
 
     def _discard(self, partition: Partition, compaction: CompactionRound) -> None:
-        """Remove the files of a round; files that cannot be removed are left for the next start."""
+        """Remove the files of a round; files that cannot be removed stay until a restart."""
         with swallow("discard of a round", partition=partition.name):
             compaction.discard()
 
@@ -127,7 +128,7 @@ class Cleaner:
     def _throttle(self) -> Callable[[int], None]:
         """Return a function that aborts the round at shutdown, and limits its bytes per second."""
         rate = partial(self._config.number, "log.cleaner.io.max.bytes.per.second")
-        # The wait takes real time, so it is measured on the machine's clock.
+        # The thread waits in real time, so the throttle uses the system clock.
         slow = CleanerThrottle(rate, SystemClock(), self._stopping.wait)
 
         def account(count: int) -> None:

@@ -1,8 +1,8 @@
 """Begin to lead or follow partitions after a new metadata image, in slices of time.
 
-Leading a partition that is new on this broker takes about a millisecond, to create its directory
-and files. A topic may have thousands of partitions. Those that do not fit into a slice are handled
-later, or at once when a request accesses them, so clients do not notice the delay.
+To lead a partition that is new on this broker takes about a millisecond, for the creation of its
+directory and files. A topic may have thousands of partitions. Partitions that do not fit into a
+slice are handled later, or as soon as a request accesses them, so clients do not notice the delay.
 
 A change that fails unexpectedly is retried until it succeeds or a newer change replaces it. The
 retry cannot wait for the next image, which may never come, and may not change that partition.

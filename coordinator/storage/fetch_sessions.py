@@ -1,9 +1,9 @@
 """Fetch sessions, with which a Fetch contains only changed partitions (KIP-227).
 
 A session holds the partitions that a client fetches and the state last sent for each. An
-incremental request contains changes of this set; its response leaves out every partition without
-news. The number of sessions (slots) is limited, and so is the number of their partitions. A client
-without a slot gets session id 0 and continues with full requests.
+incremental request contains changes of this set; its response omits every partition without new
+records or changed offsets. The number of sessions (slots) is limited, and so is the number of their
+partitions. A client without a slot gets session id 0 and continues with full requests.
 
 Source: ``FetchSession``, ``FetchSessionCacheShard`` and ``FetchManager``.
 """
@@ -33,12 +33,12 @@ INITIAL_EPOCH = 0
 _MAX_INT32 = 2**31 - 1
 
 MAX_CACHED_PARTITIONS = 100_000
-"""The most partitions of all sessions together, about 400 bytes each. Kafka limits only the number
-of sessions, and a session may have as many partitions as a request can contain."""
+"""The maximum number of partitions of all sessions together; each takes about 400 bytes. Kafka only
+limits the number of sessions: a session may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
-"""The time in milliseconds after which a new session may evict an unused session. After this time
-since its creation, a session may also be evicted by a new one with at least as many partitions.
+"""How many milliseconds after its last use a session may be evicted by any new session. So long
+after its creation, a session may also be evicted by a new session with at least as many partitions.
 Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
 
 TopicKey = str | UUID | None
@@ -79,7 +79,7 @@ class CachedPartition:
         self.leader_epoch, self.last_epoch = newer.leader_epoch, newer.last_epoch
 
     def learn(self, answer: FetchedPartition) -> bool:
-        """Store the state sent to the client; return whether the client lacked any of it."""
+        """Store the state sent to the client; return whether the response must contain it."""
         read = answer.read
         news = (
             len(read.records) > 0
@@ -159,7 +159,7 @@ class FetchSessions:
         self.max_sessions = max_sessions
         self.max_partitions = max_partitions
         self.partitions = 0
-        """The partitions of all sessions together."""
+        """The number of partitions of all sessions together."""
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class FetchSessions:
         return session
 
     def advance(self, session: FetchSession, now_ms: int) -> None:
-        """Begin an incremental request; :meth:`change` must follow."""
+        """Begin an incremental request. Call :meth:`change` next."""
         session.epoch = 1 if session.epoch == _MAX_INT32 else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions.move_to_end(session.id)
@@ -208,7 +208,7 @@ class FetchSessions:
             self.close(session.id)
 
     def _count(self, session: FetchSession, more: int) -> None:
-        """Add to the partition count, unless the session was closed in the meantime."""
+        """Add ``more`` to the partition count, unless the session was closed in the meantime."""
         if more and self.id_of(session) != NO_SESSION:
             self.partitions += more
 

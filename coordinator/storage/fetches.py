@@ -1,4 +1,4 @@
-"""Fetch requests: find the session, read, and wait for more records if there are too few.
+"""Fetch requests: find the session, read, and wait if fewer than ``min_bytes`` are available.
 
 Reads return whole batches, unchanged from the file. The records of a large read are not loaded into
 memory before they are sent.
@@ -64,7 +64,7 @@ _OFFSET = Struct(">q")
 """The first field of a batch: its base offset."""
 
 MAX_COPIED_BYTES = 262_144
-"""The most bytes of short reads that one response holds in memory; other reads stay in files."""
+"""The maximum total size of short reads that a response holds in memory; others stay in files."""
 
 
 CONSUMER = -1
@@ -256,10 +256,10 @@ _LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_
 def _check_replica(
     replicas: ReplicaManager, topic: str, index: int, replica_id: int, leader_epoch: int
 ) -> None:
-    """Refuse a follower that has no replica of a partition led here.
+    """Refuse a follower that is not a replica of a partition that this broker leads.
 
     A follower with the current leader epoch may have learned of its assignment before this broker,
-    and retries (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
+    so its error is retriable (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
     """
     machine = replicas.led(topic, index)
     if machine is not None and replica_id in machine.replicas:
@@ -306,7 +306,7 @@ class _Reading:
         self._copied_bytes = 0
         self._throttled_bytes = 0
         self._held_back: frozenset[tuple[str, int]] = frozenset()
-        """Throttled partitions, for whose records the request does not wait."""
+        """Throttled partitions; the request does not wait for their records."""
         self._news = 0
         self._urgent = False
 
@@ -321,7 +321,7 @@ class _Reading:
         )
 
     def read(self) -> Steps[None]:
-        """Read every partition; the second time, only the partitions that have changed."""
+        """Read every partition; in the second read, only the partitions that have changed."""
         former, self._answers = self._answers, []
         self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
         self._throttled_bytes = 0
@@ -346,7 +346,7 @@ class _Reading:
                 or answer.read.is_behind
                 or answer.preferred_replica != NO_REPLICA
             )
-            # The response to a session leaves out partitions without news.
+            # The response in a session omits unchanged partitions.
             self._news += (
                 self._session is None or answer.error is not None or bool(answer.read.records)
             )
@@ -537,7 +537,7 @@ def _is_as_it_was(answer: FetchedPartition) -> bool:
 
 
 def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
-    """Return the offset up to which a follower that fetches at ``offset`` has the log.
+    """Return the offset up to which a follower that fetches at ``offset`` has replicated the log.
 
     If ``offset`` lies inside a batch, return the base offset of that batch: the follower has
     truncated its log there, and fetches the batch again. Raises StorageError.

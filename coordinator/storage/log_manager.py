@@ -1,11 +1,11 @@
 """The partitions of this broker: opened, recovered, checkpointed, deleted and closed.
 
-Order of a start (kafka: ``LogManager.loadLogs``): the clean-shutdown file is read and removed
-*before* any log is opened, the checkpoints are read, directories without a topic are renamed, and
-every partition with a directory is opened. After a clean shutdown no log is recovered. A partition
+When the broker starts (kafka: ``LogManager.loadLogs``), it reads and removes the clean-shutdown
+file *before* it opens any log, reads the checkpoints, renames directories without a topic, and
+opens every partition that has a directory. After a clean shutdown no log is recovered. A partition
 that was never used has no directory and takes no resources until its first use.
 
-Checkpoints may be lost or stale at any time: they only reduce the work of the next start.
+Checkpoints may be lost or stale at any time, because they only make the broker start faster.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ from fencepost.logcore.traffic import Traffic
 STRAY_SUFFIX: Final = "-stray"
 
 CLOSE_THREADS: Final = 32
-"""The logs flushed concurrently at shutdown: a journaling file system completes overlapping fsyncs
-with one commit of its journal."""
+"""How many logs are flushed concurrently at shutdown. A journaling file system completes
+overlapping fsyncs with one commit of its journal."""
 
 CHECKPOINTS: Final = (
     RECOVERY_POINT_CHECKPOINT,
@@ -123,7 +123,7 @@ class LogManager:
         """The limit on the number of producers that all partitions together remember."""
         self._metadata_partition: Partition | None = None
         self._ignored: set[tuple[str, str, str | None]] = set()
-        """Topic, key and value of ignored settings that were logged."""
+        """Topic, key and value of ignored settings that have already been logged."""
         self.opened: dict[TopicPartition, Partition] = {}
         """The open partitions of topics, which requests may access. Excludes the metadata log."""
         self._complete = False
@@ -137,7 +137,7 @@ class LogManager:
         self._cut = False
         self.removals = Removals(fs, directory, force_metadata)
         self.past_traffic = Traffic()
-        """The traffic of topics that were deleted since the start."""
+        """The traffic of topics that have been deleted since the broker started."""
         self._on_delete: list[Callable[[str, int], None]] = []
         self._last_broker_epoch = clean_shutdown_epoch(fs, directory)
         self.was_clean = take_clean_shutdown(fs, directory)
@@ -208,7 +208,7 @@ class LogManager:
             or (topic_id is not None and topic_id != topic.topic_id)
             or not self.metadata.hosts(topic, index)
         ):
-            # The directory may contain data that is still needed.
+            # Not deleted: the directory may contain data that is still needed.
             stray = self._rename(name, STRAY_SUFFIX)
             _log.warning("directory belongs to no topic", directory=name, renamed_to=stray)
         else:
@@ -380,9 +380,9 @@ class LogManager:
         """Open directories that were moved into place for a topic not yet in the metadata.
 
         ``extents`` maps the index of each partition with a directory to its log start and end
-        offset, all of it on disk. The checkpoints are written at once: without them the next start
-        would not know the log start offsets, and would report the gaps below the end offsets as
-        lost records. Raises StorageError.
+        offset; the records are on disk. The checkpoints are written at once: without them a
+        restarted broker would not know the log start offsets, and would report the gaps below the
+        end offsets as lost records. Raises StorageError.
         """
         for index, (log_start_offset, log_end_offset) in extents.items():
             self._log_starts[topic.name, index] = log_start_offset
@@ -430,13 +430,13 @@ class LogManager:
             self._reconfiguring = None
 
     def on_delete(self, listener: Callable[[str, int], None]) -> None:
-        """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
+        """Register ``listener(topic, index)``, which is called for each partition deletion."""
         self._on_delete.append(listener)
 
     def mark_partition_deleted(self, key: TopicPartition) -> None:
-        """Drop a deleted replica; :meth:`remove_deleted` must follow.
+        """Drop a deleted replica. Call :meth:`remove_deleted` afterwards.
 
-        From now on a partition of the same name is a new one.
+        A partition of the same name that is opened later is a new partition.
         """
         for offsets in self._checkpointed:
             offsets.pop(key, None)
@@ -452,8 +452,8 @@ class LogManager:
     async def remove_deleted(self, partitions: Sequence[Partition]) -> None:
         """Rename the directories of deleted partitions, and drop their checkpointed offsets.
 
-        The caller has made the records of their deletions durable. Afterwards a new topic of the
-        same name is created without a wait.
+        The caller has made the records of their deletions durable. Once this returns, a new topic
+        of the same name can be created without a wait.
         """
         await self.removals.rename_all(partitions)
         deleted, starts = self._deleted, self._deleted_log_starts()
@@ -462,7 +462,7 @@ class LogManager:
             self._stale = False
 
     def _deleted_log_starts(self) -> Offsets:
-        """Return the log starts of deleted partitions that power loss may restore.
+        """Return the log start offsets of deleted partitions that a power failure may restore.
 
         Records below these offsets were deleted earlier, and must stay deleted.
         """
@@ -470,7 +470,7 @@ class LogManager:
         return {(one.topic, one.index): start for one, start in marks if start}
 
     def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
-        """Lower a log's offsets before its truncation; return the affected checkpoints' names."""
+        """Lower a log's offsets before its truncation; return the names of affected checkpoints."""
         key = partition.topic, partition.index
         before = self._marks_of(partition)
         partition.replica.plan_truncation(offset)
@@ -486,7 +486,7 @@ class LogManager:
 
     @staticmethod
     def _marks_of(partition: Partition) -> dict[str, int]:
-        """Return an open log's offsets for three of the checkpoints."""
+        """Return the offsets of an open log, by checkpoint, for three of the checkpoints."""
         return {
             RECOVERY_POINT_CHECKPOINT: partition.recovery_point,
             LOG_START_CHECKPOINT: partition.log_start_offset,
@@ -539,7 +539,7 @@ class LogManager:
                 self._closed(partition, partial(partition.finish_close, flush, failure))
         clean = self._clean and all(partition.offline is None for partition in self)
         if not self._complete:
-            # The start has failed: the files on disk are more complete than this object.
+            # The broker has failed to start: the checkpoints on disk have more entries.
             if (
                 clean
                 and self.was_clean
@@ -568,7 +568,7 @@ class LogManager:
 
 
 def _report_recovery(partition: Partition, report: RecoveryReport) -> None:
-    """Log what a start has removed from a log, and the damage that it has left."""
+    """Log which records the recovery of a log has removed, and which damage remains."""
     for damage in report.damaged:
         _log.error(
             DAMAGE_LEFT,

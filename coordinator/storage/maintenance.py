@@ -44,14 +44,14 @@ class Maintenance:
         self._clock = clock
         self.tasks: list[Repeated] = []
         """The tasks. Tasks whose decisions depend on the time use the broker's clock; tasks that
-        only write to the disk use the machine's clock."""
+        only write to the disk use the system clock."""
         self._thread = Threads("retention")
         self._forgotten = 0
         self._troubled: dict[str, dict[str, str]] = {}
         """By step and partition: the last failure."""
 
     def start(self) -> None:
-        """Start; the first retention waits for ``log.initial.task.delay.ms``, as in Kafka."""
+        """Start; retention first runs after ``log.initial.task.delay.ms``, as in Kafka."""
         config = self._config
         expiry = "producer.id.expiration.check.interval.ms"
         self._each(

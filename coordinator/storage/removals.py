@@ -2,8 +2,8 @@
 
 A file system may take a long time to remove a large file, and a topic may have thousands of files.
 So a deleted partition stops serving at once, its directory is renamed soon afterwards, and a thread
-removes the renamed directory later. After a stop or a kill, the next start finds the remaining
-directories by their names, and removes them once the broker listens.
+removes the renamed directory later. A restarted broker finds the remaining directories by their
+names, and removes them once it accepts connections.
 
 Source: ``LogManager.asyncDelete``, ``LogManager.deleteLogs``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
 PRODUCERS_AT_ONCE: Final = 2_000
-"""The producers of a deleted partition that are removed before others get their turn."""
+"""How many producers of a deleted partition are removed before the event loop runs other work."""
 
 TopicPartition = tuple[str, int]
 
@@ -35,8 +35,8 @@ class Removals:
     """The queue of removals (``logs.removals``), for use on the event loop only.
 
     No directory of a deleted partition is renamed before the record of the deletion is durable,
-    because until then power loss may restore the topic. ``force`` makes the record durable at once,
-    or raises LogError.
+    because until then a power failure may restore the topic. ``force`` makes the record durable at
+    once, or raises LogError.
     """
 
     def __init__(self, fs: FileSystem, directory: str, force: Callable[[], None]) -> None:
@@ -53,15 +53,16 @@ class Removals:
         self._may_run = False
 
     def start(self) -> None:
-        """Start removing, on the running loop."""
+        """Start the removals, on the running loop."""
         self._may_run = True
         self._go_on()
 
     async def close(self) -> None:
         """Rename the directories of deleted partitions, and finish the current removal.
 
-        The next start removes the other directories. If the records of deletions cannot be made
-        durable, no directory is renamed, and the next start decides which topics are deleted.
+        The other directories are removed when the broker starts again. If the records of deletions
+        cannot be made durable, no directory is renamed, and the metadata that the broker reads when
+        it starts decides which topics are deleted.
         """
         self._may_run = False
         self._rename_forced()
@@ -70,7 +71,7 @@ class Removals:
         self._thread.close()
 
     async def finish(self) -> None:
-        """Return when nothing is left to remove."""
+        """Wait until the queue is empty."""
         self.start()
         while self._task is not None:
             await asyncio.wait({self._task})
@@ -88,7 +89,7 @@ class Removals:
         return [*self._deleted.values()]
 
     def free_name(self, key: TopicPartition) -> None:
-        """Rename the directory of a deleted partition at once: a new partition needs the name.
+        """Rename the directory of a deleted partition at once, because a new one needs the name.
 
         Raises LogError if the record of the deletion cannot be made durable.
         """
@@ -129,7 +130,7 @@ class Removals:
         try:
             renamed = partition.rename_deleted()
         except (LogError, OSError) as error:
-            # The next start removes the directory; the topic is deleted all the same.
+            # The directory is removed when the broker starts again; the topic is deleted anyway.
             _log.warning("directory not removed", partition=partition.name, cause=str(error))
             return
         self._is_renamed = True
@@ -157,7 +158,7 @@ class Removals:
         try:
             while self._waiting and self._may_run:
                 if self._is_renamed:
-                    # Otherwise power loss could restore the old name with half of the content.
+                    # Otherwise a power failure could restore the old name with half of the content.
                     self._is_renamed = False
                     if not await self._is_done(partial(self._fs.sync_directory, self._directory)):
                         self._waiting.clear()
@@ -167,7 +168,7 @@ class Removals:
             self._task = None
 
     async def _is_done(self, step: Callable[[], None]) -> bool:
-        """Run a step; return False after a failure, which leaves the removal to the next start."""
+        """Run a step; return False after a failure: the removal is then left to a restart."""
         try:
             await self._thread.run(step)
         except Exception as error:  # noqa: BLE001 - the other removals must be done

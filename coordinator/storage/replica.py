@@ -49,9 +49,9 @@ class Replica:
     local: LocalPartition
     machine: PartitionLeader
     partition: Partition | None = None
-    """Its log; None if it could not be opened."""
+    """The log of the replica; None if it could not be opened."""
     failure: StorageError | None = None
-    """The reason why it could not be opened."""
+    """The reason why the log could not be opened."""
     followed_epoch: int = UNDEFINED_EPOCH
     """The leader epoch in which this broker last began to fetch, or to wait for a leader."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Replica:
 
     @classmethod
     def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:
-        """Create a replica that is new on this broker."""
+        """Return the object for a replica that is new on this broker."""
         from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are standalone
 
         return cls(one, PartitionLeader(view, one.topic, one.topic_id, one.index))

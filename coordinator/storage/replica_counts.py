@@ -1,4 +1,4 @@
-"""The partitions with a replica on this broker, counted by their states.
+"""The numbers of partitions with a replica on this broker, by state.
 
 Source: the gauges of ``ReplicaManager``.
 """
@@ -14,12 +14,12 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class ReplicaCounts:
-    """Partitions with a replica on this broker."""
+    """Numbers of partitions with a replica on this broker."""
 
     partitions: int = 0
     leaders: int = 0
     under_replicated: int = 0
-    """Led partitions with fewer in-sync than assigned replicas."""
+    """Led partitions whose ISR is smaller than their replica set."""
     under_min_isr: int = 0
     """Led partitions that refuse writes with acks=all."""
     at_min_isr: int = 0

@@ -6,9 +6,9 @@ its log, which is opened on first use. Every other partition with a replica on t
 tracks the epochs while another broker leads. Requests rely on this invariant: an open log with
 ``marks.is_replicated`` false is led alone, in the epoch ``marks.leader_epoch``.
 
-The machine of a led partition is notified of every append (``Marks.on_flushed_end``) and of every
-follower's fetch. The machine's steps advance the log's high watermark, wake requests, and send ISR
-changes to the controller.
+The state machine of a led partition is notified of every append (``Marks.on_flushed_end``) and of
+every follower's fetch. Its steps advance the high watermark, wake requests, and send ISR changes to
+the controller.
 
 Source: ``ReplicaManager``, ``Partition``.
 """
@@ -87,7 +87,7 @@ class ReplicaManager:
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
-        """The brokers and settings that the machines of all replicas share."""
+        """The brokers and settings that the state machines of all replicas share."""
         self.image = image
         """The latest image."""
         self.durable = durable
@@ -103,7 +103,7 @@ class ReplicaManager:
         self.remember: Remember | None = None
         """Records ISR changes and their causes in the history."""
         self.on_placed: OnPlaced | None = None
-        """Called for each replica that is led or followed, and after a disk failure."""
+        """Called when this broker begins to lead or follow a replica, and after a disk failure."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
         self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
         """Starts with the first replicated partition."""
@@ -144,7 +144,7 @@ class ReplicaManager:
         leader_epoch: int = UNDEFINED_EPOCH,
         topic_id: UUID | None = None,
     ) -> Partition:
-        """Return the log of any replica here, led or not. Raises like :meth:`led_with_id`."""
+        """Return the log of any replica on this broker. Raises like :meth:`led_with_id`."""
         if (topic, index) not in self._replicas and not self._due.partitions:
             return self.leader(topic, index, leader_epoch)
         self._check_id(topic, index, topic_id)
@@ -166,7 +166,7 @@ class ReplicaManager:
         return partition
 
     def _sole_replica(self, topic: str, index: int, leader_epoch: int) -> Partition:
-        """Return the log of a partition whose only replica is here."""
+        """Return the log of a partition whose only replica is on this broker."""
         registration = self.registration(topic, index)
         if registration is None:
             # The message omits the name: it may be long, and a request may name 100,000 partitions.
@@ -200,7 +200,7 @@ class ReplicaManager:
         return self._replicas.get(key)
 
     def led(self, topic: str, index: int) -> PartitionLeader | None:
-        """Return the machine of a replicated partition that this broker leads, else None."""
+        """Return the state machine of a replicated partition that this broker leads, or None."""
         replica = self.replica(topic, index)
         return replica.machine if replica is not None and replica.machine.is_leader else None
 
@@ -306,13 +306,13 @@ class ReplicaManager:
     async def _delete_directories(self) -> None:
         # If the wait fails, the partitions stay marked as deleted until the next deletion.
         while deleted := self._logs.removals.deleted:
-            # Directories are renamed only when power loss cannot restore their topics. Partitions
-            # that are deleted during the wait have their own round.
+            # Directories are renamed only when a power failure cannot restore their topics.
+            # Partitions that are deleted during the wait are handled in the next round.
             await self.durable()
             await self._logs.remove_deleted(deleted)
 
     async def deletions_done(self) -> None:
-        """Return once the directories of all deleted replicas are renamed."""
+        """Wait until the directories of all deleted replicas are renamed."""
         while self._deleting is not None and not self._deleting.done():
             await asyncio.shield(self._deleting)
 
@@ -363,7 +363,7 @@ class ReplicaManager:
         partition.marks.notify()
 
     def _follow(self, one: LocalPartition) -> bool:
-        """Follow a partition; return whether fetching must restart, in a new leader epoch."""
+        """Follow a partition; return whether to restart its fetches in a new leader epoch."""
         registration = one.registration
         replica = self._hosted(one)
         led = replica.machine.is_leader
@@ -397,7 +397,7 @@ class ReplicaManager:
         return replica
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
-        """Let the machine, or the leader of a followed partition, set the high watermark."""
+        """Treat the log as replicated: the state machine or the leader sets the high watermark."""
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
@@ -406,7 +406,7 @@ class ReplicaManager:
             partition.marks.replicate(partition.high_watermark)
 
     def _wake_waiting(self, replica: Replica) -> None:
-        """Wake all requests that wait for a partition that is no longer led; each checks again."""
+        """Wake all requests that wait for a partition that this broker no longer leads."""
         if (partition := replica.partition) is not None:
             self._commits.give_up(partition)
             partition.marks.notify()
@@ -451,7 +451,7 @@ class ReplicaManager:
             )
 
     def _appended(self, replica: Replica, end: int) -> None:
-        """Handle an append, after which the log itself notifies its listeners."""
+        """Handle an append. The log itself then notifies its listeners."""
         self._execute_step(replica, replica.machine.on_appended(end, self._clock.monotonic_ms()))
 
     def fetched(
@@ -512,11 +512,11 @@ class ReplicaManager:
                 self._execute_step(replica, replica.machine.reconsider(now_ms), notifies=True)
 
     def _execute_step(self, replica: Replica, step: LeaderStep, *, notifies: bool = False) -> None:
-        """Execute a machine's step. ``notifies``: notify listeners of a higher high watermark."""
+        """Execute a step; with ``notifies``, notify listeners of a higher high watermark."""
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
-            # Records that flush.messages requires to be flushed are not committed before that.
+            # If flush.messages requires a flush of records, they are not committed before it.
             mark = min(replica.machine.high_watermark, marks.flushed_end)
             if mark > marks.high_watermark and replica.machine.is_leader:
                 marks.move_high_watermark(mark)
@@ -543,16 +543,16 @@ class ReplicaManager:
     # --- the low watermark -----------------------------------------------------------------------
 
     def low_watermark(self, partition: Partition) -> int:
-        """Return the lowest log start offset of all live replicas; −1 while one is unknown."""
+        """Return the lowest log start offset of all live replicas; −1 while any is unknown."""
         machine = self.led(partition.topic, partition.index)
         return partition.log_start_offset if machine is None else machine.low_watermark
 
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Return a future for the low watermark to reach ``offset``; None if it already has.
+        """Return a future that is done when the low watermark reaches ``offset``.
 
-        The future is also done when the leadership ends.
+        Return None if it already has. The future is also done when the leadership ends.
         """
         replica = self.replica(partition.topic, partition.index)
         if replica is None or self.low_watermark(partition) >= offset:

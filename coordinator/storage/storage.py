@@ -1,6 +1,6 @@
 """The storage of a node: its metadata, its partitions, and their flusher.
 
-A command that works on a stopped broker's data needs nothing else (``fencepost log import``).
+A command that works on the data of a stopped broker needs only this (``fencepost log import``).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fencepost.logcore.partition import Partition
 class Storage:
     """The data of one node. ``directory`` exists and is locked by this process.
 
-    ``directory_id`` is its id as a log directory; ``end_points`` are the broker's listeners.
-    ``observed`` is the metadata that a broker follows; such a storage has no metadata log of its
-    own. A node that is not a broker has no partition except the metadata log.
+    ``directory_id`` is the id of the log directory; ``end_points`` are the broker's listeners.
+    ``observed`` is the metadata of a broker that follows controllers; its storage does not write a
+    metadata log. A node that is not a broker has no partition except the metadata log.
     If a controller and a broker share a directory, the controller's storage is opened first,
     without ``loads``, and passed to the broker's storage as ``beside``: they share the logs.
 
-    Raises MetadataError, LogError, OSError; after an error nothing stays open.
+    Raises MetadataError, LogError, OSError; after an error no file stays open.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Storage:
             self.metadata = observed
             self.logs.load(observed)
         elif observed is None:
-            # The clean-shutdown mark needs the broker epoch if the node later joins a controller
-            # (KIP-966).
+            # The clean-shutdown file needs the broker epoch if the node later joins a cluster with
+            # controllers (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
         self.replicas = ReplicaManager(
             self.logs,
@@ -140,7 +140,7 @@ class Storage:
         return self.own_log
 
     def end_metadata(self) -> None:
-        """Write a snapshot at shutdown, if the log has grown: the next start replays less."""
+        """Write a snapshot at shutdown, if the log has grown, to replay fewer records later."""
         if self.own_log is not None:
             self.own_log.compact(0)
 

@@ -45,7 +45,7 @@ Request = Entity
 
 
 class ControllerConnection:
-    """A connection to one controller at a time: a request to another address replaces it."""
+    """A connection to one controller; a request to another address replaces the connection."""
 
     def __init__(self, client_id: str, security: Security) -> None:
         self._client_id, self._security = client_id, security
@@ -97,7 +97,7 @@ class ControllerConnection:
 
 
 def error_name(code: int) -> str:
-    """Return Kafka's name for an error code, or a text with its number."""
+    """Return the name of an error code, or a string with its number."""
     try:
         return ErrorCode(code).name.upper()
     except ValueError:

@@ -28,7 +28,7 @@ from fencepost.protocol.messages import RequestFactory
 from fencepost.protocol.schema import Entity
 
 MAX_ASSIGNMENTS: Final = 2_250
-"""The most partitions in one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
+"""The maximum number of partitions in one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
 
 RETRY_MS: Final = 500
 """The pause after a request that completed no assignment."""

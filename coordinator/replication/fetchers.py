@@ -3,7 +3,7 @@
 For each leader there are ``num.replica.fetchers`` connections with one request in flight on each.
 The state machines (``cluster/fetcher.py``, ``cluster/follower.py``) decide what to request and how
 to act on a response; this module sends requests, appends records and truncates logs. A partition
-that is followed again gets a new state machine; work begun for the previous one has no effect.
+that is followed again gets a new state machine; work for its previous state machine is dropped.
 
 Source: ``ReplicaFetcherManager``, ``AbstractFetcherThread``, ``ReplicaFetcherThread``.
 """
@@ -76,7 +76,7 @@ Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
 BATCHES_AT_ONCE: Final = 512
-"""The most batches appended before the loop runs other tasks; small batches take 3 ms in total."""
+"""How many batches are appended, small ones in 3 ms, before the event loop runs other tasks."""
 
 FETCHERS_KEY: Final = "num.replica.fetchers"
 
@@ -136,7 +136,7 @@ class ReplicaFetcherManager:
         self._ending: set[asyncio.Task[None]] = set()
         self._count = config.int(FETCHERS_KEY)
         self._to_retry: dict[Key, LocalPartition] = {}
-        """Partitions that an unexpected error has stopped, to follow again after a pause."""
+        """Partitions that are followed again after a pause, because of an unexpected error."""
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         config.listen(self._reconfigure)
@@ -147,7 +147,7 @@ class ReplicaFetcherManager:
         """Fetch partitions from their leaders.
 
         A partition that is already being fetched keeps its fetcher, unless its leader epoch has
-        increased. If a partition's log cannot be opened, it is skipped until a later call names it.
+        increased. A partition whose log cannot be opened is skipped until a later call contains it.
         """
         for local in partitions:
             key = local.topic_id, local.index
@@ -256,11 +256,11 @@ class ReplicaFetcherManager:
         self.follow(every)
 
     def is_followed(self, one: FollowedPartition) -> bool:
-        """Return whether this is still the current state of the partition."""
+        """Return whether the partition is still fetched with this state machine."""
         return self._followed.get(one.machine.key) is one
 
     def __iter__(self) -> Iterator[PartitionFollower]:
-        """Yield the machines of all fetched partitions, in no order."""
+        """Yield the state machines of all fetched partitions, in no order."""
         return (one.machine for one in self._followed.values())
 
     @property
@@ -277,10 +277,10 @@ class ReplicaFetcherManager:
         while self._ending:
             await asyncio.wait(set(self._ending))
 
-    # --- steps of the machines -------------------------------------------------------------------
+    # --- steps of the state machines -------------------------------------------------------------
 
     def _do(self, one: FollowedPartition, step: FollowerStep) -> None:
-        """Apply the synchronous part of a step, and queue the rest with the partition's fetcher."""
+        """Apply the synchronous part of a step; queue the other parts with the fetcher."""
         for event in step.events:
             self._record_event(one.local, event)
         partition = one.partition
@@ -318,7 +318,7 @@ class ReplicaFetcherManager:
             yield
         except LogError as error:
             self._do(one, one.machine.fail(str(error)))
-        except Exception as error:  # noqa: BLE001 - else its machine would wait forever
+        except Exception as error:  # noqa: BLE001 - else its state machine would wait forever
             if self.is_followed(one):
                 self._try_again(one.local, error)
             else:
@@ -356,7 +356,7 @@ class _ReplicaFetcher:
         self._wake.set()
 
     def remove(self, one: FollowedPartition) -> bool:
-        """Remove a partition; return whether none is left."""
+        """Remove a partition; return whether the fetcher has no partitions left."""
         self._parts.pop(one.machine.key, None)
         self.machine.remove(one.machine.key)
         self._truncations.pop(one, None)
@@ -575,7 +575,7 @@ class _ReplicaFetcher:
             if answer is not None:
                 offsets = listed_offsets(answer, requests)
         finally:
-            # Each machine gets an answer, even after a failed request.
+            # Each state machine gets an answer, even after a failed request.
             for followed, request in lookups.items():
                 offset, error = offsets.get(followed.machine.key, (-1, Errors.NETWORK_EXCEPTION))
                 if owner.is_followed(followed):
@@ -585,7 +585,7 @@ class _ReplicaFetcher:
 
 
 def _code_of(error: LogError) -> int:
-    """Return the error code of a failed append, for the machine."""
+    """Return the error code of a failed append, for the state machine."""
     if isinstance(error, CorruptRecordError):
         return Errors.CORRUPT_MESSAGE
     if isinstance(error, InvalidRecordError):

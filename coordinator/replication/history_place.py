@@ -2,8 +2,8 @@
 
 Each broker is the preferred leader of one partition, and asks the controller to create that
 partition when the broker has its first entry. While the broker leads no partition of the topic, for
-example after a restart, it buffers its entries. The topic has the offsets topic's replication
-factor.
+example after a restart, it buffers its entries. The topic has the same replication factor as the
+offsets topic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMEOUT_MS: Final = 30_000
 REFUSED_S: Final = 10.0
 """The pause after an error before the controller is asked again."""
 _OVERTAKEN: Final = (ErrorCode.topic_already_exists, ErrorCode.invalid_partitions)
-"""Another broker made the change first; the next image has its result."""
+"""Error codes for a change that another broker made first; the next image contains that change."""
 
 _log = structlog.get_logger(__name__)
 

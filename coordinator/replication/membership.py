@@ -44,7 +44,7 @@ from fencepost.protocol.errors import WireError
 _log = structlog.get_logger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""The time limit for the thread to end."""
+"""How long to wait for the end of the thread."""
 
 
 class BrokerMembership:
@@ -143,7 +143,7 @@ class BrokerMembership:
             await asyncio.shield(self._released)
 
     async def stop(self) -> None:
-        """Stop heartbeats without notice; the controller fences the broker when they time out."""
+        """Stop heartbeats without notice; the controller fences the broker after a while."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

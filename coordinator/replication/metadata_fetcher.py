@@ -59,8 +59,8 @@ DIVERGED_TIMES: Final = 3
 """Consecutive invalid responses after which a MetadataDivergedError stops the broker."""
 
 MISUNDERSTOOD_TIMES: Final = 20
-"""Consecutive invalid responses after which a starting broker gives up. Once the broker has caught
-up there is no limit, as its current metadata remains useful."""
+"""Consecutive invalid responses after which a starting broker gives up. There is no limit once the
+broker has caught up, because its current metadata remains useful."""
 
 UNLIMITED: Final = float("inf")
 
@@ -97,7 +97,7 @@ class MetadataFetcher:
         self._trouble: str | None = None
         self._silent_until_s = 0.0
         self._in_vain = 0
-        """Consecutive invalid responses."""
+        """The number of consecutive invalid responses."""
 
     @property
     def controller(self) -> Address | None:

@@ -69,8 +69,8 @@ same name on another node."""
 class Purpose(Enum):
     """The purpose of a connection.
 
-    The value is a format string for the client id, from this broker's id and the connection's
-    number.
+    The value is a format string for the client id, with this broker's id and the number of the
+    connection.
     """
 
     FETCHER = "broker-{0}-fetcher-{1}"
@@ -263,7 +263,7 @@ class Peers:
         self._peers: dict[tuple[int, Purpose, int], BrokerConnection] = {}
 
     def address(self, broker_id: int) -> Address | None:
-        """Return a broker's inter-broker address; None if unregistered or without that listener.
+        """Return a broker's inter-broker address; None if it is not registered or has none.
 
         A fenced broker may be reachable all the same.
         """

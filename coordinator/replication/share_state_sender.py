@@ -59,7 +59,8 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
 """Our exceptions for a coordinator's errors; others become SharePartitionFailedError."""
 
 MAX_COMBINED: Final = 1_000
-"""The most commands in one request: their responses are small, but each may cause a write."""
+"""The maximum number of commands in one request. Their responses are small, but each command may
+cause a write."""
 
 _APIS: Final[Mapping[type, tuple[ApiKey, str]]] = {
     InitializeState: (ApiKey.INITIALIZE_SHARE_GROUP_STATE, "InitializeStateData"),
@@ -72,7 +73,7 @@ _APIS: Final[Mapping[type, tuple[ApiKey, str]]] = {
 
 _Pending = tuple[StateCommand, "asyncio.Future[object]"]
 _Line = tuple[int, type, str]
-"""The broker, the kind of command and the group of requests that are sent one at a time."""
+"""A queue whose requests are sent one at a time: broker, kind of command, and group."""
 
 
 class ShareStateSender:
@@ -259,4 +260,4 @@ _RESULTS: Final[Mapping[type, Callable[[Any], object]]] = {
     DeleteState: _changed,
     ReadStateSummary: _summary,
 }
-"""Returns the machine's reply from a partition's result without error."""
+"""Functions that convert a partition's result without error into the reply to the command."""

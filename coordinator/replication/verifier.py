@@ -104,7 +104,7 @@ class RemoteVerifier:
         self._waiting.clear()
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Fail the verifications that wait for a broker that is gone, fenced or restarted."""
+        """Fail verifications that wait for an unregistered, fenced or restarted broker."""
         for broker_id, broker in old.brokers.items():
             now = image.brokers.get(broker_id)
             if now is not broker and (now is None or now.fenced or now.epoch != broker.epoch):

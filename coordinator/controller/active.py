@@ -1,4 +1,4 @@
-"""The active controller: carries out the decisions of the controller machine.
+"""The active controller: carries out the decisions of the controller's state machine.
 
 A decision is appended to the metadata log and installed in one turn of the loop, so that the next
 decision sees it. The caller must wait for the disk before it sends the response.
@@ -36,14 +36,15 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LATE_MS: Final = 100
-"""A timer that fires more than this late was delayed by this process. The delay is added to the
-sessions of all brokers, because their heartbeats waited in the sockets meanwhile."""
+"""If a timer fires later than this many milliseconds after its deadline, this process was blocked.
+The delay is added to the sessions of all brokers, because their heartbeats waited in the sockets
+meanwhile."""
 
 LOGGED_EVENTS: Final = 20
-"""Events of one decision that are logged one by one."""
+"""The maximum number of events of one decision that are logged individually."""
 
 RETRY_MS: Final = 1_000
-"""Delay before a timer's decision is tried again if it could not be written."""
+"""The delay before the decision of a timer is retried after its records could not be written."""
 
 Remember = Callable[[Event, Origin | None, str | None], None]
 """Records an event for the history, with the request's origin and the API that caused it."""
@@ -60,8 +61,8 @@ class ActiveController:
     """``services.active_controller``. Only the event loop that created it may call it.
 
     ``log`` is the metadata log that brokers read; None for a controller on ZooKeeper.
-    If ``own_broker`` is true, this node is also a broker that sends no heartbeats, and the
-    controller itself extends its session.
+    If ``own_broker`` is true, this node is also a broker. This broker sends no heartbeats; the
+    controller itself extends the broker's session.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ActiveController:
         self._due_ms = 0
 
     def _sync(self) -> None:
-        """Load the newest image into the machine, and extend the session of this node's broker."""
+        """Load the newest image into the state machine; extend this node's broker session."""
         machine, node_id = self.machine, self.settings.node_id
         machine.image = self.store.image
         registration = machine.image.brokers.get(node_id)
@@ -109,7 +110,7 @@ class ActiveController:
     # --- decisions ---
 
     def current_machine(self) -> Controller:
-        """Return the machine with the newest image, for reading only."""
+        """Return the state machine with the newest image, for reading only."""
         self._sync()
         return self.machine
 
@@ -120,11 +121,11 @@ class ActiveController:
         origin: Origin | None = None,
         trigger: str | None = None,
     ) -> T:
-        """Have the machine decide, carry the decision out, and return the answer.
+        """Have the state machine decide, carry out the decision, and return the answer.
 
         The records may not be on disk yet: the response must wait for
-        :meth:`MetadataStore.durable`. Raises the machine's errors, and LogError if the records
-        could not be written. After an error the metadata are unchanged.
+        :meth:`MetadataStore.durable`. Raises the errors of the state machine, and LogError if the
+        records could not be written. After an error the metadata is unchanged.
         """
         self._sync()
         outcome = decision(self.machine)
@@ -179,8 +180,8 @@ class ActiveController:
         self.machine.begin(self.now_ms())
         self._sync()
         if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
-            # A broker with this node's id used the same data directory. This process holds the
-            # lock of the directory, so that broker has stopped.
+            # A registered broker with this node's id has used the same data directory. It has
+            # stopped, because this process now holds the lock of the directory.
             self.machine.heartbeats.expire_session(self.settings.node_id)
         if self._log is not None:
             self._log.start()

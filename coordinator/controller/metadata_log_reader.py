@@ -43,7 +43,7 @@ MAX_SNAPSHOT_PIECE_BYTES: Final = 8 << 20
 """Maximum bytes of a snapshot in one response."""
 
 MAX_OBSERVERS: Final = 1_000
-"""The most tracked observers; beyond this number, the one with the oldest fetch is dropped."""
+"""The maximum number of tracked observers; above it, the one with the oldest fetch is dropped."""
 
 OBSERVER_TIMEOUT_MS: Final = 300_000
 """A replica without a fetch for this long is no longer an observer (Kafka: ``LeaderState``)."""
@@ -108,12 +108,12 @@ class MetadataLogReader:
         self.delayed.close()
         self._unlisten: Callable[[], None] | None = None
         self._sent: tuple[SnapshotId, bytes] | None = None
-        """The snapshot that is being sent in pieces, with its bytes."""
+        """The snapshot whose chunks are being sent, with its bytes."""
         self._cut_ms = 0
         self._cutting: asyncio.Task[None] | None = None
         self._threads = Threads("snapshot")
 
-    # --- life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
         """Start to complete delayed fetches when records are appended."""
@@ -141,7 +141,7 @@ class MetadataLogReader:
         self.delayed.high_watermark_moved(self.high_watermark)
 
     async def _forced(self) -> None:
-        """Return once all present records are on disk. Raises StorageError."""
+        """Wait until all current records are on disk. Raises StorageError."""
         flushed = self._flusher.forced(self.partition)
         if flushed is not None:
             await flushed
@@ -196,7 +196,7 @@ class MetadataLogReader:
         return end
 
     def has_news(self, read: MetadataRead, known_high_watermark: int) -> bool:
-        """Return whether a read has news for an observer that knows this high watermark."""
+        """Return whether a read has anything new for an observer that knows this high watermark."""
         return bool(
             read.records
             or read.diverging is not None

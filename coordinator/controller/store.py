@@ -37,7 +37,7 @@ class MetadataStore(Protocol):
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Append the records of one change, and install the resulting image.
 
-        Raises LogError or a DomainError; after an error the metadata are unchanged.
+        Raises LogError or a DomainError; after an error the metadata is unchanged.
         """
 
     def durable(self) -> asyncio.Future[None] | None:
@@ -47,7 +47,7 @@ class MetadataStore(Protocol):
         """
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Let appends in the block return before they are durable; :meth:`durable` must follow."""
+        """Let appends in the block return before they are durable; call :meth:`durable` later."""
 
 
 class ReadOnlyStore:

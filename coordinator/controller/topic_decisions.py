@@ -33,10 +33,10 @@ DRAW: Final = random.SystemRandom()
 
 
 PREPARED_FROM: Final = 500
-"""A request with at least this many new partitions is prepared in steps before the decision."""
+"""A request that creates at least so many partitions is prepared in steps before the decision."""
 
 MAX_PREPARATIONS: Final = 3
-"""Attempts to prepare partitions while brokers come and go."""
+"""The maximum number of attempts to prepare partitions, if the brokers change meanwhile."""
 
 
 def prepare(

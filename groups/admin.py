@@ -1,6 +1,7 @@
 """DescribeGroups, ConsumerGroupDescribe, ListGroups and DeleteGroups.
 
-Source: the parts of Kafka's ``GroupMetadataManager`` and ``GroupCoordinatorShard`` behind them.
+Source: the methods for these requests in Kafka's ``GroupMetadataManager`` and
+``GroupCoordinatorShard``.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def describe_group(
 def describe_consumer_group(
     shard: Shard, decision: DecisionBuilder, token: Token, command: DescribeConsumerGroup
 ) -> None:
-    """Describe a consumer group; both assignments omit topics without a known name."""
+    """Describe a consumer group; assignments omit topics without a known name."""
     if not command.group_id:
         raise InvalidGroupIdError("the group id is empty")
     group = shard.groups.get(command.group_id)
@@ -107,7 +108,7 @@ def describe_consumer_group(
 
 
 def list_groups(shard: Shard, decision: DecisionBuilder, token: Token, command: ListGroups) -> None:
-    """List groups of all types; filters ignore case, an empty one matches all groups."""
+    """List groups of all types; filters ignore case, and an empty filter matches all groups."""
     states = {state.lower() for state in command.states}
     types = {name.lower() for name in command.types}
     listed = (group.as_listed_group() for group in shard.groups.values())

@@ -1,4 +1,4 @@
-"""SyncGroup, Heartbeat and LeaveGroup of the classic protocol, and the start of a loaded group.
+"""SyncGroup, Heartbeat and LeaveGroup of the classic protocol, and sessions of loaded groups.
 
 The order of checks is Kafka's (``GroupMetadataManager.classicGroup{Sync,Heartbeat,Leave}…``).
 """
@@ -186,7 +186,7 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
 def _leave(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, leaving: LeavingMember
 ) -> ClassicMember | None:
-    """Remove one member and return it, None for a pending one."""
+    """Remove one member and return it; return None for a pending member."""
     member_id, instance_id = leaving.member_id, leaving.group_instance_id
     if not member_id:
         owner = group.static_members.get(instance_id) if instance_id is not None else None
@@ -213,6 +213,6 @@ def group_loaded(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -
         arm_session(decision, group, member)
     limit = shard.limits.max_group_size
     if len(group.members) > limit:
-        # Members commit when they hear of the rebalance; then the last ones to rejoin are refused.
+        # Members learn of the rebalance and commit; the members that rejoin last are refused.
         reason = f"{len(group.members)} members loaded, max_group_size={limit}"
         prepare_rebalance(shard, decision, group, reason, None)

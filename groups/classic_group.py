@@ -1,8 +1,8 @@
 """A classic group's data and the steps that keep it consistent; no protocol decisions.
 
 ``saved`` is the group's newest GroupMetadata record, which only a replay changes. All other fields
-describe the live group: members of a join phase, parked requests, the next generation. A restart
-loses everything that the record lacks.
+describe the live group: members of a join phase, parked requests, the next generation. When the
+broker restarts, everything that is not in the record is lost.
 
 Source: Kafka's ``ClassicGroup`` and ``ClassicGroupMember``.
 """
@@ -121,7 +121,7 @@ class ClassicGroup(GroupBase):
         members: Iterable[ClassicMember],
         now_ms: int,
     ) -> ClassicGroup:
-        """Return the result of converting a consumer group; the same decision appends its record.
+        """Return the classic group that replaces a consumer group; the decision appends its record.
 
         The caller must set the members' assignments before any other use.
         """
@@ -159,7 +159,7 @@ class ClassicGroup(GroupBase):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest rebalance timeout of any member."""
+        """The longest rebalance timeout of the members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def supports(self, protocol_type: str, protocols: Iterable[tuple[str, bytes]]) -> bool:
@@ -358,7 +358,7 @@ class ClassicGroup(GroupBase):
 
         The record is a leader's assignment, the replacement of a static member by ``successor``,
         the end of a rebalance without members, or the first record of a new or converted group. The
-        group's state tells which; any other record is a bug.
+        group's state determines which of these it is; any other record is a bug.
         """
         is_current = saved.generation_id == self.generation_id
         if self.state is ClassicState.COMPLETING_REBALANCE and is_current:

@@ -258,7 +258,8 @@ def _may_move(
     epoch, assignment = group.current(member_id).member_epoch, group.saved_assignment
     if assignment is None or epoch < assignment.epoch or epoch == group.epoch:
         return epoch < group.epoch
-    # Before the next target may be computed, a client that is told to rejoin would do so in a loop.
+    # Before the next target may be computed, a client that is told to rejoin would rejoin in a
+    # loop.
     settings = shard.environment(group.group_id).settings
     return not is_early(assignment, settings.assignment_interval_ms, decision.now_ms)
 

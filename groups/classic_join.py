@@ -1,4 +1,4 @@
-"""JoinGroup: admission of members, their ids, and the start of a rebalance.
+"""JoinGroup: admission of members, member ids, and rebalances that a member's join starts.
 
 The order of checks is Kafka's (``GroupMetadataManager.classicGroupJoin…``). Before the group is
 looked up, the request's fields are checked against :class:`fencepost.groups.limits.GroupLimits`.
@@ -51,7 +51,7 @@ def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: J
         group = shard.groups.get(command.group_id)
         if group is None or command.member_id not in group.members:
             raise
-        # After any other error a cooperative consumer continues to read, even once the rebalance
+        # After any other error a cooperative consumer continues to read, even after the rebalance
         # timeout has passed and another member owns its partitions.
         raise UnknownMemberIdError(f"{command.member_id!r} must start over: {error}") from error
 
@@ -317,8 +317,9 @@ def _persist_successor(
 ) -> None:
     """Replace ``old`` without a rebalance: append a record with the new id and the old assignment.
 
-    A leader must not assign now. From v9 the response says so (KIP-814); for an older client it
-    names the *old* id as the leader, so that the client acts as a follower.
+    A leader that is replaced in this way must not compute an assignment. From v9 the response says
+    so (KIP-814); for an older client it names the *old* id as the leader, so that the client acts
+    as a follower.
     """
     members = [*(member for member in group.members.values() if member is not old), successor]
     is_leader = group.leader_id == old.member_id

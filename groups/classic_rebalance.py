@@ -19,8 +19,8 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
 MAX_AWAITED_NAMES = 3
-"""Up to this number of missing members, each change of the number is recorded in the history. Above
-it, only powers of two are."""
+"""While at most this many members are missing, the history records each change of their number;
+while more are missing, it records only powers of two."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
@@ -40,7 +40,7 @@ def maybe_prepare_rebalance(
 ) -> None:
     """Start a rebalance, or complete the join phase of the current one if possible.
 
-    Events name ``member`` as the cause, None if there are several.
+    Events name ``member`` as the cause; None if several members are the cause.
     """
     if (group.state, ClassicState.PREPARING_REBALANCE) in TRANSITIONS:
         prepare_rebalance(shard, decision, group, reason, member)
@@ -268,7 +268,8 @@ def session_timer_fired(
     reason = "JoinGroup timed out" if member.is_new else "session timed out"
     detach(decision, group, member, EventKind.MEMBER_EXPIRED, reason)
     if group.state is ClassicState.PREPARING_REBALANCE:
-        # Unlike a leave, an expiry ends even an initial join phase once no member is missing.
+        # An expired session ends even an initial join phase once no member is missing, unlike a
+        # LeaveGroup.
         if group.everyone_joined:
             complete_join(decision, group)
     else:
@@ -276,7 +277,7 @@ def session_timer_fired(
 
 
 def drop_pending(decision: DecisionBuilder, group: ClassicGroup, member_id: str) -> None:
-    """Forget a pending member id; the join phase may have waited only for it."""
+    """Forget a pending member id; end the join phase if only this member was missing."""
     group.forget_pending(member_id)
     decision.disarm(group.timer("session", member_id))
     if group.state is ClassicState.PREPARING_REBALANCE and group.everyone_joined:

@@ -2,7 +2,7 @@
 
 Every change of a group's state must be in :data:`TRANSITIONS`; any other change raises
 InvariantViolation. A group that is loaded from its record starts in ``Stable`` (with members) or
-``Empty`` (without), and a new one in ``Empty``; that is no transition.
+``Empty`` (without), and a new group in ``Empty``; entering the first state is no transition.
 
 Source: Kafka's ``ClassicGroupState``.
 """

@@ -22,9 +22,9 @@ NO_GENERATION = -1
 NO_RETENTION = -1
 """``CommitOffsets.retention_time_ms`` when the request carries none."""
 NO_OFFSET = -1
-"""The offset reported for a partition without a committed one."""
+"""The offset reported for a partition without a committed offset."""
 NO_LEADER_EPOCH = -1
-"""The leader epoch of an offset that was committed without one."""
+"""The leader epoch of an offset that was committed without a leader epoch."""
 
 # --- membership ----------------------------------------------------------------------------------
 
@@ -44,8 +44,8 @@ class TopicVisibility(NamedTuple):
 class JoinGroup:
     """Join or rejoin. The reply, a :class:`JoinGroupResult`, waits for the end of the join phase.
 
-    ``member_id`` is empty for a new member; ``new_member_id`` is the id the server made for it
-    (``<client or instance id>-<uuid>``), used only if a new id is needed. ``protocols`` are
+    ``member_id`` is empty for a new member; ``new_member_id`` is the id that the server generated
+    for it (``<client or instance id>-<uuid>``), used only if a new id is needed. ``protocols`` are
     (name, metadata) in the member's order of preference. ``require_known_member_id`` is set from v4
     on, ``supports_skip_assignment`` from v9 on.
 
@@ -84,7 +84,7 @@ class JoinMember:
 class JoinGroupResult:
     """``members`` is filled only for the leader.
 
-    A static leader that returns without a rebalance gets it from v9 on (KIP-814).
+    A static leader that returns without a rebalance gets the members from v9 on (KIP-814).
     """
 
     member_id: str
@@ -98,7 +98,7 @@ class JoinGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class SyncGroup:
-    """Request the member's assignment; the leader sends all. ``protocol_*`` are None below v5.
+    """Request the assignment; the leader sends all assignments. ``protocol_*`` are None below v5.
 
     Errors: InvalidGroupId, UnknownMemberId, FencedInstanceId, IllegalGeneration,
     InconsistentGroupProtocol, RebalanceInProgress, GroupLimitExceeded (the group's record would be
@@ -229,7 +229,7 @@ class CommitOffsetsResult:
 
 @dataclass(frozen=True, slots=True)
 class FetchTopic:
-    """Partitions to fetch. With ``topic_id``, an offset stored for another id counts as none."""
+    """Partitions to fetch. With ``topic_id``, an offset stored for another id counts as missing."""
 
     topic: str
     partitions: tuple[int, ...]

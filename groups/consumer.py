@@ -207,7 +207,7 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
 
 
 def require_text(field: str, text: str | None) -> None:
-    """Refuse a text that Java considers blank: only blanks and control characters."""
+    """Refuse a text that Java considers blank: only spaces and control characters."""
     _require(text is None or bool(text.strip(_JAVA_BLANKS)), f"{field} can't be empty.")
 
 
@@ -302,8 +302,8 @@ def _leave(
     elif member_id not in group.members:
         raise _unknown(group, member_id)
     if command.member_epoch == STATIC_LEAVE_EPOCH:
-        # The client is gone, so partitions to revoke become free. Assigned ones stay reserved for
-        # the member.
+        # The client has stopped, so the partitions that it must revoke become free. Its assigned
+        # partitions stay reserved for the member.
         away = replace(
             group.current(member_id),
             member_epoch=STATIC_LEAVE_EPOCH,

@@ -36,7 +36,7 @@ NO_TIMEOUT: Final = -1
 class TopicsImage:
     """The topics of the cluster: name → (topic id of 16 bytes, partition count).
 
-    ``version`` grows with each change: groups compare it to decide whether to check again.
+    ``version`` grows with each change; a group checks its topics again when the version has grown.
     """
 
     topics: Mapping[str, tuple[bytes, int]]
@@ -104,7 +104,8 @@ class ShareSettings:
     max_size: int = 200
     """``group.share.max.size``, members."""
     initialize_retry_ms: int = 30_000
-    """``group.share.initialize.retry.interval.ms``: how long the share coordinator may take."""
+    """``group.share.initialize.retry.interval.ms``: the time that the share coordinator has to
+    answer."""
 
 
 @dataclass(frozen=True, slots=True)

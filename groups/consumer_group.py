@@ -1,9 +1,9 @@
 """A consumer group's data (KIP-848): the content of its records, and the state derived from it.
 
-Each record sets its own part of the state and depends on no other record, so that their order in a
-compacted log does not matter. A member exists while its record of type 5 does; the group exists
-while any of its records does. A restart loses the soft state, such as timers and the versions of
-the topics that were checked.
+Each record sets its own part of the state and depends on no other record, so that the order of
+records in a compacted log does not matter. A member exists as long as its record of type 5; the
+group exists as long as any of its records. When the broker restarts, the soft state is lost, such
+as timers and the versions of the topics that were checked.
 
 Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 """
@@ -203,7 +203,7 @@ class ConsumerGroup(GroupBase):
         decision.arm(self.timer("sync", member_id), max(rebalance_timeout_ms, 0))
 
     def stop_waiting(self, decision: DecisionBuilder, member_id: str) -> None:
-        """Stop waiting for a classic member, which has its assignment."""
+        """Stop waiting for a classic member that has received its assignment."""
         self.syncing.discard(member_id)
         decision.disarm(self.timer("sync", member_id))
 
@@ -220,7 +220,7 @@ class ConsumerGroup(GroupBase):
         self.stop_classic_timers(decision, member_id)
 
     def stop_upkeep(self, decision: DecisionBuilder) -> None:
-        """Cancel the group's own timers: it has no members, or becomes another kind."""
+        """Cancel the group's own timers: the group has no members, or changes its kind."""
         decision.disarm(self.timer("assignor"))
         decision.disarm(self.timer("regex"))
         self.scan = None

@@ -61,7 +61,7 @@ PER_GROUP: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumerKey:
-    """A key. ``name`` is a member's id (types 5, 7, 8) or an expression (16), "" per group."""
+    """A key. ``name`` is a member's id (types 5, 7, 8) or an expression (16), else ""."""
 
     kind: ConsumerRecordType
     group_id: str
@@ -125,7 +125,7 @@ class TargetAssignmentValue:
 
 @dataclass(frozen=True, slots=True)
 class AssignedPartitions:
-    """Partitions of one topic with the epoch of each one's assignment (KIP-1251), if known."""
+    """Partitions of one topic, each with the epoch of its assignment (KIP-1251), if known."""
 
     topic_id: bytes
     partitions: tuple[int, ...]

@@ -49,7 +49,7 @@ from fencepost.logcore.values import dataclass
 class GroupDraft:
     """The state that a group will have once the decision's records are replayed.
 
-    Members are not copied: each join makes a draft, and a group may be large.
+    Members are not copied, because each join makes a draft and a group may be large.
     """
 
     group: ConsumerGroup
@@ -265,7 +265,7 @@ def _compute_remotely(
 def _retry_remote(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, settings: ConsumerSettings
 ) -> None:
-    """Repeat a request without a valid response: it failed, or a reload has lost it."""
+    """Repeat a request that failed, or that was lost when the shard was reloaded."""
     if not settings.assignors.has_remote:
         return
     members = draft.members()
@@ -291,8 +291,8 @@ def target_computed(
 ) -> None:
     """Apply the response of a remote assignor: a new epoch with its target.
 
-    If an assignor fails, Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needed it, and to
-    all later ones, which ends Java's consumers. Here the group keeps its target.
+    If an assignor fails, Kafka answers UNKNOWN_SERVER_ERROR to the heartbeat that needs the target,
+    and to all later heartbeats, which ends Java's consumers. Here the group keeps its target.
     """
     group, environment = shard.groups.get(command.group_id), shard.environment(command.group_id)
     settings = environment.settings

@@ -136,7 +136,7 @@ def _consumers(
     all_members = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
     # Members that joined in this join phase may not offer the last generation's protocol. (Without
-    # members there is nothing to select: all have left, and the join timer has not fired.)
+    # members there is no protocol to select: all have left, and the join timer has not fired.)
     if all_members and classic.state is ClassicState.PREPARING_REBALANCE:
         protocol_name = select_protocol(all_members)
     members: dict[str, cr.ConsumerMemberValue] = {}

@@ -4,7 +4,8 @@ Matching runs in slices, so that no expression and no number of topics delays ot
 continues the matching that a heartbeat has not completed. Until then a new expression matches no
 topic, and an older one keeps its topics.
 
-Source: Kafka's ``GroupMetadataManager`` (maybeUpdateRegularExpressions and what follows from it).
+Source: Kafka's ``GroupMetadataManager`` (maybeUpdateRegularExpressions and the methods that it
+calls).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fencepost.logcore.machine import DecisionBuilder
 PAUSE_MS: Final = 5
 """Pause between two slices, so that other groups get at least half of the time."""
 EPOCH_BYTES: Final = 512
-"""The size of everything else in a batch with an expression's record, without the group's id: the
-batch header, and the record of the group epoch."""
+"""The bytes in a batch besides an expression's record: the batch header, and the record of the
+group epoch without the group's id."""
 SHOWN_CHARS: Final = 100
 """The maximum number of characters of an expression that events and reasons show."""
 

@@ -1,9 +1,9 @@
-"""Groups whose records this broker keeps, but which it cannot coordinate: streams groups.
+"""Streams groups, whose records this broker keeps without coordinating the groups.
 
-A partition of ``__consumer_offsets`` that Apache Kafka has led may contain them. A group of another
-kind must not have the same name, because Kafka's coordinator could not load such a log. The records
-of a streams group stay unchanged, and its offsets do not expire here; its members must wait until a
-broker that supports such groups leads the partition.
+A partition of ``__consumer_offsets`` that Apache Kafka has led may contain such groups. A group of
+another kind must not have the same name, because Kafka's coordinator could not load such a log. The
+records of a streams group stay unchanged, and its offsets do not expire here; its members must wait
+until a broker that supports such groups leads the partition.
 
 Source: ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.
 """
@@ -52,7 +52,7 @@ PER_MEMBER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A key. ``member_id`` is "" for a type with one record a group."""
+    """A key. ``member_id`` is "" for a type with one record per group."""
 
     kind: ForeignRecordType
     group_id: str
@@ -65,7 +65,7 @@ class ForeignValue:
 
 
 class ForeignGroup(GroupBase):
-    """The known part of a group of another kind: the keys of its records, with their members."""
+    """The known part of a group of another kind: the keys of its records, and its member ids."""
 
     type_name: ClassVar[str] = "foreign"
 
@@ -108,7 +108,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def state_name(self) -> str:
-        """See ``ClassicGroup``. With members, only their own coordinator knows the state."""
+        """See ``ClassicGroup``. The state of a group with members is unknown here."""
         return "Unknown" if self.members else "Empty"
 
     @property

@@ -35,22 +35,24 @@ class GroupLimits:
 
     max_string_bytes: int = 32_767
     """UTF-8 bytes of a group, member, instance, client or rack id, a client's host, a protocol's
-    type or name, a regular expression, or a topic's name in a subscription: Kafka's bound, the
-    longest string in a record."""
+    type or name, a regular expression, or a topic's name in a subscription. As in Kafka, the limit
+    is the longest string that a record can hold."""
 
     max_protocols: int = 32
     """Protocols that one member may offer; clients offer at most a handful."""
 
     max_pending_members: int = 1_000
     """Members per group that were given an id and have not rejoined with it (KIP-394). The oldest
-    is forgotten first: a real client returns within milliseconds, so a flood evicts its own ids."""
+    is forgotten first: a real client rejoins within milliseconds, so a flood of joins evicts its
+    own ids."""
 
     max_shard_pending_members: int = 10_000
     """Pending members of all groups of a shard together. Ids that consumer groups gave out are
     counted separately, with the same limit."""
 
     max_groups: int = 20_000
-    """Groups per shard. A group costs about a kilobyte; the next expiry removes unused ones."""
+    """Groups per shard. A group costs about a kilobyte; the next expiry sweep removes unused
+    groups."""
 
     max_offset_metadata_bytes: int = 4_096
     """``offset.metadata.max.bytes``, the limit of the string stored with an offset. As in Kafka, it
@@ -70,12 +72,12 @@ class GroupLimits:
 
     min_regex_refresh_interval_ms: int = 1_000
     """Minimum interval for matching a group's expressions against all topics again when topics
-    change; about ten milliseconds of work per thousand topics and expression. Kafka's interval is
-    fixed at 10 s, which delays new topics."""
+    change. The matching takes about ten milliseconds for an expression and a thousand topics.
+    Kafka's interval is fixed at 10 s, which delays new topics."""
 
     max_regex_steps_per_turn: int = 20_000
     """Steps of matching that one heartbeat, or one turn of a timer, may take: about 3 ms, enough
-    for a thousand topics. The rest follows in turns of its own."""
+    for a thousand topics. Further steps follow in later turns of the event loop."""
 
     max_group_regexes: int = 100
     """Distinct expressions in one consumer group; all are matched against all topics."""

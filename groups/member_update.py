@@ -70,7 +70,7 @@ class MemberUpdate:
 
     @property
     def needs_target(self) -> bool:
-        """Whether the group's epoch has moved since its target was computed."""
+        """Whether the group epoch was bumped since the target was computed."""
         assignment = self.draft.assignment
         return assignment is None or assignment.epoch < self.draft.epoch.epoch
 

@@ -3,7 +3,7 @@
 A *pending* offset belongs to an open transaction. Until the transaction's marker is replayed,
 OffsetFetch does not return it, and with ``require_stable`` gets UNSTABLE_OFFSET_COMMIT.
 
-Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetadata``.
+Source: Kafka's ``OffsetMetadataManager`` (its replay methods) and ``OffsetAndMetadata``.
 """
 
 from __future__ import annotations

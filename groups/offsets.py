@@ -1,6 +1,7 @@
 """OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, expiry, and offsets of deleted topics.
 
-Source: Kafka's ``OffsetMetadataManager`` (the deciding half) and ``OffsetExpirationCondition``.
+Source: Kafka's ``OffsetMetadataManager`` (without its replay methods) and
+``OffsetExpirationCondition``.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def _group_of_commit(
 ) -> Group | None:
     """Return the group, or None for one that the commit creates (a *simple* group).
 
-    Raises a ``GroupError`` if the sender may not commit. Offsets with too large metadata are left
-    out of that check: they are refused for every sender.
+    Raises a ``GroupError`` if the sender may not commit. The check omits offsets with too large
+    metadata, which are refused for every sender.
     """
     group = shard.groups.get(command.group_id)
     if group is not None:

@@ -94,7 +94,7 @@ def reconcile(
 
     ``owned`` are the partitions that the member reports to own, None without a report.
     ``is_subscribed`` takes a topic id. The target may be older than the member's subscription, so
-    topics that the member no longer subscribes to count as absent from it. Raises
+    topics that the member no longer subscribes to count as absent from the target. Raises
     :class:`fencepost.groups.errors.FencedMemberEpochError` for a member in state UNKNOWN that may
     own partitions.
     """

@@ -250,7 +250,7 @@ def _read_member(reader: FieldReader, version: int) -> MemberMetadata:
         group_instance_id,
         client_id,
         client_host,
-        # Before v1 one timeout served both purposes.
+        # Before v1 the session timeout was also the rebalance timeout.
         session_timeout_ms if rebalance_timeout_ms == NO_TIMESTAMP else rebalance_timeout_ms,
         session_timeout_ms,
         subscription,

@@ -25,8 +25,8 @@ MAX_BATCH_BYTES: Final = 1_048_588
 """Kafka's default of ``max.message.bytes``."""
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
-"""Limit of remembered requests to assignors, the same as ``max_groups``. A request that was
-forgotten is sent again."""
+"""The maximum number of remembered requests to assignors, equal to ``max_groups``. A forgotten
+request is sent again."""
 
 Group = ClassicGroup | ConsumerGroup | ShareGroup | ForeignGroup
 """One entry of the shard's group table."""
@@ -42,8 +42,9 @@ _NEVER: Final = 1 << 62
 class PendingInstall:
     """Soft state that the replay of a GroupMetadata record installs.
 
-    ``group`` is a new or converted group, which enters the group table; requests may be parked in
-    it before that. ``successor`` replaces the static member with the same instance id.
+    ``group`` is a new or converted group that the replay puts into the group table; requests may
+    already be parked in the group. ``successor`` replaces the static member with the same instance
+    id.
     """
 
     group: ClassicGroup
@@ -114,7 +115,7 @@ class Shard:
         self.groups[group.group_id] = group
 
     def drop_group(self, group_id: str) -> None:
-        """Remove a group from the table, if it is there."""
+        """Remove a group from the table, if the table contains it."""
         if self.groups.pop(group_id, None) is not None:
             self.totals.memory.add(-group_bytes(group_id))
 

@@ -22,16 +22,17 @@ from fencepost.logcore.machine import DomainError
 from fencepost.logcore.values import dataclass, fast_init
 
 START_UNKNOWN: Final = -1
-"""The start offset of a partition that ``share.auto.offset.reset`` decides."""
+"""The start offset of a partition if ``share.auto.offset.reset`` determines where reading
+starts."""
 START_EARLIEST: Final = 0
-"""The start offset of a partition that was added to a topic which the group knows (KAFKA-20742)."""
+"""The start offset of a partition that was added to a topic of the group (KAFKA-20742)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateToInitialize:
     """Partitions whose state the share coordinator must create, with their start offsets.
 
-    ``state_epoch`` is the group epoch: it fences the leaders that still have the former state.
+    ``state_epoch`` is the group epoch: it fences the leaders that still have the previous state.
     """
 
     state_epoch: int

@@ -30,13 +30,13 @@ from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Recor
 from fencepost.logcore.values import dataclass
 
 INITIAL_EPOCH: Final = 1
-"""The epoch of a group before its first member, and of its empty target."""
+"""The epoch of a group before its first member joins, and the epoch of its empty target."""
 
 SHARE: Final = "share"
 """The protocol type and the group type in ListGroups."""
 
 STATE_PARTITION_BYTES: Final = 64
-"""Memory of a partition in a group's record 15, of partitions with state."""
+"""Memory of a partition in a group's record 15, which lists partitions with state."""
 
 
 @dataclass(frozen=True, slots=True)

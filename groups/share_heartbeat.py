@@ -89,7 +89,7 @@ def heartbeat(
 
 
 def _is_unchanged(group: ShareGroup, command: ShareHeartbeat, environment: Environment) -> bool:
-    """Whether a heartbeat only renews the session, as nearly every one does."""
+    """Whether a heartbeat only renews the session, as nearly every heartbeat does."""
     member = group.members.get(command.member_id)
     return (
         member is not None
@@ -238,7 +238,7 @@ def _bump_epoch(
 ) -> tuple[frozenset[str], int, bool]:
     """Bump the group epoch if members, topics or initialized partitions require a new target.
 
-    Returns the group's subscribed topics, its epoch, and whether that was bumped.
+    Returns the group's subscribed topics, its epoch, and whether the epoch was bumped.
     """
     old = group.members.get(command.member_id)
     topics = environment.topics
@@ -328,14 +328,15 @@ def remove_member(
     fresh = sr.ShareGroupEpochValue(group.epoch + 1, hashed)
     write_epoch(decision, group, fresh, f"{member_id}: {reason}", member=member_id)
     if len(group.members) == 1:
-        # Without a timestamp, so that the assignment interval does not delay the next member.
+        # The record has no timestamp, so the assignment interval does not delay the next member's
+        # target.
         decision.append(sr.assignment_epoch(group_id, AssignmentEpochValue(fresh.epoch)))
 
 
 def session_timer_fired(
     shard: Shard, decision: DecisionBuilder, group: ShareGroup, member_id: str
 ) -> None:
-    """Remove a member without a heartbeat in time."""
+    """Remove a member that has sent no heartbeat in time."""
     if member_id in group.members:
         kind = EventKind.MEMBER_EXPIRED
         remove_member(shard, decision, group, member_id, kind, "no heartbeat came")

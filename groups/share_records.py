@@ -53,7 +53,7 @@ PER_MEMBER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ShareKey:
-    """A key. ``member_id`` is "" for a type with one record a group."""
+    """A key. ``member_id`` is "" for a type with one record per group."""
 
     kind: ShareRecordType
     group_id: str

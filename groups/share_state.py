@@ -1,7 +1,7 @@
 """The start offsets of share groups, and the deletion of their state.
 
-The share coordinator has the offsets. These commands only decide which partitions it must change,
-and record what is under way, so that a failed change can be repeated.
+The share coordinator has the offsets. These commands only decide which partitions the share
+coordinator must change, and record the pending changes, so that a failed change can be repeated.
 
 Source: Kafka's ``GroupMetadataManager`` (alterShareGroupOffsets, initializeShareGroupState,
 sharePartitionsEligibleForOffsetDeletion, completeDeleteShareGroupOffsets,
@@ -248,7 +248,7 @@ def topics_deleted(
 ) -> None:
     """Forget deleted topics in all groups; the share coordinator deletes their state by itself.
 
-    Stops once the records may fill half a batch: the next pass finds the groups that are left.
+    Stops once the records may fill half a batch: the next pass finds the remaining groups.
     """
     size, more = 0, False
     for group in shard.groups.values():

@@ -1,7 +1,7 @@
 """The hash by which a consumer group detects changes of its topics, the same as Kafka's.
 
-The record of the group's epoch holds it. A coordinator that took over a group from another broker
-and computed another hash would see a change, and compute a new assignment.
+The record of the group epoch contains the hash. If a coordinator took over a group from another
+broker and computed a different hash, it would detect a change and compute a new assignment.
 
 Source: ``Utils.computeTopicHash`` and ``computeGroupHash`` of Kafka's group coordinator, which use
 XXH3 with 64 bits and seed 0.
@@ -17,8 +17,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 MAX_KEPT: Final = 20_000
-"""Limit of the cached hashes of topics. A topic with racks takes about 3 µs a partition, and an
-update of the metadata hashes the topics of all groups in one turn."""
+"""The maximum number of cached topic hashes. Hashing a topic with racks takes about 3 µs for each
+partition, and an update of the metadata hashes the topics of all groups in one turn of the event
+loop."""
 
 
 def group_hash(topics: Iterable[tuple[str, int]]) -> int:
@@ -49,7 +50,7 @@ def topic_hash(
 
 
 def _text(text: str) -> bytes:
-    """Encode a string as Java's characters and their number."""
+    """Encode a string as its UTF-16 units, followed by their number."""
     units = text.encode("utf-16-le", "surrogatepass")
     return units + struct.pack("<i", len(units) // 2)
 

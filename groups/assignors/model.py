@@ -16,7 +16,8 @@ TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""
 
 MAX_ASSIGNORS: Final = 16
-"""Limit of a coordinator's assignors: every heartbeat may name one, and each runs its own code."""
+"""The maximum number of a coordinator's assignors: each runs its own code, and every heartbeat may
+name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ GroupAssignment = Mapping[str, frozenset[TopicIdPartition]]
 class AssignorFault(Exception):  # noqa: N818 - it is the assignor's, not ours
     """An assignor raised, took too long or returned an invalid result; the group keeps its target.
 
-    ``assignor`` is its name, ``problem`` describes the fault.
+    ``assignor`` is the assignor's name; ``problem`` describes the fault.
     """
 
     def __init__(self, assignor: str, problem: str) -> None:
@@ -105,9 +106,9 @@ class AssignorRegistry:
 def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
     """Return the assignor's result with every member in it.
 
-    Raises :class:`AssignorFault` if the assignor fails, if the result is not an assignment, or if
-    it assigns a partition twice, one that does not exist, or one of a topic to which the member
-    does not subscribe.
+    Raises :class:`AssignorFault` if the assignor fails, or if the result is not an assignment, or
+    assigns a partition twice, a partition that does not exist, or a partition of a topic to which
+    the member does not subscribe.
     """
     try:
         return checked(assignor.name, group, assignor.assign(group))

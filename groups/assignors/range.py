@@ -1,7 +1,7 @@
-"""The *range* assignor: per topic, consecutive partitions to one member.
+"""The *range* assignor: each member gets consecutive partitions of each topic.
 
 Members have the same order for every topic, so that topics with equal subscribers and equal
-partition counts are co-partitioned: partition n of each goes to the same member.
+partition counts are co-partitioned: partition n of each topic goes to the same member.
 
 Source: Kafka's server-side ``RangeAssignor``.
 """

@@ -1,9 +1,9 @@
 """Custom server-side assignors: they run in another process, have a timeout, and are not trusted.
 
 The machine requests a target with the effect :class:`ComputeTarget` and continues with its current
-target; :class:`TargetComputed` later brings the result or the problem. A result counts only if the
-group has not changed since the request, and if it passes the check that every assignor's result
-must pass. Until then, and after a failure, the group keeps its last target.
+target; :class:`TargetComputed` later brings the result or the problem. A result is used only if the
+group has not changed since the request, and if the result passes the check that every assignor's
+result must pass. The group keeps its last target until then, and after a failure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, Gro
 from fencepost.logcore.values import dataclass
 
 RETRY_MS: Final = 30_000
-"""After this time an assignor that failed, or never answered, is asked again, by a timer or at a
-heartbeat: often enough for an assignor that recovers, and little work for one that does not."""
+"""The time after which the coordinator repeats its request to an assignor that failed or did not
+answer, by a timer or at a heartbeat. It is short enough for an assignor that recovers, and causes
+little work for one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ComputeTarget:
 
 @dataclass(frozen=True, slots=True)
 class TargetComputed:
-    """The report: ``result``, or None and the ``problem``."""
+    """The outcome of ComputeTarget: ``result``, or None and the ``problem``."""
 
     group_id: str
     assignor: str

@@ -15,7 +15,7 @@ from typing import Final
 from fencepost.groups.assignors.model import TopicIdPartition
 
 NAME: Final = "simple"
-"""Its name in ``group.share.assignors``."""
+"""The assignor's name in ``group.share.assignors``."""
 
 Held = Mapping[str, frozenset[TopicIdPartition]]
 """Member id → partitions."""
@@ -94,6 +94,6 @@ def _balanced(
 
 
 def _quotas(members: list[str], partition_count: int) -> dict[str, int]:
-    """Return each member's number of partitions: two members differ by one at most."""
+    """Return each member's number of partitions; the numbers differ by one at most."""
     upto = [-(-partition_count * index // len(members)) for index in range(len(members) + 1)]
     return {name: upto[at + 1] - upto[at] for at, name in enumerate(members)}

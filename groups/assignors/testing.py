@@ -27,7 +27,8 @@ from fencepost.groups.assignors.model import (
 )
 
 DEFAULT_GROUPS: Final = 500
-"""Groups that ``check`` tries by default: a few seconds for the built-in assignors."""
+"""The number of groups that ``check`` tries by default; the built-in assignors take a few
+seconds."""
 
 _MOST_MEMBERS, _MOST_TOPICS, _MOST_PARTITIONS = 8, 5, 9
 _RACKS: Final = ("a", "b", "c")
@@ -66,7 +67,7 @@ def check_client_result(
 ) -> None:
     """Raise AssignorFault unless ``result`` is valid and complete.
 
-    A cooperative result may omit owned partitions, and must omit one that moves to another member.
+    A cooperative result may omit owned partitions, and must omit those that move to another member.
     """
     if result.keys() != members.keys():
         raise AssignorFault(assignor.name, f"members {sorted(result)} instead of {sorted(members)}")

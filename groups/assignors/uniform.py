@@ -3,8 +3,8 @@
 Equal subscriptions need no search: each member gets the quotient of partitions and members, and the
 members that had the most partitions get one more each from the remainder. With different
 subscriptions, the assignor starts from the current targets, gives each unassigned partition to the
-subscriber with the fewest, and then moves single partitions from fuller members to emptier ones
-until no move makes two members more equal.
+subscriber with the fewest partitions, and then moves single partitions from fuller members to
+emptier ones until no move makes two members more equal.
 
 Source: Kafka's ``UniformAssignor`` (homogeneous and heterogeneous builders).
 """
@@ -48,7 +48,7 @@ class UniformAssignor:
 
 
 def _retained_targets(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
-    """Return the targets that members may keep, in order; the first owner wins a contested one.
+    """Return the targets that members may keep, in order; of two owners, the first one keeps it.
 
     Members are ordered by name, so that equal input gives equal output.
     """
@@ -108,8 +108,9 @@ def _homogeneous(
 # --- different subscriptions ---------------------------------------------------------------------
 #
 # A member is represented by its rank in the order of names, and its fullness by one number: its
-# count times the number of members, plus its rank. So the fullest member has the largest number,
-# the first of equally full ones has the smallest, and heaps stay valid after moves.
+# partition count times the number of members, plus its rank. The fullest member has the largest
+# number, and the first of equally full members has the smallest. A heap entry with an outdated
+# number is recognised and skipped.
 
 
 def _heterogeneous(

@@ -1,9 +1,9 @@
-"""Acknowledgements, released sessions and expired locks: the ends of an acquisition.
+"""Acknowledgements, released sessions and expired locks, each of which ends an acquisition.
 
-An acknowledgement and a release take two steps. The first gives records their new state and has it
-written; until the write has ended, the records can be neither acquired nor acknowledged. The second
-step (``completion.py``) makes the new state final, or gives the records back to their owner. An
-expired lock takes one step: it stands whether or not it can be written.
+An acknowledgement and a release take two steps. The first gives records their new state and
+requests its write; until the write has ended, the records can be neither acquired nor acknowledged.
+The second step (``completion.py``) makes the new state final, or gives the records back to their
+owner. An expired lock takes one step: it takes effect whether or not the new state can be written.
 
 Source: ``SharePartition.acknowledge``, ``releaseAcquiredRecords`` and
 ``releaseAcquisitionLockOnTimeout``.
@@ -47,8 +47,8 @@ OFFSET_OF_ANOTHER_MEMBER: Final = "Member is not the owner of offset"
 RENEW_DISABLED: Final = "Renewing acquisition locks is not enabled for the group."
 
 MAX_EXPIRED_RUNS: Final = 400
-"""Runs of offsets whose locks end in one step: about 10 ms. For further runs, the timer fires again
-at once."""
+"""The maximum number of runs of offsets whose locks end in one step, which takes about 10 ms. For
+further runs, the timer fires again at once."""
 
 _CAUSES: Final = {
     AcknowledgeType.GAP: Cause.NO_RECORD,
@@ -192,7 +192,7 @@ def start_transition(
 
 
 def undo(partition: SharePartition, run: Run) -> None:
-    """Give a run in transition back to its owner. Its lock has kept running."""
+    """Give a run in transition back to its owner, whose lock has kept running."""
     transition = run.transition
     if transition is not None:
         partition.change(run, RecordState.ACQUIRED, Cause.ROLLED_BACK)

@@ -1,8 +1,8 @@
 """Acquisition: the choice of the fetched records that go to the fetching member.
 
 A fetch reads whole batches from the next fetch offset on. New offsets are acquired up to the end of
-a batch, without reading the records: offsets without a record come back as gaps. Known offsets are
-acquired again if they are available.
+a batch, without reading the records: the client acknowledges offsets without a record as gaps.
+In-flight offsets are acquired again if they are available.
 
 Source: ``SharePartition.acquire``, ``ShareFetchUtils.accumulateAcquiredRecords``.
 """
@@ -81,14 +81,14 @@ def sent_batches(
 
 
 def _room(partition: SharePartition, request: AcquireRequest, fetched: Fetched) -> tuple[int, int]:
-    """Return the last offset that may be acquired, and how many offsets may be."""
+    """Return the last offset that may be acquired, and the maximum number of offsets."""
     last = fetched.batches[-1].last
     room = partition.settings().max_record_locks - partition.in_flight_count
     if room > 0:
         return last, min(request.max_records, room)
-    # Offsets that are in flight already may be acquired again, but none after them: otherwise many
-    # releasing consumers exceed the limit (KAFKA-19555), or a short read stretches a range to the
-    # end offset (KAFKA-19808).
+    # Offsets that are in flight already may be acquired again, but no offsets after them: otherwise
+    # many releasing consumers exceed the limit (KAFKA-19555), or a short read stretches a range to
+    # the end offset (KAFKA-19808).
     unread = partition.end_offset - fetched.fetch_offset + 1
     return min(last, partition.end_offset), min(request.max_records, unread)
 
@@ -171,8 +171,8 @@ class _Acquisition:
                     return
             is_throttled = self._is_throttled(batch, first_read)
             if is_throttled and self.count > 0:
-                # A throttled batch may only be the first of a response: this acquisition ends
-                # before it.
+                # A throttled batch may only be the first of a response, so this acquisition ends
+                # before the batch.
                 self.room = 0
                 return
             is_partial = (
@@ -201,9 +201,9 @@ class _Acquisition:
     def _acquire_parts(self, batch: InFlightBatch, first_read: int) -> int:
         """Acquire available offsets of a batch inside the fetched range; return their number.
 
-        Records near the delivery limit are isolated, so that a record that crashes its consumers
-        does not cause the others to be archived: half of the batch, then a quarter and so on, and
-        on the last attempt each record alone.
+        Records near the delivery limit are acquired in smaller portions: half of the batch, then a
+        quarter and so on, and on the last attempt each record alone. Thus a record that crashes its
+        consumers does not cause the other records to be archived.
         """
         limit = self.partition.settings().delivery_count_limit
         threshold = throttle_count(limit)
@@ -224,8 +224,8 @@ class _Acquisition:
                 size = 1
             if self.is_record_limit:
                 size = min(size, room - count)
-            # As in Kafka, a portion that records of lower counts have already filled limits no
-            # further record.
+            # As in Kafka, the portion has no effect if records with lower delivery counts have
+            # already filled it.
             if portion is not None and count < portion:
                 size = min(size, portion - count)
             (part,) = batch.carve(begin, begin + size - 1)
@@ -262,7 +262,7 @@ class _Acquisition:
             run = Run(begin, begin_next - 1, RecordState.AVAILABLE, 0)
             batch = partition.records.add(run)
             if acquired_last < run.last:
-                # The rest of the log's batch is in flight and available.
+                # The remaining offsets of the log's batch are in flight and available.
                 (run,) = batch.carve(begin, acquired_last)
                 partition.may_be_available = True
             self._acquire_run(run)
@@ -275,7 +275,7 @@ class _Acquisition:
         partition.gaps_read_up_to(acquired_last + 1)
 
     def _split_points(self, first: int, last: int) -> list[int]:
-        """Return where to divide a range: at a batch boundary, after ``BatchSize`` offsets."""
+        """Return where to divide a range: at batch boundaries, after ``BatchSize`` offsets each."""
         cuts: list[int] = []
         if self.is_record_limit or last - first + 1 <= self.request.batch_size:
             return cuts

@@ -47,10 +47,7 @@ def combine(
 
 
 def _overlay(combined: list[StateBatch], batch: StateBatch) -> None:
-    """Add a batch that begins at or after the last added one began.
-
-    The ranges that reach beyond its first offset therefore have no holes between them.
-    """
+    """Add a batch that begins at or after the first offset of the last added batch."""
     tail: list[StateBatch] = []
     while combined and combined[-1].last >= batch.first:
         tail.append(combined.pop())

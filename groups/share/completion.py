@@ -1,4 +1,4 @@
-"""Ends of writes to the share coordinator and to the dead-letter queue.
+"""Results of writes to the share coordinator and to the dead-letter queue.
 
 Source: ``SharePartition.rollbackOrProcessStateUpdates``, ``initiateDLQAndArchive``.
 """
@@ -62,10 +62,10 @@ def dead_lettered(
 ) -> None:
     """Archive ranges of records after the attempt to produce them to the dead-letter queue.
 
-    ``queue`` is the queue's topic, and ``failure`` the reason why the records are not there. They
-    are archived all the same: a queue that is down must not hold back the start offset. Records of
-    a share partition that was removed after its last member, and has no successor, are archived
-    too.
+    ``queue`` is the queue's topic, and ``failure`` the reason why the records are not in the queue.
+    The records are archived all the same, because a queue that is down must not hold back the start
+    offset. If a share partition was removed with the group's last session and has no successor, its
+    records are archived too.
     """
     if partition.state not in {PartitionState.ACTIVE, PartitionState.FENCED}:
         return
@@ -105,7 +105,8 @@ def _confirm(
 ) -> bool:
     """Make new states final; return whether records are available again.
 
-    A share partition that was removed after its last member still sends to the dead-letter queue.
+    A share partition that was removed with the group's last session still sends records to the
+    dead-letter queue.
     """
     is_available = False
     dead_letters, outcomes = list(pending.dead_letters), Outcomes()
@@ -133,8 +134,8 @@ def _confirm(
 def _roll_back(partition: SharePartition, decision: DecisionBuilder, runs: list[Run]) -> bool:
     """Give records back to their owners, or release them if their locks ended meanwhile.
 
-    Here Kafka archives a record at its delivery limit without writing the new state; we release it
-    as after any other expired lock.
+    Kafka archives a record at its delivery limit without writing the new state. Here the record is
+    released as after any other expired lock.
     """
     has_expired = False
     for run in runs:

@@ -13,10 +13,10 @@ from fencepost.groups.share.commands import SendToDeadLetterQueue
 from fencepost.groups.share.states import Cause
 
 TOPIC_NAME: Final = "errors.deadletterqueue.topic.name"
-"""The group's setting that names the topic of its queue."""
+"""The group setting that names the topic of the group's queue."""
 
 GROUP_ENABLE: Final = "errors.deadletterqueue.group.enable"
-"""The topic's setting that allows it to be a queue."""
+"""The topic setting that allows a topic to be a queue."""
 
 NEW_QUEUE: Mapping[str, str] = MappingProxyType(
     {GROUP_ENABLE: "true", "message.timestamp.type": "CreateTime"}

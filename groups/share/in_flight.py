@@ -59,7 +59,8 @@ class Run:
         self.member_id = member_id
         """The owner of the acquisition lock; None unless ACQUIRED."""
         self.deadline_ms = deadline_ms
-        """The end of the lock. It keeps running during a transition from ACQUIRED."""
+        """The time at which the lock ends. The lock keeps running during a transition from
+        ACQUIRED."""
         self.transition = transition
 
     @property

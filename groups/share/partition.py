@@ -1,13 +1,14 @@
 """One share partition on the leader of its partition: its offsets and its in-flight records.
 
-All of it is soft state. The share coordinator keeps the outcomes of deliveries, never an
-acquisition: a new leader reads them and delivers acquired records again. Inputs take a
-``DecisionBuilder``, which has the time and collects replies, effects, events and the timer of the
-acquisition locks. The inputs are in ``acquire.py``, ``acknowledge.py`` and ``completion.py``; this
-module has the state that they share, and the steps that keep it consistent.
+A share partition is soft state. The share coordinator stores the outcomes of deliveries, never
+acquisitions, so a new leader delivers acquired records again. Inputs take a ``DecisionBuilder``,
+which has the time and collects replies, effects, events and the timer of the acquisition locks. The
+inputs are in ``acquire.py``, ``acknowledge.py`` and ``completion.py``; this module has the state
+that they share, and the steps that keep it consistent.
 
-One rule differs from Kafka: an offset below the start offset has no state. Kafka keeps the acquired
-ones until their locks end, and every method has to make an exception for them.
+One rule differs from Kafka: an offset below the start offset has no state. Kafka keeps acquired
+offsets below the start offset until their locks end, and every method must make an exception for
+such offsets.
 
 Source: Kafka's ``SharePartition``.
 """
@@ -44,7 +45,7 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError, InvariantVio
 from fencepost.logcore.values import dataclass
 
 LOADED: Final = "opened by a fetch; records acquired before are available again"
-"""The reason in the history for a state that was read: acquisitions are not persisted."""
+"""The reason that the history gives when a state is read; acquisitions are not persisted."""
 
 LOCK_TIMER: Final = "share-lock"
 """The first part of the timer's key; the second is the share partition's."""
@@ -55,8 +56,8 @@ class GapWindow:
     """The offsets between persisted batches, which are read from the log like new ones.
 
     They were acquired under an earlier leader and never acknowledged. ``gap_start`` is the first
-    one not read yet. The window ends when ``end_offset`` is no longer the partition's end offset:
-    from then on holes between batches are offsets without records.
+    offset that was not read yet. The window ends when ``end_offset`` is no longer the partition's
+    end offset: from then on holes between batches are offsets without records.
     """
 
     end_offset: int
@@ -96,7 +97,7 @@ class SharePartition:
         self.start_offset = 0
         """The first offset whose delivery is not complete: SPSO."""
         self.end_offset = 0
-        """The last in-flight offset, or the next one to fetch if none is in flight: SPEO."""
+        """The last in-flight offset, or the next offset to fetch if none is in flight: SPEO."""
         self.records = InFlightRecords()
         self.delivery_complete_count = 0
         """The offsets from the start offset on that are in a terminal state."""
@@ -188,7 +189,7 @@ class SharePartition:
             if gap_start is not None:
                 self.gap = GapWindow(previous_last, gap_start)
         self.state = PartitionState.ACTIVE
-        # The persisted start offset may be behind: it is written before it moves.
+        # The persisted start offset may be behind: the start offset is written before it moves.
         self.advance_start_offset()
         self._resume_archiving(decision)
         for token in self._waiting:
@@ -205,7 +206,7 @@ class SharePartition:
         )
 
     def _resume_archiving(self, decision: DecisionBuilder) -> None:
-        """Send the records that an earlier leader was archiving to the dead-letter queue."""
+        """Send records that an earlier leader left in ARCHIVING to the dead-letter queue."""
         limit = self.settings().delivery_count_limit
         for batch in self.records:
             for run in batch.runs:
@@ -281,7 +282,7 @@ class SharePartition:
         return self.end_offset - self.start_offset + 1 if self.records else 0
 
     def can_acquire(self) -> bool:
-        """Whether a fetch may acquire records: there is room, or one is available again."""
+        """Whether a fetch may acquire records: there is room, or a record is available again."""
         if self.next_fetch_offset() != self.end_offset + 1:
             return True
         return self.in_flight_count < self.settings().max_record_locks
@@ -445,7 +446,7 @@ class SharePartition:
             self.gap.gap_start = max(self.gap.gap_start, offset)
 
     def log_start_moved(self, decision: DecisionBuilder, log_start_offset: int) -> None:
-        """Give up the offsets below the log's start. The next write tells the coordinator.
+        """Drop the offsets below the log's start. The next write persists the new start offset.
 
         An acknowledgement of such an offset gets NONE.
         """
@@ -479,7 +480,8 @@ class SharePartition:
     ) -> None:
         """Request a write of the state of changed runs, and of the current start offset.
 
-        The start offset moves only after the write. Readers skip complete offsets at the front.
+        The start offset moves only after the write. A reader of the state skips complete offsets at
+        its beginning.
         """
         self.writes[write_id] = pending
         batches = [StateBatch(run.first, run.last, run.state, run.count) for run in changed]

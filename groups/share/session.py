@@ -1,8 +1,8 @@
 """Share sessions: the partitions that a member fetches from this broker, and its request epochs.
 
 A member has one session per broker, which ShareFetch and ShareAcknowledge requests share. The epoch
-rises before the work of a request is done: only one of two requests with the same epoch is served.
-A session that is replaced leaves its acquisition locks; one that ends releases them.
+rises before a request is processed, so only one of two requests with the same epoch is served. The
+acquisition locks of a replaced session remain; when a session ends, its locks are released.
 
 Source: Kafka's ``ShareSession``, ``ShareSessionCache``, ``SharePartitionManager.newContext`` and
 ``acknowledgeSessionUpdate``.
@@ -27,9 +27,11 @@ FINAL_EPOCH: Final = -1
 MAX_EPOCH: Final = 2**31 - 1
 
 MAX_SESSION_PARTITIONS: Final = 10_000
-"""Limit of the partitions of one session; a fetch looks at each. Kafka has no limit."""
+"""The maximum number of partitions in a session; a fetch checks each of them. Kafka has no
+limit."""
 MAX_PARTITIONS: Final = 1_000_000
-"""Partitions of all sessions of a broker, about 150 MB. Kafka has no limit."""
+"""The maximum number of partitions in all sessions of a broker, which take about 150 MB. Kafka has
+no limit."""
 
 NOT_FOUND: Final = "The share session was not found."
 WRONG_EPOCH: Final = "The share session epoch is invalid."

@@ -1,13 +1,14 @@
 """The share coordinator: the state machine of one partition of ``__share_group_state``.
 
-It keeps the state that leaders of share partitions have written, and fences former leaders. The
-group coordinator initializes and deletes the state. A command concerns one share partition; Kafka's
-requests name several.
+The share coordinator stores the state that leaders of share partitions write, and fences former
+leaders. The group coordinator initializes and deletes the state. A command concerns one share
+partition; Kafka's requests name several.
 
-Two epochs fence. The *state epoch* is the group's epoch when the state was initialized, or its
-offset altered. The *leader epoch* is the partition's; a read raises it and thereby shuts out former
-leaders. A write with a larger epoch than the known one is accepted and does not raise it: a leader
-reads before it writes (KAFKA-19456).
+Two epochs fence requests. The *state epoch* is the group epoch at which the state was initialized
+or its start offset altered. The *leader epoch* is the partition's; a read raises the stored leader
+epoch and thereby fences former leaders. A write with a larger epoch than the stored one is
+accepted, but does not raise the stored epoch, because a leader reads before it writes
+(KAFKA-19456).
 
 Source: Kafka's ``ShareCoordinatorShard``, ``ShareGroupOffset``, ``ShareCoordinatorOffsetsManager``.
 """
@@ -61,12 +62,13 @@ UNKNOWN_PARTITION: Final = "This server does not host this topic-partition."
 
 
 MAX_STATE_BATCHES: Final = 20_000
-"""Batches of one state: twice the highest ``group.share.partition.max.record.locks``. They are
-merged in one turn of the event loop, and must fit a record of 1 MiB. Kafka has no limit."""
+"""The maximum number of batches in a state: twice the highest
+``group.share.partition.max.record.locks``. The batches are merged in one turn of the event loop,
+and must fit a record of 1 MiB. Kafka has no limit."""
 TOO_MANY_BATCHES: Final = f"The state of a share partition has at most {MAX_STATE_BATCHES} batches."
 
 ENTRY_BYTES: Final = 700
-"""Memory of a state without batches, and without its group id, roughly."""
+"""Approximate memory of a state without its batches and its group id."""
 BATCH_BYTES: Final = 170
 """Memory of a state batch: a tuple with two large numbers."""
 
@@ -80,12 +82,12 @@ class ShareStateLimits:
     snapshots of a share partition, which bounds the records that a load reads for it."""
 
     cold_snapshot_interval_ms: int = 300_000
-    """``share.coordinator.cold.partition.snapshot.interval.ms``: a share partition that is not
-    written would otherwise keep the log from being pruned."""
+    """``share.coordinator.cold.partition.snapshot.interval.ms``: a share partition whose state is
+    not written would otherwise keep the log from being pruned."""
 
     max_sweep_bytes: int = 524_288
     """Bytes of records that one decision of a sweep writes; they must fit a batch of 1 MiB. The
-    largest snapshot, of 10,000 offsets in alternating states, has about 0.2 MiB."""
+    largest snapshot, of 10,000 offsets in alternating states, takes about 0.2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +215,11 @@ class ShareStateMachine:
     def redundant_offset(self) -> int:
         """Return the offset below which the log can be deleted; it never falls.
 
-        It is the lowest offset of a latest snapshot: updates build on their snapshot. A deleted
-        share partition holds nothing back (KAFKA-19695).
+        The offset is the lowest of all latest snapshots, because updates build on their snapshot.
+        The snapshot of a deleted share partition does not count (KAFKA-19695).
         """
         offsets = [entry.snapshot_offset for entry in self._entries.values()]
-        # Without any entry the last record is a tombstone or an unknown one.
+        # Without any entry, the last record is a tombstone or has an unknown type.
         lowest = min(offsets, default=max(0, self._last_offset))
         self._redundant_offset = max(self._redundant_offset, lowest)
         return self._redundant_offset
@@ -243,7 +245,7 @@ class ShareStateMachine:
     # --- the contract of machines ----------------------------------------------------------------
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Return the record and the reply of a command. Raises ``ShareError`` for a refused one."""
+        """Return the record and the reply of a command. Raises ``ShareError`` to refuse it."""
         if not self._is_serving:
             raise errors.ShareCoordinatorUnloadedError("the shard does not serve")
         decision = DecisionBuilder(now_ms)
@@ -277,7 +279,7 @@ class ShareStateMachine:
         timestamp_ms: int,  # noqa: ARG002 - Machine requires it; the records contain their times
         stamp: ProducerStamp | None,  # noqa: ARG002 - Machine requires it; these batches have none
     ) -> None:
-        """Apply one record; only this changes the state. Raises CorruptRecordError."""
+        """Apply one record; only replay changes the state. Raises CorruptRecordError."""
         self._last_offset = offset
         decoded = decode(record)
         if decoded is None:
@@ -388,8 +390,8 @@ class ShareStateMachine:
     def _read(self, decision: DecisionBuilder, token: Token, command: ReadShareState) -> None:
         """Answer with the state, and record the leader's epoch if it is new.
 
-        The epoch must be durable: after a move of this coordinator, a former leader could otherwise
-        write again (KAFKA-17796).
+        The epoch must be durable: otherwise, once another broker coordinates the shard, a former
+        leader could write again (KAFKA-17796).
         """
         _require(command.key.partition >= 0, NEGATIVE_PARTITION)
         _require(command.leader_epoch >= 0, NEGATIVE_LEADER_EPOCH)
@@ -428,7 +430,7 @@ class ShareStateMachine:
             raise errors.FencedStateEpochError(FENCED_STATE_EPOCH)
         self._require_partition(command.key)
         value = entry.value
-        # Writes may arrive out of order: the start offset never falls, and the count belongs to it.
+        # Writes may arrive out of order: ignore a lower start offset, together with its count.
         count = command.delivery_complete_count
         if command.start_offset == value.start_offset:
             count = max(count, value.delivery_complete_count)

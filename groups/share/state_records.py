@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Changes since a snapshot; an epoch or an offset of -1 stays as it was."""
+    """Changes since a snapshot; an epoch or an offset of -1 means no change."""
 
     snapshot_epoch: int
     leader_epoch: int

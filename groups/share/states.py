@@ -52,7 +52,8 @@ class PartitionState(Enum):
     FAILED = "failed"
     """Reading its state failed: the next fetch begins with a new share partition."""
     FENCED = "fenced"
-    """Dropped by the broker: another leader, a later state epoch, or no session is left."""
+    """Dropped by the broker: another broker leads, the state epoch is later, or no session is
+    left."""
 
 
 class Cause(Enum):

@@ -21,7 +21,7 @@ class FirstOpen(NamedTuple):
     """``ACQUIRED``, ``AVAILABLE`` and so on; ``NOT_READ`` for a gap that no fetch has read."""
     delivery_count: int
     member: str | None
-    """The owner; in a transition the former one."""
+    """The owner; during a transition, the former owner."""
     lock_end_ms: int | None
     is_in_transition: bool
     """Whether the state is being written."""

@@ -1,12 +1,13 @@
 """The iteration order of Java's hash tables.
 
-Kafka's assignors keep members and topics in ``HashMap``, and break ties in its iteration order. A
-leader in Python iterates in the same order, to choose the same assignment as a leader in Java. The
-order is not random: the slot is a function of the key's hash and of the table's size, and within a
-slot the insertion order applies.
+Kafka's assignors keep members and topics in ``HashMap``, and break ties by the map's iteration
+order. A leader in Python iterates in the same order, to choose the same assignment as a leader in
+Java. The order is not random: the slot is a function of the key's hash and of the table's size, and
+within a slot the insertion order applies.
 
-Not implemented: a slot of more than eight keys grows a tree (``TREEIFY_THRESHOLD``), which takes
-crafted or very unlucky keys; the assignment then differs from Java's, but is as valid.
+Not implemented: Java turns a slot of more than eight keys into a tree (``TREEIFY_THRESHOLD``). Only
+crafted or very unlucky keys fill a slot that far; the assignment then differs from Java's, but is
+valid too.
 
 Source: ``java.util.HashMap`` and ``String.hashCode``, whose specifications fix both formulas.
 """
@@ -75,7 +76,7 @@ def _by_slot(keys: list[str], slots: int) -> list[str]:
 
 
 class TableSet(Generic[K]):
-    """A ``HashSet`` that knows the first element of its iteration. It grows, and never shrinks."""
+    """A ``HashSet`` that knows its first element in iteration order. Its table never shrinks."""
 
     def __init__(self, hash_of: Callable[[K], int]) -> None:
         self._hash_of = hash_of

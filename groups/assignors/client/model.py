@@ -20,7 +20,7 @@ NO_GENERATION = -1
 Racks = frozenset[str]
 
 Topics = Mapping[str, Sequence[Racks]]
-"""Topic → for each of its partitions the racks with a replica; empty if none is known."""
+"""Topic → the racks of each partition's replicas; empty if no rack is known."""
 
 Result = dict[str, list[TopicPartition]]
 """Member id → its partitions, in the order in which the leader encodes them."""
@@ -30,9 +30,9 @@ Result = dict[str, list[TopicPartition]]
 class Subscription:
     """A member's subscription when it joins: ``ConsumerProtocolSubscription``.
 
-    ``user_data`` belongs to the assignor; ``owned`` are the unrevoked partitions (from version 1);
-    ``generation`` is the generation of ``owned`` (from 2); ``rack_id`` is ``client.rack`` (from 3).
-    The instance id is not part of the subscription; JoinGroup has it.
+    ``user_data`` belongs to the assignor; ``owned`` are the partitions that the member has not
+    revoked (from version 1); ``generation`` is the generation of ``owned`` (from 2); ``rack_id`` is
+    ``client.rack`` (from 3). The instance id is not part of the subscription; JoinGroup has it.
     """
 
     topics: tuple[str, ...]

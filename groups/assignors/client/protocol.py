@@ -2,11 +2,11 @@
 
 Versions 0 to 3 of ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` begin with an
 int16 version; each version only appends fields, so a reader decodes the known part of any later
-one. The module also has the user data of the two sticky assignors. The coordinator uses it as well,
-for groups with members of both protocols.
+version. The module also has the user data of the two sticky assignors. The coordinator uses the
+module as well, for groups with members of both protocols.
 
-Unreadable bytes raise :class:`fencepost.logcore.errors.CorruptRecordError`. Unreadable user data is
-the exception: it counts as empty, because the former assignment in it is only a preference.
+Unreadable bytes raise :class:`fencepost.logcore.errors.CorruptRecordError`. Unreadable user data
+counts as empty instead, because the former assignment in the user data is only a preference.
 
 Source: ``ConsumerProtocol``, ``StickyAssignor`` and ``CooperativeStickyAssignor`` of Apache Kafka.
 """

@@ -39,7 +39,7 @@ class RackInfo:
         self.of_partition = partitions if useful else {}
 
     def mismatch(self, member_id: str, partition: TopicPartition) -> bool:
-        """Whether the member has a rack without a replica of the partition."""
+        """Whether the member's rack is known and has no replica of the partition."""
         rack = self.of_member.get(member_id)
         return rack is not None and rack not in self.of_partition.get(partition, ())
 
@@ -52,7 +52,7 @@ class RackInfo:
     def next_reader(
         self, partition: TopicPartition, members: Sequence[str], start: int
     ) -> int | None:
-        """Return the position of the next member in the partition's rack, cyclic from ``start``."""
+        """Return the position of the rack's next member, searching cyclically from ``start``."""
         replicas = self.of_partition.get(partition)
         if not replicas:
             return None

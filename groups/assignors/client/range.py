@@ -1,8 +1,8 @@
-"""The *range* assignor of clients: per topic, consecutive partitions to one member.
+"""The *range* assignor of clients: each member gets consecutive partitions of each topic.
 
-If the partitions cannot be divided equally, the first members get one more. If racks can be
-matched, each topic's partitions go to members of their racks first, without changing the members'
-counts; topics with the same members and partition counts stay co-partitioned.
+If the partitions cannot be divided equally, the first members get one partition more. If racks can
+be matched, each topic's partitions first go to members in the replicas' racks, without changing the
+members' counts; topics with the same members and partition counts stay co-partitioned.
 
 Source: Kafka's ``RangeAssignor``, KIP-881.
 """

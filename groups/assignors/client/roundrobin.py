@@ -1,4 +1,4 @@
-"""The *roundrobin* assignor: all partitions in order, one to each member in turn.
+"""The *roundrobin* assignor: the members get one partition each in turn.
 
 A member that does not subscribe to a partition's topic is skipped.
 

@@ -4,15 +4,15 @@ A member keeps its owned partitions unless a member of a newer generation claims
 with equal subscriptions have a direct solution (``sticky_even``); other groups are balanced step by
 step (``sticky_general``).
 
-*cooperative-sticky* computes the same assignment, and then removes all partitions that their
-present owner must give up first: the owner rejoins without them, and the next rebalance assigns
-them. So no two members ever read the same partition.
+*cooperative-sticky* computes the same assignment, and then removes each partition that its present
+owner must first revoke. The owner rejoins without these partitions, and the next rebalance assigns
+them, so that no two members ever read the same partition.
 
 Source: Kafka's ``AbstractStickyAssignor``, ``StickyAssignor``, ``CooperativeStickyAssignor``;
-KIP-54, KIP-429, KIP-881. Three differences: the highest generation is that of the group's present
-members, not the highest that the assignor object has ever seen in any group; a deleted partition
-has no owner; and in a group of different subscriptions a partition does not return to a former
-owner that no longer subscribes to its topic.
+KIP-54, KIP-429, KIP-881. Three differences: the highest generation is taken from the group's
+present members, not from all groups that the assignor object has ever seen; a deleted partition has
+no owner; and in a group of different subscriptions a partition does not return to a former owner
+that no longer subscribes to its topic.
 """
 
 from __future__ import annotations

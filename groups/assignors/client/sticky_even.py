@@ -1,8 +1,8 @@
 """The sticky assignment of members that all subscribe to the same topics.
 
-Each member gets the quotient of partitions and members, and some members get one more until the
-remainder is used up. Members keep owned partitions up to that size; the rest is assigned in turn,
-first within racks if they matter.
+Each member gets the quotient of partitions and members, and some members get one partition more
+until the remainder is used up. Members keep owned partitions up to that number. The other
+partitions are assigned in turn, first within racks if matching racks helps.
 
 Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
 """
@@ -53,7 +53,7 @@ class EvenBuilder:
         return self._result
 
     def _assign_owned(self) -> None:
-        """Let each member keep its owned partitions, up to its size."""
+        """Let each member keep its owned partitions, up to its quota."""
         for member_id, partitions in self._owned.by_member.items():
             retained = []
             for partition in sorted(partitions, key=lambda tp: (tp[1], utf16(tp[0]))):
@@ -89,7 +89,7 @@ class EvenBuilder:
         ]
 
     def _assign_in_rack(self, partition: TopicPartition) -> bool:
-        """Give the partition to the next member of its rack with room; False if there is none."""
+        """Give the partition to the next member with room in its rack; False if there is none."""
         position = self._racks.next_reader(partition, self._below_quota, self._turn)
         if position is not None:
             member_id = self._below_quota[position]

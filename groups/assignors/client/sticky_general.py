@@ -1,8 +1,8 @@
-"""The sticky assignment of members with different subscriptions: as balanced as they allow.
+"""The sticky assignment of members with different subscriptions, as balanced as possible.
 
-Owned partitions stay, unassigned ones go to the subscriber with the fewest; then single partitions
-move from fuller members to emptier ones until no move makes two members more equal. If the result
-is not more balanced, the moves are undone.
+Members keep owned partitions, and each unassigned partition goes to the subscriber with the fewest
+partitions. Then single partitions move from fuller members to emptier ones until no move makes two
+members more equal. If the result is not more balanced, the moves are undone.
 
 Source: ``AbstractStickyAssignor.GeneralAssignmentBuilder`` and ``PartitionMovements``.
 """
@@ -29,7 +29,7 @@ class Movements:
         self._by_partition: dict[TopicPartition, _Pair] = {}
 
     def move(self, partition: TopicPartition, source: str, to: str) -> None:
-        """Note a move. A second move of a partition counts as one move from its first owner."""
+        """Record a move. Two moves of a partition count as one move from its first owner."""
         earlier = self._by_partition.pop(partition, None)
         if earlier is not None:
             self._by_topic[partition[0]][earlier].remove(partition)
@@ -40,7 +40,7 @@ class Movements:
             pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
 
     def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
-        """Return the partition to move: preferably one of its topic that moved the opposite way."""
+        """Return a partition of the topic that moved the opposite way, else ``partition``."""
         if partition in self._by_partition:
             source = self._by_partition[partition][0]
         back = self._by_topic.get(partition[0], {}).get((to, source))
@@ -166,7 +166,7 @@ class GeneralBuilder:
         owner = self._owner[partition]
         size = len(self._result[owner])
         former = self._former.get(partition, ("", 0))[0]
-        # Kafka returns a partition even to a member that no longer subscribes to it.
+        # Kafka returns a partition even to a member that no longer subscribes to its topic.
         may_return = former in self._result and partition[0] in self._topics_of[former]
         if may_return and size > len(self._result[former]) + 1:
             self._move(partition, former)

@@ -76,8 +76,7 @@ class ConnectionLimits:
     max_queued_response_bytes: int = MAX_QUEUED_RESPONSE_BYTES
     """The bytes of unsent responses [queued.max.response.bytes, which Kafka lacks]."""
     min_frame_bytes_per_second: int = 1_048_576
-    """A large frame or response below this rate is aborted while other connections wait for
-    memory."""
+    """A slower large frame or response is aborted while other connections wait for memory."""
     slow_frame_grace_ms: int = 5_000
     """The time for which a large frame or response may be slow while other connections wait."""
     frame_timeout_ms: int = 30_000

@@ -59,7 +59,7 @@ class _GatedConnection(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", made)
         gate, loop = self._gate, asyncio.get_running_loop()
         if len(gate.unauthenticated) >= MAX_UNAUTHENTICATED:
-            # Close the oldest: a client that has the token sends it at once.
+            # Close the oldest, because a client that has the token sends it at once.
             next(iter(gate.unauthenticated.values())).end()
         gate.unauthenticated[self._inner] = self
         self.timeout = loop.call_later(AUTHENTICATION_TIMEOUT_S, self.end)

@@ -34,7 +34,7 @@ from fencepost.coordinator.history.entries import GROUP
 Offsets = Mapping[Partition, OffsetAndMetadata]
 
 MAX_ADDED = 1_000
-"""The most members that a plan may add, as in the command ``groups plan``."""
+"""The maximum number of members that a plan may add, as in the command ``groups plan``."""
 
 
 def groups_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:

@@ -45,7 +45,7 @@ TIMELINE_ENTRIES = 500
 """The history entries in one answer: the newest."""
 
 MAX_ROWS = 1_000
-"""The most records that one search shows."""
+"""The maximum number of records that one search shows."""
 
 SHOWN_BYTES = 4 << 10
 """Bytes of a key or value in a list of records; the view of one record shows more."""

@@ -261,7 +261,8 @@ class Search:
         if begin == "latest":
             return self.ends
         if begin == "newest":
-            # The newest of each partition: comparing partitions would require reading the records.
+            # Show the newest records of each partition, because finding the newest records of all
+            # partitions would require reading them.
             each = max(1, min(self.limit, MAX_ROWS // max(1, len(first))))
             self.limit = each * len(first)
             return {i: max(first[i], end - each) for i, end in self.ends.items()}

@@ -31,13 +31,13 @@ REBALANCES = frozenset({"rebalance-started", "group-epoch-bumped"})
 """Entries that begin a rebalance, in the classic and in the consumer protocol."""
 
 MANY_REBALANCES = 5
-"""Rebalances of one group within :data:`RECENT_MS` that need attention."""
+"""The number of rebalances within :data:`RECENT_MS` from which on a group needs attention."""
 
 MANY_GROUPS = 10
-"""The most rebalancing groups that are listed by name."""
+"""The maximum number of rebalancing groups that are listed by name."""
 
 SHOWN = 20
-"""The most history entries, and members of a rebalancing group."""
+"""The maximum number of listed history entries, and of listed members of a rebalancing group."""
 
 
 def overview_view(session: ClusterSession, params: Params, history: HistoryCache) -> dict[str, Any]:

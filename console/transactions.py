@@ -49,7 +49,7 @@ def _held_row(blame: Blame) -> dict[str, Any] | None:
     pin, transaction = blame.pin, blame.transaction
     if pin is None or blame.stable >= blame.end:
         return None
-    # The start of a hanging transaction is not known; it is not later than its last write.
+    # The start of a hanging transaction is not known; it is at or before its last write.
     since = transaction.started_ms if transaction is not None else None
     return {
         "topic": blame.topic,

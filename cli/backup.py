@@ -80,7 +80,7 @@ def verify(backup: Path, form: str) -> None:
     """Check a backup: the manifest's sizes and digests, and the logs as `log verify` does.
 
     That includes the checksum of each batch, the order of offsets, the sequence numbers in producer
-    snapshots against the log, and what a broker's start on the backup would truncate. Exit status 1
+    snapshots against the log, and what a broker started on the backup would truncate. Exit status 1
     if something is wrong.
     """
     from fencepost.tools import backup as backups

@@ -34,10 +34,10 @@ def command() -> None:
 def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None:
     """List the clients that push metrics, with the values that tell how a consumer is doing.
 
-    IDLE is the part of its time that a consumer waits in poll: near 0 it cannot keep up. POLL_MAX
-    is the longest time between two polls in the last minute, COMMIT_MAX the longest latency of a
-    commit. With --client-id, list every value of these clients. A client that has asked for its
-    subscription and pushed nothing has no LAST_PUSH.
+    IDLE is the part of its time that a consumer waits in poll; a consumer with IDLE near 0 cannot
+    keep up. POLL_MAX is the longest time between two polls in the last minute, COMMIT_MAX the
+    longest latency of a commit. With --client-id, list every value of these clients. A client that
+    has asked for its subscription and pushed nothing has no LAST_PUSH.
 
     Brokers accept metrics if fencepost.client.telemetry.enable is true. Apache Kafka passes them on
     to a plugin, and keeps none.

@@ -234,12 +234,12 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
 )
 @table_options
 def check_restart(session: ClusterSession, form: str, broker: int, wait: float | None) -> None:
-    """Check whether BROKER can be restarted now, and every partition stays available.
+    """Check whether every partition stays available if BROKER is restarted now.
 
-    Exit status 1 if not. Without BROKER each partition must have a leader and an ISR of at least
-    min.insync.replicas, and the controllers a majority. Partitions with a replica on no other
-    broker are never available during the restart. __fencepost_history is not checked: its entries
-    wait in memory.
+    Exit status 1 if not. While BROKER is down, each partition must have a leader and an ISR of at
+    least min.insync.replicas, and the controllers must have a majority. Partitions with a replica
+    on no other broker are never available during the restart. __fencepost_history is not checked:
+    its entries wait in memory.
     """
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import INTERNAL_TOPICS

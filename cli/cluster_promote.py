@@ -185,8 +185,8 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
     """Turn a promoted broker into a standalone broker again.
 
     First give it all replicas (`topics reassign --to-brokers`) and wait until they are in sync;
-    then stop the producers, all brokers, this one last, and the controllers. The broker takes over
-    the cluster's topics, settings, users, rules, quotas and allocated producer ids.
+    then stop the producers, then all brokers (this one last), then the controllers. The broker
+    takes over the cluster's topics, settings, users, rules, quotas and allocated producer ids.
     """
     from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.logcore.fs import OsFileSystem

@@ -46,7 +46,7 @@ def command() -> None:
     stands for the dynamic defaults of all brokers. `client-metrics NAME` is a subscription to the
     metrics of clients, which `fencepost clients telemetry` shows. SOURCE says where a value comes
     from: `topic`, `group` and `client metrics` are settings of that resource, `broker` and
-    `cluster` dynamic ones, `file` is what the broker was started with.
+    `cluster` are dynamic settings, `file` is a setting that the broker was started with.
     """
 
 

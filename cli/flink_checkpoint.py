@@ -54,7 +54,7 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 """The largest file that is read, in bytes."""
 
 MAX_COMMITTABLES = 100_000
-"""The most transactions that one checkpoint may name."""
+"""The maximum number of transactions that one checkpoint may name."""
 
 
 class CheckpointError(Exception):

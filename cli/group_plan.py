@@ -2,8 +2,8 @@
 
 A plan changes nothing: it is computed from the group's description and the cluster's metadata. For
 classic groups, the members' subscriptions and current partitions go through the client-side
-assignors of ``groups``; a cooperative one runs until no partition moves. For consumer groups the
-server-side assignors run, including custom ones that are installed here; the broker's limits on
+assignors of ``groups``; a cooperative assignor runs until no partition moves. For consumer groups
+the server-side assignors run, including custom ones that are installed here; the broker's limits on
 them do not apply. Hypothetical members are called ``added-1`` and so on. The real id of a new
 member is not known before it joins, so the order of otherwise equal members may differ.
 """
@@ -56,7 +56,7 @@ class GroupPlan:
 
     @property
     def moved(self) -> int:
-        """The number of partitions that get another owner, lose theirs, or get their first."""
+        """The number of partitions that get another owner or a first owner, or lose their owner."""
         before = {tp: name for name, partitions in self.now.items() for tp in partitions}
         after = {tp: name for name, partitions in self.then.items() for tp in partitions}
         return sum(before.get(tp) != after.get(tp) for tp in before.keys() | after.keys())

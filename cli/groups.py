@@ -305,8 +305,8 @@ def reset_offsets(
 ) -> None:
     """Show the new offsets of GROUP; with --execute, commit them.
 
-    The group must have no members. The current offsets are written to the undo file first, which
-    --from-file restores.
+    The group must have no members. The current offsets are written to the undo file first;
+    --from-file restores them from it.
     """
     from fencepost.cli import group_reset
 
@@ -358,8 +358,8 @@ def delete(
 ) -> None:
     """Show the offsets of each GROUP; with --execute, delete the groups with their offsets.
 
-    Groups with members are refused before any is deleted. --undo writes the offsets to a file that
-    `reset-offsets --from-file` reads, for one group.
+    If any of the groups has members, no group is deleted. With a single GROUP, --undo writes its
+    offsets to a file that `reset-offsets --from-file` reads.
     """
     from fencepost.client.queries.group_view import existing
     from fencepost.client.queries.session import check

@@ -1,6 +1,6 @@
 """Entries of the history as OpenTelemetry logs, and spans of transactions and rebalances.
 
-Trace and span ids are hashes of an entry's place, so an entry that is sent twice has the same ids.
+Trace and span ids are hashes of an entry's id, so an entry that is sent twice has the same ids.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Rebalance:
     epoch: int | None
     """The group epoch; None for the classic protocol."""
     last_ms: int
-    """The time of the last entry about the rebalance. If it left no members, no entry ends it: the
-    next rebalance ends it at this time."""
+    """The time of the last entry about the rebalance. If no entry says that the rebalance is
+    complete, its span ends at this time, once the next rebalance starts."""
     members: int | None = None
     """Members of the new assignment, once it is known."""
     reconciled: set[str] = field(default_factory=set)

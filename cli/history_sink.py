@@ -51,7 +51,7 @@ class Sink(Protocol):
     """Entries that one delivery may have."""
 
     def reset(self) -> None:
-        """Forget the entries so far: partitions were assigned, and are read from another place."""
+        """Forget the entries so far: partitions were assigned, and are read from other offsets."""
 
     def observe(self, entry: Exported) -> None:
         """Take note of an entry that was delivered before."""

@@ -151,7 +151,10 @@ def save_profile(name: str, settings: Mapping[str, object]) -> None:
 
 
 def delete_profile(name: str) -> None:
-    """Remove a profile from the file; it is no longer the current one. Raises as above."""
+    """Remove a profile from the file; it is no longer the current one.
+
+    Raises as :func:`save_profile`.
+    """
     profile_settings(name)
     path = profiles_file()
     text = _without(_text(path), name)
@@ -161,7 +164,7 @@ def delete_profile(name: str) -> None:
 
 
 def use_profile(name: str) -> None:
-    """Make a profile the current one. Raises as above."""
+    """Make a profile the current one. Raises as :func:`save_profile`."""
     settings = profile_settings(name)
     path = profiles_file()
     text = _CURRENT_LINE.sub("", _text(path), count=1)

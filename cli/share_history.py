@@ -38,9 +38,9 @@ def share_change(detail: Mapping[str, Any]) -> str:
 def record_filter(
     topic: str | None, partition: int | None, offset: int | None
 ) -> Callable[[Entry], bool] | None:
-    """Return a function that keeps the entries about a topic, a partition or a record of one.
+    """Return a function that keeps the entries about a topic, a partition or a record.
 
-    It returns None if all are kept. Raises click.UsageError.
+    Returns None if all entries are kept. Raises click.UsageError.
     """
     if topic is None and partition is None and offset is None:
         return None

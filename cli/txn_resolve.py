@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("transactional_id", "producer_id", "epoch", "verdict", "proof", "since", "action")
 MAX_SHOWN_RECORDS = 20
-"""The most records of ``__transaction_state`` that are shown as evidence: the latest ones."""
+"""The maximum number of records of ``__transaction_state`` shown as evidence: the latest ones."""
 
 UNSEALED = (
     "refused: Spark's checkpoint does not say that all rows were written; restart the query, which"
@@ -108,13 +108,14 @@ def resolve_txn(
 ) -> None:
     """Tell whether a transaction was committed or aborted, or is still open, with the evidence.
 
-    For a transaction that a checkpoint names by TRANSACTIONAL_ID, producer id and epoch. Without
-    the latter two: for the last one of the id. The evidence are the records of __transaction_state,
-    and the end markers behind the transaction's batches, which also outlive the transactional id.
+    The transaction is the one that a checkpoint names by TRANSACTIONAL_ID, producer id and epoch;
+    without producer id and epoch, it is the last transaction of the id. The evidence are the
+    records of __transaction_state, and the end markers behind the transaction's batches, which also
+    outlive the transactional id.
 
-    --commit and --abort end an open one with EndTxn under the identity that is named; no producer
-    is fenced by a new epoch of InitProducerId. `history` shows the decision. All transactions are
-    left alone if one cannot be ended as requested.
+    --commit and --abort end an open transaction with EndTxn under the named identity; no
+    InitProducerId fences a producer. `history` shows the decision. If one of the transactions
+    cannot be ended as requested, none is ended.
 
     Exit status 0 if the verdicts are proven, 5 if one is not, 1 if --commit or --abort is refused.
     """

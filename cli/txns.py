@@ -456,7 +456,7 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
         "state": transaction.state if transaction else None,
         "producer_id": pin.producer_id if pin else None,
         "epoch": pin.epoch if pin else None,
-        # The start of a hanging transaction is not known; it is not later than its last write.
+        # The start of a hanging transaction is not known; it is at or before its last write.
         "since": moment(since if since is not None else pin.last_timestamp_ms if pin else None),
         "client": owner["client"],
         "groups": [asdict(group) for group in row.waiting]

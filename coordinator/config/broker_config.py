@@ -3,7 +3,7 @@
 The value of a broker key comes from the strongest level that sets it: the dynamic setting of this
 broker, the dynamic default of all brokers (both kept in the metadata log), the static setting
 (command line before file), the key's default. The value of a topic key is the topic's own setting,
-or else the value of the first of its broker synonyms that has one.
+or else the value of its first broker synonym that has a value.
 
 Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper``.
 """
@@ -80,7 +80,7 @@ LISTENER_PREFIX = "listener.name."
 
 
 class ConfigSource(IntEnum):
-    """The level a value comes from; the numbers are those of DescribeConfigs."""
+    """The level from which a value comes; the numbers are those of DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -106,9 +106,9 @@ class Setting(NamedTuple):
 def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
     """Return the settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
 
-    The file is TOML, or in Java's properties format like Apache Kafka's own; its content decides.
-    Only the syntax is checked; :class:`BrokerConfig` checks keys and values. In ``pairs``, times
-    may be durations such as 1h.
+    The file is TOML, or in Java's properties format like Apache Kafka's own files; the content
+    determines the format. Only the syntax is checked; :class:`BrokerConfig` checks keys and values.
+    In ``pairs``, times may be durations such as 1h.
     """
     settings = {} if config_file is None else read_file(config_file)
     for pair in pairs:
@@ -173,8 +173,8 @@ class BrokerConfig:
     def reload(self, settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Apply a new version of the static settings, for keys that may change at run time.
 
-        Returns the keys that changed, and those whose change takes effect at the next start. Raises
-        ConfigError, and changes nothing then.
+        Returns the changed keys, and the keys whose change takes effect when the broker next
+        starts. If it raises ConfigError, nothing has changed.
         """
         fresh = BrokerConfig(settings)
         differ = sorted(
@@ -245,7 +245,7 @@ class BrokerConfig:
         return [*self._settings_of_keys([name]), default]
 
     def _settings_of_keys(self, names: Collection[str]) -> list[Setting]:
-        """Return where these keys are set, by level, then in the order of ``names``."""
+        """Return the settings of these keys, by level, then in the order of ``names``."""
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         return [
             Setting(name, layer[name], source)
@@ -277,8 +277,8 @@ class BrokerConfig:
     def other_keys(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
         """Return the settings whose keys are not in ``BROKER_KEYS``, by their full names.
 
-        They are for single listeners, or unknown here: a controller of Apache Kafka accepts any
-        key.
+        Such a key is for a single listener, or unknown to this broker: a controller of Apache Kafka
+        accepts any key.
         """
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         unknown: dict[str, tuple[ConfigKey, list[Setting]]] = {}
@@ -303,7 +303,7 @@ class BrokerConfig:
     def topic_settings(self, name: str, overrides: Mapping[str, str]) -> list[Setting]:
         """Return the settings of a topic key and of its synonyms, the strongest first.
 
-        Each text is in the unit of the key that it is set with.
+        Each value is in the unit of the key under which it is set.
         """
         settings = []
         if name in overrides:
@@ -312,7 +312,7 @@ class BrokerConfig:
         return settings + self.synonyms(synonyms[0].name) if synonyms else settings
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
-        """Return the level that the value of a topic key comes from."""
+        """Return the level from which the value of a topic key comes."""
         settings = self.topic_settings(name, overrides)
         return settings[0].source if settings else ConfigSource.DEFAULT
 
@@ -366,7 +366,7 @@ class BrokerConfig:
                 )
 
     def proposed(self, source: ConfigSource, settings: Mapping[str, str]) -> BrokerConfig:
-        """Return a copy with these dynamic settings at one level, without the unusable ones."""
+        """Return a copy with these dynamic settings at one level, without unusable settings."""
         proposal = BrokerConfig(self._static)
         proposal._dynamic = {**self._dynamic, source: _usable(settings)}
         proposal._refresh()
@@ -382,7 +382,7 @@ class BrokerConfig:
         self._changed()
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after every change of a setting; its failure is logged."""
+        """Call ``callback`` after every change of a setting; an exception in it is logged."""
         self._listeners.append(callback)
 
     def _changed(self) -> None:
@@ -443,11 +443,11 @@ _UNITS = tuple(
     for key in TOPIC_KEYS.values()
     if any(synonym.factor != 1 for synonym in key.synonyms)
 )
-"""Keys of the same meaning in different units, the strongest first."""
+"""Groups of keys with the same meaning in different units, the strongest first."""
 
 
 def _synonyms(name: str) -> tuple[str, ...]:
-    """Return the broker keys of the same meaning, the strongest first.
+    """Return the broker keys with the same meaning, the strongest first.
 
     Source: ``DynamicBrokerConfig.brokerConfigSynonyms``.
     """
@@ -530,8 +530,8 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     """Return the configuration of a topic's logs.
 
-    The broker's settings may have changed since the topic's were checked, so the two may contradict
-    each other. A log tolerates that.
+    The broker's settings may have changed since the topic's settings were checked. So settings of
+    the topic and of the broker may contradict each other, which a log tolerates.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

@@ -1,8 +1,8 @@
 """All broker-level configuration keys, with Kafka's names and defaults.
 
-A key is listed if it has an effect, or to state why it has none (``inert``). Keys without effect,
-here and in ``ignored_keys.py``, are accepted with a warning; any other key is refused. Where a
-default differs from Kafka's, the description says so.
+Some of the listed keys have no effect; ``inert`` is the reason. These keys and those in
+``ignored_keys.py`` are accepted with a warning. A key that is not listed in either file is refused.
+If a default differs from Kafka's, the description says so.
 
 Source of names, types and defaults: ``LogConfig``, ``ServerLogConfigs``, ``TopicConfig``,
 ``GroupCoordinatorConfig``, ``TransactionLogConfig``, ``TransactionStateManagerConfig``,
@@ -266,7 +266,7 @@ REPLACED: Mapping[str, str] = {
     "log.dir": "set the data directory with --data-dir",
     "log.dirs": "set the data directory with --data-dir",
 }
-"""Kafka keys that the broker refuses, and the reason.
+"""Kafka keys that the broker refuses, and what to set instead.
 
 ``fencepost serve`` removes ``log.dir`` and ``log.dirs`` from the settings before they are checked.
 """

@@ -1,4 +1,4 @@
-"""Contradictions between the values of several broker keys, which are refused at the start.
+"""Checks for contradictions between broker keys; a broker with contradictory keys does not start.
 
 Source: ``GroupCoordinatorConfig.validate``, ``ShareGroupConfig.validate``,
 ``KafkaConfig.validateValues``.
@@ -34,7 +34,7 @@ _ASCENDING = (
     ("group.streams.min.task.offset.interval.ms", "group.streams.task.offset.interval.ms"),
     ("group.streams.num.warmup.replicas", "group.streams.max.warmup.replicas"),
 )
-"""Pairs of keys; the value of the first must not be above the value of the second."""
+"""Pairs of keys; the first key's value must not be greater than the second key's value."""
 
 _SHARE_ASSIGNORS = "group.share.assignors"
 

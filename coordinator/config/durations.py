@@ -35,9 +35,9 @@ def duration_ms(text: str) -> int | None:
 
 
 def setting_value(key: str, value: str) -> str:
-    """Return ``value``; a duration is converted to the unit that ends the name of ``key``.
+    """Return ``value``; convert a duration to the unit that the name of ``key`` ends with.
 
-    Raises ValueError for a duration that is not a whole number of that unit, or has unknown units.
+    Raises ValueError for a duration that is not a whole number of this unit, or has unknown units.
     """
     unit, spent = _UNIT_OF_KEY.search(key), duration_ms(value.strip())
     if unit is not None and spent is None and _LIKE_DURATION.fullmatch(value.strip()):

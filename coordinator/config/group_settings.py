@@ -1,7 +1,7 @@
 """Settings of single groups: checks, defaults and effective values.
 
-The broker's bounds may tighten after a group's settings were stored. A stored value beyond a bound
-is described unchanged, and has the effect of the bound.
+The broker's bounds may tighten after a group's settings were stored. DescribeConfigs shows a stored
+value beyond a bound unchanged, but the bound takes effect.
 
 Source: ``GroupConfig.validate``, ``GroupConfig.evaluate`` and ``GroupConfigManager``.
 """
@@ -34,7 +34,8 @@ FIELDS = {
     "heartbeat.interval.ms": "heartbeat_interval_ms",
     "assignment.interval.ms": "assignment_interval_ms",
 }
-"""The keys of a group after its kind, and their fields in the settings of its kind."""
+"""Keys of a group, without the prefix that is the group's kind, and their fields in
+:class:`ConsumerSettings` and :class:`ShareSettings`."""
 
 SERVED_KINDS = ("consumer", "share")
 """The kinds of groups whose keys have an effect."""
@@ -136,7 +137,7 @@ def _is_offset_reset(text: str) -> bool:
 
 
 def reset_duration_ms(text: str) -> int | None:
-    """Return the duration of ``by_duration:…``, as of ``java.time.Duration``; None for others."""
+    """Return the duration in ``by_duration:…``, in Java's format; None for any other text."""
     match = _DURATION.fullmatch(text)
     if match is None or not text.startswith("by_duration:"):
         return None
@@ -146,7 +147,7 @@ def reset_duration_ms(text: str) -> int | None:
 
 
 def number_in_force(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> int:
-    """Return the value of a group's numeric key: its own within the bounds, or the broker's."""
+    """Return the value of a numeric key: the group's own within the bounds, or the broker's."""
     if name in settings:
         return _capped(config, name, int(settings[name]))[0]
     return config.int(broker_key(name))
@@ -156,9 +157,9 @@ S = TypeVar("S", ConsumerSettings, ShareSettings)
 
 
 def applied(config: BrokerConfig, kind: str, base: S, settings: Mapping[str, str]) -> S:
-    """Return the broker's settings, overridden by a group's own within the broker's bounds.
+    """Return the broker's settings, overridden by a group's settings within the broker's bounds.
 
-    ``kind`` is "consumer" or "share": a group id has settings of both.
+    ``kind`` is "consumer" or "share", because a group id may have settings of both kinds.
     """
     overrides: dict[str, Any] = {
         field: _capped(config, key, int(settings[key]))[0]
@@ -185,7 +186,7 @@ def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str
 
 
 def config_synonyms(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
-    """Return where a group's key is set, the strongest first, then the levels of its broker key."""
+    """Return the settings of a group's key: the group's own, then those of its broker key."""
     synonyms: list[Setting] = []
     if name in settings:
         text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))

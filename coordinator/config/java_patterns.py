@@ -1,9 +1,10 @@
-"""The syntax of ``java.util.regex`` expressions, checked in slices.
+"""Checks the syntax of ``java.util.regex`` expressions in steps.
 
-This broker never matches with such expressions, so it only checks whether Apache Kafka could
-compile one. Constructs that RE2/J lacks are replaced by others of the same shape, and the result is
-parsed as RE2/J: our parser takes linear time and yields. Python's ``re`` does neither: it visits
-each character of a case-insensitive range, so that a few hundred characters take a second.
+This broker never matches with such expressions; it only checks whether Apache Kafka could compile
+them. Constructs that RE2/J lacks are replaced by constructs of the same form, and the result is
+parsed by the parser for RE2/J, which takes linear time and yields. Python's ``re`` does neither: it
+visits each character of a case-insensitive range, so that compiling a few hundred characters may
+take a second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _JAVA_ONLY = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Escapes, groups and possessive quantifiers. Names of Unicode classes are not looked up."""
+"""Escapes, groups and possessive quantifiers. Names of Unicode classes are not checked."""
 
 
 def _in_re2(match: re.Match[str]) -> str:

@@ -17,8 +17,8 @@ from fencepost.logcore.values import dataclass
 Value = int | float | str | bool | tuple[str, ...] | None
 
 MAX_VALUE_CHARACTERS = 32_768
-"""Characters of one value: longer ones would not fit DescribeConfigs, whose strings end at 32,767
-bytes in its older versions."""
+"""The maximum number of characters of a value. Longer values would not fit into DescribeConfigs,
+whose older versions limit strings to 32,767 bytes."""
 
 HIDDEN = "[hidden]"
 """Shown instead of a sensitive value, as in Kafka."""
@@ -30,8 +30,8 @@ SHOWN_CHARACTERS = 100
 class ConfigError(DomainError):
     """A key is unknown, or its value is invalid (INVALID_CONFIG).
 
-    ``value`` is None if the error is not about a value. ``message`` is the whole text of an error
-    that Kafka does not begin with the key or "Invalid value".
+    ``value`` is None if the error is not about a value. ``message`` is given for errors whose
+    message in Kafka does not begin with the key or "Invalid value".
     """
 
     def __init__(self, key: str, value: object, reason: str, message: str = "") -> None:
@@ -93,7 +93,7 @@ class ConfigKey:
     any_case: bool = False
     """Whether the choices may be written in any case."""
     form: str = ""
-    """The name in :data:`FORMS` of the function that checks the text; empty for none."""
+    """The name in :data:`FORMS` of the function that checks the value; empty for no check."""
     internal: bool = False
     """Whether DescribeConfigs shows the key only if it is set (``ConfigDef.defineInternal``)."""
 
@@ -162,7 +162,7 @@ class ConfigKey:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether clients must not see the value: an unknown key may be a password.
+        """Whether clients must not see the value of a password or of an unknown key.
 
         Source: ``KafkaConfig.maybeSensitive``.
         """
@@ -240,7 +240,7 @@ FORMS: Mapping[str, Callable[[str], object]] = {
     "replica-selector": replica_selector,
     "throttled-replicas": throttled_replicas,
 }
-"""Functions that raise ValueError for an invalid text, by the name in ``form=``."""
+"""Functions that raise ValueError for an invalid value, by the name in ``form=``."""
 
 
 def read_keys(table: str) -> tuple[ConfigKey, ...]:

@@ -1,7 +1,7 @@
 """The listeners in Kafka's key ``listeners``: those for clients, and those for controllers.
 
-Each listener has its own advertised address: services of a compose file and programs on the host
-reach a broker by different names.
+Each listener has its own advertised address, because services of a compose file and programs on the
+host reach a broker by different names.
 
 Source: ``SocketServerConfigs.listenerListToEndPoints``, ``KafkaConfig``, ``CoreUtils``.
 """
@@ -125,7 +125,7 @@ def advertised_controllers(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
 
 def listener_names(config: BrokerConfig) -> list[str]:
-    """Return the names in ``listeners``, controllers' included. Raises ConfigError."""
+    """Return the names in ``listeners``, including controller listeners. Raises ConfigError."""
     return [name for name, _ in _entries(LISTENERS, _text(config, LISTENERS))]
 
 
@@ -179,7 +179,7 @@ def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
 
 
 def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
-    """Return ``ssl.client.auth`` of a listener; one with SASL ignores the broker-wide setting.
+    """Return ``ssl.client.auth`` of a listener; with SASL, ignore the broker-wide setting.
 
     Source: ``ChannelBuilders``.
     """
@@ -210,7 +210,7 @@ def _of_controllers(config: BrokerConfig) -> set[str]:
 def _listeners(
     config: BrokerConfig, key: str, *, of_controllers: bool
 ) -> dict[str, ListenerConfig]:
-    """Return the controllers' listeners, or all others, by name and in order."""
+    """Return the controller listeners, or all other listeners, by name and in order."""
     text = _text(config, key)
     if not text:
         return {}

@@ -1,8 +1,8 @@
 """The broker's log on standard error: key=value on a terminal, JSON lines otherwise.
 
-Clients choose some of the texts (topic names, client ids), so control characters are escaped and
-long values truncated: no text can look like another event. An event is one line; on a terminal an
-indented stack trace may follow.
+Clients choose some of the values (topic names, client ids). Control characters are escaped and long
+values truncated, so that no value can look like another event. An event is one line; on a terminal
+an indented stack trace may follow.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import structlog
 from fencepost.logcore.printable import printable
 
 MAX_VALUE_CHARACTERS = 1_000
-"""Characters of one value; a longer one is truncated and ends in an ellipsis."""
+"""The maximum number of characters of a value; a longer value is truncated and ends in an ellipsis.
+"""
 
 MAX_TRACE_CHARACTERS = 20_000
-"""Characters of a stack trace, of which the end is kept."""
+"""The maximum number of characters of a stack trace; of a longer trace, the end is kept."""
 
 LEVELS: Mapping[str, int] = {
     "FATAL": logging.CRITICAL,
@@ -55,12 +56,12 @@ _level = _Level()
 
 
 def level() -> str:
-    """Return Kafka's name for the level in force."""
+    """Return the current level, by Kafka's name."""
     return _level.name
 
 
 def set_level(name: str) -> None:
-    """Write events of that level and above. Raises KeyError for a name not in :data:`LEVELS`."""
+    """Write events of this level and above. Raises KeyError for a name not in :data:`LEVELS`."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]))
     _level.name = name
 
@@ -126,7 +127,7 @@ def _with_trace(_logger: object, _method: str, event: Event) -> Event:
 
 
 def _clean(_logger: object, _method: str, event: Event) -> Event:
-    """Convert every value to a number, a boolean or a truncated text."""
+    """Convert every value to a number, a boolean or a truncated string."""
     return {key: _plain(value, key) for key, value in event.items()}
 
 

@@ -39,7 +39,7 @@ class Roles:
     controller_listener: str = ""
     """The first of ``controller.listener.names``, used to connect to controllers; empty if none."""
     controller_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
-    """The security protocol of that listener."""
+    """The security protocol of ``controller_listener``."""
     elects: bool = False
     """Whether the brokers elect the controller among themselves, on ZooKeeper."""
     decides_for_others: bool = False
@@ -135,7 +135,7 @@ def _check_member(
 
 
 def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> None:
-    """Check the settings of a controller, which is alone in its cluster. Raises ConfigError."""
+    """Check the settings of a controller, the only one of its cluster. Raises ConfigError."""
     node_id = config.int("node.id")
     ids = {voter for voter, _ in roles.voters}
     if ids and node_id not in ids:

@@ -1,7 +1,7 @@
 """Configuration files in TOML or in Java's properties format, distinguished by their content.
 
-Almost every ``server.properties`` has a value without quotes, which is not valid TOML. A file whose
-values are all numbers, true or false means the same in both formats.
+Almost every ``server.properties`` has a value without quotes, which is not valid TOML. A file in
+which every value is a number, true or false means the same in both formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.key import ConfigError, setting_text
 
 MAX_CONFIG_FILE_BYTES = 1 << 20
-"""Bytes of a configuration file: far above what all keys together need."""
+"""The maximum size of a configuration file, far more than all keys together need."""
 
 _TOML_LINE = re.compile(
     rb"""(?m)^[ \t]*(\[[^=\n]*\][ \t\r]*(#.*)?$|[\w.'"-]+[ \t]*=[ \t]*["'\[])"""

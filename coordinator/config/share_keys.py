@@ -1,6 +1,6 @@
 """Keys of share partitions (``ShareGroupConfig``, ``GroupConfig``) and of the share coordinator.
 
-Source of the latter: ``ShareCoordinatorConfig``.
+Source for the share coordinator: ``ShareCoordinatorConfig``.
 """
 
 from __future__ import annotations

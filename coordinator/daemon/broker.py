@@ -78,7 +78,7 @@ _METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 
 @runtime_checkable
 class MovedClock(Clock, Protocol):
-    """A clock that a test advances by hand; it runs the timers that are due before it returns.
+    """A clock that a test advances by hand; the advance runs the timers that become due.
 
     Each broker that uses the clock attaches itself, on the broker's event loop.
     """
@@ -205,7 +205,7 @@ class Broker:
 
     @property
     def repeated(self) -> list[Repeated]:
-        """The periodic tasks of the broker, for as long as it listens."""
+        """The periodic tasks of the broker while it listens."""
         tasks = [] if self._maintenance is None else self._maintenance.tasks
         return tasks if self.cleaner is None else [*tasks, self.cleaner.task]
 
@@ -243,7 +243,7 @@ class Broker:
     async def start(self) -> None:
         """Open the directory, load it and listen.
 
-        Raises BrokerError; everything that was opened is closed then.
+        Raises BrokerError after closing everything that was opened.
         """
         configure_quietly()
         for key, reason in self.config.without_effect():
@@ -493,10 +493,10 @@ class Broker:
         await add_users(services, self._added_users)
 
     async def warm_up(self) -> None:
-        """Load the code for the first client's requests, one piece per turn of the event loop.
+        """Load the code for the first client's requests over several turns of the event loop.
 
-        Only for a process that runs nothing but this broker: the loading would delay other brokers,
-        or a program that embeds the broker.
+        Call it only in a process that runs nothing but this broker: loading would delay other
+        brokers, or a program that embeds the broker.
         """
         if self._server is not None and self.roles.is_broker:
             await warm_up.warm_up(self._server.registry)
@@ -518,7 +518,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop accepting, complete delayed requests, close everything, mark the shutdown as clean.
 
-        A failing step is logged, and the logs are closed anyway. Does nothing before the start.
+        A failing step is logged, and the logs are closed anyway. Does nothing unless started.
         """
         self._is_stopping = True
         if isinstance(self.clock, MovedClock):

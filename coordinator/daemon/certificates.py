@@ -37,7 +37,7 @@ LOOK_MS: Final = 30_000
 """Interval between checks of the files, in milliseconds."""
 
 EXPIRY_WARNING_DAYS: Final = 30
-"""A certificate that expires in fewer days than this causes one warning a day."""
+"""A certificate that expires within this number of days causes one warning a day."""
 
 _DAY_S: Final = 86_400
 
@@ -57,7 +57,8 @@ class ListenerCertificates:
         self.tls: dict[str, ListenerTls] = {}
         """By listener name; filled by :meth:`load`."""
         self._refused: dict[str, tuple[TlsSettings, tuple[Stamp | None, ...]]] = {}
-        """Settings and file stamps that could not be used; they are not tried again."""
+        """Settings and file stamps that could not be used, by listener; they are not tried again.
+        """
         self._warned_s: dict[str, float] = {}
         self._threads = Threads("certificates")
         self._lock = asyncio.Lock()
@@ -135,8 +136,8 @@ class ListenerCertificates:
     def check(self, config: BrokerConfig) -> asyncio.Future[ConfigError | None]:
         """Check in a task whether the listeners could use ``config``, without applying it.
 
-        The future's result is the error, or None if all listeners could use it. Listeners whose
-        settings would not change are not checked.
+        The future's result is the error, or None if every listener could use its settings.
+        Listeners whose settings would not change are not checked.
         """
         result: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 
@@ -146,7 +147,7 @@ class ListenerCertificates:
                 await self._check(config)
             except Exception as error:  # noqa: BLE001 - the caller must learn of it
                 refusal = without_traceback(error)
-            if result.done():  # the caller may have cancelled it
+            if result.done():  # the caller may have cancelled the future
                 return
             if refusal is None or isinstance(refusal, ConfigError):
                 result.set_result(refusal)

@@ -129,8 +129,8 @@ class ClusterBroker:
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._quorum_config(config, roles)
         self._beside_controller = roles.is_controller
-        """Whether a controller runs in this process: the history already has its decisions, so the
-        differences between images are not recorded."""
+        """Whether a controller runs in this process. If so, the history already has the decisions
+        of the controller, and differences between images are not recorded."""
         self._membership: BrokerMembership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -142,7 +142,7 @@ class ClusterBroker:
         self._share_states: ShareStateSender | None = None
 
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
-        """Return listener names that other nodes use, by configuration key. Raises ConfigError."""
+        """Return the listeners that other nodes use, by configuration key. Raises ConfigError."""
         return {BETWEEN_BROKERS: between_brokers(config)[0]}
 
     def _quorum_config(self, config: BrokerConfig, roles: Roles) -> QuorumConfig:
@@ -339,7 +339,7 @@ class ClusterBroker:
             await self._membership.controlled_shutdown()
 
     async def go_silent(self) -> None:
-        """Stop sending anything to other nodes; the broker must stop next."""
+        """Stop sending anything to other nodes; the caller must stop the broker next."""
         if self._membership is not None:
             await self._membership.stop()
         for channel in self._channels:
@@ -379,7 +379,7 @@ def partitions_to_stop_fetching(
 ) -> list[tuple[UUID, int]]:
     """Return the partitions that a broker in controlled shutdown must stop fetching.
 
-    Their fetches could bring it back into the ISR (KAFKA-14296).
+    If it continued fetching, the broker could rejoin the ISR (KAFKA-14296).
     """
     return [
         (one.topic_id, one.index)

@@ -1,18 +1,18 @@
-"""Garbage collection in short steps: objects that have survived a while are not scanned again.
+"""Garbage collection in short steps: surviving objects are not scanned again.
 
-CPython's full collection scans every object, and no client is served meanwhile: with 9,000 open
-partitions it takes 300 ms. This collector therefore disables automatic full collections. When the
-process has grown by some megabytes, it collects the new objects, which takes some milliseconds, and
-moves the survivors to the permanent generation (``gc.freeze``). Reference counting still frees the
-survivors. A frozen object in a cycle is never freed, so numerous objects must not be part of
-cycles. If the process does not grow, nothing is frozen, however many clients connect and
-disconnect.
+CPython's full collection scans every object, and no client is served in the meantime. With 9,000
+open partitions a collection takes 300 ms. This collector therefore disables automatic full
+collections. When the process has grown by some megabytes, the collector collects the new objects,
+which takes some milliseconds, and moves the survivors to the permanent generation (``gc.freeze``).
+Reference counting still frees the survivors. A frozen object in a cycle is never freed, so numerous
+objects must not be part of cycles. If the process does not grow, nothing is frozen, even if many
+clients connect and disconnect.
 
 A cycle of a few objects may hold a request of 100 MB. Therefore the objects that are not frozen are
 also collected after each 64 MiB received and decompressed.
 
 The settings apply to the whole process, so only a process that runs nothing but the broker may use
-this.
+this collector.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from typing import Any
 from fencepost.logcore.byte_count import INPUT_BYTES
 
 GROWTH_BLOCKS = 100_000
-"""Growth of the process from one full collection to the next, in blocks of ``pymalloc``
-(:func:`sys.getallocatedblocks`), of about 100 bytes each. Scanning the objects in that many blocks
+"""The growth of the process that causes a full collection, in blocks of ``pymalloc``
+(:func:`sys.getallocatedblocks`) of about 100 bytes each. Scanning the objects in that many blocks
 takes about 10 ms."""
 
 YOUNG_OBJECTS, YOUNG_ROUNDS = 10_000, 4
 """Thresholds of the youngest and the middle generation (:func:`gc.set_threshold`). A collection of
-the youngest one takes half a millisecond. With CPython's 700 and 10, a Fetch over a thousand
-partitions spent a fifth of its time scanning objects that were all in use."""
+the youngest generation takes half a millisecond. With CPython's thresholds, 700 and 10, a Fetch
+over a thousand partitions spent a fifth of its time scanning objects that were all in use."""
 
 COLLECTED_BYTES = 64 << 20
-"""Bytes received and decompressed between two full collections: garbage in cycles holds at most
-this much plus the last request. At 100 MB/s the collections take some 10 ms of each second."""
+"""The number of bytes received and decompressed between two full collections, so that garbage in
+cycles holds at most this many bytes plus the last request. At 100 MB/s the collections take some 10
+ms of each second."""
 
 NEVER = 1 << 30
 """A threshold that no count of collections reaches."""
@@ -53,7 +54,7 @@ class Collector:
         """Whether a collection is scheduled on the loop."""
 
     def start(self) -> None:
-        """Freeze all present objects, and watch the growth of the process."""
+        """Freeze all existing objects, and watch the growth of the process."""
         gc.freeze()
         self._blocks = sys.getallocatedblocks()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, NEVER)

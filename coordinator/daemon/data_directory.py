@@ -36,8 +36,8 @@ METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 _BEFORE_ITS_METADATA = frozenset(
     {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
 )
-"""Names that may be in a data directory on which no broker has been started: an interrupted first
-start leaves three of them, and creating a file system leaves the last."""
+"""Files that may exist in a data directory on which no broker has been started. A broker that is
+interrupted on its first start leaves the first three; creating a file system leaves the last."""
 
 
 def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
@@ -169,7 +169,7 @@ def has_identity(fs: FileSystem, directory: str) -> bool:
 def identify(fs: FileSystem, directory: str, node_id: int, cluster_id: str = "") -> MetaProperties:
     """Read the directory's identity, or write it at the first start. Raises BrokerError.
 
-    A first start without ``cluster_id`` draws the id of a new cluster.
+    Without ``cluster_id``, the first start generates the id of a new cluster.
     """
     try:
         meta = read_meta_properties(fs, directory)

@@ -1,7 +1,7 @@
 """Stop a node whose metadata log fails.
 
-Only the next start can tell which of the latest changes are on disk. A node that kept running would
-act on changes that are in its memory, but were reported to clients as failed.
+Which of the latest changes are on disk is known only when the node starts again. A node that kept
+running would act on changes that are in its memory, but were reported to clients as failed.
 
 Source: ``ReplicaManager.handleLogDirFailure``, which halts the process if the directory of the
 metadata log fails.

@@ -32,7 +32,7 @@ class MetricsListener:
         """Return the configured listener; None if metrics are not served. Raises ConfigError.
 
         The default host is loopback. A listener that other machines can reach must have TLS and
-        users, unless the configuration explicitly permits one without them.
+        users, unless the configuration explicitly permits a listener without them.
         """
         text = config.text(_LISTEN)
         if not text:

@@ -50,8 +50,8 @@ DEFAULT_LISTEN = "127.0.0.1:9092"
 SWITCH_INTERVAL_S = 0.0001
 """The interpreter's switch interval. The event loop waits this long for a computing thread to
 release the GIL after each of a request's three system calls. With CPython's default of 5 ms, a
-small request takes 15 ms while the cleaner runs; two threads that compute all the time lose a tenth
-of their speed to the shorter interval."""
+small request takes 15 ms while the cleaner runs. The shorter interval slows down two threads that
+compute all the time by a tenth."""
 
 
 class ProcessHooks(Protocol):
@@ -125,7 +125,7 @@ def _directory(data_dir: Path | None, settings: dict[str, str]) -> Path:
 def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
     """Read the settings again. Raises ConfigError."""
     if config_file is not None and config_file.exists() and not config_file.is_file():
-        # A pipe delivers the settings once; opening it again might block for ever.
+        # A pipe delivers the settings only once; opening it again might block forever.
         raise ConfigError(
             str(config_file), "", "it is not a regular file, so it can be read only once"
         )

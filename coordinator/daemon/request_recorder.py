@@ -1,10 +1,10 @@
 """Recording of the requests of groups and transactional ids, for ``fencepost record``.
 
 While ``fencepost.history.requests.enable`` is true, each request that a coordinator, or the leader
-of a share partition, handles for a group or a transactional id becomes an entry of the history: its
-frame, the frame of its response, and its place in the order of requests. Keys, values, headers and
-the metadata of committed offsets are removed first. Until the setting is true for the first time,
-handlers are not wrapped, and a request costs nothing more.
+of a share partition, handles for a group or a transactional id becomes an entry of the history. The
+entry contains the frames of the request and of its response, and the sequence number of the
+request. Keys, values, headers and the metadata of committed offsets are removed first. Handlers are
+not wrapped until the setting is true for the first time, so that requests have no additional cost.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from fencepost.coordinator.broker_services import Services
 
 MAX_SUBJECTS: Final = 16
-"""The most groups and transactional ids for which the closing of one connection is recorded."""
+"""The maximum number of groups and transactional ids for which the end of a connection is recorded.
+"""
 
 MAX_PARTITIONS: Final = 1_000
-"""The most elements of one array in a recorded request or response."""
+"""The maximum number of elements of an array in a recorded request or response."""
 
 _LENGTH_BYTES: Final = 4
 """The length prefix of a frame, which is not recorded."""
@@ -46,15 +47,15 @@ _LEFT_OUT: Final[Mapping[str, Callable[[Any], object]]] = {
     "records": lambda records: None if records is None else bytes(records[:HEADER_SIZE]),
     "committed_metadata": lambda _text: "",
 }
-"""How the content of a request's field is reduced, by the field's name."""
+"""The functions that reduce the content of a request's fields, by field name."""
 _LEFT_OUT_OF_RESPONSES: Final[Mapping[str, Callable[[Any], object]]] = {
     "records": lambda records: None if records is None else b"",
     # The leader's JoinGroup response has the subscriptions of all members.
     "members": lambda members: () if members and hasattr(members[0], "metadata") else members,
     "assignment": lambda assignment: b"" if isinstance(assignment, bytes) else assignment,
 }
-"""How the content of a response's field is reduced, by the field's name. The subscriptions and
-assignments are in the recorded requests."""
+"""The functions that reduce the content of a response's fields, by field name. (The recorded
+requests contain the subscriptions and assignments.)"""
 
 
 @dataclass(slots=True)
@@ -63,8 +64,8 @@ class _Connection:
 
     number: int
     subjects: dict[tuple[str, str], Origin]
-    """The groups and transactional ids that its requests named, by scope and name, and the client
-    that named each."""
+    """The groups and transactional ids that the connection's requests named, by scope and name,
+    each with the client that named it."""
 
 
 class TooLargeError(Exception):
@@ -79,7 +80,8 @@ class RequestRecorder:
         self.is_on = True
         self._shard = f"broker {services.node_id}"
         self._sequence = services.clock.now_ms() * 1000
-        """Numbers requests and connections; higher after each start of the broker."""
+        """The last number given to a request or a connection. The numbers also increase from one
+        start of the broker to the next."""
         self._connections: dict[int, _Connection] = {}
         for key in SUBJECTS:
             registry.wrap(key, partial(self._wrapped, key))

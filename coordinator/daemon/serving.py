@@ -153,7 +153,7 @@ def certificates_of(
     encrypted = [one for one in listeners if one.is_tls]
     if not encrypted:
         return None
-    # Few brokers have TLS listeners.
+    # Imported here because few brokers have TLS listeners.
     from fencepost.coordinator.daemon.certificates import ListenerCertificates  # noqa: PLC0415
 
     return ListenerCertificates(config, encrypted, clock)

@@ -38,7 +38,7 @@ class Notifier:
         self._notify("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Report that the broker stops; a last feed of the watchdog gives the stop enough time."""
+        """Report that the broker stops; feed the watchdog once more to leave enough time."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._notify("STOPPING=1", "WATCHDOG=1")

@@ -1,9 +1,10 @@
 """Warm-up: import and compile the code for a client's first requests before a client connects.
 
 Handlers and messages are loaded at their first use, which keeps the startup short. The first client
-would wait 50 ms for this loading, and librdkafka retries half a second later if a response takes
-more than 50 ms. The daemon therefore loads them as soon as it listens, in the order of their first
-use, one piece per turn of the event loop. A request that arrives meanwhile waits for one piece.
+would wait 50 ms for them to be loaded, and librdkafka retries half a second later if a response
+takes more than 50 ms. The daemon therefore loads the code as soon as it listens, in the order of
+first use, in short steps, one per turn of the event loop. A request that arrives in the meantime
+waits for one step at most.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _WarmUpPart(NamedTuple):
     """Modules that handlers import on demand, followed by the messages of some requests."""
 
     modules: Sequence[str]
-    """Each is small enough for one turn of the loop."""
+    """Each module is small enough to be loaded in one turn of the event loop."""
     messages: Sequence[tuple[ApiKey, int]]
 
 
@@ -63,7 +64,7 @@ _PARTS = (
 )
 
 MESSAGES = tuple(message for part in _PARTS for message in part.messages)
-"""In the order and the versions of librdkafka 2.16, the client that retries after 50 ms."""
+"""All messages, in the order and the versions of librdkafka 2.16, the client that would retry."""
 
 
 async def warm_up(registry: Registry) -> None:

@@ -48,8 +48,8 @@ _log = structlog.get_logger(__name__)
 
 
 SHUTDOWN_ATTEMPT_MS: Final = 5_000
-"""How long one attempt at a controlled shutdown may take: a controller that cannot be reached must
-not delay the stop for long."""
+"""The time limit of one attempt at a controlled shutdown, so that an unreachable controller does
+not delay the shutdown for long."""
 
 
 class ZooKeeperBroker(ClusterBroker):
@@ -197,7 +197,7 @@ class ZooKeeperBroker(ClusterBroker):
         return not remaining
 
     async def go_silent(self) -> None:
-        """Stop sending anything to other nodes; the broker must stop next."""
+        """Stop sending anything to other nodes; the caller must stop the broker next."""
         await self._node.stop()
         await super().go_silent()
 

@@ -152,14 +152,14 @@ def resource_text(kind: ResourceType, name: str, pattern: PatternType = PatternT
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """A filter: it matches the ACLs that have all of its values.
+    """A filter, which matches the ACLs that have all of the filter's values.
 
     Source: ``AclBindingFilter``.
     """
 
     resource_type: ResourceType = ResourceType.ANY
     pattern_type: PatternType = PatternType.ANY
-    """MATCH selects every pattern that the resource name fits."""
+    """MATCH selects every pattern that matches the resource name."""
     resource_name: str | None = None
     principal: str | None = None
     host: str | None = None
@@ -188,9 +188,9 @@ class AclLimits:
     """Limits on the number of ACLs of a cluster, and on the length of their texts."""
 
     max_acls: int = 20_000
-    """The maximum number of ACLs in the cluster. Each takes about a kilobyte of memory, and makes
-    the start of a broker some 20 microseconds longer. To decide whether a producer may write to any
-    topic at all, a broker may have to check all ACLs."""
+    """The maximum number of ACLs in the cluster. Each ACL takes about a kilobyte of memory, and
+    about 20 microseconds when a broker starts. To decide whether a producer may write to any topic
+    at all, a broker may have to check all ACLs."""
 
     max_changes_per_request: int = 10_000
     """The maximum number of ACLs that one request creates or deletes: Kafka's

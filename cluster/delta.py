@@ -63,14 +63,14 @@ class MetadataDelta:
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
-        """The image that the delta begins from."""
+        """The image to which the records are applied."""
         self.topics: dict[str, TopicImage] = {}
         """New and changed topics; ``_partitions`` has their partitions until :meth:`apply`."""
         self.deleted_topics: dict[UUID, TopicImage] = {}
         """Deleted topics, as they were in the previous image."""
         self._partitions: dict[bytes, dict[int, PartitionRegistration]] = {}
-        """Partitions of new and changed topics, by the bytes of the topic id: a start looks up
-        thousands, and hashing a UUID is slow."""
+        """Partitions of new and changed topics, by the bytes of the topic id: a starting broker
+        looks up thousands of ids, and hashing a UUID is slow."""
         self._names: dict[bytes, str] = {}
         self._resources: dict[tuple[int, str], None] = {}
         """Resources whose settings have changed."""
@@ -107,7 +107,8 @@ class MetadataDelta:
         Yields topic ids with the indexes of these partitions. No record of a topic may have been
         replayed before.
         """
-        # Both contain ``id()``s of registrations, because most partitions share a registration.
+        # ``changed`` and ``reassigned`` contain ``id()``s of registrations, because most partitions
+        # share a registration.
         changed: dict[int, PartitionRegistration] = {}
         reassigned: set[int] = set()
         for name, topic in self.image.topics.items():
@@ -130,7 +131,7 @@ class MetadataDelta:
                 yield topic.topic_id, indexes
 
     def apply(self, offset: int, epoch: int) -> MetadataImage:
-        """Return the next image, which ends with the record at ``offset`` of that epoch."""
+        """Return the next image; its last record is at ``offset`` and was written in ``epoch``."""
         changes: dict[str, Any] = dict(self._changed)
         if self._snapshot or self.topics or self.deleted_topics or self._partitions:
             changes |= self._apply_topics()
@@ -214,7 +215,7 @@ class MetadataDelta:
         return self.partitions_at(topic_id.bytes)
 
     def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:
-        """Do :meth:`partitions_of` for the bytes of a topic id."""
+        """See :meth:`partitions_of`; ``topic_id`` are the bytes of the id."""
         partitions = self._partitions.get(topic_id)
         if partitions is None:
             uuid = UUID(bytes=topic_id)
@@ -420,7 +421,7 @@ migration from ZooKeeper, delegation tokens, and the boundaries of metadata tran
 def replayed(
     image: MetadataImage, records: Sequence[MetadataRecord], offset: int, epoch: int
 ) -> MetadataImage:
-    """Return the image after ``records``, the last of which is at ``offset`` of that epoch.
+    """Return the image after ``records``; the last record is at ``offset``, written in ``epoch``.
 
     Raises CorruptRecordError.
     """

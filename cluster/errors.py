@@ -61,5 +61,6 @@ class NotLeaderOrFollowerError(ReplicationError):
 class UnknownReplicaError(ReplicationError):
     """The fetching broker is not among the replicas that this broker knows (UNKNOWN_LEADER_EPOCH).
 
-    A new assignment may have reached that broker first; it retries the fetch (KAFKA-13837).
+    A new assignment may have reached the fetching broker first. That broker retries the fetch
+    (KAFKA-13837).
     """

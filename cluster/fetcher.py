@@ -1,7 +1,7 @@
 """One fetcher: the partitions that a broker fetches from one leader over one connection.
 
-Partitions take turns, one request is in flight, and with an incremental fetch session (KIP-227) a
-request names only the partitions that have changed.
+Partitions take turns, and at most one request is in flight. With an incremental fetch session
+(KIP-227), a request names only the partitions that have changed.
 
 Source: ``AbstractFetcherThread.maybeFetch``, ``RemoteLeaderEndPoint.buildFetch``,
 ``FetchSessionHandler``.
@@ -33,12 +33,12 @@ INITIAL_EPOCH: Final = 0
 MAX_EPOCH: Final = 2**31 - 1
 
 SESSION_ERRORS: Final = (Errors.FETCH_SESSION_ID_NOT_FOUND, Errors.INVALID_FETCH_SESSION_EPOCH)
-"""The leader has lost the session, so a full request may follow at once. After
-FETCH_SESSION_TOPIC_ID_ERROR it may not: newer metadata must arrive first."""
+"""The errors of a leader that has lost the session: a full request may follow at once. After
+FETCH_SESSION_TOPIC_ID_ERROR, newer metadata must arrive first."""
 
 
 def fetcher_id(topic_hash: int, index: int, fetchers: int) -> int:
-    """Return which of a leader's ``num.replica.fetchers`` fetchers fetches a partition.
+    """Return the number of the fetcher that fetches a partition from its leader.
 
     ``topic_hash`` is ``String.hashCode`` of the topic's name, from −2³¹ to 2³¹−1.
     """
@@ -53,7 +53,7 @@ class FetchRequest:
     session_id: int
     session_epoch: int
     partitions: tuple[PartitionFetch, ...]
-    """New or changed partitions; all of them in a full request."""
+    """New or changed partitions; all partitions in a full request."""
     forgotten: tuple[Key, ...]
     """Partitions to remove from the session."""
     is_full: bool

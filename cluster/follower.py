@@ -101,8 +101,9 @@ FETCH_TRANSITIONS: Final[Mapping[tuple[FetchState, FetchTrigger], FetchState]] =
         (FetchState.DELAYED, FetchTrigger.READY): FetchState.FETCHING,
     }
 )
-"""The whole table; any other transition violates an invariant. An append or a truncation that has
-begun is finished first: a leader epoch that begins meanwhile takes effect with the next fetch."""
+"""Every allowed transition; any other transition violates an invariant. An append or a truncation
+that has begun is finished first: a leader epoch that begins meanwhile takes effect with the next
+fetch."""
 
 
 class ErrorReaction(Enum):
@@ -117,8 +118,9 @@ FETCH_ERRORS: Final[Mapping[int, ErrorReaction]] = {
     Errors.OFFSET_OUT_OF_RANGE: ErrorReaction.RESET,
     Errors.FENCED_LEADER_EPOCH: ErrorReaction.FAIL,
 }
-"""Every other error is retried: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and unknown topics end
-when the metadata has propagated, and the leader may recover from the rest."""
+"""A fetch with any other error is retried: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and errors
+about unknown topics stop once the metadata has propagated, and the leader may recover from all
+others."""
 
 APPEND_ERRORS_THAT_PASS: Final = frozenset(
     {Errors.CORRUPT_MESSAGE, Errors.INVALID_RECORD, Errors.OFFSET_OUT_OF_RANGE}
@@ -189,7 +191,8 @@ class Truncation:
     offset: int
     full: bool = False
     below_high_watermark: bool = False
-    """Allowed, but worth a warning: an election was unclean, or a disk has lost records."""
+    """Whether ``offset`` is below the high watermark. This is allowed, but deserves a warning: an
+    election was unclean, or a disk has lost records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,7 @@ class PartitionFollower:
         """Follow the leader of ``registration``.
 
         A registration with an older partition epoch is ignored. Fetching restarts only if the
-        leader epoch has grown: a change of the ISR must not disturb it (KAFKA-13790).
+        leader epoch has grown: a change of the ISR must not interrupt fetching (KAFKA-13790).
         """
         if registration.partition_epoch < self.partition_epoch:
             return NOTHING
@@ -314,7 +317,7 @@ class PartitionFollower:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether the replica lacks no committed record; such a replica is never throttled."""
+        """Whether the replica has every committed record; such a replica is never throttled."""
         return self.lag is not None and self.lag <= 0
 
     def fetch(self, now_ms: int) -> PartitionFetch | None:
@@ -337,7 +340,7 @@ class PartitionFollower:
     def on_answer(
         self, sent: PartitionFetch, answer: PartitionResponse, now_ms: int
     ) -> FollowerStep:
-        """Handle the leader's answer; ignore one that does not match the current fetch position.
+        """Handle the leader's answer; ignore it if it does not match the current fetch position.
 
         An answer to a request of a former leader epoch is ignored (KAFKA-18723). If its error is
         FENCED_LEADER_EPOCH, the partition waits for the backoff.
@@ -452,7 +455,7 @@ class PartitionFollower:
     def _diverging(self, epoch: int, end: int) -> FollowerStep:
         """Truncate to an offset up to which the logs agree, and fetch from there (KIP-279).
 
-        The rest of such an answer is ignored (KAFKA-14704).
+        All other fields of such an answer are ignored (KAFKA-14704).
         """
         self._transition(FetchTrigger.CUT)
         return self._truncate_to(truncation_offset(self._log, epoch, end, self.fetch_offset))

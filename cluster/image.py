@@ -1,7 +1,7 @@
 """The immutable image of a cluster's metadata, and the differences between two images.
 
 A ``MetadataDelta`` (``delta.py``) applies records to an image and builds the next one, which shares
-every unchanged part with it. Two successive images show what a broker must do:
+every unchanged part with the previous image. Two successive images show what a broker must do:
 :func:`local_changes`.
 
 Source: ``MetadataImage``, ``PartitionRegistration.merge``, ``TopicsDelta.localChanges``.
@@ -342,12 +342,12 @@ class LocalChanges:
     followers: tuple[LocalPartition, ...] = ()
     """The broker has a replica and does not lead, and the partition has changed."""
     deleted_sole_replicas: tuple[TopicImage, ...] = ()
-    """Deleted topics whose every partition had its only replica on the broker; ``deletes`` omits
-    them."""
+    """Deleted topics, all of whose partitions had their only replica on the broker; ``deletes``
+    omits these partitions."""
 
 
 def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
-    """Return the topics of the old image that the new one lacks."""
+    """Return the topics of the old image that the new image lacks."""
     topics = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
     return [one for one in topics if one is not None and one.topic_id not in new.topics_by_id]
 
@@ -403,8 +403,8 @@ def local_changes(
             elif (
                 was is not None
                 and was.partition_epoch == now.partition_epoch
-                # A broker that starts on ZooKeeper reads the replicas first and the states later.
-                # A reassignment in between makes it a replica within the same partition epoch.
+                # A broker that starts on ZooKeeper reads the replicas first and the states later. A
+                # reassignment in between makes the broker a replica without a new partition epoch.
                 and broker_id in was.replicas
             ):
                 continue

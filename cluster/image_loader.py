@@ -39,7 +39,7 @@ from fencepost.cluster.records import (
 from fencepost.logcore.errors import CorruptRecordError
 
 _MAX_SHARED: Final = 10_000
-"""The size of the cache of registrations, beyond which it is cleared."""
+"""The maximum size of the cache of registrations; a larger cache is cleared."""
 
 
 class ImageLoader:
@@ -181,7 +181,7 @@ class ImageLoader:
         return self._apply() if self._before is None else self._before
 
     def forget(self, image: MetadataImage) -> None:
-        """Continue from ``image``, and drop everything replayed."""
+        """Continue from ``image``, and drop all replayed records."""
         self._delta = MetadataDelta(image)
         self._before = None
         self._offset, self._epoch = image.offset, image.epoch

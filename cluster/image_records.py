@@ -1,6 +1,6 @@
 """The smallest sequence of records that produces an image: the content of a snapshot.
 
-Source: ``MetadataImage.write`` and the ``write`` of its parts.
+Source: ``MetadataImage.write`` and the ``write`` methods of its parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fencepost.cluster.records import (
 )
 
 METADATA_FEATURE = "metadata.version"
-"""The feature whose level decides how records are written; it comes first."""
+"""The feature whose level decides how records are written; its record comes first."""
 
 
 def count_of(image: MetadataImage) -> int:
@@ -39,7 +39,8 @@ def image_values(image: MetadataImage) -> Iterator[bytes]:
     templates: dict[int, Template] = {}
     for topic in image.topics.values():
         yield topic_value(topic.name, topic.topic_id)
-    # Partitions follow all topics: adjacent records with the same content are replayed together.
+    # Partitions are written after all topics, because adjacent records with the same content are
+    # replayed together.
     for topic in image.topics.values():
         yield from _partition_values(topic, templates)
     for record in _records_after_topics(image):

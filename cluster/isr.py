@@ -76,8 +76,8 @@ ISR_TRANSITIONS: Final[_IsrTable] = {
         (IsrTrigger.METADATA, False),
     )
 }
-"""The whole table; any other transition violates an invariant. No change begins while another one
-is pending."""
+"""Every allowed transition; any other transition violates an invariant. No change begins while
+another one is pending."""
 
 ALTER_PARTITION_ERRORS: Final[Mapping[int, IsrTrigger]] = {
     Errors.OPERATION_NOT_ATTEMPTED: IsrTrigger.REFUSED,

@@ -122,17 +122,17 @@ class PartitionLeader:
     ) -> LeaderStep:
         """Begin to lead the partition, or apply a new registration while this broker leads it.
 
-        A registration with an older partition epoch is ignored. While this broker leads, one with
-        the same partition epoch is ignored as well: this broker knows it from the controller's
-        answer to AlterPartition, and a change that was proposed since then may be pending.
-        ``high_watermark`` is used only if this broker did not lead before.
+        A registration with an older partition epoch is ignored. While this broker leads, a
+        registration with the same partition epoch is ignored as well: this broker knows it from the
+        controller's answer to AlterPartition, and a change that was proposed since then may be
+        pending. ``high_watermark`` is used only if this broker did not lead before.
         """
         if registration.partition_epoch < self.partition_epoch or (
             self.is_leader and registration.partition_epoch == self.partition_epoch
         ):
             return NOTHING
         # Other brokers may have led in between, and followers may have truncated and appended in
-        # their epochs, so the followers' states are dropped.
+        # those epochs, so the followers' states are dropped.
         if self.is_leader and registration.leader_epoch > self.leader_epoch + 1:
             self.is_leader = False
             self.replicas.clear()
@@ -238,8 +238,8 @@ class PartitionLeader:
     ) -> LeaderStep:
         """Note a follower's fetch; the log ended at ``leader_end_offset`` when it was read.
 
-        A fetch that is answered with a diverging epoch is not counted: its offset does not say how
-        much the two logs share (KAFKA-13141). Raises :class:`UnknownReplicaError` and
+        A fetch that is answered with a diverging epoch is not counted: its offset does not show how
+        far the two logs agree (KAFKA-13141). Raises :class:`UnknownReplicaError` and
         :class:`NotLeaderOrFollowerError`, the latter also for a fetch by a broker's former
         incarnation.
         """
@@ -274,7 +274,7 @@ class PartitionLeader:
     def check_isr(self, now_ms: int) -> LeaderStep:
         """Propose removing lagging replicas from the ISR.
 
-        Call it every half of ``replica.lag.time.max.ms``.
+        Call it at intervals of half of ``replica.lag.time.max.ms``.
         """
         if not self.is_leader or self.state is not IsrState.COMMITTED:
             return NOTHING
@@ -504,7 +504,7 @@ class PartitionLeader:
 
     def acks_verdict(self, required_offset: int, leader_epoch: int) -> AcksVerdict:
         """Whether a write of ``leader_epoch`` that ends at ``required_offset`` may be answered."""
-        # A broker that has followed another leader since the write may have truncated it.
+        # A broker that has followed another leader since the write may have truncated its records.
         if not self.is_leader or leader_epoch < self.leads_since_epoch:
             return AcksVerdict.NOT_LEADER_OR_FOLLOWER
         if self.high_watermark < required_offset:

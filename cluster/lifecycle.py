@@ -1,7 +1,7 @@
 """The life of one broker in a cluster, from its registration to its controlled shutdown.
 
-The caller sends :meth:`BrokerLifecycleManager.next_request`, one request at a time, passes each
-response in, and acts on the returned :class:`LifecycleEvent`s. It also reports that the broker has
+The caller sends :meth:`BrokerLifecycleManager.next_request`, one request at a time, passes in each
+response, and acts on the returned :class:`LifecycleEvent`s. It also reports that the broker has
 recovered its logs (:meth:`BrokerLifecycleManager.ready_to_unfence`), and that the broker must stop
 (:meth:`BrokerLifecycleManager.begin_controlled_shutdown`).
 
@@ -112,8 +112,8 @@ class SendHeartbeat:
     want_fence: bool
     want_shut_down: bool
     cordoned_log_dirs: tuple[UUID, ...] | None
-    """None, which leaves them unchanged, until the broker has caught up with the metadata
-    (KIP-1066)."""
+    """None until the broker has caught up with the metadata (KIP-1066): the controller then leaves
+    the cordoned directories unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,14 @@ class BrokerLifecycleManager:
         self.broker_epoch = UNKNOWN_EPOCH
         self.is_fenced = True
         """Whether the broker is fenced according to the last heartbeat's answer; True before the
-        first."""
+        first answer."""
         self._registered = False
         self._metadata_version = 0
         self._ready_to_unfence = False
         self._in_flight = False
         self._due_ms = math.inf
         self._at_once = False
-        """Whether the next request must be sent without a pause once the one in flight is
+        """Whether the next request must be sent without a pause once the request in flight is
         answered."""
         self._register_until_ms = math.inf
         self._shut_down_until_ms = math.inf
@@ -212,8 +212,8 @@ class BrokerLifecycleManager:
             return self._shut_down(LifecycleEvent.SHUT_DOWN)
         self._transition_to(BrokerState.PENDING_CONTROLLED_SHUTDOWN)
         self._shut_down_until_ms = now_ms + self._intervals.controlled_shutdown_ms
-        # Without an answer for the length of a session, the broker is fenced, and has no leadership
-        # left to hand over. Kafka's broker waits for the whole timeout.
+        # After a session timeout without an answer, the broker is fenced and has no leadership to
+        # hand over. Kafka's broker waits for the whole timeout.
         self._session_until_ms = now_ms + self._intervals.session_ms
         self._schedule(now_ms, 0)
         return []
@@ -323,7 +323,7 @@ class BrokerLifecycleManager:
         return steps
 
     def _lose_epoch(self, now_ms: float) -> list[LifecycleEvent]:
-        """Handle STALE_BROKER_EPOCH: register a starting broker again, stop one that has started.
+        """Handle STALE_BROKER_EPOCH: register again while starting, otherwise stop.
 
         A running broker stops because another process has registered its id. Kafka's broker keeps
         sending heartbeats, which cannot succeed.

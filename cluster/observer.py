@@ -2,7 +2,7 @@
 
 The machine stores no log. Committed records live in its image, uncommitted ones in a short tail; a
 broker that starts fetches from offset 0 and receives a snapshot. The caller sends
-:meth:`Observer.next_request`, one request at a time, passes each answer in, and publishes the
+:meth:`Observer.next_request`, one request at a time, passes in each answer, and publishes the
 returned images in order.
 
 Source: ``KafkaRaftClient`` (``buildFetchRequest``, ``handleFetchResponse``,
@@ -29,7 +29,7 @@ RETRY_BACKOFF_MS: Final = 20
 """``controller.quorum.retry.backoff.ms``: the pause after a failed request."""
 
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
-"""The largest snapshot that is fetched, because a snapshot is assembled in memory."""
+"""The maximum size of a fetched snapshot, which is assembled in memory."""
 
 UNUSABLE_RESPONSE_BACKOFF_MS: Final = 100
 """The pause after an answer that could not be parsed or applied."""
@@ -140,7 +140,7 @@ class Observer:
 
     ``bootstrap`` lists the configured controllers, which are asked while the leader is unknown.
     ``read_batches`` parses fetched bytes; it omits a batch that is cut off at the end, and raises
-    CorruptRecordError for a damaged one. ``choose(n)`` returns an index below ``n``, such as a
+    CorruptRecordError for a damaged batch. ``choose(n)`` returns an index below ``n``, such as a
     random one.
     """
 
@@ -246,7 +246,7 @@ class Observer:
     def _note_unknown_epoch(self, now_ms: float) -> None:
         """Note that a controller does not know the current epoch.
 
-        If no controller knows it for the fetch timeout, return to the last confirmed epoch.
+        If no controller knows the epoch for the fetch timeout, return to the last confirmed epoch.
         """
         if self._unknown_epoch_since_ms is None:
             self._unknown_epoch_since_ms = now_ms
@@ -352,7 +352,7 @@ class Observer:
                 NOT_LEADER_OR_FOLLOWER,
                 UNKNOWN_LEADER_EPOCH,
             ):
-                self._snapshot = None  # it was deleted; the next fetch names the current one
+                self._snapshot = None  # deleted; the next fetch names the current snapshot
             return []
         if answer.size > MAX_SNAPSHOT_BYTES:
             raise CorruptRecordError(

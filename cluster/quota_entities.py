@@ -1,7 +1,7 @@
 """Client quotas: the valid entities and values, and which of several quotas applies to a client.
 
 An entity is a user, a client id, both of them, or an IP address; the default of a type applies to
-every user, client id or address without a quota by name.
+every user, client id or address without a quota of its own.
 
 Source: ``ClientQuotaControlManager``, ``ClientQuotasImage``, ``ClientQuotaManager``,
 ``QuotaConfig``; KIP-13, KIP-55, KIP-546, KIP-612.

@@ -2,11 +2,11 @@
 
 A record's value is the version of the frame (1), the type's key and its version, each an unsigned
 varint, then the fields in the flexible encoding of KIP-482. :data:`_SCHEMAS` lists the fields. An
-unknown type or version, and trailing bytes, are refused: the records after one that cannot be
-decoded must not be applied.
+unknown type or version, and trailing bytes, are refused: the records after an undecodable record
+must not be applied.
 
 Source: ``AbstractApiMessageSerde``, ``MetadataRecordSerde``; the schemas ``metadata/*.json``;
-``MetadataVersion`` for which version is written at which level.
+``MetadataVersion`` for the record version at each level.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ UnregisterControllerRecord 29 0
   controller_id int32
 """
 """The structures inside records, then the records with their key and their newest version; below
-each, its fields in the order of the schema."""
+each structure or record, its fields in the order of the schema."""
 
 
 def _read_schemas() -> tuple[dict[type, tuple[Field, ...]], dict[type, tuple[int, int]]]:
@@ -297,7 +297,7 @@ class Structure(NamedTuple):
     plain: tuple[_Step, ...]
     tagged: Mapping[int, _Step]
     absent: tuple[_Step, ...]
-    """Fields that only newer versions have; they must have their default."""
+    """Fields that only newer versions have; they must have their default value."""
 
     def read(self, data: FieldReader) -> Any:
         """Read the fields and the tagged fields after them."""
@@ -428,7 +428,7 @@ def decode(value: bytes) -> MetadataRecord:
 
 
 def _plain_topic(value: bytes) -> TopicRecord | None:
-    """Decode a topic with a one-byte name length and no tags: a start reads thousands of them."""
+    """Decode a topic with a one-byte name length and no tags: a starting broker reads thousands."""
     size = value[3] if len(value) > _TOPIC_BYTES else 0
     if not 0 < size < _ONE_BYTE or len(value) != _TOPIC_BYTES + size or value[-1]:
         return None

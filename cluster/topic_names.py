@@ -12,7 +12,8 @@ from typing import Final
 from fencepost.cluster.controller.errors import InvalidTopicError
 
 MAX_NAME_CHARACTERS: Final = 249
-"""The longest topic name: with partition index and suffix it fits into a file name of 255 bytes."""
+"""The maximum length of a topic name: with partition index and suffix, such a name fits into a file
+name of 255 bytes."""
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 

@@ -30,8 +30,8 @@ from fencepost.logcore.tracebacks import without_traceback
 
 MAX_MATCHES_TOLD: Final = 20_000
 """The maximum number of ACLs in one DeleteAcls response. A response repeats an ACL, of up to three
-kilobytes, for each filter that matches it, so the limit on deleted ACLs does not bound its size.
-This limit is twice as high, and so allows filters that overlap."""
+kilobytes, for each filter that matches it, so the limit on deleted ACLs does not bound the size of
+the response. The limit on matches is twice as high, to allow filters that overlap."""
 
 _NO_ID = UUID(int=0)
 
@@ -62,7 +62,7 @@ class AclCreation(NamedTuple):
 def check_creation(
     view: ControllerView, acls: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
 ) -> Steps[AclCreation]:
-    """Return those of ``acls`` that must be created. Raises PolicyViolationError for too many."""
+    """Return the ``acls`` that must be created. Raises PolicyViolationError for too many."""
     limits = view.settings.acl_limits
     errors: list[DomainError | None] = []
     created: dict[Acl, None] = {}

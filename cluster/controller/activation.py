@@ -1,9 +1,9 @@
 """The first records of a new cluster, and the registration of a standalone broker.
 
 A standalone broker registers itself in its own metadata log. It leads all of its partitions, and
-begins a new leader epoch of each at every start: a power loss may have cut off records of the
-previous epoch, and the new epoch lets consumers detect the loss. Every start loads this module, so
-it imports none of the controller's other modules.
+begins a new leader epoch of each partition whenever it starts: a power loss may have cut off
+records of the previous epoch, and the new epoch lets consumers detect the loss. Every broker that
+starts loads this module, so the module imports none of the controller's other modules.
 
 Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
 """
@@ -37,13 +37,13 @@ _ANY_TOPIC: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class LocalBroker:
-    """The broker of the controller's own node, as it starts."""
+    """The broker of the controller's own node, when it starts."""
 
     broker_id: int
     incarnation_id: UUID
     end_points: tuple[BrokerEndpoint, ...]
     features: Mapping[str, tuple[int, int]]
-    """Lowest and highest supported level of each."""
+    """The lowest and highest supported level of each feature."""
     rack: str | None
     directory_id: UUID
 
@@ -51,7 +51,7 @@ class LocalBroker:
 def bootstrap(
     image: MetadataImage, levels: Mapping[str, int], min_insync_replicas: str
 ) -> Iterator[MetadataRecord]:
-    """Yield the first records of a cluster; none if it has a ``metadata.version`` already.
+    """Yield the first records of a cluster; none if the cluster has a ``metadata.version``.
 
     If eligible leader replicas are enabled, one record sets ``min.insync.replicas`` for all
     brokers.
@@ -66,7 +66,7 @@ def bootstrap(
 
 
 def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
-    """Return the record at ``offset`` that registers the broker as unfenced: its logs are open."""
+    """Return the record at ``offset`` that registers the broker, unfenced, as its logs are open."""
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,

@@ -319,8 +319,8 @@ def _begin_shutdown(
 def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> ControllerResult[bool]:
     """Move leadership away from a broker and remove it from every ISR.
 
-    The answer says whether partitions may remain, for which the caller must call again. The broker
-    may stop once every active broker has applied the last record of the shutdown.
+    The answer says whether partitions may remain; if so, the caller must call again. The broker may
+    stop once every active broker has applied the last record of the shutdown.
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
@@ -342,7 +342,7 @@ def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> Controll
 
 
 def _has_another(view: ControllerView, topic: TopicImage, index: int, broker_id: int) -> bool:
-    """Whether the ISR has another active broker. If not, this one remains leader (ZooKeeper)."""
+    """Whether the ISR has another active broker. If not, the leader stays (ZooKeeper)."""
     isr = topic.partitions[index].isr
     return any(one != broker_id and view.is_active(one) for one in isr)
 
@@ -466,7 +466,7 @@ def fence(
     """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
     The last record fences the broker, or with ``forgets`` unregisters it. The answer says whether
-    partitions remain, for which the caller must call again.
+    partitions remain; if so, the caller must call again.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -566,7 +566,8 @@ def _in_isr(
     """Yield the partitions whose ISR contains the broker.
 
     Without ELRs, an ISR keeps its last member, so leaderless partitions whose ISR is only this
-    broker are omitted. ``with_elr`` adds partitions where it is an eligible leader replica.
+    broker are omitted. ``with_elr`` adds partitions of which the broker is an eligible leader
+    replica.
     """
     keeps_last = not (view.elr_enabled or with_elr)
     for topic, index, partition in view.partitions():

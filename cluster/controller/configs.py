@@ -34,7 +34,7 @@ brokers."""
 
 CheckConfigs = Callable[[int, str, Mapping[str, str], Mapping[str, str]], None]
 """Raises a DomainError unless a resource (type, name) may have these settings, given the previous
-ones."""
+settings."""
 
 
 class OpType(IntEnum):
@@ -130,7 +130,8 @@ def _alter(
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
         for key, value in changes.items()
-        # Repeat a broker's setting: the file that it names may have changed (KAFKA-14136).
+        # Write a broker's setting even if its value is the same: the file that it names may have
+        # changed (KAFKA-14136).
         if current.get(key) != value or kind == BROKER_RESOURCE
     ]
     is_min_isr_new = current.get(MIN_INSYNC_REPLICAS) != after.get(MIN_INSYNC_REPLICAS)

@@ -84,7 +84,7 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 
 
 def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
-    """Elect the preferred leader of partitions that it does not lead.
+    """Elect the preferred leaders of partitions that have another leader, or none.
 
     With ``leader_imbalance_percentage``, a broker is skipped if at most this percentage of the
     partitions for which it is the preferred leader have another leader, or none. The answer says
@@ -106,7 +106,7 @@ def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
 
 
 def _balanced_brokers(view: ControllerView) -> set[int]:
-    """Return the brokers that lead enough of the partitions for which they are preferred."""
+    """Return the brokers that lead enough of the partitions whose preferred leaders they are."""
     percentage = view.settings.leader_imbalance_percentage
     if percentage is None:
         return set()

@@ -49,7 +49,7 @@ class FeatureUpdate:
 def update_features(
     view: ControllerView, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
 ) -> ControllerResult[Mapping[str, int]]:
-    """Check all ``updates``, then make all or none; the last one of each name counts.
+    """Check all ``updates``, then make all or none; the last update of a feature counts.
 
     A level that the feature already has is not a change; the answer contains only changed levels.
     With ``validate_only`` nothing changes. Raises InvalidUpdateVersionError.
@@ -141,7 +141,7 @@ def _unsupported(node: str, supported: tuple[int, int] | None, level: int) -> It
 
 
 def _unify_min_isr(view: ControllerView) -> Iterator[ConfigRecord]:
-    """Yield records that give all brokers one ``min.insync.replicas``, as the ELR requires."""
+    """Yield records that give all brokers one ``min.insync.replicas``, as ELRs require."""
     configs = view.image.configs
     if MIN_INSYNC_REPLICAS not in configs.get((BROKER_RESOURCE, ""), {}):
         value = view.settings.topic_defaults.get(MIN_INSYNC_REPLICAS, "1")

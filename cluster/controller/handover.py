@@ -82,8 +82,8 @@ def as_standalone(
 
     ``features`` are the ranges of the features to keep. The broker must be in the ISR of every
     partition, or an eligible leader of it (KIP-966): with eligible leaders the ISR is empty once
-    its last member has stopped. Replicas elsewhere, other brokers and the controllers are removed,
-    as are other features.
+    its last member has stopped. Replicas on other brokers, these brokers, the controllers and all
+    other features are removed.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}

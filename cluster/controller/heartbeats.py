@@ -1,4 +1,4 @@
-"""The brokers' sessions and heartbeats: soft state that the controller loses with a restart.
+"""The brokers' sessions and heartbeats: soft state that the controller loses when it restarts.
 
 Source: ``BrokerHeartbeatManager``, ``BrokerHeartbeatTracker``, ``BrokerControlState``.
 """
@@ -99,7 +99,7 @@ class BrokerHeartbeatState:
 
 
 class BrokerHeartbeatManager:
-    """The brokers' sessions, the metadata offset of each, and the states they may enter next.
+    """The brokers' sessions, their metadata offsets, and the states they may enter next.
 
     Built from the image when the controller becomes active: every unfenced broker then has a whole
     session timeout to send its first heartbeat.
@@ -113,7 +113,7 @@ class BrokerHeartbeatManager:
         self.restart(image, now_ms)
 
     def restart(self, image: MetadataImage, now_ms: int) -> None:
-        """Reset the soft state to what the image contains."""
+        """Reset the soft state to the content of the image."""
         self._contacts.clear()
         self._elections.clear()
         for broker in image.brokers.values():
@@ -153,7 +153,7 @@ class BrokerHeartbeatManager:
         self._contacts[broker_id].shutdown_offset = offset
 
     def expire_session(self, broker_id: int) -> None:
-        """Expire the session of a broker whose process has ended; a new one may register."""
+        """Expire the session of a broker whose process has ended; a new process may register."""
         self._contacts[broker_id].last_contact_ms = -self._session_timeout_ms - 1
 
     # --- pending elections ---

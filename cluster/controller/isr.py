@@ -205,7 +205,7 @@ class DirectoryAssignment:
 def assign_replicas_to_dirs(
     view: ControllerView, broker_id: int, broker_epoch: int, items: Sequence[DirectoryAssignment]
 ) -> ControllerResult[list[DomainError | None]]:
-    """Record the directories of a broker's replicas; a replica in an offline one leaves the ISR.
+    """Record the directories of a broker's replicas; those in offline directories leave the ISR.
 
     Raises StaleBrokerEpochError. The answers are in the order of the items.
     """

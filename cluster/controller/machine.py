@@ -426,7 +426,8 @@ class Controller:
             times.append(0)
         if len(self.image.brokers) > 1 and self.settings.leader_rebalance:
             times.append(self._balance_ms)
-        # A lone broker may need an unclean election, too, if all other brokers are gone.
+        # The last broker may need an unclean election after all other brokers have been
+        # unregistered.
         if self.image.brokers:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:

@@ -68,7 +68,8 @@ class PartitionChangeBuilder:
     """Whether the leader requested the change (ZooKeeper). The response contains the ISR but not
     the replicas, so a change of the replicas must raise the leader epoch."""
     always_writes: bool = False
-    """Whether to write a record even if nothing changes, which informs the replicas again."""
+    """Whether to write a record even if nothing changes, so that the replicas are informed
+    again."""
 
     def build(self) -> PartitionChangeRecord | None:
         """Return the record, None if nothing changes."""

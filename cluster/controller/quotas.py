@@ -52,15 +52,15 @@ class CheckedAlteration(NamedTuple):
 def check_quotas(
     view: ControllerView, alterations: Iterable[ClientQuotaAlteration]
 ) -> Steps[list[CheckedAlteration]]:
-    """Check the changes, and return each entity once; one that is named twice gets an error."""
+    """Check the changes, and return each entity once, with an error if it is named twice."""
     checked: dict[object, CheckedAlteration] = {}
     for alteration in alterations:
         reason = yield from _reason_against(alteration)
-        # A longer entity is refused in any case, because one of its types is unknown.
+        # An entity with more types is refused in any case, because one of the types is unknown.
         is_short = len(alteration.named) <= len(ENTITY_TYPES)
         key = _entity_of(alteration.named) if is_short else len(checked)
         if key in checked:
-            # Kafka makes the first of the changes, although its answer is an error.
+            # Kafka makes the entity's first change, although it answers with an error.
             reason = "Ignoring duplicate entity"
         checked[key] = CheckedAlteration(alteration, None if reason is None else _error(reason))
         yield

@@ -111,8 +111,8 @@ def resume_reassignments(
 ) -> ControllerResult[None]:
     """Continue reassignments that another controller began (ZooKeeper).
 
-    A reassignment whose new replicas are all in sync is completed. The replicas of any other one
-    are informed again, because the other controller may not have informed them.
+    A reassignment whose new replicas are all in sync is completed. The replicas of any other
+    reassignment are informed again, because the other controller may not have informed them.
 
     Source: ``KafkaController.maybeResumeReassignments``.
     """

@@ -117,7 +117,7 @@ def check_credentials(
 def alter_credentials(
     view: ControllerView, alterations: Iterable[ScramCredentialAlteration], derive_keys: DeriveKeys
 ) -> ControllerResult[list[DomainError | None]]:
-    """Make the checked changes; the answer has an error for each one that has become impossible."""
+    """Make the checked changes; the answer has an error for each change that is now impossible."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     room = MAX_CREDENTIALS - len(view.image.scram)

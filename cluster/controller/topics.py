@@ -341,7 +341,7 @@ def _placements(
 def partition_record(
     view: ControllerView, topic_id: UUID, index: int, replicas: tuple[int, ...]
 ) -> PartitionRecord:
-    """Return a new partition's record: active replicas are in sync, the first of them leads."""
+    """Return a new partition's record: active replicas are in sync, and the first one leads."""
     isr = tuple(one for one in replicas if view.is_active(one))
     return PartitionRecord(
         topic_id=topic_id,
@@ -363,7 +363,7 @@ def _records(
     first: int,
     assignments: Iterable[tuple[int, ...]],
 ) -> Steps[TopicRecords]:
-    """Return the records of new partitions; those with the same replicas share a form."""
+    """Return the records of new partitions; partitions with the same replicas share a form."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     similar_forms = []
     for replicas in assignments:

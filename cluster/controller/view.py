@@ -54,7 +54,8 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics whose settings never cause an unclean election; only ElectLeaders does."""
+    """Topics for which only ElectLeaders holds an unclean election, regardless of their
+    settings."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
@@ -125,7 +126,8 @@ class ControllerView:
     def topic_config(self, topic: str, key: str) -> str:
         """Return a topic's setting.
 
-        The first value found applies: the topic's own, this node's, all brokers', the file's.
+        The first value that exists applies: the topic's own, this node's, the value for all
+        brokers, the value in the configuration file.
         """
         configs = self.image.configs
         for values in (
@@ -165,7 +167,7 @@ class ControllerView:
     ) -> PartitionChangeBuilder:
         """Return a builder with the topic's settings and the active brokers, and no change yet.
 
-        ``removed`` cannot lead even if it is active; ``added`` can even if it is not.
+        ``removed`` cannot lead even if it is active; ``added`` can lead even if it is not active.
         """
         partition = topic.partitions[index]
         return PartitionChangeBuilder(

@@ -120,9 +120,9 @@ def command(
     """Run COMMAND repeatedly, and kill the broker at a different point each time.
 
     A first run counts the broker's durable operations. Then, for each chosen point, the broker is
-    killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer
-    that follows (--every-answer: before any answer), and started again on the same port; COMMAND
-    continues, or is started again if it fails. Afterwards no transaction may be open,
+    killed (SIGKILL) exactly before, in the middle of or after one of these operations, or before
+    the answer that follows it (--every-answer: before any answer), and started again on the same
+    port; COMMAND continues, or is started again if it fails. Afterwards no transaction may be open,
     read_committed readers must see exactly the committed records, units of work named by a header
     must be whole, and --verify must succeed.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S: Final = 0.5
 MAX_PAUSE_S: Final = 30.0
-"""The pause between two attempts doubles from the first to the second of these."""
+"""The pauses between attempts double from the first to the second value."""
 
 COMMIT_INTERVAL_S: Final = 1.0
 IDLE_S: Final = 0.5

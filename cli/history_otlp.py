@@ -187,7 +187,7 @@ class OtlpSink:
 
     def _send(self, logs: Sequence[ReadableLogRecord], spans: Sequence[ReadableSpan]) -> None:
         self._failures.text = ""
-        # Both exporters return members of different enums with the same names.
+        # Each exporter returns a member of its own enum; the names are the same.
         results = [self._spans.export(spans).name] if spans else []
         results.append(self._logs.export(logs).name)
         if set(results) != {"SUCCESS"}:

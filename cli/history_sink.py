@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An entry with its place in the history."""
+    """An entry with its partition and offset in the history."""
 
     partition: int
     offset: int

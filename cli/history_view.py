@@ -85,7 +85,7 @@ def show(
     wide: bool,
     keep: Callable[[Entry], bool] | None = None,
 ) -> None:
-    """Print the entries of ``subjects``, oldest first; with ``follow``, also new ones as they come.
+    """Print the entries of ``subjects``, oldest first; with ``follow``, also new entries.
 
     Without subjects, all entries of the scope are printed; with ``keep``, only those for which it
     returns true.

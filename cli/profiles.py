@@ -137,7 +137,7 @@ def _profile(settings: Mapping[str, object], where: str, path: Path) -> Profile:
 
 
 def save_profile(name: str, settings: Mapping[str, object]) -> None:
-    """Check a profile and write it to the file, in place of one with this name.
+    """Check a profile and write it to the file; a profile with this name is replaced.
 
     Raises :class:`ProfileError`, and OSError.
     """

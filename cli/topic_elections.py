@@ -1,4 +1,4 @@
-"""Leader elections on request (ElectLeaders): partitions that need one, and its results."""
+"""Leader elections on request (ElectLeaders): partitions that need one, and the results."""
 
 from __future__ import annotations
 

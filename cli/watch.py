@@ -34,9 +34,9 @@ def watch_option(function: Callable[P, R]) -> Callable[P, R]:
 def watch(draw: Callable[[], None], every_s: float | None) -> None:
     """Draw once, or every ``every_s`` seconds until Ctrl-C, which is not an error.
 
-    On a terminal each output replaces the previous one. Elsewhere they follow one another, each
-    below a line with its time. An error of the first output is raised; a later one, such as during
-    a restart of the broker, is printed in place of the output.
+    On a terminal each output replaces the previous one. Elsewhere the outputs follow one another,
+    each below a line with its time. An error of the first output is raised; a later one, such as
+    during a restart of the broker, is printed in place of the output.
     """
     from fencepost.protocol.errors import WireError
 

@@ -97,8 +97,8 @@ class _Client:
         ``api`` is a key or a name (``"OffsetCommit"``); with ``version`` None the highest version
         that both sides support is used, up to ``at_most``. The request is built from ``fields`` as
         by :class:`RequestFactory`, or passed as ``entity=``: a kio entity, or a function from the
-        version's :class:`RequestFactory` that returns one. It is sent to the leader of partition
-        ``to_leader``, to the coordinator of group ``to_group`` or of transactional id
+        version's :class:`RequestFactory` that returns an entity. It is sent to the leader of
+        partition ``to_leader``, to the coordinator of group ``to_group`` or of transactional id
         ``to_transaction``, to broker ``to_node``, or to any broker.
 
         While all errors in the response are retriable, the call is retried until ``timeout_ms``

@@ -54,8 +54,8 @@ def placed(
 ) -> dict[int, list[Line]]:
     """Group lines by partition: ``partition`` if given, or else the line's own partition.
 
-    A line with neither is assigned as by Kafka's default partitioner: by its key, or if it has no
-    key, to a random partition, which is the same for all of these lines.
+    A line without a partition is assigned as by Kafka's default partitioner: by its key or, without
+    a key, to a random partition, which is the same for all lines without a key.
     """
     by_partition: dict[int, list[Line]] = defaultdict(list)
     sticky = random.choice(indexes)  # noqa: S311 - it spreads load, and keeps no secret

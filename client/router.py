@@ -464,7 +464,7 @@ class Router:
     async def _ask_for_topics(self, deadline: float, name: str | None = None) -> Entity:
         """Return the Metadata response for one topic, or for all."""
         api = APIS[ApiKey.METADATA]
-        # Open connections may be broken without notice: try each of them, then two new ones.
+        # Open connections may be broken without notice: try each of them, then two new connections.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1

@@ -173,7 +173,7 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
                 case "unsecuredLoginNumberClaim":
                     claims[name] = float(value)
                 case "unsecuredLoginListClaim":
-                    # The first character is the separator of the others.
+                    # The first character separates the items that follow it.
                     claims[name] = value[1:].split(value[0]) if value else []
                 case "unsecuredLoginExtension" | "extension":
                     extensions[name] = value

@@ -167,7 +167,7 @@ def _rebalancing(
 
 
 def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[str, Any]:
-    """Return a rebalancing group's members, and those that it waits for.
+    """Return a rebalancing group's members, and the members that it waits for.
 
     ``error`` is the reason if the group cannot be described: a user with DESCRIBE on the cluster
     can list all groups, but describing one needs DESCRIBE on the group.

@@ -1,4 +1,4 @@
-"""Views of transactions: open and hanging ones, those that hold back consumers, and fencing."""
+"""Views of transactions: which are open, hang or hold back consumers; and of fenced producers."""
 
 from __future__ import annotations
 

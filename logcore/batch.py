@@ -190,7 +190,7 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch; CorruptRecordError if ``buf`` ends inside one."""
+    """Yield position and header of each batch; CorruptRecordError if the last one is incomplete."""
     pos, end = 0, len(buf)
     while pos < end:
         header = parse_header(buf, pos)

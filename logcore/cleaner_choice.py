@@ -1,4 +1,4 @@
-"""The choice of the partition to compact next, and the cleaner's progress on each one.
+"""The choice of the partition to compact next, and the cleaner's progress on each partition.
 
 The cleaner takes the compacted partition of a data directory with the largest share of dirty
 bytes, if that share is above its ``min_cleanable_dirty_ratio`` or its oldest dirty data exceeds

@@ -1,6 +1,6 @@
 """One round of compaction: the choice of a range of the log, and the rewriting of its segments.
 
-A round has three kinds of steps, so that a daemon can run the long ones outside of its event loop:
+A round has three kinds of steps, so that a daemon can run the long steps outside of its event loop:
 
 * *plan* (:func:`plan_round`, on the thread that owns the log) collects the input of the decisions:
   the sealed segments of the range, the aborted transactions, the last record of every producer;
@@ -282,7 +282,7 @@ class CompactionRound:
         """The first offset of the next round, once every group of this one is installed."""
         self.relies_on = 0
         """The log end that must be on disk before any group is installed. Records are removed
-        because of later records and markers; power loss must not take those afterwards."""
+        because of later records and markers, which a later power loss must not remove."""
         self.cleaned: CleanedSegment | None = None
         """The files that :meth:`clean_next` wrote last, until they are installed or discarded."""
 

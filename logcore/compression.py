@@ -275,10 +275,10 @@ def _gzip_pieces(data: memoryview, _most: int, strict: bool) -> Iterator[bytes]:
 
 @cache
 def _zstd_library() -> ModuleType | None:
-    """Import the module for zstd in pieces: Python's own since 3.14, or its backport.
+    """Import a module that handles zstd in pieces: Python's own since 3.14, or its backport.
 
-    Without either, one call of cramjam decompresses a whole batch. The first zstd batch causes the
-    import.
+    Without either module, one call of cramjam decompresses a whole batch. The first zstd batch
+    causes the import.
     """
     for name in ("compression.zstd", "backports.zstd"):
         try:
@@ -396,7 +396,7 @@ class _Lz4Frame(NamedTuple):
 
     @property
     def is_linked(self) -> bool:
-        """Whether a block depends on those before it."""
+        """Whether a block depends on earlier blocks."""
         return not self.flags & _LZ4_INDEPENDENT_BLOCKS
 
 

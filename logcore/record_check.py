@@ -30,7 +30,8 @@ from fencepost.logcore.varint import ONE_BYTE, read_varint, read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
 """Records of one batch that its error response lists. Kafka lists all of them: a response of 60 MB
-to a request of 1 MB. Clients only use the list to tell these records from the others."""
+to a request of 1 MB. Clients use the list only to tell the invalid records of the batch from the
+valid ones."""
 
 MAX_RECORD_HEADERS: Final = 250_000
 """Limit of the headers of one record. Checking so many takes a tenth of a second, during which no

@@ -1,8 +1,9 @@
 """Sets of characters of a regular expression.
 
 Most sets are represented by a number: bit ``c`` stands for the character ``c`` of ASCII, and
-:data:`BEYOND` for all other characters at once. A :class:`WideSet` distinguishes these. Scripts and
-case follow RE2/J, which uses Unicode 6.0; categories follow this Python's Unicode.
+:data:`BEYOND` for all other characters at once. A :class:`WideSet` distinguishes these other
+characters. Scripts and case follow RE2/J, which uses Unicode 6.0; categories follow this Python's
+Unicode.
 
 Source: ``com.google.re2j.CharClass``, ``CharGroup`` and ``UnicodeTables``, version 1.8.
 """

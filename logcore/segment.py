@@ -299,7 +299,7 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """Timestamp for retention: the largest one, else the modification time of the file."""
+        """Timestamp for retention: the segment's largest, else the file's modification time."""
         timestamp = NO_TIMESTAMP
         with suppress(CorruptRecordError):  # damage must not keep a segment forever
             timestamp = self.max_timestamp
@@ -426,8 +426,8 @@ class Segment:
         """Yield position, header and bytes of each batch from ``position`` on.
 
         Without ``with_payload`` the bytes may end anywhere after the header. CRCs are not checked.
-        Messages of an older format are yielded as v2 batches, several in one, at the position of
-        the first; without payload, one by one, each with the header of
+        Messages of an older format are yielded as v2 batches of several messages, each at the
+        position of its first message; without payload, each message is yielded with the header of
         :func:`fencepost.logcore.legacy.as_batch_header`. Raises CorruptRecordError if the rest of
         the file is not a whole batch.
         """

@@ -29,7 +29,7 @@ def _added(name: str, code: int) -> ErrorCode:
     ErrorCode._member_names_.append(name)
     ErrorCode._member_map_[name] = error
     ErrorCode._value2member_map_[value] = error
-    # Since Python 3.13 ``code in ErrorCode`` looks here.
+    # Since Python 3.13 ``code in ErrorCode`` looks in this list.
     getattr(ErrorCode, "_hashable_values_", []).append(value)
     added: ErrorCode = error
     return added

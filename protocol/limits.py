@@ -53,7 +53,7 @@ SMALL_FRAME_BYTES = 4_096
 
 BIG_CHUNK_BYTES = 65_536
 """Parts of a response of at least this size are written to the socket as they are; for smaller
-ones, a copy into a joined buffer is cheaper than another write."""
+parts, a copy into a joined buffer is cheaper than another write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Builders of messages of any version from one set of field names.
 
 A handler serves up to a dozen versions of its API. It passes the fields of all versions to a
-:class:`MessageFactory`, which drops those that the request's version lacks, and gives missing ones
-Kafka's defaults. A misspelled name, which exists in no version, raises an error.
+:class:`MessageFactory`, which drops the fields that the request's version lacks, and gives missing
+fields Kafka's defaults. A misspelled name, which exists in no version, raises an error.
 """
 
 from __future__ import annotations

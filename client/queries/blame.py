@@ -161,7 +161,7 @@ def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, li
     """Return the groups with a member that owns a partition, by partition."""
     owners: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
-        # Older brokers report neither.
+        # Older brokers report neither state nor type.
         state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
         if row.group_id not in positions:
             continue

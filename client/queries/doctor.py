@@ -230,9 +230,9 @@ def _new_ids(observations: Observations) -> Iterator[Finding]:
     """Find transactional ids of one pattern, each used by only one start of a process.
 
     Ids with a counter, such as Flink's, are not reported: the next process can derive the ids of
-    the former one. Neither are ids of producers that send a member's generation with their offsets,
-    as Kafka Streams does: the group coordinator fences the former process by its generation, so the
-    next process need not reuse its transactional id.
+    the former process. Neither are ids of producers that send a member's generation with their
+    offsets, as Kafka Streams does: the group coordinator fences the former process by its
+    generation, so the next process need not reuse its transactional id.
     """
     with_member = list(observations.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
     fenced_ids = {one.detail["transactional_id"] for one in with_member}
@@ -328,7 +328,8 @@ def _offsets_without_member(observations: Observations, members: Members) -> Ite
 def _uncommitted_reads(observations: Observations, members: Members) -> Iterator[Finding]:
     """Find inputs that a member reads only as read_uncommitted.
 
-    If the same client also reads the topic as read_committed, one reader may be another program.
+    An input that the same client also reads as read_committed is not reported, because the two
+    readers may be different programs.
     """
     levels: dict[tuple[Client, str], dict[str, Entry]] = defaultdict(dict)
     for entry in observations.of(Observed.FETCHED):

@@ -85,7 +85,7 @@ class Observations:
 
     @cached_property
     def pipelines(self) -> list[Pipeline]:
-        """All pipelines; the last ones have no group."""
+        """All pipelines; those without a group come last."""
         of_group: dict[str, Pipeline] = {}
         for entry in self.of(Observed.OFFSETS_ADDED_TO_TRANSACTION):
             group = entry.detail["group"]

@@ -32,7 +32,7 @@ MAX_FETCH_BYTES = 4 * 1024 * 1024
 """Bytes of one response, which bounds the memory of a fetch."""
 
 NO_EPOCH = -1
-"""The leader epoch of a commit without one."""
+"""The value of a commit's leader epoch if there is none."""
 
 
 class OffsetAndMetadata(NamedTuple):

@@ -1,4 +1,4 @@
-"""Places in a topic as users write them: earliest, latest, an offset, a time, or a tail."""
+"""Positions in a topic as users write them: earliest, latest, an offset, a time, or a tail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY_PARTITION = re.compile(r"\d{1,9}=\d{1,18}(?:,\d{1,9}=\d{1,18})*")
 
 @dataclass(frozen=True, slots=True)
 class OffsetPosition:
-    """A place in a topic, given by one of the fields.
+    """A position in a topic, given by one of the fields.
 
     ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`. ``offsets`` are by
     partition; other partitions are read whole. ``last`` counts from the end of each partition, and
@@ -32,7 +32,7 @@ class OffsetPosition:
     last: int | None = None
 
     def offset_of(self, index: int) -> int | None:
-        """Return the offset in a partition; None if the place is not given by an offset there."""
+        """Return the offset in a partition; None if the position has no offset for it."""
         return self.offsets.get(index, self.offset)
 
 
@@ -42,7 +42,7 @@ PLACES = {"earliest": BEGINNING, "latest": END, "end": END}
 
 
 def parse_position(text: str) -> OffsetPosition:
-    """Parse a place; a number is an offset. Raises :class:`TimeError`."""
+    """Parse a position; a number is an offset. Raises :class:`TimeError`."""
     text = text.strip()
     if text in PLACES:
         return PLACES[text]

@@ -63,7 +63,7 @@ class Voter(NamedTuple):
 def snapshot_header(
     last_timestamp_ms: int, now_ms: int, epoch: int, voters: Sequence[Voter] = ()
 ) -> bytes:
-    """Return the first batch of a snapshot, with the timestamp of the last record contained.
+    """Return the first batch of a snapshot, with the timestamp of the last record in its state.
 
     ``voters`` belong to a quorum whose voters can change (kraft.version 1, KIP-853). Without
     them the batch has neither a KRaftVersion nor a KRaftVoters record, and the voters are in each

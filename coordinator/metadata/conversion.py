@@ -2,8 +2,8 @@
 
 A record's key named the changed object, and its value (msgpack) held the object's whole new state;
 a tombstone removed it. The resulting state is written as a snapshot beside the log. Once that file
-exists, the old records below its end offset are ignored. Until then nothing is changed, so the next
-start repeats an interrupted conversion.
+exists, the old records below its end offset are ignored. Until then nothing is changed, so an
+interrupted conversion is repeated when the broker starts again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.values import dataclass
 
 RECORD_VERSION = 1
-"""Version of the values. A later version is refused."""
+"""The version of the values; values of a later version are refused."""
 
 TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
 FEATURE = "feature"
@@ -73,7 +73,7 @@ class _Topic:
     partitions: int
     configs: Mapping[str, str]
     leader_epoch_0: int
-    """The number of broker starts when the topic was created."""
+    """How many times the broker had started when the topic was created."""
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class OldMetadata:
     """The state after the replay of a log in the old format."""
 
     starts: int = 0
-    """The number of broker starts. A topic's leader epoch is the number of starts since it was
-    created."""
+    """How many times the broker has started. A topic's leader epoch is how many of these times came
+    after the creation of the topic."""
     deleted: set[uuid.UUID] = field(default_factory=set)
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class OldMetadata:
         if topic is not None:
             self._topics[name] = topic
 
-    # --- the same in Apache Kafka's records ---
+    # --- conversion to Apache Kafka's records ---
 
     def values(
         self, defaults: Mapping[str, int], node_id: int, directory_id: uuid.UUID

@@ -1,4 +1,4 @@
-"""Checks of the epochs and producer ids from which the next start would continue."""
+"""Checks of the epochs and producer ids from which a starting node would continue."""
 
 from __future__ import annotations
 

@@ -33,19 +33,19 @@ from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.varint import ONE_BYTE, encode, read_varint
 
 MAX_BATCH_BYTES: Final = 8 << 20
-"""Bytes of values in one batch, as in Apache Kafka (``KafkaRaftClient.MAX_BATCH_SIZE_BYTES``)."""
+"""The maximum size of the values in one batch: Kafka's ``KafkaRaftClient.MAX_BATCH_SIZE_BYTES``."""
 
 _PLACE: Final = Struct(">qii")
 """Base offset, length, leader epoch: the bytes of a batch that its CRC does not cover."""
 
 _CONTINUES: Final = 0x80
-"""The bit of a varint's byte that announces another byte."""
+"""The bit in a byte of a varint that is set if another byte follows."""
 
 _NO_KEY: Final = 0x01
 """The encoded length of a null key."""
 
 _BLOCK: Final = 64
-"""The number of offset deltas in a block, whose varints differ only in the first byte."""
+"""The number of consecutive offset deltas whose varints differ only in the first byte."""
 _ALONE: Final = tuple(encode(delta) for delta in range(_BLOCK))
 _LOW: Final = tuple(bytes((byte[0] | _CONTINUES,)) for byte in _ALONE)
 
@@ -98,7 +98,7 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPartitionRecords]:
-    """Return the values of a data batch's records; a run of many similar ones is one item.
+    """Return the values of a data batch's records; a run of many similar records is one item.
 
     Raises CorruptRecordError for a record without a value, and the errors of ``decode_records``.
     """
@@ -177,7 +177,7 @@ def _similar_rows(data: bytes, row: int, offset_at: int, value_at: int) -> int:
     last = offset_at
     while block[last] >= _CONTINUES:
         last += 1
-    # All offset deltas must have as many bytes as the first, or the bytes after it are shifted.
+    # If an offset delta does not have as many bytes as the first, the bytes after it are shifted.
     if max(block[last::row]) >= _CONTINUES or any(
         min(block[column::row]) < _CONTINUES for column in range(offset_at, last)
     ):

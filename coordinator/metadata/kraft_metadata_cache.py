@@ -13,16 +13,16 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     KRAFT_VERSION: (0, 1),
     METADATA_VERSION: (7, 33),
 }
-"""The features that a broker registers with; Apache Kafka 4.4 has the same.
+"""The features that a broker registers, which are those of Apache Kafka 4.4.
 
-A cluster that Apache Kafka has formatted finalizes levels of all of them, and rejects brokers that
-do not support them. For streams.version, support means that its level is kept; the requests of
-streams groups are not served.
+A cluster that Apache Kafka has formatted finalizes levels of all these features, and rejects
+brokers that do not support them. This broker keeps the level of streams.version, but does not serve
+the requests of streams groups.
 """
 
 
 class KRaftMetadataCache(Metadata):
-    """The metadata as replayed so far; only the controller changes them."""
+    """The metadata that was replayed so far; only the controller changes it."""
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:

@@ -1,15 +1,15 @@
 """The metadata log of this node, which holds the records of its own controller.
 
-The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing. Each
-start begins an epoch with a LeaderChange, registers the broker and begins a new leader epoch of
-every partition. A change is one batch, or a metadata transaction if it does not fit into one.
-Each change is forced to disk before the response, as by Kafka's controllers: changes are rare, and
-a topic must not vanish in a power failure.
+The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing. When
+the node starts, it begins an epoch with a LeaderChange, registers the broker and begins a new
+leader epoch of every partition. A change is one batch, or a metadata transaction if it does not fit
+into one batch. Each change is forced to disk before the response, as by Kafka's controllers:
+changes are rare, and a topic must not vanish in a power failure.
 
 The directories of a topic's partitions are created when a partition is first opened, after the
 topic's record is appended, and deleted after the record that removes the topic. A kill in between
-leaves a directory without a topic, which the next start finds (:meth:`MetadataLog.was_deleted`), or
-a topic without directories, which are created on demand.
+leaves a directory without a topic, which the broker finds when it starts again
+(:meth:`MetadataLog.was_deleted`), or a topic without directories, which are created on demand.
 
 The log makes no decisions: all of its records come from the rules of
 ``cluster/controller``.
@@ -89,9 +89,9 @@ few entries, so that a change rarely opens another file."""
 
 COMPACT_SLACK_RECORDS = 2_000
 COMPACT_FACTOR = 4
-"""A start writes a snapshot if the log holds more than COMPACT_SLACK_RECORDS plus COMPACT_FACTOR
-times the records of a snapshot, so that replay takes milliseconds. A stop, for which no client
-waits, writes one if the log holds more than COMPACT_SLACK_RECORDS."""
+"""A starting node writes a snapshot if the log holds more than COMPACT_SLACK_RECORDS plus
+COMPACT_FACTOR times the records of a snapshot, so that replay takes milliseconds. A stopping node,
+for which no client waits, writes a snapshot if the log holds more than COMPACT_SLACK_RECORDS."""
 
 
 Forced = Callable[[Partition], "asyncio.Future[None] | None"]
@@ -103,8 +103,8 @@ class MetadataLog(Metadata):
 
     ``partition`` is the open ``__cluster_metadata-0``; ``forced`` starts to force it to disk.
     ``directory`` is the data directory with the id ``directory_id``. Raises :class:`MetadataError`
-    for a log it does not understand. If an append raises
-    :class:`fencepost.logcore.errors.LogError`, the metadata are unchanged.
+    for a log that it cannot interpret. If an append raises
+    :class:`fencepost.logcore.errors.LogError`, the metadata is unchanged.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ class MetadataLog(Metadata):
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Append the records of a change, force them to disk, and install the next image.
 
-        Raises CorruptRecordError for records that do not fit the image, and LogError; the metadata
-        are unchanged then. NoSpaceError is different: if the disk has no room for the flush, the
-        change has been made, and a later flush makes it durable.
+        Raises CorruptRecordError for records that do not fit the image, and LogError. After an
+        error the metadata is unchanged, except after NoSpaceError: if the disk has no space for the
+        flush, the change has been made, and a later flush makes it durable.
         """
         if isinstance(records, TopicRecords) and records.is_prepared:
             self._append_prepared(records)
@@ -225,7 +225,7 @@ class MetadataLog(Metadata):
     ) -> None:
         """Append ``values``, then ``taken``, whose records the loader has replayed already.
 
-        ``decoded`` has the records of the first ``values``, which need not be decoded again.
+        ``decoded`` contains the decoded records of ``values``, or of the first ones.
         """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])
@@ -261,9 +261,9 @@ class MetadataLog(Metadata):
 
     @contextmanager
     def unforced(self) -> Iterator[None]:
-        """Do not wait for the disk with each change in the block; :meth:`force` must follow.
+        """Do not wait for the disk after each change in the block. Call :meth:`force` afterwards.
 
-        Requests with many changes use it. The block must not yield to other tasks.
+        This is for requests with many changes. The block must not yield to other tasks.
         """
         forces, self._forces = self._forces, False
         try:
@@ -272,14 +272,14 @@ class MetadataLog(Metadata):
             self._forces = forces
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once all present changes are on disk; None if they are.
+        """Return a future that is done once all current changes are on disk; None if they are.
 
         The future raises StorageError.
         """
         return self._forced(self.partition)
 
     def force(self) -> None:
-        """Force all changes to disk. Raises ``LogError``; no change may be confirmed then."""
+        """Force all changes to disk. After a ``LogError`` no change may be acknowledged."""
         self._flush()
         self._check_forced()
 
@@ -295,7 +295,8 @@ class MetadataLog(Metadata):
         """Write a snapshot if the log has outgrown the last one, and delete the records before it.
 
         The log may hold ``factor`` times as many records as a snapshot, by default COMPACT_FACTOR,
-        plus the slack. If the log cannot be flushed or the snapshot written, nothing changes.
+        plus COMPACT_SLACK_RECORDS. If the log cannot be flushed or the snapshot cannot be written,
+        nothing changes.
         """
         if not self.has_grown(factor):
             return
@@ -314,8 +315,8 @@ class MetadataLog(Metadata):
     def plan_snapshot(self) -> Callable[[], SnapshotId]:
         """Return a function that writes a snapshot of the current image, in any thread.
 
-        All records must be on disk before it runs; :meth:`begin_behind` must follow. The function
-        raises OSError.
+        All records must be on disk before the function runs, and :meth:`begin_behind` must be
+        called afterwards. The function raises OSError.
         """
         self._records = 0  # records from here on come after the snapshot
         return partial(
@@ -345,11 +346,11 @@ class MetadataLog(Metadata):
         self.begin_behind(write_snapshot(self._fs, at, image, now_ms, last_ms))
         self._records = 0
 
-    # --- the start -------------------------------------------------------------------------------
+    # --- startup ---------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch of the log's leader, this node: it grows with every start, from 1."""
+        """The epoch of the log's leader, this node. It is 1 at first, and grows at each startup."""
         return self.partition.marks.leader_epoch
 
     @property

@@ -114,7 +114,7 @@ class Metadata:
                     self._config.set_dynamic(source, self.plain_settings(name))
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
-        """Have ``publish`` called with each image from now on, in the subscriber's order."""
+        """Have ``publish`` called with each new image, in the subscriber's order."""
         self._publication.subscribe(subscriber, publish)
 
     # --- topics ---
@@ -160,7 +160,7 @@ class Metadata:
         return self.image.topic_configs(name)
 
     def history_configs(self) -> dict[str, str]:
-        """Return the history's settings: small segments for precise retention, and no flushes."""
+        """Return the settings of the history topic: small segments, for precise retention."""
         retention_bytes = self._config.int("fencepost.history.retention.bytes")
         retention_ms = self._config.int("fencepost.history.retention.ms")
         return {
@@ -189,7 +189,8 @@ class Metadata:
             configs["compression.type"] = "uncompressed"
             configs["unclean.leader.election.enable"] = "false"
         if name == SHARE_GROUP_STATE:
-            # A share update adds to earlier ones of the same key. The coordinator prunes the log.
+            # A share update adds to earlier records of the same key, so compaction would lose
+            # state. The coordinator prunes the log.
             configs |= {"cleanup.policy": "delete", "retention.ms": "-1"}
         return configs
 

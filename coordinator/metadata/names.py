@@ -22,7 +22,7 @@ SHARE_SCOPE = "group"
 """The scope of share partitions' events in the history, which is the scope of groups."""
 
 CONTROLLER_SUBJECT = "controller"
-"""Subject of history entries about controller elections on ZooKeeper: which broker, and why."""
+"""The subject of history entries about elections of a controller on ZooKeeper, and their causes."""
 
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""

@@ -46,7 +46,7 @@ class Subscriber(IntEnum):
     """Drops share partitions whose leader has changed. The new leader reads their state from the
     share coordinator."""
     VERIFICATION = 8
-    """Withdraws verification requests to coordinators on brokers that are gone."""
+    """Withdraws verification requests to brokers that are unregistered, fenced or restarted."""
     MARKERS = 9
     """Sends transaction markers to new leaders; this broker may be one of them."""
     QUOTAS = 10
@@ -67,7 +67,7 @@ class Publication:
         self._subscribers: list[tuple[Subscriber, Published]] = []
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
-        """Have ``publish`` called with each image from now on, in the subscriber's order."""
+        """Have ``publish`` called with each new image, in the subscriber's order."""
         insort(self._subscribers, (subscriber, publish), key=lambda one: one[0])
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:

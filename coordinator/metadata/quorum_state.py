@@ -1,10 +1,10 @@
 """The file ``quorum-state``, which keeps other programs from using a metadata log.
 
 Apache Kafka stores its votes in ``quorum-state`` beside its metadata log. It reads the file before
-it writes anything, and exits if it cannot read it. It locks the directory only later, so without
-this file it would write to the log of a running broker. Fencepost's own early releases, which
-cannot read this log, take a directory with this file for one of Apache Kafka's, and refuse it as
-well.
+it writes anything, and exits if the file is unreadable. It locks the directory only later, so
+without this file Apache Kafka would write to the log of a running broker. Fencepost's own early
+releases, which cannot read this log, take a directory with this file for one of Apache Kafka's, and
+refuse the directory as well.
 
 The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
 controllers begin with a copy of the log, and once the broker has joined them, its own log is out of

@@ -2,8 +2,8 @@
 
 ``<end offset>-<epoch>.checkpoint`` beside the log holds the state after all records below the end
 offset: a control batch with the header, the records, and a control batch with the footer. Offsets
-in the file begin at 0. The file gets that name once it is on disk, so it is always complete;
-records of the log below its end offset are ignored.
+in the file begin at 0. The file gets this name only when it is on disk, so a file with this name is
+always complete. Records of the log below the end offset of a snapshot are ignored.
 
 Source: ``Snapshots``, ``RecordsSnapshotWriter``, ``FileRawSnapshotWriter``; KIP-630.
 """
@@ -36,7 +36,7 @@ _NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{10}}){re.escape(SNAPSHOT_SUFF
 
 
 class SnapshotId(NamedTuple):
-    """A snapshot's position: the records below ``end_offset``, whose last is of ``epoch``."""
+    """The offset after the last record in a snapshot's state, and the epoch of that record."""
 
     end_offset: int
     epoch: int

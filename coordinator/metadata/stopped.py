@@ -2,7 +2,7 @@
 
 The node may be a standalone broker or a controller, including one of Apache Kafka: their logs have
 the same format. If a kill has left an incomplete change at the end of the log, the change was never
-confirmed, and is ignored.
+acknowledged, and is ignored.
 
 Source: ``KafkaMetadataLog``, ``MetadataBatchLoader``.
 """
@@ -80,7 +80,7 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
 
 
 def _whole_batches(fs: FileSystem, path: str, is_last: bool) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield the batches of a file up to a torn one, which only the last file may have."""
+    """Yield the batches of a file up to a torn batch, which only the last file may have."""
     for _, header, batch in read_batches(fs, path, payload=True):
         if isinstance(header, str):
             if not is_last:

@@ -143,7 +143,7 @@ class BrokerMembership:
             await asyncio.shield(self._released)
 
     async def stop(self) -> None:
-        """Stop heartbeats without notice; the controller fences the broker after a while."""
+        """Stop heartbeats without notice; the broker is fenced when its session times out."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

@@ -18,8 +18,8 @@ TRANSACTION_CAUSES: Final[Mapping[str, str]] = {
     "timeout": "timeout",
     "InitProducerId": "new-producer",
 }
-"""The word for each cause that the transaction machine reports: an EndTxn of the client, the
-transaction timeout, or another producer that took over the transactional id."""
+"""The word for each cause that the transactions' state machine reports: an EndTxn of the client,
+the transaction timeout, or another producer that took over the transactional id."""
 
 SHARE_CAUSES: Final[Mapping[str, str]] = {
     "released by its owner": "released",
@@ -64,7 +64,7 @@ CAUSES: Final = REBALANCE_CAUSES.union(TRANSACTION_CAUSES.values(), SHARE_CAUSES
 
 
 def cause_word(kind: str, detail: Mapping[str, object]) -> str | None:
-    """Return the word for the cause in an event's detail; None if it has none in :data:`CAUSES`."""
+    """Return the word for the cause in an event's detail, or None. See :data:`CAUSES`."""
     if kind in REBALANCES:
         reason = str(detail.get("reason", ""))
         return next((cause for words, cause in _REBALANCE_WORDS if words in reason), OTHER)

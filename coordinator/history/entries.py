@@ -3,7 +3,7 @@
 Key: the JSON array ``[scope, subject]``, so that a reader finds the entries of one group or
 transactional id without decoding other values. Value: a JSON object with the fields of
 :class:`Entry`, described by the JSON schema that ``fencepost history schema`` prints. Version 1
-was the same in msgpack, and is still read.
+encoded the fields in msgpack, and is still read.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ POLL_PAUSE_REPORTED = "poll-pause-reported"
 """The kind of a group's entry about a consumer whose pushed metrics show a pause between polls."""
 
 ENTRY_VERSION = 2
-"""Version of the values. Readers skip values of a later version. New kinds of entries, causes and
-details do not change it."""
+"""The version of the values. Readers skip values of a later version. New kinds of entries, causes
+and details do not need a new version."""
 
 MAX_TEXT_CHARACTERS = 1_000
-"""Characters of one text in an entry: clients can give reasons of any length."""
+"""The maximum length of a string in an entry, since clients can send reasons of any length."""
 
 MAX_ITEMS = 50
-"""Elements of one list or map in an entry."""
+"""The maximum number of elements of a list or map in an entry."""
 
 MAX_REQUEST_BYTES = 64 << 10
-"""Bytes of a recorded request or response; of a larger one only the size is recorded."""
+"""The maximum size of a recorded request or response; if it is larger, only its size is recorded.
+"""
 
 _WHY = ("reason", "cause", "during", "error")
 """Fields of an event that may hold its cause; the first non-empty one counts."""
@@ -74,8 +75,8 @@ class Observed(StrEnum):
 class Entry:
     """A decision and its cause.
 
-    ``what`` is the kind of the machine's event. ``client_id`` and ``client_host`` name the client
-    whose request caused it; None for a timer or another broker's action. ``trigger`` names the
+    ``what`` is the kind of the event. ``client_id`` and ``client_host`` name the client whose
+    request caused the event; None for a timer or another broker's action. ``trigger`` names the
     command: ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
     ``upkeep ExpireOffsets``; None for a load, and in entries of earlier releases.
     """
@@ -113,7 +114,7 @@ def keys_of(scope: str, subject: str) -> tuple[bytes, ...]:
 
 
 def encode_value(entry: Entry) -> bytes:
-    """Return the value; texts and lists are truncated, so the size of an entry is bounded."""
+    """Return the value; strings and lists are truncated, so the size of an entry is bounded."""
     return _json(
         {
             "version": ENTRY_VERSION,
@@ -167,7 +168,7 @@ def _json(value: object) -> bytes:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """Convert a value to types that JSON has, within the bounds."""
+    """Convert a value to types that JSON has, and truncate strings and lists."""
     if type(value) is str:  # the common case
         return _text(value)
     if isinstance(value, Enum):

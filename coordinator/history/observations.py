@@ -31,11 +31,12 @@ RENEWAL_MS: Final = 600_000
 """Interval after which an observation is recorded again if the client still does the same."""
 
 RHYTHM_COMMITS: Final = 5
-"""The number of a member's commits at equal intervals that show a timer: that of auto-commit, or
-one of the application."""
+"""How many commits of a member at equal intervals indicate a timer, either the auto-commit timer or
+a timer of the application."""
 
 RHYTHM_MIN_MS: Final = 150
-"""Shorter intervals do not show a timer: a poll loop without pauses can have them as well."""
+"""The minimum interval that indicates a timer: without pauses, a poll loop may also commit at equal
+intervals, which are shorter."""
 
 RHYTHM_TOLERANCE: Final = 0.2
 """The greatest deviation of an interval from the mean, as a fraction of the mean."""
@@ -44,7 +45,7 @@ LONG_TRANSACTION: Final = 0.8
 """The fraction of the transaction timeout from which a transaction's duration is recorded."""
 
 MAX_JUDGED_COMMITS: Final = 100
-"""The number of a member's commits after which its further commits are not timed."""
+"""The maximum number of commits of a member that are timed."""
 
 _LAST_TV1_END_TXN: Final = 4
 
@@ -68,13 +69,16 @@ class ObservationLimits:
     """Limits on the memory of the observations, and on what they add to the history."""
 
     max_observations: int = 2_000
-    """Observations per :data:`RENEWAL_MS`, about 1 MiB; further ones are counted and dropped."""
+    """The maximum number of observations per :data:`RENEWAL_MS`, about 1 MiB. Further observations
+    are counted and dropped."""
 
     max_known: int = 10_000
-    """Observed pairs of client and topic, about 2 MiB; at the limit, all are forgotten."""
+    """The maximum number of observed pairs of client and topic, about 2 MiB. At the limit, all
+    pairs are forgotten."""
 
     max_members: int = 2_000
-    """Members whose commits are timed; at the limit, the timing of all begins again."""
+    """The maximum number of members whose commits are timed. At the limit, all recorded times are
+    dropped."""
 
 
 @dataclass(slots=True)
@@ -340,7 +344,10 @@ class ClientObservations:
         but: Sequence[str] = (),
         **detail: object,
     ) -> None:
-        """Record an observation once per renewal, whatever the values of the details in ``but``."""
+        """Record an observation once per renewal.
+
+        Observations that differ only in the details named in ``but`` count as equal.
+        """
         observation = (kind, origin, *(value for name, value in detail.items() if name not in but))
         if observation in self._recorded:
             return

@@ -1,4 +1,4 @@
-"""Records the events of the coordinators' decisions, and their causes, in a log of their own.
+"""Records the events of the coordinators' decisions, and their causes, in the history topic.
 
 A decision appends its events to a queue in the same turn of the loop; some milliseconds later the
 queue is written to a partition of ``__fencepost_history``, a topic that clients can read but not
@@ -64,11 +64,11 @@ class HistoryLimits:
     """Limits on the memory and the event loop time that the history uses."""
 
     max_queued: int = 10_000
-    """Events that wait for their write, about 5 MiB. If the queue is full, new events are dropped
-    and counted: the oldest show how the trouble began."""
+    """The maximum number of queued events, about 5 MiB. If the queue is full, new events are
+    dropped and counted, because the oldest events show how a problem began."""
 
     max_batch_bytes: int = 256 << 10
-    """Bytes of one write, after which other callbacks get their turn."""
+    """The maximum size of one write, after which the event loop runs other callbacks."""
 
 
 class HistoryRecorder:
@@ -84,10 +84,10 @@ class HistoryRecorder:
     ) -> None:
         self.limits = HistoryLimits() if limits is None else limits
         self.dropped = 0
-        """Events that were never written, since the start."""
+        """The number of events that were never written."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        """Events since the start by topic, kind and cause, including those that are not
-        recorded."""
+        """The number of events by topic, kind and cause, including events that are not recorded.
+        """
         self._internal_topic = internal_topic
         self._logs = logs
         self._clock = clock
@@ -106,9 +106,9 @@ class HistoryRecorder:
         """Kinds that are recorded although they recur in normal operation."""
         self._timer: asyncio.TimerHandle | None = None
         self._overflowed = 0
-        """Events dropped by a full queue since the last log line."""
+        """The number of events dropped by a full queue since the last log line."""
         self._unwritten = 0
-        """Events lost by failed writes since the last log line."""
+        """The number of events lost by failed writes since the last log line."""
         self._last_error = ""
         self._complained_ms: int | None = None
 

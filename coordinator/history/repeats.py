@@ -9,14 +9,15 @@ from typing import Final
 from fencepost.coordinator.history.entries import CLUSTER, Entry
 
 _IDENTITY: Final = ("broker_epoch", "topic_id", "from", "to")
-"""Details that distinguish two events of one kind and subject; causes may be worded differently."""
+"""Details that distinguish two events of one kind and subject. Causes do not: their wording varies.
+"""
 
 
 class Repeats:
     """Drops entries that another broker has already written.
 
-    Of the entries with the same kind, subject and details, the n-th that one broker wrote equals
-    the n-th of every other broker. A broker that was down has fewer entries, and adds none.
+    Among the entries with the same kind, subject and details, the n-th entry of each broker reports
+    the same change. A broker that was down has fewer such entries than the others.
     """
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class Services:
     other_leaders: OtherLeaders | None = None
     """Produces to dead-letter queues on other brokers; None on a standalone broker."""
     ask_for_queue: CreateTopic | None = None
-    """Has the controller create a dead-letter queue; None if this process is the controller."""
+    """Asks the controller to create a dead-letter queue; None if this process is the controller."""
 
     def __init__(
         self, storage: Storage, *, cluster_id: str, advertised: Callable[[str | None], Address]
@@ -108,8 +108,7 @@ class Services:
         if self.authorizer is not None:
             self.acls = AclPublisher(storage.metadata, self.authorizer)
         self.acl_requests = OneAtATime()
-        """Serializes the requests that create or delete ACLs: one is decided before the next
-        begins."""
+        """Serializes the requests that create or delete ACLs."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """The quotas of users, clients and addresses."""
         self.check_certificates: CheckCertificates | None = None
@@ -209,8 +208,8 @@ class Services:
     def active_controller(self) -> ActiveController:
         """Return this process's controller, which writes its decisions to its own metadata log.
 
-        It is created on first use: a standalone broker seldom needs it. In a process without a
-        metadata log of its own the controller only validates: a change raises
+        It is created on first use, because a standalone broker seldom needs it. In a process that
+        has no metadata log of its own, the controller only validates requests, and a change raises
         MetadataUnavailableError.
         """
         if self._active_controller is None:
@@ -259,7 +258,7 @@ class Services:
 
     async def _create_topic(self, name: str, configs: Mapping[str, str]) -> None:
         from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - most brokers have no dead-letter queue
-        from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415 - the same
+        from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415 - as above
 
         for _ in load(NEW_TOPIC_MODULES):
             await asyncio.sleep(0)
@@ -303,7 +302,7 @@ class Services:
     def password_checks(self) -> PasswordChecks:
         """Return the thread that hashes passwords."""
         if self._password_checks is None:
-            from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
+            from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - most brokers check no passwords
 
             self._password_checks = PasswordChecks()
         return self._password_checks
@@ -321,8 +320,8 @@ class Services:
     def shares(self) -> SharePartitions:
         """Return the share partitions that this broker leads."""
         if self._shares is None:
-            from fencepost.coordinator.services.dead_letters import DeadLetterQueues  # noqa: PLC0415 - the same
-            from fencepost.coordinator.services.share_partitions import SharePartitions  # noqa: PLC0415 - the same
+            from fencepost.coordinator.services.dead_letters import DeadLetterQueues  # noqa: PLC0415 - most brokers have no share group
+            from fencepost.coordinator.services.share_partitions import SharePartitions  # noqa: PLC0415 - as above
 
             create_topic = self.ask_for_queue or self._create_topic
             queues = DeadLetterQueues(self.storage, self.appends, create_topic, self.other_leaders)
@@ -334,14 +333,14 @@ class Services:
 
     @property
     def has_shares(self) -> bool:
-        """Return whether share partitions have been fetched since the start."""
+        """Return whether share partitions have been fetched since the broker started."""
         return self._shares is not None
 
     @property
     def share_fetches(self) -> ShareFetches:
         """Return the server of ShareFetch requests."""
         if self._share_fetches is None:
-            from fencepost.coordinator.services.share_fetches import ShareFetches  # noqa: PLC0415 - the same
+            from fencepost.coordinator.services.share_fetches import ShareFetches  # noqa: PLC0415 - most brokers have no share group
 
             self._share_fetches = ShareFetches(self.shares, self.config)
         return self._share_fetches
@@ -369,7 +368,7 @@ class Services:
 
     @property
     def has_telemetry(self) -> bool:
-        """Return whether a client has asked for its telemetry subscription since the start."""
+        """Return whether any client has requested its telemetry subscription from this process."""
         return self._telemetry is not None
 
     def connection_closed(self, connection: object) -> None:
@@ -389,7 +388,7 @@ class Services:
     def share_groups(self) -> ShareGroups:
         """Return the part of the group coordinator that needs the share coordinator."""
         if self._share_groups is None:
-            from fencepost.coordinator.services.share_groups import ShareGroups  # noqa: PLC0415 - the same
+            from fencepost.coordinator.services.share_groups import ShareGroups  # noqa: PLC0415 - most brokers have no share group
 
             self._share_groups = ShareGroups(
                 self.groups, self.share_persister, self.replicas, self.ask_leader
@@ -401,7 +400,7 @@ class Services:
             await self._share_groups.stop()
 
     def shutdown_steps(self) -> list[Step]:
-        """Return the first steps of a shutdown: no new requests, but responses are still sent."""
+        """Return the first steps of a shutdown, during which responses are still sent."""
         return [
             ("wait for commits", self.commits.drain),
             ("drop share partitions", self._close_shares),

@@ -99,7 +99,7 @@ class FetchSessionIdNotFoundError(DataError):
 
 
 class InvalidFetchSessionEpochError(DataError):
-    """The request is not the session's next one (INVALID_FETCH_SESSION_EPOCH)."""
+    """The request does not have the session's next epoch (INVALID_FETCH_SESSION_EPOCH)."""
 
 
 class FetchSessionTopicIdError(DataError):

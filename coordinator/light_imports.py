@@ -1,10 +1,11 @@
 """Import three libraries without their unused dependencies; must be imported first.
 
 If they are installed, kio registers test strategies with hypothesis, and structlog.dev prepares
-coloured tracebacks with rich. Together these imports take more than a third of the daemon's start,
-half of a command's start, and ten megabytes. This module imports both libraries while those
-dependencies look absent. crc32c reads its own version and loads an unused command line; this module
-imports it with stand-ins for both. Afterwards every module can be imported as usual.
+coloured tracebacks with rich. Together these imports take ten megabytes, more than a third of the
+time in which the daemon starts, and half of the time in which a command starts. This module imports
+both libraries while those dependencies look absent. crc32c reads its own version and loads an
+unused command line; this module imports crc32c with stand-ins for both. Afterwards every module can
+be imported as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _absent(*names: str) -> Iterator[None]:
     """Make modules that are not loaded look as if they were not installed."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # how Python itself spells it
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's marker for an absent module
     try:
         yield
     finally:
@@ -47,7 +48,7 @@ def _stand_in(name: str, **attributes: object) -> Iterator[None]:
 def _unfrozen() -> Iterator[None]:
     """Restore the real ``datetime.datetime``, from which kio derives a class.
 
-    freezegun replaces it by a class whose metaclass does not allow that.
+    freezegun replaces it by a class whose metaclass prevents such a derivation.
     """
     now = dt.datetime
     dt.datetime = next(  # type: ignore[misc, assignment]

@@ -1,4 +1,4 @@
-"""Helpers for login tests: users on a real metadata log, and a client of one exchange."""
+"""Helpers for login tests: users in a real metadata log, and clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def users_of(store: Storage) -> ScramUsers:
 
 
 def users_in(directory: Path, **passwords: str) -> ScramUsers:
-    """Create users with these passwords, each with credentials of both mechanisms."""
+    """Create users with these passwords, with credentials for both SCRAM mechanisms."""
     users = users_of(storage(directory))
     for name, password in passwords.items():
         for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
@@ -60,7 +60,7 @@ def give(
 
 
 class ScramClient:
-    """The client's side of SCRAM; a test may alter its tokens."""
+    """The client's side of a SCRAM exchange; a test may alter its tokens."""
 
     def __init__(self, user: str, password: str, mechanism: ScramMechanism) -> None:
         self.first = scram.ClientFirst.of(user, scram.new_nonce())
@@ -81,7 +81,7 @@ class ScramClient:
 
 
 class Desk:
-    """The broker's side of a connection's authentication, fed with frames instead of a socket."""
+    """The broker's side of a connection's authentication, with frames instead of a socket."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Desk:
         return make.message(error_code=0, api_keys=())
 
     def frame(self, frame: bytes) -> bytes | None:
-        """Return the response to a frame, without its length, or None if there is none."""
+        """Return the response to a frame, without the length field, or None without a response."""
         assert not self.ended, "the connection is closed"
         try:
             answer: Answer = finish(self.login.response_to(frame))
@@ -121,7 +121,7 @@ class Desk:
         return data[4:]
 
     def ask(self, api: str, version: int, **body: Any) -> Told | None:
-        """Return the response to a request, or None if there is none."""
+        """Return the response to a request, or None without a response."""
         found = self.frame(encode(api, version, 7, "client", body))
         if found is None:
             return None

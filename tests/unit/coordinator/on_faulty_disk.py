@@ -1,4 +1,4 @@
-"""A broker on a file system that is slow, broken or full on demand, and clients of it."""
+"""A broker on a file system that is slow, broken or full on demand, and its clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 class Running:
-    """A broker on ``disk``, and clients of it."""
+    """A broker on ``disk``, and its clients."""
 
     def __init__(self, broker: Broker, bootstrap: str, disk: FaultyDisk) -> None:
         self.broker = broker
@@ -37,7 +37,7 @@ class Running:
         return client
 
     def begin(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """Make a request in a thread of its own."""
+        """Make a request in a new thread."""
         return self._pool.submit(call)
 
     def close(self) -> None:

@@ -339,8 +339,7 @@ def test_malformed_control_record_is_invalid(key: bytes | None, value: bytes | N
         control(key, value)
 
 
-# --- input that the encoder refuses
-# ----------------------------------------------------------------------
+# --- input that the encoder refuses ---------------------------------------------------------------
 
 
 def test_encoding_offsets_that_do_not_increase_or_fit_is_refused() -> None:

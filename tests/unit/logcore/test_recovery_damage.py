@@ -47,8 +47,7 @@ def bases(partition: Partition) -> list[int]:
     return [header.base_offset for header, _ in partition.reader.read_all()]
 
 
-# --- below the recovery point: damage is skipped
-# -------------------------------------------------------
+# --- below the recovery point: damage is skipped --------------------------------------------------
 
 
 MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]

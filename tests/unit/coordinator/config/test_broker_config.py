@@ -41,7 +41,7 @@ def test_every_broker_config_is_used_or_marked_as_inert():
         if path.name not in {"broker_keys.py", "topic_keys.py", "security_keys.py"}
     )
     behind_topics = {synonym.name for key in TOPIC_KEYS.values() for synonym in key.synonyms}
-    # Sizes of the coordinators' topics and bounds of group settings are looked up by prefix.
+    # The broker looks up sizes of coordinators' topics and bounds of group settings by prefix.
     by_prefix = {
         f"{prefix}.{name}"
         for prefixes, names in (
@@ -248,7 +248,7 @@ def test_topic_config_overrides_the_broker_config():
     assert log_config(config, overrides).retention_ms == 6
     assert log_config(config, overrides).segment_bytes == 100
     sources = [setting.source for setting in config.topic_settings("retention.ms", overrides)]
-    # The last one is the default of log.retention.hours, shown as a synonym of log.retention.ms.
+    # The last row is the default of log.retention.hours, a synonym of log.retention.ms.
     assert sources == [ConfigSource.TOPIC, ConfigSource.STATIC_BROKER, ConfigSource.DEFAULT]
     hours = BrokerConfig({"log.retention.hours": "2"})
     assert hours.topic_settings("retention.ms", {}) == []
@@ -261,7 +261,7 @@ def test_broker_key_is_followed_by_its_synonyms_in_other_units():
     ms = ("log.retention.ms", "5", ConfigSource.STATIC_BROKER)
     hours = ("log.retention.hours", "2", ConfigSource.STATIC_BROKER)
     default = ("log.retention.hours", "168", ConfigSource.DEFAULT)
-    # Values from stronger sources under other keys are not shown.
+    # Values of other keys with a higher precedence are not shown.
     assert config.synonyms("log.retention.ms") == [ms, hours, default]
     assert config.synonyms("log.retention.minutes") == [minutes, ms, hours, default]
     assert config.synonyms("log.retention.hours") == [hours, default]
@@ -357,13 +357,13 @@ CODE_AND_FILES = re.compile(
     r"class|jaas|url|handler|provider|module|reporter|plugin|assignor|listeners|path|\bdirs?\b"
     r"|location"
 )
-"""Parts of setting names that stand for code, addresses or files."""
+"""Matches names of settings whose values are code, addresses or files."""
 
 CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
 
 
 def test_updatable_configs_name_no_code_address_or_file_except_certificates():
-    """The subject of CVE-2023-25194, CVE-2025-27818 and CVE-2025-27819."""
+    """CVE-2023-25194, CVE-2025-27818 and CVE-2025-27819 exploit such settings."""
     keys = {**BROKER_KEYS, **OF_LISTENERS, **TOPIC_KEYS, **GROUP_OWN_KEYS}
     found = {
         name

@@ -1,4 +1,4 @@
-"""Every broker key of Apache Kafka 3.9, 4.3 and 4.4 is accepted, alone and for a listener."""
+"""Every broker key of Apache Kafka 3.9, 4.3 and 4.4 is accepted, with and without a listener."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES = {
     "SHORT": "1",
     "STRING": "x",
 }
-"""A value by type, for keys without a default."""
+"""Type → a value for keys without a default."""
 
 CHOSEN = {
     "password.encoder.keyfactory.algorithm": "PBKDF2WithHmacSHA512",

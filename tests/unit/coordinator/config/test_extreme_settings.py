@@ -1,4 +1,4 @@
-"""Numeric settings at both ends of their ranges: background work and restarts must not fail."""
+"""Background work and restarts must not fail with minimum and maximum numeric settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DYNAMIC = {name: key for name, key in BROKER_KEYS.items() if key.updatable}
 
 
 def ends(key: ConfigKey) -> list[str]:
-    """Return the texts of the smallest and largest accepted values and of common special ones."""
+    """Return the smallest, the largest and common special accepted values, as strings."""
     most = LARGEST[key.type]
     asked = {-most - 1, most, -1, 0, 1, key.low, key.high} - {None}
     accepted = []
@@ -72,7 +72,7 @@ def numbers(keys: Mapping[str, ConfigKey]) -> Iterator[tuple[str, str]]:
 
 
 def extreme(largest: bool) -> dict[str, str]:
-    """Return all numeric topic settings at the same end, except for one contradiction."""
+    """Return all numeric topic settings with their largest (or smallest) values, if compatible."""
     chosen: dict[str, str] = {}
     for name, text in numbers(TOPIC_KEYS):
         better = (float(text) > float(chosen[name])) is largest if name in chosen else True
@@ -82,7 +82,7 @@ def extreme(largest: bool) -> dict[str, str]:
 
 
 def change(services: Services, one: AlterConfig) -> None:
-    """Alter a setting of all brokers."""
+    """Alter a cluster-wide broker setting."""
     services.active_controller.decide(
         lambda controller: controller.incremental_alter_configs(
             (BROKER_RESOURCE, ""),
@@ -96,7 +96,7 @@ def change(services: Services, one: AlterConfig) -> None:
 async def bear(
     directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: AlterConfig | None = None
 ) -> None:
-    """Write, roll, clean, retain, flush, expire, checkpoint, stop; then the same after a restart.
+    """Run all background work and stop, restart, and run and stop again.
 
     ``topics`` maps names to settings.
     """
@@ -151,7 +151,7 @@ async def test_broker_config_at_its_minimum_or_maximum_allows_maintenance_and_re
 async def test_throttled_cleaner_continues_on_a_higher_rate_and_ends_on_shutdown(
     tmp_path: Path, way_out: str
 ) -> None:
-    """At a byte per second a few records would take an hour."""
+    """At one byte per second, cleaning a few records would take an hour."""
 
     def set_rate(text: str) -> None:
         change(broker.services, AlterConfig(CLEANER_RATE, OpType.SET, text))
@@ -185,7 +185,7 @@ async def test_all_topic_configs_at_the_same_extreme_allow_maintenance_and_resta
 async def test_contradicting_broker_and_topic_compaction_lags_do_not_fail_cleaning(
     tmp_path: Path,
 ) -> None:
-    """Each setting is valid by itself, and cleaning waits until both of them permit it."""
+    """Each setting is valid by itself, and cleaning waits until both settings permit it."""
     await bear(
         tmp_path,
         {"t": {"min.compaction.lag.ms": "1000"}},
@@ -194,7 +194,7 @@ async def test_contradicting_broker_and_topic_compaction_lags_do_not_fail_cleani
 
 
 def test_log_with_maximum_delete_retention_ms_is_compacted_and_broker_stops(tmp_path: Path) -> None:
-    """The deletion horizon is later than any timestamp, and too large for a batch."""
+    """The delete horizon is later than any timestamp, and too large for a batch."""
     settings = {"log.cleaner.backoff.ms": "50", "log.roll.ms": "1"}
     daemon = Daemon(tmp_path / "data", settings).start()
     try:
@@ -217,5 +217,5 @@ def test_log_with_maximum_delete_retention_ms_is_compacted_and_broker_stops(tmp_
 
 
 def keyed(key: bytes, value: bytes | None, number: int) -> bytes:
-    """Return a batch of one record, later than the previous one by more than ``segment.ms``."""
+    """Return a batch with one record, more than ``segment.ms`` later than the previous record."""
     return encode_batch([LogRecord(0, NOW_MS + 10 * number, key, value)])

@@ -1,4 +1,4 @@
-"""A ``server.properties`` written for Apache Kafka."""
+"""A ``server.properties`` file written for Apache Kafka."""
 
 from __future__ import annotations
 

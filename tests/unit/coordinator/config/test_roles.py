@@ -24,7 +24,7 @@ def test_node_by_default_is_broker_and_controller_without_a_cluster() -> None:
 
 
 def test_combined_node_registers_over_the_network_only_with_a_controller_listener() -> None:
-    """As in the configuration file that comes with Apache Kafka."""
+    """Apache Kafka's own configuration file has such a listener."""
     config = {
         "process.roles": "broker,controller",
         "node.id": "1",

@@ -1,4 +1,4 @@
-"""A controller without partitions of its own, and brokers that exist only as requests."""
+"""A controller without partitions, and simulated brokers that only send requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Node:
         return self.thread.call(ask)
 
     def pretender(self, broker_id: int, *, joins: bool = True) -> Pretender:
-        """Return a broker that has the quorum's epoch and, with ``joins``, has registered."""
+        """Return a simulated broker that knows the quorum's epoch, registered if ``joins``."""
         cluster_id = self.ask(lambda services: services.cluster_id)
         one = Pretender(self.bootstrap, broker_id, cluster_id)
         one.learn_epoch()
@@ -73,7 +73,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def enter(node: Node) -> Iterator[Enter]:
-    """Return a function that makes new brokers, registered unless ``joins`` is false."""
+    """Return a function that makes simulated brokers, registered unless ``joins`` is false."""
     made: list[Pretender] = []
 
     def enter(*, joins: bool = True, broker_id: int | None = None) -> Pretender:

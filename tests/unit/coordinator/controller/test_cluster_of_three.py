@@ -20,7 +20,7 @@ EVERYBODY = {1, 2, 3}
 
 
 class Three:
-    """A controller, brokers 1 to 3, and a client of the first."""
+    """A controller, brokers 1 to 3, and a client of broker 1."""
 
     def __init__(self, home: Path) -> None:
         self.stack = ExitStack()
@@ -130,7 +130,7 @@ def test_reassigned_partition_moves_to_the_new_replicas(three: Three) -> None:
 
 
 def test_controlled_shutdown_moves_leadership_to_other_replicas(three: Three) -> None:
-    """This test is the last one, since it stops a broker that the others use."""
+    """This test must be the last in this file, because it stops a broker that other tests use."""
     name = three.create([3, 1, 2], [1, 2, 3])
     three.brokers[2].stop()
     three.has(name, (1, {1, 2}), (1, {1, 2}))

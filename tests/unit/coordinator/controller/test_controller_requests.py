@@ -324,8 +324,8 @@ def test_forwarded_create_topics_counts_toward_the_mutation_quota_of_its_user(
         first, second = create("alice"), create("alice")
         assert first == {"wait": 0, "error": "none"}
         assert second["error"] == "throttling_quota_exceeded"
-        assert second["wait"] > 60_000  # ms, for 100 mutations at 1 per second, less the burst
-        # An old client waits only after the response; the broker's connection is not muted.
+        assert second["wait"] > 60_000  # ms, for 100 mutations minus the burst, at 1 per second
+        # An old client waits only after the response, and the broker's connection is not muted.
         old = create("alice", 5)
         assert old["error"] == "none"
         assert old["wait"] > second["wait"]
@@ -351,7 +351,7 @@ def test_envelope_with_invalid_contents_is_refused(enter: Enter) -> None:
     assert broker.envelope("create_topics", 7, data=b"\0\x13\0\x63\0\0\0\1\xff\xff")[0] == (
         "unsupported_version"
     )
-    # Envelopes carry forwarded requests only; a heartbeat comes from the broker itself.
+    # An Envelope must contain a client's forwarded request; brokers send heartbeats directly.
     assert broker.envelope("broker_heartbeat", 2, cordoned_log_dirs=None)[0] == "invalid_request"
 
 

@@ -24,7 +24,7 @@ OF_BROKERS = sorted({*CONTROLLER_APIS, ApiKey.FETCH} & set(controller_registry()
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Yield a controller with an authorizer and no rules; ``User:admin`` is its super user."""
+    """Yield a controller with an authorizer without ACLs; ``User:admin`` is a super user."""
     with Node(
         tmp_path_factory.mktemp("guarded"),
         authorizer_class_name=STANDARD,
@@ -74,7 +74,7 @@ def test_forwarded_request_is_authorized_as_its_own_principal(guarded: Node) -> 
 
 
 def test_forwarded_create_acls_appends_a_record_to_the_metadata_log(tmp_path: Path) -> None:
-    """The rules are records of the metadata log, from which brokers replay them."""
+    """ACLs are records in the metadata log, which brokers replay."""
     with Node(tmp_path, authorizer_class_name=STANDARD, super_users="User:ANONYMOUS") as node:
         broker = node.pretender(1)
         end = broker.end()

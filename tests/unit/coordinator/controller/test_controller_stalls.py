@@ -1,6 +1,6 @@
-"""No request to a controller, and no task of its own, blocks its loop for long.
+"""No request to a controller and no background task blocks its loop for long.
 
-The partitions are many; their brokers exist only as requests.
+The cluster has many partitions, and simulated brokers that only send requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST, SECOND = 1, 2
 
 
 class Many:
-    """A controller on this loop, and two brokers with 10,000 partitions, all led by the first."""
+    """A controller on this loop, and two brokers with 10,000 partitions, all led by broker 1."""
 
     def __init__(self, decides: Broker) -> None:
         self.decides, self.services = decides, decides.services
@@ -112,7 +112,7 @@ async def test_moving_many_leaders_off_a_lost_broker_does_not_block_the_loop(
 async def test_electing_many_leaders_on_broker_return_does_not_block_the_loop(
     tmp_path: Path,
 ) -> None:
-    """No other replica can lead while the broker is away, so all elections run on its return."""
+    """No other replica can lead, so all elections run when the broker returns."""
     async with many(tmp_path) as cluster:
         await asyncio.to_thread(cluster.second.heartbeat, want_fence=True)
         cluster.end_session()
@@ -128,7 +128,7 @@ async def test_electing_many_leaders_on_broker_return_does_not_block_the_loop(
 async def test_creating_many_partitions_on_many_brokers_does_not_block_the_loop(
     tmp_path: Path,
 ) -> None:
-    """With 30 brokers, most of the 10,000 partitions have replicas that no other one has."""
+    """With 30 brokers, most of the 10,000 partitions have a unique list of replicas."""
     listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
     config = {**CONFIG, **listeners, "broker.session.timeout.ms": "600000"}
     async with Broker(tmp_path, config=config) as decides:

@@ -26,7 +26,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.controller.conftest import Enter, Node
 
 UNREACHED_MS = 20_000
-"""A wait in milliseconds that no test reaches."""
+"""A maximum wait in milliseconds that is longer than any test."""
 
 
 # --- fetching ---
@@ -140,7 +140,7 @@ def test_metadata_fetch_at_the_log_end_waits_for_new_records(enter: Enter) -> No
 
 
 def test_metadata_fetch_with_an_old_high_watermark_returns_at_once(enter: Enter) -> None:
-    """KIP-1166: an observer that has the current high watermark waits instead."""
+    """KIP-1166: an observer with an old high watermark gets the current one at once."""
     broker = enter()
     end = broker.end()
     part = broker.part(end, broker.quorum_epoch, max_wait=UNREACHED_MS, high_watermark=end - 1)
@@ -200,7 +200,7 @@ def test_observer_below_the_log_start_offset_fetches_a_snapshot(tmp_path: Path) 
             content, size = content + found["unaligned_records"], found["size"]
         records = records_of(content)
         assert any(isinstance(one, RegisterBrokerRecord) for one in records)
-        # The log continues at the snapshot's end.
+        # The log continues at the end offset of the snapshot.
         assert broker.part(snapshot[0], snapshot[1])["error_code"] == "none"
         assert piece(broker, (1, 1), 0)["error_code"] == "snapshot_not_found"
         assert piece(broker, snapshot, size)["error_code"] == "position_out_of_range"
@@ -258,7 +258,7 @@ def test_restarted_controller_recovers_brokers_topics_and_the_log(tmp_path: Path
         broker = node.pretender(1, joins=False)
         assert broker.cluster_id == cluster_id
         assert broker.quorum_epoch > epoch
-        # An observer's log has not diverged after the controller's restart.
+        # After the controller restarts, an observer's log has not diverged.
         assert broker.part(end, epoch)["diverging_epoch"]["epoch"] == -1
         broker.broker_epoch, broker.incarnation_id = broker_epoch, incarnation_id
         beat = broker.heartbeat()

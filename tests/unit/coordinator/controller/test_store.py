@@ -1,4 +1,4 @@
-"""The rules of both metadata stores that the active controller relies on."""
+"""The rules of both metadata stores on which the active controller relies."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Kept:
         self.refusals = 0
 
     def write(self, name: str) -> None:
-        """Append one setting of a broker without waiting for the write."""
+        """Append a setting of a broker without waiting for the write."""
         with self.store.unforced():
             self.store.append([ConfigRecord(BROKER_RESOURCE, name, "log.cleaner.threads", "2")])
 
     def has(self, name: str) -> bool:
-        """Return whether the next decision sees that setting."""
+        """Return whether the next decision sees the setting that ``write`` appended."""
         return (BROKER_RESOURCE, name) in self.store.image.configs
 
 

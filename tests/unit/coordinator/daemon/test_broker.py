@@ -103,7 +103,7 @@ async def test_data_directory_that_is_a_file_is_refused(tmp_path):
     [
         (["python-3/", "photos-0/"], "photos-0"),
         (["notes.txt"], "notes.txt"),
-        # A directory that lacks meta.properties, and one that lacks the metadata log.
+        # A directory without meta.properties, and a directory without the metadata log.
         (["__cluster_metadata-0/", "orders-0/"], "__cluster_metadata-0"),
         (["meta.properties", "orders-0/"], "orders-0"),
     ],
@@ -180,7 +180,7 @@ async def test_broker_stop_answers_delayed_fetches_at_once(tmp_path):
 
         waiting = asyncio.get_running_loop().run_in_executor(None, poll)
         await until_true(lambda: len(broker.services.fetches.delayed) == 1)
-    await waiting  # it was answered and not cut off; the client's timeout is 20 s
+    await waiting  # the broker responded; the client's timeout is 20 s
 
 
 async def test_delayed_fetch_of_a_disconnected_client_is_removed(tmp_path):
@@ -284,7 +284,7 @@ SERVED_AND_LEFT = (
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_after_the_stop_does_not_change_the_exit_status(tmp_path, number):
-    """By then the loop is closed, and its signal handlers are gone."""
+    """When the signal arrives, the loop is closed and its signal handlers are removed."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVED_AND_LEFT, str(tmp_path)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -340,7 +340,7 @@ def test_daemon_with_invalid_config_exits_with_status_2(serve, options, reason):
 
 
 def processor_s(*command: str) -> float:
-    """Run a command and return the processor time it took, in seconds."""
+    """Run a command and return the command's processor time in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -348,7 +348,7 @@ def processor_s(*command: str) -> float:
 
 
 def test_daemon_start_stays_within_processor_time_and_memory_limits(serve):
-    """Five times a bare interpreter with asyncio is usual; a busy machine slows both down."""
+    """The time is usually five times that of an interpreter with asyncio on the same machine."""
     serve().end(signal.SIGTERM)
 
     def is_small() -> bool:

@@ -78,12 +78,12 @@ def of(broker: Broker) -> ClusterBroker:
 
 
 def fenced(decides: Broker) -> Mapping[int, bool]:
-    """Return for each broker whether the controller has it fenced."""
+    """Return broker id → whether the controller has fenced the broker."""
     return {one.broker_id: one.fenced for one in decides.services.metadata.image.brokers.values()}
 
 
 async def create(broker: Broker, name: str, *replicas: list[int]) -> None:
-    """Create a topic through this broker, which forwards the request."""
+    """Create a topic by a request to this broker, which forwards the request."""
 
     def body(make: Any) -> Entity:
         rows = [
@@ -170,7 +170,7 @@ def test_controlled_shutdown_moves_leadership_before_the_broker_stops(tmp_path: 
 
 @pytest.mark.slow
 def test_blocked_event_loop_does_not_get_the_broker_fenced(tmp_path: Path) -> None:
-    """A turn longer than the session delays no heartbeat and loses no metadata."""
+    """A turn that is longer than the session timeout delays no heartbeat and loses no metadata."""
 
     async def work(at: tuple[str, int], seen: Callable[[], Mapping[int, bool]]) -> None:
         async with member(tmp_path, at):
@@ -270,7 +270,8 @@ def test_broker_serves_without_a_controller_and_reconnects_after_its_restart(
         try:
             async with member(tmp_path, decides.address) as broker:
                 await create(broker, "t", [101])
-                # The controller answers once the topic is durable; the broker learns of it later.
+                # The controller responds when the topic is durable; the broker learns of the topic
+                # later.
                 await until_true(lambda: leads(broker, "t")() == 101, "the topic on the broker")
                 await decides.stop()
                 async with AsyncWireClient(broker.bootstrap) as client:
@@ -328,7 +329,7 @@ def test_start_waiting_for_a_controller_can_be_terminated(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("password", ["right", "wrong"])
 def test_broker_authenticates_to_the_controller_listener(tmp_path: Path, password: str) -> None:
-    """The keys of the controllers' listener have the credentials, as in Kafka."""
+    """As in Kafka, the settings of the controllers' listener have the credentials."""
 
     def plain(own: str) -> str:
         return (

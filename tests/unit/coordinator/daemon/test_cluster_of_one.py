@@ -1,4 +1,4 @@
-"""A single broker serves its partitions by the rules of a cluster."""
+"""A standalone broker serves its partitions by the rules of a cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.unit.coordinator.services.coordinators import storage
 
 TOPIC_ID = UUID(int=7)
 OURS = 1
-"""The leader epoch after the second start."""
+"""The leader epoch after the broker has started twice."""
 COUNT = 600
-"""Enough partitions that they become leaders or followers in more than one turn."""
+"""A number of partitions that become leaders or followers in more than one turn."""
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerThread]:
-    """Yield a broker in its second start, with the topic ``t``."""
+    """Yield a broker that has restarted once, with the topic ``t``."""
     with Broker.in_thread(tmp_path) as thread, Cluster(thread.bootstrap) as client:
         client.create_topic("t")
     with Broker.in_thread(tmp_path) as thread:
@@ -59,7 +59,7 @@ def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, An
 
 
 def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
-    """KIP-951: the response has the bound port, which the earlier registration lacks."""
+    """KIP-951: the response has the bound port, although the registration was written before."""
     host, _, port = broker.bootstrap.rpartition(":")
     with Cluster(broker.bootstrap) as client:
         answer, part = fetch(client, OURS - 1)
@@ -133,7 +133,7 @@ async def test_deletion_of_100_000_partitions_does_not_block_the_loop(tmp_path: 
 async def test_pending_leader_change_of_a_deleted_topic_is_discarded(
     tmp_path: Path,
 ) -> None:
-    """Three images follow at once: with two replicas, with this one alone, without the topic."""
+    """Three images arrive at once: with two replicas, with one replica, and without the topic."""
     store = storage(tmp_path)
     topic_id = create_topic(store.metadata, "t", COUNT).topic_id
     both, alone = (

@@ -1,4 +1,4 @@
-"""Garbage collections traverse new objects only, and no frozen object is part of a cycle."""
+"""Garbage collections traverse only new objects, and frozen objects are not in garbage cycles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
 
 async def grow(nodes: int) -> list[Node]:
-    """Make this many objects, in several turns of the loop."""
+    """Create this number of objects, in several turns of the loop."""
     made = []
     for number in range(nodes):
         made.append(Node())
@@ -115,7 +115,7 @@ async def test_small_cycle_is_collected_after_the_input_byte_limit(thawed: None)
 
 
 def use(bootstrap: str) -> None:
-    """Use topics, members, transactional ids, polls and connections, and leave."""
+    """Use topics, group members, transactional ids, long polls and connections, then close them."""
     with Cluster(bootstrap) as client:
         for _ in range(3):
             topic, group = client.create_topic(unique("t"), 5), unique("g")

@@ -1,4 +1,4 @@
-"""A broker that is also its cluster's controller, to which other brokers connect."""
+"""Combined nodes: a broker that is also the controller, to which other brokers connect."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def isr(broker: Broker, name: str) -> Callable[[], set[int]]:
 
 
 async def die(broker: Broker) -> None:
-    """Disappear without a message to other brokers."""
+    """Stop the node without a message to other brokers."""
     await broker.go_silent()
     await broker.stop()
 
 
 async def append(broker: Broker, name: str, value: bytes) -> int:
-    """Produce with acks=all once the broker knows that it leads, and return the offset."""
+    """Produce with acks=all once the broker knows that it is the leader; return the offset."""
 
     def produce() -> int:
         with Cluster(broker.bootstrap) as client:
@@ -160,7 +160,7 @@ def test_combined_node_takes_over_the_leadership_of_a_failed_broker(tmp_path: Pa
 
 @pytest.mark.slow
 def test_restarted_combined_node_rejoins_without_waiting_for_its_session(tmp_path: Path) -> None:
-    """On stop the broker hands leadership over; on return it does not wait for its old session."""
+    """The broker shuts down cleanly, and does not wait for its former session when it restarts."""
 
     async def work() -> None:
         async with three(tmp_path) as (one, two, third):
@@ -173,7 +173,7 @@ def test_restarted_combined_node_rejoins_without_waiting_for_its_session(tmp_pat
             assert leads(two, "t")() in {2, 3}
             leader = two if leads(two, "t")() == 2 else third
             assert await append(leader, "t", b"b") == 1
-            # A broker that waited for the end of its former session would exceed the test's limit.
+            # A broker that waited for its former session to expire would exceed the test's timeout.
             again = combined(tmp_path, at[1], **{"broker.session.timeout.ms": "600000"})
             async with again:
                 await until_true(lambda: isr(leader, "t")() == {1, 2, 3}, "it follows")
@@ -187,7 +187,7 @@ def test_restarted_combined_node_rejoins_without_waiting_for_its_session(tmp_pat
 
 @pytest.mark.slow
 def test_killed_combined_node_recovers_its_topics(tmp_path: Path) -> None:
-    """The only broker, with topics of one replica, which no other broker could lead meanwhile."""
+    """A single broker: no other broker can lead its topics while it is down."""
 
     async def work() -> None:
         async with combined(tmp_path) as one:
@@ -205,7 +205,7 @@ def test_killed_combined_node_recovers_its_topics(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_standalone_broker_can_become_a_cluster_and_add_replicas(tmp_path: Path) -> None:
-    """Topics, groups' offsets and settings survive; then replicas are added on other brokers."""
+    """Topics, committed offsets and settings survive; then other brokers get replicas."""
 
     async def work() -> None:
         async with Broker(tmp_path / "1", config={"node.id": "1"}) as alone:
@@ -235,7 +235,7 @@ async def reassign(broker: Broker, name: str, replicas: list[int]) -> None:
 
 
 def test_standalone_start_is_refused_while_other_brokers_are_registered(tmp_path: Path) -> None:
-    """A single broker would claim the other brokers' partitions."""
+    """A standalone broker would become the leader of the other brokers' partitions."""
 
     async def work() -> None:
         async with combined(tmp_path) as one, member(tmp_path, door(one), 2):

@@ -1,4 +1,4 @@
-"""The broker's background work never blocks the event loop for long, even all at once."""
+"""The broker's background work never blocks the event loop for long, even if all is due at once."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_retention_of_thousands_of_segments_does_not_block_the_loop(tmp_pa
             await asyncio.sleep(0)
         assert broker._maintenance is not None
         with watched_loop() as watch:
-            # Run it as a separate task: the watch measures the steps of tasks.
+            # Run retention as a separate task: the watch measures the steps of tasks.
             await asyncio.create_task(broker._maintenance.run_retention(partition))
         watch.check()
         assert partition.log_start_offset == SEGMENTS
@@ -120,7 +120,7 @@ async def test_broker_config_change_for_thousands_of_topics_does_not_block_the_l
 async def test_offset_deletion_and_expiration_in_a_large_partition_do_not_block_the_loop(
     tmp_path: Path,
 ) -> None:
-    """Most offsets stay and are only checked; groups with one offset each expire."""
+    """Most offsets are only checked and stay; groups with a single offset expire."""
     lasting = [(f"large{number}", "t", OFFSETS) for number in range(2)]
     going = [("mixed", "deleted", 20_000), *((f"g{number}", "t", 1) for number in range(5_000))]
     async with Broker(tmp_path, config={"offsets.topic.num.partitions": "1"}) as broker:

@@ -1,4 +1,4 @@
-"""The first client of a fresh daemon finds the modules it needs loaded."""
+"""A new daemon has loaded the modules that its first client needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.daemon import ROOT
 from tests.support.raw import encode
 
 LARGEST_PIECE = 8
-"""The most modules that one step may import: the named one and those that it imports."""
+"""The maximum number of modules that one step may import, with their own imports."""
 
 PREPARED = """
 import asyncio, json, sys

@@ -1,4 +1,4 @@
-"""Requests that the tests of several APIs make."""
+"""Requests for the tests of several APIs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def txn_batch(pid: int, epoch: int, sequence: int = 0) -> bytes:
 
 
 def fetch_parts(client: Cluster, parts, version: int = 12, topic=None, **fields):
-    """Fetch ``parts`` of one topic: an index, an offset, and further fields by name."""
+    """Fetch ``parts``: partitions of one topic, each with any fields of a Fetch request."""
     entries = [
         {"partition_max_bytes": 1 << 20, "fetch_offset": 0, "partition": 0, **part}
         for part in parts

@@ -1,4 +1,4 @@
-"""Validation of certificates on a cluster on ZooKeeper, where passwords are encoded."""
+"""Validation of certificates in a cluster with ZooKeeper, where passwords are encoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSWORD: Final = "listener.name.safe.ssl.key.password"
 
 
 class Elected:
-    """Broker 1 as the active controller; its own settings and another broker's have a password."""
+    """Broker 1 as the active controller, with a password in the settings of two brokers."""
 
     def __init__(self, directory: Path) -> None:
         self.services = Services(directory, SETTINGS)
@@ -80,7 +80,7 @@ class Elected:
         active = ActiveController(
             self.store, settings, self.services.clock, None, lambda *_: None, own_broker=False
         )
-        nothing: Any = None  # is never used
+        nothing: Any = None  # never used
         ctx = Context(
             broker=self.services,
             registry=nothing,

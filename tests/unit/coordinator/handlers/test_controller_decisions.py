@@ -1,4 +1,4 @@
-"""Large requests are decided in pieces, between which other requests get their turn."""
+"""The controller decides large requests in several steps, and serves others in between."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_quota_alteration_with_long_names_is_split_at_the_character_limit(
     tmp_path: Path,
 ) -> None:
     services = await Services(tmp_path).start()
-    nothing: Any = None  # is never used
+    nothing: Any = None  # never used
     ctx = Context(
         broker=services,
         registry=nothing,

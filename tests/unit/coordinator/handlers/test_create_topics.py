@@ -95,7 +95,7 @@ def test_create_topics_applies_defaults_and_refuses_duplicates_and_collisions(cl
 
 
 def test_coordinator_serves_once_its_internal_topic_is_created(tmp_path):
-    """Kafka's brokers serve a coordinator's topic without a prior FindCoordinator."""
+    """Kafka's brokers serve a coordinator's topic even without a FindCoordinator request."""
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         group = {"group_id": "g", "generation_id": 1, "member_id": "m"}
         producer = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}

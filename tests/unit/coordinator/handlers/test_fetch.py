@@ -82,7 +82,7 @@ def test_fetch_response_is_limited_by_fetch_max_bytes_of_the_broker(client, topi
 
 
 LONG_MS = 60_000
-"""Longer than the client's 20 s timeout, so that a fetch that waits in vain fails the test."""
+"""Longer than the client's timeout of 20 s: the test fails if the broker waits this long."""
 
 
 def test_fetch_waits_for_min_bytes_or_max_wait(client, bootstrap, topic):
@@ -113,14 +113,14 @@ def test_fetch_limited_by_a_segment_or_partition_max_bytes_does_not_wait(client)
     name = client.create_topic(unique("f"), 1, {"segment.bytes": str(1 << 20)})
     for _ in range(60):
         client.produce(name, [b"x" * 20_000])
-    # The rest of the first segment is below ``min_bytes``, but the next segment has more.
+    # The remaining records of the first segment are below ``min_bytes``, but the log has more.
     sizes = set()
     for offset in range(48, 56):
         part = {"fetch_offset": offset}
         answer = fetch_parts(client, [part], topic=name, max_wait=LONG_MS, min_bytes=50_000)
         sizes.add(len(batches(answer["responses"][0]["partitions"][0]["records"])))
     assert sizes == {1, 2}
-    # The log has enough, but the whole batches within the partition's limit are below min_bytes.
+    # The log has min_bytes, but the complete batches within the partition's limit are smaller.
     part = {"fetch_offset": 56, "partition_max_bytes": 30_000}
     answer = fetch_parts(client, [part], topic=name, max_wait=LONG_MS, min_bytes=25_000)
     assert len(batches(answer["responses"][0]["partitions"][0]["records"])) == 1

@@ -36,7 +36,7 @@ ANONYMOUS = b"\x00\x00" + b"\x05User" + b"\x0aANONYMOUS" + b"\x00" + b"\x00"
 
 
 class Setting:
-    """A forwarding broker, a client of it, and the controller behind it."""
+    """A broker that forwards requests, its client, and the controller."""
 
     def __init__(self, client: AsyncWireClient, broker: Broker, controller: Broker) -> None:
         self.client, self.broker, self.controller = client, broker, controller
@@ -61,7 +61,7 @@ class Setting:
         self.fails = lambda: response_factory(ApiKey.ENVELOPE, 0).message(error_code=code)
 
     def give_up(self) -> None:
-        """Let every Envelope time out for lack of a controller."""
+        """Let every Envelope time out, as without a controller."""
 
         def fail() -> Entity:
             raise RequestTimedOutError("no controller has taken the request in time")
@@ -140,7 +140,7 @@ def test_api_versions_of_forwarded_apis_are_limited_to_those_of_the_controller(t
 
 
 def test_incremental_alter_configs_is_validated_locally_before_forwarding(tmp_path) -> None:
-    """The broker changes its own loggers, refuses unusable settings and forwards the rest."""
+    """The broker changes its own loggers, refuses invalid settings and forwards other changes."""
 
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
@@ -229,7 +229,7 @@ def test_auto_topic_creation_is_sent_directly_if_envelope_is_unsupported(
 def test_forwarded_request_without_a_controller_response_fails_for_all_items(
     api: int, tmp_path
 ) -> None:
-    """In every version: the top-level error if the API has one, and a row for each item."""
+    """Every version has the error at the top level, if it has this field, and for each item."""
     low, high = KNOWN_APIS[api].min_version, KNOWN_APIS[api].max_version
 
     async def run() -> None:
@@ -259,7 +259,7 @@ def test_forwarded_request_without_a_controller_response_fails_for_all_items(
 
 
 CODE = object()
-"""The place of the request's error code in an expected row."""
+"""Stands for the error code in an expected row."""
 
 
 def _with_code(rows: Any, code: int) -> Any:
@@ -357,7 +357,7 @@ ASKED: dict[int, Callable[[Any], Entity]] = {
     ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
     ApiKey.UNREGISTER_CONTROLLER: lambda make: make.message(controller_id=1),
 }
-"""Requests with several items where the API has items."""
+"""API → request, with several items if the API has items."""
 
 
 def _resource_rows(answer: Any) -> list[Any]:
@@ -398,7 +398,7 @@ REFUSED: dict[int, Callable[[Any], list[Any]]] = {
     ApiKey.UNREGISTER_BROKER: lambda _answer: [],
     ApiKey.UNREGISTER_CONTROLLER: lambda _answer: [],
 }
-"""Functions that return the rows of a response, by API."""
+"""API → function that returns the rows of a response."""
 
 _RESOURCES = [[2, "t", CODE], [32, "g", CODE]]
 
@@ -423,4 +423,4 @@ ROWS: dict[int, list[Any]] = {
     ApiKey.UNREGISTER_BROKER: [],
     ApiKey.UNREGISTER_CONTROLLER: [],
 }
-"""The expected rows, one for each item; ``CODE`` stands for the error code."""
+"""API → expected rows, one for each item; ``CODE`` stands for the error code."""

@@ -1,4 +1,4 @@
-"""The versions that Apache Kafka 4.4 adds, on a broker that stands alone."""
+"""The API versions that Apache Kafka 4.4 adds, on a standalone broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cluster_id(client: Cluster) -> str:
         ("ours", -1, SOFTWARE, "invalid_request"),
         ("another", -1, SOFTWARE, "invalid_request"),
         (None, NODE, SOFTWARE, "invalid_request"),
-        # A request that is not valid is refused before the ids are compared.
+        # An invalid request is refused before the ids are compared.
         ("another", NODE, BAD_SOFTWARE, "invalid_request"),
     ],
 )
@@ -52,12 +52,12 @@ def test_api_versions_for_another_cluster_or_node_requires_rebootstrap(
     answer = client.call("api_versions", 5, **software, **meant)
     assert answer["error_code"] == error
     assert bool(answer["api_keys"]) is (error == "none")
-    # The connection stays open, and older versions have no ids.
+    # The connection stays open: older versions, which have no ids, still work.
     assert client.call("api_versions", 4, **SOFTWARE)["api_keys"]
 
 
 def test_cluster_and_node_id_are_accepted_on_the_first_connection(tmp_path: Path) -> None:
-    """The first request after a first start, and after a restart, may name both ids."""
+    """The first request to a new broker, and to a restarted broker, may contain both ids."""
     told = None
     for node in (7, 7):
         with (
@@ -79,7 +79,7 @@ def test_cluster_and_node_id_are_accepted_on_the_first_connection(tmp_path: Path
 
 
 class Producer:
-    """A producer of transaction version 2 with an open transaction."""
+    """A producer with transaction version 2 and an open transaction."""
 
     def __init__(
         self, client: Cluster, topic: str, topic_id: uuid.UUID, name: str, group: str
@@ -93,7 +93,7 @@ class Producer:
     def commit(
         self, version: int, topic_id: uuid.UUID | None = None, partition: int = 0, **member: Any
     ) -> list[tuple[str, int, str]]:
-        """Commit offset 7 of one partition; return the rows of the response."""
+        """Commit offset 7 of a partition; return the rows of the response."""
         row = {"partition_index": partition, "committed_offset": 7, "committed_metadata": ""}
         named = {"name": self.topic} if version < 6 else {"topic_id": topic_id or self.topic_id}
         answer: Answer = self._client.call(

@@ -152,7 +152,7 @@ def test_acl_with_an_unknown_or_any_enum_value_is_refused(admin, field, number):
     if number != 1:
         name = "resource_type_filter" if field == "resource_type" else field
         asked = {**ANY_FILTER, name: number}
-        # An unknown number matches no ACL; 0 is UNKNOWN itself and makes the filter invalid.
+        # An unknown number matches no ACL. The number 0, UNKNOWN, makes the filter invalid.
         expected = "none" if number else "invalid_request"
         described = admin.call("describe_acls", 3, **asked)
         assert (described["error_code"], described["resources"]) == (expected, [])
@@ -189,7 +189,7 @@ def test_authorizations_and_acls_are_counted_in_metrics(guarded, admin, nobody):
 
 
 def test_partially_applied_acl_request_grants_no_additional_access(guarded, admin):
-    """The controller decides large requests in pieces, and brokers apply each piece by itself."""
+    """The controller decides large requests in several steps; brokers apply them one by one."""
     rights = []
 
     def look(_old: MetadataImage, _new: MetadataImage) -> None:
@@ -209,7 +209,7 @@ def test_partially_applied_acl_request_grants_no_additional_access(guarded, admi
 
 
 def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(guarded, admin):
-    """A CreateAcls between two pieces of another is refused if both together exceed max_acls."""
+    """A CreateAcls between two steps of another CreateAcls is refused if both exceed max_acls."""
     controller = guarded.services.active_controller.machine
     settings = controller.settings
     limits = replace(settings.acl_limits, max_acls=5_300)
@@ -236,7 +236,7 @@ def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(gua
 
 @pytest.mark.slow
 def test_ten_thousand_acls_do_not_block_the_event_loop(admin, nobody):
-    """Creating, listing, deleting and evaluating the ACLs all leave the loop responsive."""
+    """The loop stays responsive while ACLs are created, listed, deleted and evaluated."""
     names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
     many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
     asked = [{"name": one} for one in names]

@@ -366,7 +366,7 @@ def test_unregister_broker_on_a_single_node_is_refused(client):
     assert client.call("describe_cluster", 0)["brokers"][0]["broker_id"] == NODE
 
 
-# --- ACLs, passwords: there are none, and none are accepted ---------------------------------------
+# --- without an authorizer and passwords: describing returns none, changes are refused ------------
 
 ACL = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
 

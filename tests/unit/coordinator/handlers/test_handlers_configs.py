@@ -1,4 +1,4 @@
-"""Configurations described and altered, through a socket and Kafka's own message schemas."""
+"""Describing and altering configurations, through a socket and Kafka's own message schemas."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_dynamic_broker_config_applies_to_topics_and_survives_a_restart(tmp_path
 
 
 def test_config_key_unknown_to_the_broker_is_described_without_its_value(tmp_path):
-    """A controller of Apache Kafka accepts any key in the cluster-wide defaults."""
+    """Apache Kafka's controllers accept any key in the cluster-wide defaults."""
 
     broker = Broker(tmp_path)
 

@@ -1,7 +1,7 @@
 """DescribeClientQuotas and AlterClientQuotas (48, 49), with valid and invalid requests.
 
-The scenarios come from Kafka's ``ClientQuotasRequestTest``; its entities and filters are sent to
-Apache Kafka as well (``tests/oracle/traces_admin.py``).
+The scenarios come from Kafka's ``ClientQuotasRequestTest``. ``tests/oracle/traces_admin.py``
+compares the responses for its entities and filters with Apache Kafka's.
 """
 
 from __future__ import annotations

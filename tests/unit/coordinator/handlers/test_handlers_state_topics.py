@@ -1,4 +1,4 @@
-"""The broker refuses requests that would make a coordinator's topic lose state."""
+"""The broker refuses requests after which a coordinator's topic would lose state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def coordinated(client: Cluster) -> None:
 
 
 def configs(client: Cluster, name: str) -> dict[str, str]:
-    """Return the settings made on the topic itself."""
+    """Return the settings of the topic itself, without defaults."""
     asked = [{"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}]
     (found,) = client.call("describe_configs", 4, resources=asked)["results"]
     return {one["name"]: one["value"] for one in found["configs"] if one["config_source"] == 1}

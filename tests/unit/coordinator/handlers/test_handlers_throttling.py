@@ -1,8 +1,8 @@
 """Client quotas: responses carry the throttle time, and the broker mutes the connection (KIP-219).
 
 The scenarios come from Kafka's ``RequestQuotaTest``, ``ControllerMutationQuotaTest``,
-``BaseQuotaTest``, and the throttling cases of ``SocketServerTest``. The broker's clock stands
-still, so that rates are exact; connections wait in real time.
+``BaseQuotaTest``, and the throttling cases of ``SocketServerTest``. Only tests advance the broker's
+clock, so that rates are exact; connections wait in real time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.worst_batches import most_records
 from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
 
 WINDOW_S = 10
-"""The window of a rate in seconds while the clock stands still."""
+"""The window of a rate in seconds if the clock does not advance."""
 
 
 class Started(BrokerThread):
@@ -77,7 +77,7 @@ def topic(admin) -> str:
 def limited(
     broker: Started, admin: Cluster, clock: TestClock, **quotas: float
 ) -> Iterator[Cluster]:
-    """Yield a client with these quotas, which no other client has."""
+    """Yield a client with a new client id that has these quotas."""
     name = unique("limited")
     assert alter(admin, entry({"client-id": name}, **quotas)) == ["none"]
     with Cluster(broker.bootstrap, client_id=name) as client:
@@ -100,7 +100,7 @@ def produced(client: Cluster, topic: str, size: int, acks: int = -1, **more: Any
 
 
 def fetched(broker: Started, client: Cluster, topic: str, **more: Any) -> Any:
-    """Fetch on a connection of its own, which is never muted, and return the response."""
+    """Fetch on a new connection, which is not muted, and return the response."""
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
     body = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20}
     topics = [{"topic": topic, "partitions": [part]}]
@@ -146,7 +146,7 @@ def test_fetch_above_the_quota_returns_no_records_and_is_not_counted(broker, adm
     for _ in range(10):
         admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=300) as client:
-        # A response is limited to what the quota permits in a whole window.
+        # The quota's bytes per window limit a response.
         first = fetched(broker, client, topic)
         records = first["responses"][0]["partitions"][0]["records"]
         assert first["throttle_time"] == 0
@@ -258,7 +258,7 @@ def test_longer_throttle_time_applies_if_two_quotas_are_violated(broker, admin, 
             answer = client.receive()
         else:
             answer = fetched(broker, client, topic)
-        # For time on the event loop alone the throttle time is at most a second.
+        # If the client used only time on the event loop, the throttle time is at most a second.
         assert answer["throttle_time"] > 1000
 
 
@@ -312,7 +312,7 @@ def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
 def test_validation_in_threads_throttles_beyond_a_second_up_to_the_maximum(
     broker, admin, clock, topic, acks
 ):
-    """For time in threads the throttle time may exceed a second, and it applies with acks=0 too."""
+    """If the client used time in threads, the throttle time may exceed a second."""
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
         sent(client, topic, most_records(Codec.ZSTD, 20_000), acks)
@@ -346,7 +346,7 @@ def test_validation_time_of_a_disconnected_client_is_counted(broker, admin, cloc
 
 @pytest.mark.slow
 def test_validation_threads_stay_within_the_request_percentage(tmp_path):
-    """The quota holds for the processor time that the operating system reports for the threads."""
+    """The operating system's processor time of the threads stays within the quota."""
     percent, seconds = 20, 8.0
     config = {"quota.window.num": "2", "quota.window.size.seconds": "1"}
     data = most_records(Codec.ZSTD, 60_000)
@@ -367,7 +367,7 @@ def test_validation_threads_stay_within_the_request_percentage(tmp_path):
         elapsed = time.monotonic() - since
     print(f"{took:.2f} s of {elapsed:.2f} s, {len(throttles)} batches")
     assert sum(throttles) > 1000
-    # In the first window the client may use its share before it is throttled.
+    # In the first window the client may use the whole window's quota before it is throttled.
     assert took <= percent / 100 * (elapsed + 2)
 
 
@@ -434,7 +434,7 @@ def prepare(admin: Cluster, what: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_strict_request_above_the_mutation_quota_is_partly_refused(broker, admin, clock, what):
-    """ControllerMutationQuotaTest.testStrict…Request: 30 mutations exceed 22 by 8, so wait 4 s."""
+    """ControllerMutationQuotaTest.testStrict…Request: 30 mutations exceed 22 by 8: throttle 4 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
     change, version = CHANGES[what]
@@ -455,7 +455,7 @@ def test_strict_request_above_the_mutation_quota_is_partly_refused(broker, admin
 def test_permissive_request_above_the_mutation_quota_is_served_and_throttled(
     broker, admin, clock, what
 ):
-    """ControllerMutationQuotaTest.testPermissive…Request: 60 exceed 22 by 38, so wait 19 s."""
+    """ControllerMutationQuotaTest.testPermissive…Request: 60 exceed 22 by 38: throttle 19 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
     change, version = CHANGES[what]
@@ -517,7 +517,7 @@ def muted(broker: Started, client: Cluster) -> list[Any]:
 
 
 def sweep(broker: Started, connection: Any, after_s: float = 0) -> None:
-    """Have the broker check a connection as if it had been idle for ``after_s``."""
+    """Let the broker check a connection as if the connection had been idle for ``after_s``."""
 
     async def look() -> None:
         connection.check_idle(connection.last_active + after_s)
@@ -543,7 +543,7 @@ def test_muted_connection_is_closed_after_the_idle_timeout(broker, admin, clock,
         client.receive()
         (connection,) = muted(broker, client)
         limit_s = broker.served.server.limits.max_idle_ms / 1000
-        sweep(broker, connection, limit_s - 1)  # the exact limit would be exceeded after rounding
+        sweep(broker, connection, limit_s - 1)  # rounding might exceed the exact limit
         assert muted(broker, client) == [connection]
         sweep(broker, connection, limit_s + 1)
         with pytest.raises(ConnectionLostError):

@@ -1,4 +1,4 @@
-"""ListOffsets, also with the fields that Fetch shares with it, through a socket."""
+"""ListOffsets, and the fields that it has in common with Fetch, through a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters and topics described, through a socket and Kafka's own message schemas."""
+"""Descriptions of clusters and topics, through a socket and Kafka's own message schemas."""
 
 from __future__ import annotations
 

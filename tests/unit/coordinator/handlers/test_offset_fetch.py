@@ -1,4 +1,4 @@
-"""OffsetFetch requests that are abandoned while they run."""
+"""OffsetFetch requests whose client disconnects before the response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fencepost.protocol import Entity
 
 
 async def test_errors_of_an_abandoned_offset_fetch_are_not_reported(tmp_path: Path) -> None:
-    """Errors of groups already queried are not reported if the request was abandoned."""
+    """The errors of groups that were already queried are dropped."""
     told: list[dict[str, Any]] = []
     stranger = OffsetFetchRequestGroup(
         group_id="g", topics=(), member_id="stranger", member_epoch=5

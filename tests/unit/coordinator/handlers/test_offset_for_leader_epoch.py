@@ -23,7 +23,7 @@ def test_offset_for_leader_epoch_returns_end_offsets_after_a_restart(tmp_path):
             part = answer["topics"][0]["partitions"][0]
             return part["error_code"], part["leader_epoch"], part["end_offset"]
 
-        # The new epoch has no records yet, and still begins at the log end.
+        # The new epoch has no records yet, and begins at the log end offset.
         assert end_of(0) == ("none", 0, 2)
         assert end_of(1) == ("none", 1, 2)
         client.produce("a", [b"2"])

@@ -1,4 +1,4 @@
-"""Produce, with transactions and without, through a socket and Kafka's own message schemas."""
+"""Produce, with and without transactions, through a socket and Kafka's own message schemas."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_produce_to_an_unknown_topic_id_is_refused(client):
 
 
 def test_batch_above_max_decompressed_message_bytes_is_refused(client):
-    """The bound counts for Produce and for lookups by timestamp, as soon as it is set."""
+    """The limit applies at once to Produce requests and to lookups by timestamp."""
     name = client.create_topic(unique("p"))
     records = gzip.compress(batch([b"x" * 300])[HEADER.size :])
     compressed = seal(records, count=1, attributes=1)
@@ -241,7 +241,7 @@ def test_transaction_cannot_include_the_transaction_state_or_history_topic(
         "operation_not_attempted",
         *(["topic_authorization_failed"] * 2),
     ]
-    # The coordinator still serves, and the refused partitions are in no transaction.
+    # The coordinator still serves requests, and no transaction has the refused partitions.
     assert _add(client, tid, pid, epoch, topic) == "none"
     ended = client.call("end_txn", 1, transactional_id=tid, producer_id=pid, producer_epoch=epoch)
     assert ended["error_code"] == "none"

@@ -1,4 +1,4 @@
-"""Authorization of requests about several resources, and of changing rights.
+"""Authorization of requests for several resources, and after ACL changes.
 
 Source: ``AuthorizerIntegrationTest``; docs/security-tests.md has the test for each of its cases.
 """
@@ -29,7 +29,7 @@ T, G, X, C = (
     "cluster_authorization_failed",
 )
 NOBODYS = uuid.uuid4()
-"""The id of no existing topic."""
+"""A topic id that no topic has."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def described_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
     answer = client.call("metadata", 12, topics=[{"name": None, "topic_id": topic_id}])
     (one,) = answer["topics"]
     if one["error_code"] != "none":
-        # A topic id is no secret, but the topic's name is.
+        # The response may contain the topic id, but not the topic's name.
         assert (one["name"], one["topic_id"]) == (None, str(topic_id))
     return [one["error_code"]]
 
@@ -161,7 +161,7 @@ def test_internal_topic_with_permission_can_be_fetched_but_not_produced_to(guard
     guarded.allow(topic(Op.WRITE, ANYTHING))
     told = client.produce("__consumer_offsets", [b"x"])["error_code"]
     assert told == "invalid_topic_exception"
-    # A client with the READ right may fetch from it like from any topic.
+    # A client with the READ right may fetch from ``__consumer_offsets`` like from any topic.
     assert client.fetch("__consumer_offsets")["error_code"] == T
     guarded.allow(topic(Op.READ, "__consumer_offsets"))
     assert client.fetch("__consumer_offsets")["error_code"] == "none"
@@ -437,7 +437,7 @@ def test_delayed_fetch_is_authorized_only_on_arrival(guarded, admin, client, ope
     told = client.receive()["responses"][0]["partitions"][0]
     assert told["error_code"] == "none"
     assert told["records"]
-    # A fetch without any readable partition does not wait.
+    # A fetch without readable partitions does not wait.
     assert errors_in(client.call("fetch", 12, topics=asked, **how)) == ["none", T]
 
 
@@ -477,7 +477,7 @@ class Producer:
         return answer["error_code"]
 
     def send(self, name: str) -> str:
-        """Produce to a partition; with transactions v1, add it to the transaction first."""
+        """Produce to a partition; with transaction version 1, add it to the transaction first."""
         if self.version == 1:
             added = self.client.call(
                 "add_partitions_to_txn", 3, v3_and_below_transactional_id=self.tid,
@@ -543,7 +543,7 @@ def test_transaction_can_be_aborted_after_an_unauthorized_produce(
     (state,) = admin.call("describe_transactions", 0, transactional_ids=[producer.tid])[
         "transaction_states"
     ]
-    # In either version a refused partition is in no transaction.
+    # In both versions, no transaction has a refused partition.
     assert names_of(state, name="topic") == [open_topic]
     assert producer.end(commit=False) == "none"
     for name in (open_topic, closed_topic):
@@ -706,7 +706,7 @@ def test_regex_subscription_matches_authorized_topics_and_follows_acl_changes(
 
 
 def test_members_with_the_same_regex_share_the_topics_of_the_first_member(guarded, admin):
-    """As in Apache Kafka: the rights of the member that triggered the evaluation count for all."""
+    """As in Apache Kafka: the rights of the member that triggered the evaluation apply to all."""
     stem, group_id = unique("re"), unique("g")
     name = admin.create_topic(f"{stem}-t", 2)
     guarded.allow(group(Op.READ, group_id))

@@ -1,4 +1,4 @@
-"""The rights that each administrative API requires; a refusal reveals nothing else.
+"""The rights that each administrative API requires; an error response reveals nothing else.
 
 Source: ``AuthorizerIntegrationTest``.
 """
@@ -41,7 +41,7 @@ def _resource(kind: int, name: Callable[[Named], str], **more: Any) -> Callable[
 
 
 def _configs(operation: Op, apis: dict[tuple[str, int], dict]) -> Iterator[Case]:
-    """Yield the same cases for the APIs that describe settings and those that alter them."""
+    """Yield cases for each kind of resource, for APIs that describe or alter settings."""
     kinds = {
         "topic": (2, lambda n: n.topic, lambda n: [(topic(operation, n.topic), [T])]),
         "broker": (4, lambda n: str(NODE), lambda n: [(cluster(operation), [C])]),
@@ -76,7 +76,7 @@ FILTER = {
 
 
 def _new(n: Named) -> dict:
-    """Return a validate-only creation of the named topic, which may exist already."""
+    """Return a CreateTopics request with validate_only for a topic that may already exist."""
     one = {"name": n.topic, "num_partitions": 1, "replication_factor": 1}
     return {"topics": [one], "validate_only": True}
 
@@ -240,7 +240,7 @@ def test_delete_topics_reveals_topics_only_with_describe_permission(guarded, adm
     assert outcome() == [(there, T), (gone, T), (None, unknown[0]), (None, T)]
     rights = [topic(Op.DESCRIBE, there), topic(Op.DESCRIBE, gone)]
     assert outcome(*rights) == [(there, T), (gone, unknown[1]), (None, unknown[0]), (there, T)]
-    # A client that may not delete the topic learns from no error which topic has the id.
+    # Errors do not reveal the name of a topic id to a client that may not describe the topic.
     guarded.allow()
     with Cluster(guarded.bootstrap) as client:
         assert _delete(client, {"name": there}, by_id) == [(there, T), (None, T)]
@@ -320,14 +320,15 @@ NEED_NO_RIGHT = {
     *("api_versions", "sasl_handshake", "sasl_authenticate"),
     "get_telemetry_subscriptions",
 }
-"""The APIs open to every client: authentication depends on them, or Kafka asks for no right.
+"""The APIs open to every client: clients authenticate with them, or Kafka requires no right.
 
-PushTelemetry needs none either; READ on a group allows an entry in the group's history.
+PushTelemetry requires no right either; only an entry in a group's history requires READ on the
+group.
 """
 
 
 def asking(folder: Path) -> set[str]:
-    """Return the modules whose ``run`` calls one of :data:`ASKS`, directly or through others."""
+    """Return the modules whose ``run`` calls one of :data:`ASKS`, directly or indirectly."""
     uses: dict[tuple[str, str], set[tuple[str, str]]] = {}
     asks: set[tuple[str, str]] = set()
     for path in folder.glob("*.py"):

@@ -1,7 +1,7 @@
-"""The rights that each API of records, groups and transactions requires, one by one.
+"""Each right that the APIs of records, groups and transactions require.
 
-Each case lists an API's rights in the order of its checks, with the error for a client that has the
-earlier ones and lacks this one. Without the right no client learns whether the topic exists.
+A case lists the rights of an API in the order of the checks. Each right has the error for a client
+that has only the earlier rights. The error does not reveal whether the topic exists.
 
 Source: ``AuthorizerIntegrationTest`` (testAuthorizationWithTopicExisting and …NotExisting).
 """
@@ -34,7 +34,7 @@ DENIALS = {T, G, X, C}
 
 
 class Named(NamedTuple):
-    """The names and the producer in the requests of one test."""
+    """The names and the producer in the requests of a test."""
 
     topic: str
     group: str
@@ -44,7 +44,7 @@ class Named(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One request; ``needs`` are rights, each with the errors of a client without it."""
+    """A request; ``needs`` has its rights, each with the errors without that right."""
 
     api: str
     version: int
@@ -248,7 +248,8 @@ def _ask(guarded: Guarded, case: Case, named: Named) -> Answer | str:
         try:
             client.send(case.api, case.version, **case.body(named))
             if case.name == "without acks":
-                # A successful request has no response, so another request shows the success.
+                # A successful request with acks=0 has no response, so another request shows the
+                # success.
                 client._waiting.clear()
                 return client.call("api_versions", 0)
             return client.receive()

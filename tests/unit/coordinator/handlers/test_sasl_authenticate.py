@@ -46,7 +46,7 @@ VERSIONS = {"client_software_name": "x", "client_software_version": "1"}
 
 
 class Served:
-    """A broker whose first listener requires a login, and whose second does not."""
+    """A broker with a listener that requires a login and a listener without logins."""
 
     def __init__(self, broker: Broker) -> None:
         self.server = broker.server
@@ -162,7 +162,6 @@ def test_client_with_wrong_credentials_gets_an_authentication_error(
 
 
 def test_user_created_by_an_admin_client_logs_in_until_it_is_deleted(served: Served) -> None:
-    """The new user may log in until it is deleted."""
     admin = AdminClient(librdkafka(served.bootstrap, "PLAIN", "alice", "right"))
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
     name = "dan,=\N{LATIN SMALL LETTER E}"
@@ -264,7 +263,6 @@ def test_raw_sasl_tokens_after_handshake_version_0_are_accepted(served: Served) 
 
 
 def test_pipelined_login_requests_are_answered_in_order(served: Served) -> None:
-    """A client that pipelines requests gets its responses in order."""
     with RawClient(served.bootstrap) as client:
         client.send("api_versions", 0)
         client.send("sasl_handshake", 1, mechanism="PLAIN")
@@ -309,7 +307,7 @@ def test_request_before_authentication_closes_the_connection(served: Served) -> 
 def test_sasl_request_on_a_plaintext_listener_is_an_illegal_sasl_state(
     served: Served, version: int
 ) -> None:
-    """ILLEGAL_SASL_STATE, and the connection stays open."""
+    """The connection stays open after ILLEGAL_SASL_STATE."""
     with RawClient(served.open) as client:
         told = client.call("sasl_handshake", version, mechanism="PLAIN")
         assert told == {"error_code": "illegal_sasl_state", "mechanisms": []}
@@ -333,7 +331,7 @@ def test_second_login_without_session_lifetime_is_an_illegal_sasl_state(served: 
 def test_oversized_frame_before_authentication_closes_the_connection(
     served: Served, size: int
 ) -> None:
-    """The broker reads none of the frame."""
+    """The broker closes the connection without reading the frame."""
     with RawClient(served.bootstrap) as client:
         client.send_bytes(struct.pack(">i", size))
         assert is_closed(client)
@@ -354,7 +352,7 @@ def test_frame_of_exactly_max_receive_size_is_read_one_byte_more_is_not(tmp_path
 
 
 def test_receive_buffer_of_an_unauthenticated_client_stays_small(served: Served) -> None:
-    """The receive buffer grows with the bytes received and stays small."""
+    """The receive buffer grows only with the received bytes."""
     with RawClient(served.bootstrap) as client:
         client.call("sasl_handshake", 1, mechanism="PLAIN")
         client.send_bytes(struct.pack(">i", 65_536) + b"x" * 65_000)
@@ -413,7 +411,7 @@ def test_unauthenticated_connections_per_address_are_limited(tmp_path: Path) -> 
 def test_failed_authentication_response_is_delayed(
     tmp_path: Path, fail: Callable[[RawClient], None]
 ) -> None:
-    """The delay is before the first byte of the response, or before the close without one."""
+    """The broker delays the first byte of the response or, without a response, the close."""
     key = "connection.failed.authentication.delay.ms"
     with serving(tmp_path, **{key: "300"}) as served, RawClient(served.bootstrap) as client:
         began = time.monotonic()
@@ -482,7 +480,7 @@ def test_reauthentication_renews_the_session_at_most_once_per_second(tmp_path: P
 
 
 def test_deleted_user_stays_authenticated_until_reauthentication(tmp_path: Path) -> None:
-    """As in Apache Kafka; only ACLs take effect at once."""
+    """As in Apache Kafka. In contrast, changed ACLs take effect at once."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
         RawClient(served.bootstrap) as client,
@@ -519,7 +517,7 @@ def test_reauthentication_with_another_user_or_mechanism_is_refused(
 
 
 def test_requests_before_a_reauthentication_are_answered_first(tmp_path: Path) -> None:
-    """testServerSidePendingSendDuringReauthentication: a handshake behind requests."""
+    """testServerSidePendingSendDuringReauthentication: a handshake follows pipelined requests."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
         RawClient(served.bootstrap) as client,

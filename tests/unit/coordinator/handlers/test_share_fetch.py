@@ -1,6 +1,6 @@
 """ShareFetch and ShareAcknowledge: limits, rights, quotas, the clock, restarts.
 
-``tests/wire/test_share_sessions.py`` has the scenarios that Apache Kafka passes as well.
+``tests/wire/test_share_sessions.py`` has the scenarios that also run against Apache Kafka.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_share_fetch_with_share_version_0_is_an_unsupported_version(tmp_path):
 
 def test_acknowledgements_survive_a_restart(tmp_path):
     with Broker.in_thread(tmp_path, config=SHARE_CONFIG) as broker:
-        # The connection stays open: its end would release the records.
+        # The connection stays open, because closing it would release the records.
         client = Cluster(broker.bootstrap)
         topic_id = client.topic_id(client.create_topic("t"))
         initialize(client, "g", topic_id)
@@ -100,7 +100,8 @@ def test_acknowledgements_survive_a_restart(tmp_path):
         Cluster(broker.bootstrap) as client,
     ):
         part = parts_of(Member(client, "g").fetch({topic_id: {0: []}}, max_wait=30_000))[0]
-        # The release was persisted with its count; the acquisition of offset 2 was not.
+        # The release of offset 1 was persisted with its delivery count; the acquisition of offset 2
+        # was not.
         assert acquired(part) == [(1, 1, 2), (2, 2, 1)]
 
 
@@ -139,7 +140,8 @@ def test_client_above_its_quota_acquires_nothing(tmp_path):
         answer = member.fetch({}, max_bytes=1100)
         assert acquired(parts_of(answer)[0]) == [(1, 1, 1)]
         assert answer["throttle_time"] > 0
-        # The broker reads nothing from that connection now; the quota is the client id's.
+        # The broker has muted the connection. The quota belongs to the client id, so use a new
+        # connection.
         with Cluster(broker.bootstrap) as second:
             answer = Member(second, "g").fetch({topic_id: {0: []}})
         assert parts_of(answer) == {}

@@ -1,4 +1,4 @@
-"""The requests of share groups to the group coordinator (KIP-932), field by field."""
+"""Share groups' requests to the group coordinator (KIP-932), field by field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.handlers.conftest import CONFIG
 
 NO_ID = None
-"""How the zero id is decoded."""
+"""The decoded value of the zero topic id."""
 NO_HOST = "This server does not host this topic-partition."
 
 
@@ -53,7 +53,7 @@ class Served:
         return self.ask("share_group_heartbeat", body, 1)
 
     def assigned(self) -> Answer:
-        """Join, and send heartbeats until partitions are assigned; return that response."""
+        """Join, and send heartbeats until a response assigns partitions; return this response."""
         self.epoch = 0
         first = self.join()
 
@@ -226,7 +226,7 @@ def test_requests_of_other_protocols_do_not_find_a_share_group(served: Served) -
     assert committed["topics"][0]["partitions"][0]["error_code"] == "group_id_not_found"
 
 
-# --- 77 and the list -----------------------------------------------------------------------------
+# --- 77 and ListGroups ----------------------------------------------------------------------------
 
 
 def test_described_group_has_its_members_and_their_assignments(served: Served) -> None:
@@ -463,7 +463,7 @@ def test_share_group_apis_at_share_version_0_are_refused_but_advertised(served: 
 
 @pytest.fixture
 def stranger(guarded: Guarded, admin: Cluster) -> Iterator[Served]:
-    """Yield a client without rights, which knows an empty group with state of a topic."""
+    """Yield a client without rights, and an empty group with state of a topic."""
     owner = Served(admin)
     owner.assigned()
     owner.leave()

@@ -41,7 +41,7 @@ class Queue:
     def __init__(self, broker: Any, client: Cluster, clock: TestClock) -> None:
         self.broker, self.client, self.clock = broker, client, clock
         self.topic_id = client.topic_id(client.create_topic("queue"))
-        # This creates the group, which no member joins.
+        # This request creates the group, which no member joins.
         alter = requests.alter_share_group_offsets("g", "queue", {0: 0})
 
         def is_altered() -> bool:
@@ -62,7 +62,7 @@ class Queue:
         assert parts_of(answer)[0]["error_code"] == "none"
 
     def told(self, offset: int, what: str) -> dict[str, Any]:
-        """Wait for an entry about a record, and return the last one."""
+        """Wait for history entries about a record, and return the last entry."""
         where = ("--topic", "queue", "--partition", "0", "--offset", str(offset))
 
         def found() -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def test_history_distinguishes_closed_session_and_closed_connection(queue: Queue
 
 
 def test_restarted_broker_delivers_acquired_records_again(tmp_path: Path) -> None:
-    # The connection outlives the broker: else its end releases the records.
+    # The connection outlives the broker, because closing it would release the records.
     with (
         ExitStack() as connections,
         Broker.in_thread(tmp_path, config=CONFIG, clock=TestClock()) as broker,

@@ -33,7 +33,7 @@ def topic_id(client, topic) -> uuid.UUID:
 
 
 def ask(client: Cluster, api: str, group: str, topic_id: uuid.UUID | None, **fields: Any):
-    """Ask for partition 0 and return its result."""
+    """Send a request about partition 0 and return the partition's result."""
     version, body = APIS[api]
     part = {"partition": 0, **body, **fields}
     topics = [{"topic_id": topic_id, "partitions": [part]}]

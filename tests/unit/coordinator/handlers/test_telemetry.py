@@ -1,4 +1,4 @@
-"""Client telemetry over a socket: what is shown to whom, what is served, and hostile pushes."""
+"""Client telemetry over a socket: subscriptions, access to pushed metrics, and hostile pushes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tests.wire.command_line import cli
 
 
 def told(cluster: Cluster, *command: str) -> Any:
-    # A separate process, since log lines of the brokers here would be part of the output.
+    # Run the command in a separate process, because its output must not contain brokers' log lines.
     asked = ("cluster", *command, "--format", "json")
     return json.loads(cli(cluster.bootstrap, *asked).stdout)
 
@@ -39,7 +39,7 @@ def test_killed_broker_is_reported_once_and_the_controller_is_named(tmp_path: Pa
         cluster.kill(2)
 
         def fenced() -> bool:
-            # Until the broker is fenced, the partitions it leads cannot be read.
+            # Until the broker is fenced, the partitions that it leads cannot be read.
             with contextlib.suppress(AssertionError):
                 return [
                     (row["subject"], row["why"])
@@ -57,7 +57,7 @@ def test_killed_broker_is_reported_once_and_the_controller_is_named(tmp_path: Pa
         cluster.restart(2)
 
         def returned() -> bool:
-            # Its first registration is reported only if a broker observed it.
+            # The broker's first registration is reported only if another broker observed it.
             rows = told(cluster, "history", "--since", "-10m")
             last = [row["what"] for row in rows if row["subject"] == "broker 2"][-3:]
             return last == ["broker-fenced", "broker-registered", "broker-unfenced"]
@@ -141,7 +141,8 @@ def test_history_reader_returns_each_change_once_despite_several_reporters(seed:
         for at in range(1, len(images))
         for event in cluster_changes(images[at - 1], images[at])
     ]
-    # One broker observes every change; the others stop at some point, as killed brokers do.
+    # One broker observes every change; the other brokers stop observing at some point, as if
+    # killed.
     ends = [len(images), *(draw.randint(1, len(images)) for _ in range(2))]
     entries = []
     for observer, end in enumerate(ends):

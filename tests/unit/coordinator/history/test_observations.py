@@ -1,4 +1,4 @@
-"""Observations of clients: recorded once, bounded, and only in clusters with transactions."""
+"""Observations of clients are recorded once, with limits, and only once transactions exist."""
 
 from __future__ import annotations
 

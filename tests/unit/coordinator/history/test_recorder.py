@@ -1,4 +1,4 @@
-"""The history of decisions in a log of its own: complete, bounded, and never blocking."""
+"""The history of decisions in a separate log: complete, bounded, and never blocking."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_kraft_version_update_to_its_only_level_is_no_change(store: Storage) -> 
 
 
 def test_metadata_version_downgrade_over_new_metadata_is_refused(store: Storage) -> None:
-    """As in Apache Kafka 4.4: 31 adds nothing to the metadata, 32 and 33 do."""
+    """As in Apache Kafka 4.4: levels 32 and 33 add metadata, level 31 does not."""
     update(store, FeatureUpdate(METADATA_VERSION, 31))
     update(store, FeatureUpdate(METADATA_VERSION, 30, SAFE))
     for now, wanted in ((33, 32), (33, 30), (33, 31)):
@@ -179,7 +179,7 @@ async def test_transaction_record_version_follows_the_transaction_version(
 async def test_init_producer_id_uses_a_new_transaction_version_without_restart(
     tmp_path: Path, version: int, epoch: int
 ) -> None:
-    """A takeover uses the new transaction version at once, also for a transaction begun before."""
+    """InitProducerId uses the new version at once, also if a transaction is open."""
     services = await Services(tmp_path).start()
     services.topic("t")
     finish(services.txns.open_in_steps())

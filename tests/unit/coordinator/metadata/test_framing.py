@@ -1,4 +1,4 @@
-"""Batches of the metadata log, written by Fencepost and by others."""
+"""Batches of the metadata log, written by Fencepost and by other software."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _check_damaged(batch: bytes, step: int) -> None:
                 found = plain(values_of(header, damaged))
             except LogError:
                 found = None
-            # Damage that affects offsets only is detected by the CRC.
+            # The CRC detects damage that affects only offsets.
             assert found == expected or expected is None, (at, bit)
 
 

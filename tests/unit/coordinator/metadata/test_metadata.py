@@ -47,7 +47,7 @@ from tests.unit.coordinator.services.coordinators import allocate_producer_ids, 
 
 
 class Node:
-    """A metadata log in a directory; another object on the same directory is a restart."""
+    """A metadata log in a directory; a new object for the same directory is a restart."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ def test_compacted_metadata_log_restores_the_same_image(tmp_path, monkeypatch):
     before = node.log.partition.log_end_offset
     node.log.compact()
     assert node.log.partition.log_start_offset == before
-    # A kill loses the new log start: replaying the old records as well gives the same image.
+    # A kill loses the new log start offset: replaying the old records too gives the same image.
     for starts, stop in enumerate((False, True, False), 2):
         if stop:
             node.stop()

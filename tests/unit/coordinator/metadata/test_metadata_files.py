@@ -120,7 +120,7 @@ def start(disk: MemoryDisk) -> Storage:
 
 
 def known(image: MetadataImage) -> MetadataImage:
-    """Return the image without offsets, epochs and registrations, which depend on the starts."""
+    """Return the image without offsets, epochs and registrations, which restarts change."""
     return replace(image, offset=0, epoch=0, brokers={})
 
 
@@ -143,7 +143,7 @@ def old_directory() -> MemoryDisk:
 
 
 def check_converted(storage: Storage, *, starts: int) -> None:
-    """Check the converted image after so many ``starts`` of the new release."""
+    """Check the converted image after the new release has started ``starts`` times."""
     image = storage.metadata.image
     assert {one.name: one.topic_id for one in image.topics.values()} == {"a.b": A, "b": B, "c": C}
     assert {one.name: len(one.partitions) for one in image.topics.values()} == {
@@ -231,7 +231,7 @@ def each_end(
     judge: Callable[[MemoryDisk], None],
     losses: int = 1,
 ) -> int:
-    """Judge the disk after a kill and power losses at each step; return the number of losses."""
+    """Judge the disk after a kill and power losses at each step; count the power losses."""
     disk = before.after_kill()
     run(disk)
     loss, count = before.base(), 0
@@ -246,7 +246,7 @@ def each_end(
 def test_crash_during_conversion_loses_no_metadata() -> None:
     def judge(left: MemoryDisk) -> None:
         now = start(left)
-        # The interrupted start may or may not count.
+        # The interrupted start may or may not have bumped the epochs.
         check_converted(now, starts=now.metadata.epoch - 7)
         assert now.metadata.epoch in {8, 9}
 
@@ -263,7 +263,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grown() -> MemoryDisk:
-    """Return a log that the next start rewrites as a snapshot."""
+    """Return a disk whose metadata log a starting broker rewrites as a snapshot."""
     disk = MemoryDisk()
     disk.make_directory(DATA)
     now = start(disk)

@@ -1,4 +1,4 @@
-"""The publication of images: the order of subscribers, elections, and a broker that leaves."""
+"""The publication of images: the order of subscribers, elections, and a broker that stops."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_failing_subscriber_is_logged_and_others_are_still_notified() -> None:
 
 
 def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
-    """Return an image with dynamic settings of all brokers; names may be unknown."""
+    """Return an image with cluster-wide dynamic settings, also with unknown names."""
     return image_after(
         MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings)
     )
@@ -138,7 +138,7 @@ def test_leader_of_a_new_partition_is_elected(replicas: tuple[int, ...]) -> None
 
 
 def test_change_of_the_isr_is_no_election() -> None:
-    """KAFKA-15468: a coordinator does not reload after a change of the ISR."""
+    """KAFKA-15468: a coordinator does not reload after an ISR change."""
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(changed(isr=(ME,))) == []
@@ -164,7 +164,7 @@ def test_replica_that_is_removed_resigns_without_an_epoch() -> None:
 
 
 def test_deleted_topic_resigns_without_an_epoch() -> None:
-    """KAFKA-19274: with an epoch the unloading would be ignored."""
+    """KAFKA-19274: a resignation with an epoch would be ignored."""
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(RemoveTopicRecord(TOPIC_ID)) == [("resigned", 0, None)]

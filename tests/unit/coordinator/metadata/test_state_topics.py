@@ -53,12 +53,12 @@ AS_KAFKA = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
 
 def needed(topic: str) -> dict[str, str]:
-    """Return the settings without which a topic's state is lost."""
+    """Return the settings that a topic needs in order not to lose state."""
     return AS_KAFKA if topic == SHARE_GROUP_STATE else COMPACT
 
 
 def acceptable(configs: Mapping[str, str]) -> bool:
-    """Return whether a client's topic may have these settings."""
+    """Return whether these settings are valid for an ordinary topic."""
     try:
         check_topic_configs(BrokerConfig(), configs)
     except ConfigError:
@@ -104,7 +104,7 @@ def test_unclean_leader_election_is_refused_for_internal_topics(topic: str) -> N
 
 
 def test_dynamic_unclean_election_default_is_not_a_static_topic_default() -> None:
-    """The controller reads the default in the image; its configuration has the file's values."""
+    """The controller reads the dynamic default from the image, not from its configuration."""
     config = BrokerConfig()
     config.set_dynamic(
         ConfigSource.DYNAMIC_DEFAULT_BROKER, {"unclean.leader.election.enable": "true"}
@@ -130,7 +130,7 @@ def test_share_group_state_topic_must_have_policy_delete_without_retention() -> 
 
 
 def values_of(key: ConfigKey) -> st.SearchStrategy[str]:
-    """Return a strategy for values of ``key``, those at its bounds included."""
+    """Return a strategy for values of ``key``, including the values at its bounds."""
     if key.type in {ConfigType.INT, ConfigType.LONG, ConfigType.SHORT}:
         low = int(key.low) if key.low is not None else -(1 << 31)
         high = int(key.high) if key.high is not None else (1 << 31) - 1
@@ -160,7 +160,7 @@ def test_safe_configs_of_internal_topics_contain_no_unsafe_values(configs: dict[
 
 
 def keep(store: Storage, topic: str, clock: ManualClock) -> int:
-    """Let a year of retention pass over one record of state and return the log start offset."""
+    """Append a record, run retention a year later, and return the log start offset."""
     partition = store.logs.partition(topic, 0)
     partition.append_records([Record(b"k", b"v")], now_ms=clock.now_ms())
     clock.advance(YEAR_MS)
@@ -176,7 +176,7 @@ EVIL = {"cleanup.policy": "delete", "retention.ms": "1", "segment.ms": "1"}
 def test_unsafe_internal_topic_configs_in_the_metadata_are_ignored_and_logged(
     tmp_path: Path, topic: str
 ) -> None:
-    """Apache Kafka's controllers or an older release accepted them, so no request was refused."""
+    """Apache Kafka's controllers or older releases may have accepted such settings."""
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, clock=clock)
     internal_topic(store.metadata, topic)

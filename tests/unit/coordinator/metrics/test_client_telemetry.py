@@ -21,7 +21,7 @@ ME = {"client_id": "shop"}
 
 
 def _push(bootstrap: str, number: int, idle: float, pause_ms: float, rebalances: int) -> Cluster:
-    """Push the metrics of a client instance; it ends with the returned connection."""
+    """Push the metrics of a client instance, which ends when the returned client closes."""
     client = Cluster(bootstrap).__enter__()
     client.client_id = "shop"
     told = client.call("get_telemetry_subscriptions", 0, client_instance_id=UUID(int=number))

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alert rules in packaging/, against the series of a busy broker."""
+"""The Grafana dashboard and the alert rules in packaging/ match the series of a busy broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Labels = dict[str, str]
 
 
 def parts(node: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
-    """Yield the selectors of an expression, each with the labels by which it is grouped."""
+    """Yield the selectors of an expression, each with the labels of its aggregations."""
     match node:
         case promql_parser.VectorSelector():
             yield node, grouped
@@ -70,8 +70,8 @@ def dashboard_targets() -> Iterator[tuple[str, str, str]]:
 
 
 def finds(node: Any, grouped: frozenset[str], series: Mapping[str, list[Labels]]) -> bool:
-    """Return whether a selector matches a sample that has all of the labels."""
-    # A value that a selector excludes must be one that the label can have.
+    """Return whether a selector matches a sample with all ``grouped`` labels."""
+    # The label must be able to have a value that a selector excludes.
     operators = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "=", "MatchOp.Re": "=~"}
     matchers = [(one.name, operators[str(one.op)], one.value) for one in node.matchers.matchers]
     return any(
@@ -184,7 +184,7 @@ async def test_every_dashboard_and_alert_expression_matches_a_series(
 async def test_runbook_command_of_each_alert_runs(
     busy: tuple[str, dict[str, list[Labels]]],
 ) -> None:
-    """Each command runs against the broker, with a group and a topic that it has."""
+    """Run each command against the broker, with an existing group and topic."""
     bootstrap, series = busy
     share = next(iter(series["fencepost_share_in_flight_records"]))["group"]
     names = {"group": "g", "topic": "t", "partition": "0", "instance": "localhost:9404"}
@@ -195,7 +195,7 @@ async def test_runbook_command_of_each_alert_runs(
         program, *words = shlex.split(text.replace("GROUP", "g").replace("TOPIC", "t"))
         if program == "fencepost":
             done = await asyncio.to_thread(cli, bootstrap, *words, status=None)
-            # The doctor has findings about these clients.
+            # ``doctor`` exits with 1, because it reports findings about these clients.
             assert done.exit_code == (words[0] == "doctor"), (alert, done.output)
             run.add(tuple(words[:2]))
         elif "grep" in words:

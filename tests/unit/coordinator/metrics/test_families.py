@@ -1,4 +1,4 @@
-"""Metrics and health of a broker, as Prometheus reads them, from start to stop."""
+"""A broker's metrics and health while it starts, runs and stops, as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SETTINGS = {
 }
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-"""Values by name and sorted labels."""
+"""(Name, sorted labels) → value."""
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def serving(home: Path, settings: Mapping[str, str] = SETTINGS) -> AsyncIt
 
 
 def found(families: Iterator[Metric]) -> Found:
-    """Return all samples; Prometheus would reject two with the same labels."""
+    """Return all samples; check that no two samples have the same labels."""
     values: Found = {}
     for family in families:
         for sample in family.samples:
@@ -140,8 +140,8 @@ async def test_every_metric_family_has_a_series_and_every_series_a_family(tmp_pa
     samples = found(read_prometheus(text))
     names = {name for name, _ in samples}
     names |= {re.sub("_(bucket|sum|count)$", "", name) for name in names}
-    # No such event has happened, no listener uses TLS, no client has a quota or pushes metrics, and
-    # there is no share group.
+    # These families have no samples: no such event has happened, no listener uses TLS, no client
+    # has a quota or pushes metrics, and there is no share group.
     assert known.keys() - names == {
         "fencepost_certificate_not_after_seconds",
         "fencepost_certificate_stale",
@@ -254,7 +254,7 @@ async def test_hanging_transaction_is_counted_per_partition_and_in_total(tmp_pat
 
 
 def commit_offsets(cluster: Cluster, group: str, topic: str, partitions: int) -> None:
-    """Commit offset 0 of each partition, from outside the group."""
+    """Commit offset 0 of each partition, without being a member of the group."""
     parts = [
         {"partition_index": index, "committed_offset": 0, "committed_metadata": ""}
         for index in range(partitions)
@@ -275,7 +275,7 @@ def _with_cluster(bootstrap: str, do: Callable[[Cluster], None]) -> None:
 
 
 async def test_counters_never_decrease_after_a_topic_is_deleted(tmp_path: Path) -> None:
-    """The broker's counters continue when a topic is deleted; only the topic's own series end."""
+    """Deleting a topic ends only the topic's series; the broker's counters keep their values."""
 
     def counters(values: Found) -> Found:
         return {
@@ -357,7 +357,7 @@ async def test_throttled_client_has_quota_and_throttle_time_series(tmp_path):
         assert total == pytest.approx(waits[0], abs=0.01)
         assert total > 0.4
         assert value(values, "fencepost_connections_waiting") == 0
-        # The metrics under other exporters' names have no sum over all clients.
+        # Metrics with other exporters' names have no total of all clients.
         assert not [name for name, labels in values if "quota" in name and not labels]
 
 
@@ -365,7 +365,7 @@ async def test_throttled_client_has_quota_and_throttle_time_series(tmp_path):
 
 DASHBOARDS = Path(__file__).with_name("dashboards.txt").read_text(encoding="utf-8")
 OF_PROMETHEUS = {"instance", "job"}
-"""Labels that a scrape itself adds."""
+"""Labels that Prometheus adds."""
 
 _SELECTOR = re.compile(r"\b((?:kafka|kminion)_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r"(\w+)\s*(=~|!=|=)\s*[\"']([^\"']*)[\"']")
@@ -679,7 +679,7 @@ async def test_broker_with_a_loading_or_failed_coordinator_is_unready(tmp_path: 
             _with_cluster, broker.bootstrap, lambda cluster: cluster.coordinator("g", GROUP)
         )
         services = broker.services
-        # The partition of "g" serves; the other one is opened after it.
+        # The partition of "g" is served first; the other partition is loaded after it.
         await until_true(lambda: len(services.groups.shards) == 2, "both are open")
         shard = services.groups.shards[1]
         assert unready(SERVING, services) == ""

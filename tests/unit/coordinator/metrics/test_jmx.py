@@ -1,4 +1,4 @@
-"""Metrics by the names of the JMX exporter, compared with Apache Kafka's MBeans."""
+"""Metrics with the JMX exporter's names, compared with Apache Kafka's MBeans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_follower_fetches_are_counted_separately_from_consumer_fetches(
         with Cluster(bootstrap) as client:
             for replica_id in (-1, -1, 2):
                 client.call("fetch", 11, replica_id=replica_id, **limits)
-            # From version 15 a follower has its id in a tagged field.
+            # Since version 15, the follower's id is in a tagged field.
             for state in ({}, *[{"replica_state": {"replica_id": 2, "replica_epoch": 1}}] * 3):
                 client.call("fetch", 16, **limits, **state)
 

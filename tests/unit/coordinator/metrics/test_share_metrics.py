@@ -1,4 +1,4 @@
-"""Metrics of share groups: records in flight, ended locks, acknowledgements and causes."""
+"""Metrics of share groups: in-flight records, expired locks, acknowledgements and causes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.coordinator.metrics.test_families import SETTINGS, scraped, valu
 
 SHARE = "kafka_server_sharepartitionmetrics_"
 INVALID_RECORD_STATE = 121
-"""The error's number, for which kio has no name."""
+"""The error's number; kio has no name for this error."""
 PLACE = {"group": "g", "topic": "queue", "partition": "0"}
 
 
@@ -38,7 +38,7 @@ class Worker:
         assert parts_of(answer)[0]["error_code"] == "none"
 
     def fail(self) -> None:
-        """Acknowledge a record of another member, in a fetch from a partition that is missing."""
+        """Send a fetch with an acknowledgement that fails and a partition that does not exist."""
         answer = self.member.fetch({self.topic_id: {0: [(2, 2, ACCEPT)], 7: []}}, max_wait=0)
         assert parts_of(answer)[0]["acknowledge_error_code"] == INVALID_RECORD_STATE
         assert parts_of(answer)[7]["error_code"] == "unknown_topic_or_partition"

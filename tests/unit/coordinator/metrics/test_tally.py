@@ -1,4 +1,4 @@
-"""Exact lag: the number of records still readable, compared with a reader that counts them."""
+"""The exact lag: the number of readable records, compared with a reader that counts the records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 120
 
 
 def readable(partition: Partition, isolation: Isolation) -> list[int]:
-    """Return the offsets of all records that a reader gets, from log start to its limit."""
+    """Return the offsets of all records that a reader gets, from the log start to its limit."""
     offset, found, gone = partition.log_start_offset, [], set[int]()
     while True:
         fetched = fetch_bytes(partition, offset, 1 << 20, isolation)
@@ -96,7 +96,7 @@ def test_tally_counts_exactly_the_readable_records(
         if rng.random() < 0.02:
             life.restart()
             partition = life.partition
-            # After a start the broker counts from the offset of the slowest reader.
+            # After a restart, the broker counts from the offset of the slowest reader.
             decided = PartitionTally(
                 partition, rng.randint(0, partition.last_stable_offset), 0, aborts=True
             )
@@ -150,7 +150,7 @@ def test_tally_reads_old_batches_in_steps_after_a_restart(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tally_does_not_count_records_removed_by_compaction(seed: int, tmp_path: Path) -> None:
-    """A batch keeps the offsets of its removed records; so does the gap of a removed batch."""
+    """Batches, and gaps of removed batches, still contain the offsets of removed records."""
     rng = random.Random(seed)
     partition = open_partition(tmp_path, config=COMPACTED)
     for _ in range(60):
@@ -184,7 +184,7 @@ def test_tally_memory_is_bounded_and_its_total_stays_exact(tmp_path: Path) -> No
     assert counted.runs == 2 * MIN_RUNS
     end = partition.high_watermark
     assert counted.between(0, end) == (count, 0)
-    # Within a run the count may be one too high, never too low.
+    # Within a run the count may be too high by one, but never too low.
     off = [(end - at + 1) // 2 - counted.between(at, end)[0] for at in range(end)]
     assert set(off) == {0, 1}
     counted.trim(end, 1)

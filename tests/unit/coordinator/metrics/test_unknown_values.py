@@ -1,4 +1,4 @@
-"""Unknown values have no sample: lags without a commit, partitions of other brokers."""
+"""Metrics with unknown values have no samples: lag without a commit, other brokers' partitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROGRESS = Progress(7, "a query", "digest").to_text()
 
 
 def told_of(values: Found, name: str, group: str) -> dict[str, float]:
-    """Return a group's samples under a name, by partition ("" without that label)."""
+    """Return partition → value of a group's samples ("" without this label)."""
     told = {}
     for (sample, pairs), value in values.items():
         by_name = dict(pairs)

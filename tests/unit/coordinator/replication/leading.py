@@ -1,4 +1,4 @@
-"""A leader with real logs at the other end of a connection, and a follower's storage."""
+"""A simulated leader with real logs, and the storage of a follower that is connected to it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ LEADER, FOLLOWER = 1, 2
 
 
 class Leader(OtherBroker):
-    """A broker that answers Fetch and ListOffsets of replicas, without fetch sessions."""
+    """A broker that answers replicas' Fetch and ListOffsets requests, without fetch sessions."""
 
     def __init__(self) -> None:
         super().__init__(self._answer)
         self.logs: dict[Key, Partition] = {}
         self.names: dict[tuple[str, int], Partition] = {}
         self.errors: dict[Key, int] = {}
-        """The error codes to return instead of records, by partition."""
+        """Partition → the error code to return instead of records."""
         self.bodies: list[Entity] = []
         """The bodies of all requests."""
         self.on_asked: Callable[[], object] = lambda: None
@@ -158,7 +158,7 @@ def _parts(row: Entity) -> bool:
 
 
 class Pair:
-    """A leader with its logs, and a broker that follows it."""
+    """A simulated leader with its logs, and a real broker that follows the leader."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Pair:
         append(self.led[index], count, **fields)
 
     async def equal(self, index: int = 0) -> None:
-        """Wait until the replica has the leader's whole log and its high watermark."""
+        """Wait until the replica has the leader's whole log and high watermark."""
         led, log = self.led[index], self.log(index)
 
         def is_equal() -> bool:

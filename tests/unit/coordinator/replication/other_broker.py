@@ -1,4 +1,4 @@
-"""Another broker as seen through a connection: frames in and out, and its requests."""
+"""A simulated other broker behind a connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[Request], Awaitable[Entity | None]]
 
 
 class Asked(NamedTuple):
-    """A request that arrived."""
+    """A request that the simulated broker received."""
 
     api: ApiKey
     version: int
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class OtherBroker:
-    """A broker that answers requests in order; the answer None closes the connection."""
+    """A simulated broker that answers requests in order; None closes the connection."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -60,13 +60,13 @@ class OtherBroker:
                     writer.write(chunk)
                 await writer.drain()
         except (OSError, EOFError, asyncio.CancelledError):
-            return  # the loop ends
+            return  # the client or the test has closed the connection
         finally:
             self.open.discard(writer)
             writer.close()
 
     def hang_up(self) -> None:
-        """Close all connections; new ones are still accepted."""
+        """Close all connections, but still accept new connections."""
         for writer in self.open:
             writer.close()
 
@@ -77,7 +77,7 @@ class OtherBroker:
 
 
 def versions(request: Request, **served: tuple[int, int]) -> Entity:
-    """Return an ApiVersions response with ApiVersions and ``served``, which has ApiKey names."""
+    """Return an ApiVersions response with the APIs in ``served`` (ApiKey names) and ApiVersions."""
     make = response_factory(ApiKey.API_VERSIONS, request.api_version)
     ranges = {"API_VERSIONS": (0, 4), **served}
     return make.message(
@@ -89,7 +89,7 @@ def versions(request: Request, **served: tuple[int, int]) -> Entity:
 
 
 def image_of(*, level: int = 30, listener: str = "PLAINTEXT", **ports: int) -> MetadataImage:
-    """Return an image of brokers that listen on these ports: ``b7=9092`` is broker 7."""
+    """Return an image of brokers with these ports: ``b7=9092`` means broker 7 with port 9092."""
     brokers = {}
     for name, port in ports.items():
         number = int(name[1:])
@@ -108,7 +108,7 @@ def image_of(*, level: int = 30, listener: str = "PLAINTEXT", **ports: int) -> M
 
 
 class Scripted:
-    """Another broker that answers one API with the next of ``codes``, or NONE.
+    """A simulated broker that answers an API with the next of ``codes``, or NONE after the last.
 
     The code None closes the connection. While ``may_answer`` is unset, no response is sent.
     """

@@ -1,4 +1,4 @@
-"""A leader's requests to the controller: ISR changes, and the directories of replicas."""
+"""A leader's requests to the controller: ISR changes, and log directories of replicas."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ HERE = uuid.UUID(int=77)
 
 
 class Controller:
-    """A controller that records requests and returns the responses a test has set."""
+    """A simulated controller that records requests and returns the responses of a test."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.refusals: list[Any] = []
-        """Replacements for the next responses: an error code, or an exception."""
+        """Error codes or exceptions instead of the next responses."""
         self.part_errors: list[ErrorCode] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -120,7 +120,7 @@ class Asking:
         return [one for one in self.controller.asked if hasattr(one, "directories")]
 
     def hold(self, *, held: bool) -> None:
-        """Have the controller hold its responses back, or send them."""
+        """Let the controller hold its responses back, or send them."""
         event = self.controller.may_answer
         self.led.run(event.clear if held else event.set)
 
@@ -204,7 +204,7 @@ def test_replica_on_failed_disk_is_assigned_to_lost_directory(asking):
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
         (topic,) = directory.topics
         assert [one.partition_index for one in topic.partitions] == [0]
-    # The change that the controller makes in response is not reported back.
+    # The broker does not report the controller's resulting change back to the controller.
     led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
     assert len(asking.placed) == 2
     assert led.following.log[-1] != ("follow", [(led.topic, 2)])
@@ -219,7 +219,7 @@ def test_readable_replica_in_lost_directory_is_assigned_to_own_directory(asking)
 
 
 async def controller_that_says(number: int, when: asyncio.Event | None = None) -> OtherBroker:
-    """Start a controller whose DescribeCluster response names ``number``, once ``when`` is set."""
+    """Start a controller that answers DescribeCluster with id ``number``, once ``when`` is set."""
 
     async def answer(request: Request) -> Entity:
         if request.api_key == ApiKey.API_VERSIONS:
@@ -236,7 +236,7 @@ async def controller_that_says(number: int, when: asyncio.Event | None = None) -
 
 
 async def test_requests_to_frozen_controller_move_to_the_new_controller() -> None:
-    """The frozen controller keeps its connection open, and a response may take 30 s."""
+    """The frozen controller keeps its connection open, and the request timeout is 30 s."""
     frozen = await controller_that_says(1, asyncio.Event())
     other = await controller_that_says(2)
     known = [("127.0.0.1", frozen.port)]
@@ -253,7 +253,7 @@ async def test_requests_to_frozen_controller_move_to_the_new_controller() -> Non
 
 
 async def test_request_that_the_controller_does_not_support_is_not_sent() -> None:
-    """``takes`` overrides the advertised APIs. The next controller may support the API."""
+    """``takes`` overrides the advertised APIs; the next controller may support the API."""
     controllers = [await controller_that_says(number) for number in (1, 2)]
     known = [controllers[0].port]
     channel = RemoteControllerChannel(
@@ -290,7 +290,7 @@ def test_unsupported_names_finalized_levels_out_of_the_brokers_range(
 
 
 async def test_request_that_cannot_be_built_does_not_block_the_next_one() -> None:
-    """The requests before and after it are answered."""
+    """The previous and the next request get responses."""
     controller = await controller_that_says(7)
     channel = RemoteControllerChannel(lambda: ("127.0.0.1", controller.port), client_id="c")
     failures: list[Exception] = [KeyError("odd")]

@@ -1,4 +1,4 @@
-"""End offsets that a real broker tells of the partitions that it leads."""
+"""The end offsets that a real broker returns for partitions that it leads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.coordinator.replication.other_broker import image_of
 
 
 def written(bootstrap: str) -> str:
-    """Write three records into partition 1 of a new topic."""
+    """Write three records to partition 1 of a new topic."""
     with Cluster(bootstrap) as client:
         topic = client.create_topic("t", 2)
         parts = [{"index": 1, "records": batch([b"a", b"b", b"c"])}]

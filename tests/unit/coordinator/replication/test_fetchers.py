@@ -57,7 +57,7 @@ async def test_follower_fetch_request_has_replica_epoch_and_offsets(pair):
     pair.put(3)
     pair.follow()
     await pair.equal()
-    # Let the follower fetch past the first records, so that a second request goes out.
+    # Let the follower fetch past the first records, so that it sends a second request.
     await until_true(lambda: len(pair.leader.asked_of()) > 1, "the second request")
     body = pair.leader.bodies[0]
     assert pair.leader.asked[0] == (1, 18, "broker-2-fetcher-0")
@@ -97,7 +97,7 @@ async def test_partitions_are_replicated_despite_a_small_response_limit(tmp_path
 
 
 async def test_follower_truncates_tail_of_an_epoch_unknown_to_the_leader(pair):
-    """KIP-101 (2): the offsets agree, the epochs do not."""
+    """KIP-101, second scenario: the logs have the same offsets, but different epochs."""
     log = pair.log()
     log.append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4), 9)
     log.replica.move_high_watermark(2)
@@ -111,7 +111,7 @@ async def test_follower_truncates_tail_of_an_epoch_unknown_to_the_leader(pair):
 
 
 async def test_follower_truncates_to_largest_common_epoch_after_fast_failovers(pair):
-    """KIP-279: the follower finds the largest common epoch, despite records of other epochs."""
+    """KIP-279: the logs have records of different epochs after the largest common epoch."""
     log = pair.log()
     own = at(0, 3, leader_epoch=1) + at(3, 3, leader_epoch=2) + at(6, 1, leader_epoch=4)
     log.append_as_follower(own, 9)
@@ -154,7 +154,7 @@ async def test_follower_below_leaders_log_start_restarts_at_it(pair):
 
 
 async def test_follower_truncates_to_log_end_of_uncleanly_elected_leader(pair):
-    """The leader lacks the follower's epoch: out of range, then truncation to the leader's end."""
+    """The fetch is out of range, and the follower truncates to the leader's log end offset."""
     led, log = pair.led[0], pair.log()
     log.append_as_follower(at(0, 3, leader_epoch=4) + at(3, 4, leader_epoch=6), 9)
     led.append_as_follower(at(0, 3, leader_epoch=4), 5)
@@ -284,7 +284,7 @@ async def test_batches_of_a_later_leader_epoch_are_not_appended(pair):
 
 
 async def test_fetcher_continues_after_unexpected_exception(pair):
-    """A failed round is reported, and the next one fetches all partitions again."""
+    """The failed round is reported, and the next round fetches all partitions again."""
     image, failures = pair.image, iter([True])
 
     class Odd:
@@ -463,7 +463,7 @@ def test_throttled_replicas_must_be_partition_broker_pairs_or_wildcard():
 
 @pytest.mark.slow
 async def test_event_loop_stays_responsive_while_many_small_batches_are_fetched(tmp_path):
-    """Small batches are the most expensive; there are 60,000 of them."""
+    """The follower fetches 60,000 batches: small batches are the most expensive."""
     one = Pair(tmp_path, 3)
     await one.start()
     for index in range(3):

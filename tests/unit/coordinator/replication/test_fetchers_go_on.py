@@ -1,4 +1,4 @@
-"""Failures while partitions are followed: none of them leaves a partition unfetched."""
+"""Failures of a follower's work: after each failure, all partitions are still fetched."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.logcore.test_replica import at
 
 
 class OddDisk(OsFileSystem):
-    """A disk that fails on request for the files of one partition."""
+    """A disk whose operations fail on request for the files of the first partition."""
 
     def __init__(self) -> None:
         self.fails: dict[str, Exception] = {}
-        """The exception that the next call of each method raises for the first partition."""
+        """Method → the exception that its next call raises for the first partition."""
 
     def _fail(self, method: str, handle: int) -> None:
         if f"{TOPIC}-0/" in str(Path(f"/proc/self/fd/{handle}").resolve()):
@@ -43,7 +43,7 @@ class OddDisk(OsFileSystem):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """Retry failures at once."""
+    """Retry soon after a failure."""
     monkeypatch.setattr(fetchers, "AFTER_FAILURE_MS", 20)
 
 
@@ -61,7 +61,7 @@ async def pair(tmp_path, disk):
 
 
 def let_part(pair, *indexes):
-    """Give replicas a last batch that the leader does not have."""
+    """Let the last batches of replicas and leader diverge."""
     for index in indexes:
         own = at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4)
         pair.log(index).append_as_follower(own, 9)
@@ -186,7 +186,7 @@ def is_resetting(pair):
 
 
 async def test_list_offsets_request_is_retried_after_unexpected_exception(pair):
-    """A follower below the leader's log start asks for that offset."""
+    """A follower below the leader's log start offset requests this offset by ListOffsets."""
     pair.image = odd = Odd(pair.image)
     odd.fails, odd.when = ValueError("odd"), lambda: is_resetting(pair)
     pair.led[0].replica.restart_at(500)

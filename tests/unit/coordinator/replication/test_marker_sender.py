@@ -1,4 +1,4 @@
-"""Markers between a real coordinator and a broker at the other end of a connection."""
+"""Markers that a real coordinator sends to a simulated broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Pair(Scripted):
-    """A broker, and one that answers WriteTxnMarkers with the next of ``codes``, or NONE."""
+    """A real broker, and a simulated one that answers WriteTxnMarkers with ``codes``."""
 
     api, oldest = ApiKey.WRITE_TXN_MARKERS, 1
 
@@ -81,7 +81,7 @@ class Pair(Scripted):
         )
 
     async def commit(self, version: int = 2) -> Producer:
-        """End a transaction over a local and a remote partition, up to the response of EndTxn."""
+        """Commit a transaction with a local and a remote partition; return the EndTxn response."""
         producer = await Producer(self.services).init()
         await producer.add(("t", 0), ("t", 1))
         producer.write("a")
@@ -146,7 +146,7 @@ async def test_kafka_20322_marker_for_an_older_broker_is_sent_in_its_version(pai
 async def test_marker_is_sent_again_after_error_or_lost_connection(
     pair: Pair, code: ErrorCode | None
 ) -> None:
-    """The leader does not know of its election yet, or it closes the connection (None)."""
+    """The leader does not know of its election yet, or closes the connection (None)."""
     pair.codes = [code, code]
     await pair.commit()
     await pair.completes()
@@ -162,7 +162,7 @@ async def test_end_txn_response_does_not_wait_for_remote_markers(pair: Pair) -> 
 
 
 async def test_marker_is_written_locally_if_leadership_moves_here_during_send(pair: Pair) -> None:
-    """The former leader may be stopped while this broker leads its partitions."""
+    """The former leader may be down when this broker becomes the leader of its partitions."""
     pair.may_answer.clear()
     await pair.commit()
     await until_true(lambda: bool(pair.bodies), "the markers are sent")
@@ -175,7 +175,7 @@ async def test_marker_is_written_locally_if_leadership_moves_here_during_send(pa
 async def test_marker_is_sent_to_new_leader_after_local_write_is_refused(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This broker led all partitions when the transaction ended and has lost one since."""
+    """This broker led all partitions when the transaction ended, and then lost a partition."""
     pair.leaders.clear()
     write_one = pair.writer.write_one
 

@@ -27,7 +27,7 @@ from tests.unit.coordinator.replication.other_broker import OtherBroker, image_o
 
 
 async def answer(request: Request) -> Entity | None:
-    """Answer ApiVersions, and ListOffsets with its own version as the throttle time."""
+    """Answer ApiVersions, and ListOffsets with the request's version as the throttle time."""
     if request.api_key == ApiKey.API_VERSIONS:
         return versions(request, LIST_OFFSETS=(1, 8))
     make = response_factory(request.api_key, request.api_version)
@@ -54,7 +54,7 @@ def peers_of(image, config=None) -> Peers:
 
 
 async def test_fetcher_connection_sends_no_api_versions_request(other):
-    """A Java broker's first frame is a Fetch; it knows other brokers by their client ids."""
+    """As in Java brokers, the first frame is a Fetch; the client id identifies the broker."""
     peers = peers_of(image_of(b7=other.port))
     first, second = peers.channel(7, Purpose.FETCHER), peers.channel(7, Purpose.FETCHER, 1)
     assert (await first.request(listing(11))).throttle_time.total_seconds() == 0.011
@@ -230,7 +230,7 @@ async def test_cancelled_request_keeps_connection_and_close_leaves_no_tasks(othe
 async def test_channel_authenticates_with_settings_of_its_listener(
     secured, listener, settings, refusal
 ):
-    """The client settings come from the broker's own listener of the same name."""
+    """The client settings are those of the broker's own listener with the same name."""
     broker, authority = secured
     protocol = {"TLS": "SSL", "MUTUAL": "SSL", "SAFE": "SASL_SSL", "LOGIN": "SASL_PLAINTEXT"}
     mechanism = settings.get("mechanism", "PLAIN")

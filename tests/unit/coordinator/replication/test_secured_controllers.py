@@ -1,4 +1,4 @@
-"""Brokers and their controller over TLS, with certificates and logins of both sides."""
+"""Brokers and their controller with TLS, with certificates and logins on both sides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLAIN = (
 
 
 def secured(protocol: str, authority: Authority, name: str) -> dict[str, str]:
-    """Return settings of a node that presents a certificate and requires one, or a password."""
+    """Return settings of a node with certificates on both sides, or with a password."""
     keystore = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.issue(name)),
@@ -120,7 +120,7 @@ def test_missing_truststore_file_is_config_error_at_startup(tmp_path: Path) -> N
 
 
 def test_broker_reconnects_to_controller_after_truststore_is_repaired(tmp_path: Path) -> None:
-    """The broker loses its controller, logs the cause, and reconnects once the file is repaired."""
+    """The broker logs why the connection fails, and reconnects after the file is repaired."""
     authority = Authority(tmp_path / "ca")
     settings = secured("SSL", authority, "broker")
     truststore = authority.truststore

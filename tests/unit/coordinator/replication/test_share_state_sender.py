@@ -1,4 +1,4 @@
-"""Share states at the share coordinator of another broker, which is a real one."""
+"""Share-group state at the share coordinator of another real broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HERE, THERE, NOWHERE = 1, 7, 8
 
 
 class Other(NamedTuple):
-    """Another broker, and the id of a topic on it with ten partitions."""
+    """Another broker, and the id of its topic, which has ten partitions."""
 
     port: int
     topic: uuid.UUID
@@ -120,7 +120,7 @@ async def test_commands_of_one_turn_are_sent_in_one_request(
     found = await asyncio.gather(*(sender.send(THERE, ReadStateSummary(key)) for key in keys))
     assert [one.start_offset for one in found] == list(range(10))
     assert len(asked) == 1
-    # Results are named by partition: two commands for one share partition are two requests.
+    # Results are identified by partition, so two commands for a share partition are two requests.
     await asyncio.gather(*(sender.send(THERE, ReadStateSummary(keys[0])) for _ in range(2)))
     assert len(asked) == 3
 

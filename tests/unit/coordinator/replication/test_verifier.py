@@ -1,4 +1,4 @@
-"""Transactional batches whose coordinator is at the other end of a connection."""
+"""Transactional batches whose transaction coordinator is another, simulated broker."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Pair(Scripted):
-    """A broker that leads topic t; another one coordinates every transaction.
+    """A broker that leads topic t, and another broker that coordinates every transaction.
 
-    The coordinator answers with the next of ``codes``, or NONE. The code None closes the
-    connection.
+    The coordinator answers with the next of ``codes``, or NONE after the last. The code None closes
+    the connection.
     """
 
     api, oldest = ApiKey.ADD_PARTITIONS_TO_TXN, 0
@@ -87,7 +87,7 @@ class Pair(Scripted):
     def begin(
         self, version: int = 12, sequence: int = 0, epoch: int = 0, name: str = "id", pid: int = PID
     ) -> asyncio.Task[list[Part]]:
-        """Produce one batch to partition 0."""
+        """Produce a batch to partition 0."""
         data = encode_batch(
             [LogRecord(0, 0, None, b"value")],
             producer_id=pid,
@@ -197,7 +197,7 @@ async def test_verification_is_retried_while_transaction_is_completing(pair: Pai
 async def test_verification_from_before_marker_or_election_is_repeated(
     pair: Pair, event: str
 ) -> None:
-    """KIP-890: the batch would begin a transaction that never ends."""
+    """KIP-890: the batch would begin a hanging transaction."""
     pair.may_answer.clear()
     produced = pair.begin(11)
     await until_true(lambda: len(pair.bodies) == 1, "the coordinator is asked")
@@ -227,7 +227,7 @@ async def test_produce_does_not_wait_for_verification_of_another_producer(pair: 
 
 
 async def test_newer_verification_request_replaces_waiting_one_of_the_producer(pair: Pair) -> None:
-    """One request per producer id waits; replaced ones get a retriable or a fencing error."""
+    """One request per producer id waits; a replaced request gets a retriable or fencing error."""
     pair.may_answer.clear()
     first = pair.begin(name="first")
     await until_true(lambda: len(pair.bodies) == 1, "the connection is busy")
@@ -244,7 +244,7 @@ async def test_newer_verification_request_replaces_waiting_one_of_the_producer(p
 
 
 async def test_producer_ids_come_from_the_controller(pair: Pair) -> None:
-    """A request that finds no id fails before its timeout."""
+    """A request without an available id fails before its timeout."""
     make = response_factory(ApiKey.ALLOCATE_PRODUCER_IDS, 0)
     codes = [ErrorCode.stale_broker_epoch, ErrorCode.none, ErrorCode.none]
     starts = iter((7_000, 9_000))

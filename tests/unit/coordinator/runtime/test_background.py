@@ -85,7 +85,7 @@ async def test_repeated_work_skips_pause_while_work_remains_and_on_stop() -> Non
     await until_true(lambda: left == 0, "all is done")
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
-    # A stop during the delay before the first round does not wait for the delay to end.
+    # Stopping does not wait for the end of the delay before the first round.
     task.start(first_ms=FOREVER_MS)
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
@@ -197,7 +197,7 @@ async def test_single_thread_runs_steps_in_order_and_returns_their_exceptions() 
 async def test_step_is_never_run_if_its_thread_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At the limit of processes the pool keeps the step in its queue, although it has no thread."""
+    """If the pool cannot start a thread, it nevertheless keeps the step in its queue."""
     threads, seen = Threads("few", 2), []
     may_end = threading.Event()
     busy = asyncio.ensure_future(threads.run(may_end.wait))
@@ -256,4 +256,4 @@ async def test_pauses_follow_a_manual_clock() -> None:
     assert (rounds, task.due_ms) == ([500, 5_500], 6_500)
     await task.stop()
     assert task.due_ms is None
-    await task.catch_up()  # nothing is left to wait for
+    await task.catch_up()  # stop has nothing to wait for

@@ -1,4 +1,4 @@
-"""Callbacks run in order when their records are committed, or can no longer be."""
+"""Callbacks run in order when their records are committed, or can no longer be committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLUSHED = {"log.flush.interval.messages": "1"}
 
 
 class Bench:
-    """Partition ``shared`` with another replica, ``alone`` without one; the callbacks called."""
+    """Partitions ``shared``, with another replica, and ``alone``, and the called callbacks."""
 
     def __init__(self, directory, config=None) -> None:
         self.storage = storage(directory, config)
@@ -62,7 +62,7 @@ async def test_callback_runs_once_high_watermark_reaches_log_end_of_its_call(ben
     bench.append(bench.shared)
     assert bench.wait("second")
     bench.move(1)
-    assert bench.called == []  # notifications come inside an append, and a callback may append
+    assert bench.called == []  # not during the notification: a callback may append
     assert await bench.turn() == ["first"]
     bench.move(2)
     assert await bench.turn() == ["first", "second"]
@@ -144,7 +144,7 @@ async def test_committed_future_completes_with_the_high_watermark(bench):
 
 
 async def test_flushed_end_of_leader_excludes_unflushed_records(tmp_path):
-    """The high watermark of a leader waits for the flushes that ``flush.messages`` requires."""
+    """The leader's high watermark waits for the flushes that ``flush.messages`` requires."""
     bench = Bench(tmp_path, FLUSHED)
     ends: list[int] = []
     bench.shared.marks.on_flushed_end = ends.append

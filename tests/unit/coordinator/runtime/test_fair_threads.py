@@ -1,4 +1,4 @@
-"""Clients' long jobs share threads by processor time, not by order of arrival."""
+"""Clients share threads by the processor time of their jobs, not by order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_S = 0.001
 
 
 class Busy:
-    """Work that takes processor time and measures how much it has had."""
+    """Work that uses processor time and measures the used time."""
 
     def __init__(self, seconds: float) -> None:
         self.wanted = seconds

@@ -1,4 +1,4 @@
-"""Group commit through a real socket, over a file system that is slow, broken or full on demand."""
+"""Group commit with real clients, on a file system that is slow, broken or full on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def commit_offset(client: Cluster, topic: str, offset: int, group: str = "g") ->
     return str(answer["topics"][0]["partitions"][0]["error_code"])
 
 
-# --- one fsync for many --------------------------------------------------------------------------
+# --- one fsync for many requests
+# ---------------------------------------------------------------------------
 
 
 def test_appends_that_wait_together_share_one_fsync(tmp_path):
@@ -60,7 +61,8 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         assert not any(future.done() for future in [opener, *joined])
         one.disk.gate.set()
         assert {future.result(60)["error_code"] for future in [opener, *joined]} == {"none"}
-        # One for the opener's file, then one for each partition of the other sixteen requests.
+        # A sync for the first request, then a sync for each partition of the other sixteen
+        # requests.
         assert one.broker.services.flusher.rounds == groups + 2
         assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
 
@@ -180,7 +182,7 @@ def test_offset_commit_and_fetch_wait_for_fsync(tmp_path):
         one.disk.gate.clear()
         committing = one.begin(lambda: commit_offset(one.connect(), topic, 2))
         assert one.disk.held.wait(60)
-        # A fetch of the offset would show a value that a power loss could undo, so it waits too.
+        # OffsetFetch would return a value that a power loss could undo, so it waits too.
         asking = one.begin(lambda: one.connect().committed("g", topic))
         assert one.client.offset(topic) == 0
         assert not committing.done()
@@ -194,7 +196,7 @@ def test_offset_commit_and_fetch_wait_for_fsync(tmp_path):
 
 
 def transact(one: Running, topic: str, *, version: int, epoch: int, producer: int) -> Answer:
-    """Run a transaction of one record, of version 1 or 2, and return the response to EndTxn."""
+    """Run a transaction (version 1 or 2) with one record, and return the response to EndTxn."""
     client = one.client
     if version == 1:
         added = client.call(
@@ -246,7 +248,7 @@ def test_each_step_of_a_transaction_is_flushed_before_the_next_is_written(tmp_pa
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_transactional_batch_waits_for_flush_of_its_added_partition(tmp_path, version):
-    """The repeated request finds the partition added, but that record is not flushed yet."""
+    """The repeated request finds the partition added, but the record is not yet flushed."""
     with running(tmp_path) as one:
         topic, state = one.client.create_topic("t"), "__transaction_state"
         one.client.produce(topic, [b"before"])
@@ -312,9 +314,9 @@ def test_failed_fsync_takes_partition_offline_until_restart(tmp_path):
         disk.gate.set()
         assert opener.result(60)["error_code"] == "none"
         assert {one.result(60)["error_code"] for one in shared} == {"kafka_storage_error"}
-        # The file of the other partition is on disk.
+        # The file of the other partition was synced successfully.
         assert other.result(60)["error_code"] == "none"
-        # The kernel would now report the pages as clean, so no flush is retried.
+        # After the failed sync the kernel treats the pages as clean, so no flush is retried.
         disk.sync_fails = lambda _path: False
         syncs = disk.of_logs(bad).count(("sync", bad))
         assert one.client.produce(bad, [b"more"])["error_code"] == "kafka_storage_error"
@@ -327,7 +329,7 @@ def test_failed_fsync_takes_partition_offline_until_restart(tmp_path):
     assert "Input/output error" in report["cause"]
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     with running(tmp_path) as one:
-        # Unacknowledged records may exist or not; acknowledged ones do.
+        # Acknowledged records still exist; unacknowledged records may exist.
         assert one.client.values("bad")[:1] == [b"stored"]
         assert one.client.values("good") == [b"stored", b"opener", b"kept", b"more"]
         assert one.client.produce("bad", [b"again"])["error_code"] == "none"
@@ -379,7 +381,7 @@ def test_marker_with_failed_fsync_is_written_after_restart(tmp_path):
             return is_marker
 
         disk.sync_fails = at_marker
-        # EndTxn promises only that the decision is on disk.
+        # A successful EndTxn means only that the decision is on disk.
         ended = transact(one, topic, version=2, epoch=epoch, producer=producer)
         assert ended["error_code"] == "none"
         assert stop.is_set()
@@ -529,7 +531,7 @@ CHANGES: dict[str, tuple[int, Answer]] = {
     ),
     "metadata": (4, {"topics": [{"name": "auto"}], "allow_auto_topic_creation": True}),
 }
-"""Every request that changes the metadata, except deletions."""
+"""All requests that change the metadata, except deletions."""
 
 
 @pytest.mark.parametrize("api", CHANGES)
@@ -554,7 +556,7 @@ def test_metadata_change_waits_for_fsync_other_requests_do_not(tmp_path, api):
 
 @pytest.mark.parametrize("kind", ["sync", "write"])
 def test_failed_metadata_log_refuses_the_change_and_stops_the_broker(tmp_path, kind):
-    """A running broker would go on with a change that it has refused."""
+    """If the broker did not stop, it would use the refused change."""
     version, body = CHANGES["create_topics"]
 
     def broken(step: str, path: str) -> None:
@@ -573,7 +575,7 @@ def test_failed_metadata_log_refuses_the_change_and_stops_the_broker(tmp_path, k
     assert str(why).startswith("__cluster_metadata-0 is off line: ")
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     with running(tmp_path) as one:
-        # The change was not confirmed: it may be there or not.
+        # The change was not acknowledged, so it may or may not exist.
         assert one.client.create_topic("after") == "after"
 
 

@@ -1,6 +1,6 @@
-"""Partition placement must equal Java's.
+"""The partition of a key must be the same as in Java.
 
-With another hash a group's offsets would be looked up in the wrong partition.
+With another hash, a broker would look up a group's offsets in the wrong partition.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Sealed segments are flushed in the background, and a start need not recover them."""
+"""Sealed segments are flushed in the background, and need no recovery after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.coordinator.on_faulty_disk import Running, running
 NEVER = {"flush_messages": str(2**63 - 1)}
 SMALL = {"segment.bytes": str(1 << 20)}
 VALUE = b"x" * 500_000
-"""Two of these fill a segment."""
+"""Two of these values fill a segment."""
 
 
 def fill(client: Cluster, topic: str, segments: int) -> None:
@@ -40,7 +40,7 @@ def checkpointed(data_dir: Path, topic: str) -> int:
 
 
 def test_flipped_bit_in_flushed_segment_costs_no_other_record_after_a_kill(tmp_path):
-    """With the default settings, on a real daemon."""
+    """On a real daemon with default settings."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic("t", 1, SMALL)
@@ -57,7 +57,7 @@ def test_flipped_bit_in_flushed_segment_costs_no_other_record_after_a_kill(tmp_p
         with Cluster(daemon.bootstrap) as cluster:
             assert cluster.offset(topic, 0, EARLIEST) == 0
             assert cluster.offset(topic, 0, LATEST) == 12
-            # A read of that segment would detect the damage.
+            # The other records of the log can be read.
             assert len(cluster.fetch(topic, offset=3)["records"]) > len(VALUE)
     finally:
         daemon.stop()
@@ -74,7 +74,7 @@ def of_topic(topic: str) -> Callable[[str], bool]:
 
 
 def test_appends_do_not_wait_for_flush_of_sealed_segments(tmp_path):
-    """Neither appends to that topic nor other topics' flushes wait for the disk."""
+    """Neither appends to the topic nor other topics' flushes wait for the flush."""
     with running(tmp_path) as one:
         slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
         quick = one.client.create_topic("quick")
@@ -102,7 +102,7 @@ def test_flush_of_sealed_segments_ends_well_on_topic_deletion_or_shutdown(tmp_pa
         fill(one.client, topic, 3)
         assert one.disk.held.wait(60)
         if how == "the broker stops":
-            # The stop must wait, as the thread may still use the files.
+            # Stopping must wait, because the thread may still use the files.
             threading.Timer(0.2, one.disk.gate.set).start()
         else:
             answer = one.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
@@ -153,7 +153,7 @@ def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_pat
 
 
 def test_partition_directory_verifies_without_problems_after_a_kill(tmp_path):
-    """The first flush writes the leader epochs; before it, a start rebuilds them from the log."""
+    """The first flush writes the leader epochs; before, a restarted broker rebuilds them."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         few, many = cluster.create_topic("few"), cluster.create_topic("many", 1, SMALL)

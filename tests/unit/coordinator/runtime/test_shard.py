@@ -68,7 +68,7 @@ class Later:
 
 @dataclass(frozen=True)
 class PutAndTell:
-    """Two steps with an effect between them, like Prepare and Complete."""
+    """Two steps with an effect between the steps, like Prepare and Complete."""
 
     key: str
 
@@ -90,7 +90,7 @@ class RefusedError(DomainError):
 
 
 class TableMachine:
-    """A table of texts; waiting for an absent key parks the request."""
+    """A table of strings; a request that waits for an absent key is parked."""
 
     def __init__(self) -> None:
         self.table: dict[str, tuple[str, int]] = {}
@@ -206,7 +206,7 @@ class Bench:
         self.config = LogConfig(**config)  # type: ignore[arg-type]
         self.partition = FlakyPartition(self.open())
         self.loop = asyncio.get_running_loop()
-        # A busy machine must not cut a pass short.
+        # The pass limit is long, so that a busy machine does not end a pass early.
         self.timers = TimerQueue(self.clock, self.loop, pass_ms=60_000)
         self.effects: list[object] = []
         self.remembered: list[tuple[str, str, Event, Origin | None, str | None]] = []

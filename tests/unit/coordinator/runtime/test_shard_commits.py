@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Replicated(Bench):
-    """A bench with other replicas; ``replicate`` has the effect of their fetches."""
+    """A bench with other replicas; ``replicate`` simulates the replicas' fetches."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -85,7 +85,7 @@ async def test_error_that_depends_on_uncommitted_records_waits_as_well(bench: Re
 
 
 async def test_effect_waits_until_its_decision_is_committed(bench: Replicated) -> None:
-    """A marker must not be sent for a decision that may yet be lost."""
+    """A marker must not be sent for a decision that may still be lost."""
     shard = await bench.load()
     done = shard.submit(PutAndTell("a"))
     await asyncio.sleep(0)
@@ -93,7 +93,8 @@ async def test_effect_waits_until_its_decision_is_committed(bench: Replicated) -
     await bench.replicate(1)
     assert bench.effects == [Tell("a")]
     assert bench.table() == {"a": "complete"}
-    # The report of the effect appends a record; the response waits until that is committed too.
+    # The report of the effect appends a record; the response waits until this record is committed
+    # too.
     assert not done.done()
     await bench.replicate(2)
     assert done.result() == "done"
@@ -102,7 +103,7 @@ async def test_effect_waits_until_its_decision_is_committed(bench: Replicated) -
 async def test_effect_of_loading_waits_until_replayed_records_are_committed(
     bench: Replicated,
 ) -> None:
-    """A new leader reads to its log end offset, which may be above the high watermark."""
+    """A new leader loads up to its log end offset, which may be above the high watermark."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
     shard.submit(PutAndTell("a"))
@@ -112,7 +113,7 @@ async def test_effect_of_loading_waits_until_replayed_records_are_committed(
     read = bench.shard.submit(Get("a"))
     assert not read.done()
     await bench.replicate(1)
-    assert bench.effects == [Tell("a")] * 2  # the former shard was not told to stop
+    assert bench.effects == [Tell("a")] * 2  # the former shard was not stopped
     assert read.result() == ("prepared", 0)
 
 
@@ -140,7 +141,7 @@ async def test_response_times_out_after_commit_timeout_and_record_stays(bench: R
 
 
 async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicated) -> None:
-    """An EndTxn whose decision stalls fails in time; the markers are sent once it commits.
+    """An EndTxn whose decision stalls times out; its markers are sent after the commit.
 
     One deadline covers the decision, the effect, and the effect's report.
     """
@@ -149,7 +150,7 @@ async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicate
     bench.clock.advance(1)
     second = shard.submit(PutAndTell("b"))
     bench.clock.advance(COMMIT_TIMEOUT_MS - 2)
-    await bench.replicate(1)  # the first decision, not its report
+    await bench.replicate(1)  # commits the first decision, not its report
     bench.timers.run_due()
     assert not first.done()
     bench.clock.advance(1)
@@ -170,7 +171,7 @@ async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicate
 async def test_pending_responses_are_not_coordinator_after_leadership_loss(
     bench: Replicated,
 ) -> None:
-    """KAFKA-20115: the answers become NOT_COORDINATOR, and no further effect is carried out."""
+    """KAFKA-20115: pending requests get NOT_COORDINATOR, and pending effects do not run."""
     shard = await bench.load()
     waiting = [
         shard.submit(Put("a", "1")),
@@ -199,7 +200,7 @@ async def test_pending_responses_are_not_coordinator_after_leadership_loss(
 async def test_shard_appends_nothing_under_another_leader_epoch(
     bench: Replicated, write: Callable[[ShardRuntime], object]
 ) -> None:
-    """Leadership was lost and won again before the shard learned of it."""
+    """The broker lost and regained leadership before the shard learned of the loss."""
     shard = await bench.load()
     shard.submit(Put("a", "1"))
     bench.partition.inner.marks.leader_epoch += 2
@@ -219,7 +220,7 @@ async def test_shard_is_closed_if_leader_epoch_changes_while_loading(bench: Repl
 async def test_command_is_refused_and_report_postponed_without_enough_replicas(
     bench: Replicated,
 ) -> None:
-    """NOT_ENOUGH_REPLICAS: a request fails with it, while a report or timer is retried."""
+    """A request fails with NOT_ENOUGH_REPLICAS, while a report or timer is retried."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
     await asyncio.sleep(0)

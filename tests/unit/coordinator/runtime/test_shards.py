@@ -32,7 +32,7 @@ def digests(shards: ShardSet) -> list[str]:
 
 
 async def filled(directory: Path) -> Services:
-    """Return services with groups of every kind and transactions, on many shards."""
+    """Return services with groups of every type and transactions, on many shards."""
     services = await Services(directory).start()
     services.topic("t", 3)
     finish(services.groups.open_in_steps())
@@ -100,7 +100,7 @@ async def test_shard_unloads_on_resignation_and_reloads_the_same_state(tmp_path:
 
 
 async def test_shard_ignores_elections_and_resignations_of_old_epochs(tmp_path: Path) -> None:
-    """A change of the ISR (KAFKA-15468) or late metadata cause no election."""
+    """ISR changes (KAFKA-15468) and late metadata cause no election."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards
     index = groups.partition_for("g3")
@@ -158,7 +158,7 @@ async def test_waiting_join_group_is_not_coordinator_after_resignation(tmp_path:
 
 
 async def test_shard_is_not_served_if_leadership_is_lost_while_loading(tmp_path: Path) -> None:
-    """Leadership is lost when half of the log is read, or before the partition is opened."""
+    """Leadership is lost after half of the log is read, or before the partition is opened."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards
     index = groups.partition_for("g3")

@@ -1,4 +1,4 @@
-"""Keyed timers: cancelled or replaced ones never fire, due ones fire in order."""
+"""Keyed timers: cancelled or replaced timers never fire, due timers fire in order."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from tests.support.clock import ManualClock
 from tests.support.waits import until_true
 
 UNBOUNDED_MS = 60_000
-"""A pass that a busy machine does not cut short."""
+"""A pass limit that a pass does not reach even on a busy machine."""
 
 
 class Recorder:
@@ -162,7 +162,7 @@ async def test_data_that_arrived_before_a_late_pass_is_read_first(clock: ManualC
         for key in ("silent", "also silent"):
             timers.set(key, 1_010)
         timers.set("alive", 1_011)
-        # The loop pauses past all three deadlines, and a heartbeat arrives in the meantime.
+        # The loop stalls until after all three deadlines, and meanwhile a heartbeat arrives.
         clock.advance(20)
         theirs.send(b"alive")
         timers.set("next", 1_009)

@@ -1,4 +1,4 @@
-"""Work in steps: short work is done at once, long work takes turns."""
+"""Work in steps: short work runs in one turn, long work in several turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fencepost.protocol.steps import Steps, finish
 
 
 class Desk:
-    """A loop's turns, and the steps done in them."""
+    """The Turns of a loop, and the steps that have run."""
 
     def __init__(self) -> None:
         self.turns = Turns(asyncio.get_running_loop())
@@ -37,7 +37,7 @@ class Desk:
         return self.turns.begin(work, self.turns.until(), on_end)
 
     def begin_short(self, work: Work) -> Job | None:
-        """Begin work that fits its slice, however slow the machine is."""
+        """Begin work with a slice that suffices even on a slow machine."""
         return self.turns.begin(work, self.turns.until() + 60, lambda: None)
 
 

@@ -44,7 +44,9 @@ public final class FlinkCopy {
             .setBootstrapServers(bootstrap)
             .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
             .setTransactionalIdPrefix("flink-copy")
-            .setProperty("transaction.timeout.ms", "10000")
+            // Longer than a restart takes on a busy machine: Flink drops a pre-committed transaction
+            // that the coordinator has aborted, and goes on behind its records.
+            .setProperty("transaction.timeout.ms", "60000")
             .setRecordSerializer(KafkaRecordSerializationSchema.<String>builder()
                 .setTopic(target)
                 .setValueSerializationSchema(new SimpleStringSchema())

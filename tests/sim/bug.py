@@ -1,4 +1,4 @@
-"""A planted bug: code of the product to replace."""
+"""A planted bug: a change to the product's code."""
 
 from __future__ import annotations
 

@@ -412,4 +412,4 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
         {**_SLOW_DISK, "faults": ("kill",)},
     ),
 )
-"""Each bug, with options that replace the ones that a history's seed has drawn."""
+"""Each bug, with options that override those drawn from the seed of a history."""

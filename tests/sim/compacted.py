@@ -11,7 +11,8 @@ from tests.sim.invariants import BrokenInvariantError
 class CompactedRecords:
     """The records that any replica has had below its high watermark.
 
-    A replica may lack a record if its key has a later one. Transactional records and markers are
+    A replica may lack a record if the record's key has a later one. Transactional records and
+    markers
     not tracked, because compaction also removes aborted records and old markers.
     """
 

@@ -183,13 +183,13 @@ class DaemonFaults:
         node.say(f"loses {self.wires.break_some(node)} connections")
 
     def cut(self) -> None:
-        """Drop everything that one node sends to another, for a while."""
+        """Drop everything that one node sends to another node, for a while."""
         one = self._one().node.name
         other = self.draw.choice([name for name in sorted(self.network.nodes) if name != one])
         self._cut({self.draw.choice(((one, other), (other, one)))})
 
     def isolate(self) -> None:
-        """Cut a broker off from all other daemons, or only from the first, usually the controller.
+        """Cut a broker off from all other daemons, or from the first one, often the controller.
 
         Clients still reach the broker.
         """

@@ -41,9 +41,9 @@ from tests.sim.stories import Stories
 from tests.sim.watch import Watch
 
 START_MS: Final = 1_000
-"""The time of the first clients and faults."""
+"""When the first clients start, and the first faults may occur."""
 LIVELY_MS: Final = 1_500
-"""How long clients send further requests after the last fault."""
+"""How long clients continue to send requests after the last fault."""
 CONVERGENCE_MS: Final = 30_000
 WATCH_MS: Final = 10
 CUT_MS: Final = 300
@@ -73,7 +73,7 @@ class Options:
     transactions: int
     readers: int
     members: tuple[tuple[bool, bool], ...]
-    """For each member of the group: whether it uses the consumer protocol, and is static."""
+    """For each member of the group: does it use the consumer protocol, and is it static?"""
 
     lag_ms: int = 1_000
     session_ms: int = 1_500
@@ -347,7 +347,7 @@ class History:
         if options.is_cluster:
             self._look()
             if options.factor > 1:
-                # A sole replica's leader does not use the state machine with a high watermark.
+                # A leader without followers has no state machine with a high watermark.
                 self.promises.acknowledged = self._acknowledged
             for one in self.daemons:
                 one.before_end = self._look_now
@@ -375,7 +375,7 @@ class History:
         )
 
     def _warm_up(self) -> None:
-        """Let the clients work before the first fault; this class begins with faults at once."""
+        """Wait before the first fault; by default the faults begin at once."""
 
     async def _make_topic(self) -> None:
         if self.options.elr:
@@ -482,7 +482,7 @@ class History:
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
 
     def _unsettled(self) -> list[str]:
-        """Return the reasons why the partitions do not have one owner each in the group yet."""
+        """Return the reasons why some partitions do not have exactly one owner in the group yet."""
         members = self.members
         wrong = [
             f"{one.name} is not at work: {one.waits_for}" for one in members if not one.is_working

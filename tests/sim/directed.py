@@ -19,7 +19,7 @@ from tests.sim.bugs import BUGS
 from tests.sim.network import Weather
 
 Directions = Mapping[str, Any]
-"""Options that replace those that a history's seed has drawn."""
+"""Options that override those drawn from the seed of a history."""
 
 _ALONE: Final = {"brokers": 1, "factor": 1, "min_isr": 1, "faults": ("break_off", "kill")}
 _CLUSTER: Final = {"brokers": 3, "factor": 3, "min_isr": 1, "faults": ("kill", "break_off")}

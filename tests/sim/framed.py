@@ -26,7 +26,7 @@ REQUEST_MS: Final = 2_500
 """The timeout of a request."""
 BACKOFF_MS: Final = 60
 LOST: Final = None
-"""The result of a request without an answer."""
+"""Stands for the answer to a request that got none."""
 
 Log = dict[int, str]
 """The values of a partition by offset."""
@@ -54,13 +54,13 @@ class Promises:
     producer_ids: dict[int, str] = field(default_factory=dict)
     """Producer id → name of the client that got it."""
     offsets: int = 0
-    """The last offset that a member committed; each commit has a new, greater one."""
+    """The last offset that a member committed; each commit has a greater offset."""
     aborted: set[int] = field(default_factory=set)
-    """Offsets of transactions that their member aborts."""
+    """Offsets committed in transactions that the member aborts."""
     pending: dict[Partition, int] = field(default_factory=dict)
-    """Acknowledged offsets of transactions that their members have not yet ended."""
+    """Acknowledged offsets of transactions that a member has not yet ended."""
     partitions: int = 1
-    """The topic's number of partitions according to the last answer to its admin."""
+    """The topic's number of partitions, according to the admin's last response."""
     assigned_partitions: int = 1
     """The number of partitions that the last leader of the classic group has assigned."""
     generation: int = -1
@@ -122,7 +122,7 @@ class Transaction:
     is_acknowledged: bool = False
 
     def check(self, seen: Mapping[Partition, set[str]], deleted: set[str]) -> None:
-        """Raise BrokenInvariantError if the transaction is visible in part, or against its outcome.
+        """Raise BrokenInvariantError if the transaction's visibility differs from its outcome.
 
         ``seen`` has the values that a ``read_committed`` consumer sees, and ``deleted`` has values
         below the log start offset.
@@ -487,7 +487,7 @@ class Reader(FrameClient):
             answer = await self.fetch(
                 self.place, self.offset, committed=self.committed, node_id=node_id
             )
-            # A broker without a replica, or with a lagging one, refuses: ask the leader next.
+            # A broker without a replica, or with a lagging replica, refuses: then ask the leader.
             self._asks_leader = answer is None or (answer[0] != 0 and node_id is not None)
             if answer is None or self._asks_leader:
                 continue
@@ -495,7 +495,7 @@ class Reader(FrameClient):
             if code == ErrorCode.offset_out_of_range:
                 low = self.promises.deleted.get(self.place, 0)
                 if self.offset >= low and not self._doubts:
-                    # A former leader that has lost its disk may answer this until it catches up.
+                    # A former leader without its disk may answer this until it has caught up.
                     self._doubts = True
                     self.forget()
                     continue

@@ -19,7 +19,7 @@ UNCLEAN: Final = 1
 LEFT_BEHIND: Final = "left-behind"
 """A group without members, which has offsets of topics that are deleted."""
 FETCHES: Final = 20
-"""The number of OffsetFetch requests within which the offset of a deleted topic must be gone."""
+"""An offset of a deleted topic must be gone within this number of OffsetFetch requests."""
 
 
 class Admin(FrameClient):

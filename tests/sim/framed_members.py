@@ -1,7 +1,8 @@
 """Members of a group, of the classic or the consumer protocol.
 
-They commit growing numbers, so an OffsetFetch must never return less than an acknowledged commit. A
-member whose commit was not answered rejoins with a new member id, as the request may still arrive.
+They commit increasing numbers, so an OffsetFetch must never return less than an acknowledged
+commit. A member whose commit got no response rejoins with a new member id, because the commit may
+still take effect.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _DRAWN: Final = (ACCEPT,) * 13 + (RELEASE,) * 4 + (REJECT,) * 2
 IGNORED: Final = 0.12
 """The probability that a member does nothing with records that it got."""
 PAUSES_MS: Final = (1, 1, 5, 20, 20, 50, 100, 100, 200, LOCK_MS + 20, LOCK_MS + 300)
-"""The pauses between two requests of a member; with the last two its locks end."""
+"""The pauses between two requests of a member. In the last two its acquisition locks expire."""
 PIGGYBACKS: Final = 0.5
 """The probability that acknowledgements are sent with a ShareFetch."""
 
@@ -113,7 +113,7 @@ class ShareMember(FrameClient):
         return self.loop.time() * 1000
 
     async def live(self) -> None:
-        """Fetch and acknowledge until every record has ended."""
+        """Fetch and acknowledge until the delivery of every record is complete."""
         self._be_another()
         while not self.ledger.is_drained:
             if self._now >= self._heartbeat_ms:
@@ -121,7 +121,7 @@ class ShareMember(FrameClient):
             await self._turn()
 
     def _be_another(self) -> None:
-        """Go on as another member; the former one's locks stay until its connection is closed."""
+        """Continue with a new member id; the former locks stay until the connection is closed."""
         self._lives += 1
         self.member_id, self._epoch, self._assigned = f"{self.name}-{self._lives}", 0, []
         self._sessions.clear()
@@ -330,7 +330,7 @@ class ShareMember(FrameClient):
     async def _continues(self, node: int, session: Session, answer: Any, *, is_last: bool) -> bool:
         """Return whether a request was accepted; bring the session up to date."""
         if answer is LOST:
-            # The broker may have advanced its epoch: open a new session, or at times ignore that.
+            # The broker may have advanced the session epoch, so usually open a new session.
             if self.is_stopped or self.draw.random() < 0.8:
                 self._sessions.pop(node, None)
             return False
@@ -383,7 +383,7 @@ class ShareMember(FrameClient):
 
 
 def _batches(make: RequestFactory, kinds: Iterable[tuple[int, AcknowledgeType]]) -> list[Any]:
-    """Return a batch for each run of offsets, with one type, or with one for each offset."""
+    """Return batches of consecutive offsets, with one type for the batch or one for each offset."""
     runs: list[_Kinds] = []
     for offset, kind in kinds:
         if runs and runs[-1][-1][0] + 1 == offset:
@@ -403,7 +403,7 @@ def _batches(make: RequestFactory, kinds: Iterable[tuple[int, AcknowledgeType]])
 
 
 class ShareObserver(FrameClient):
-    """Asks for the persisted offsets of the group, until every record has ended."""
+    """Requests the persisted offsets of the group, until all deliveries are complete."""
 
     def __init__(self, *arguments: Any, ledger: ShareLedger, is_over: Callable[[], bool]) -> None:
         super().__init__(*arguments)

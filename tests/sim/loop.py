@@ -154,7 +154,7 @@ class Loop(asyncio.AbstractEventLoop):
         return task
 
     def end(self) -> None:
-        """Close the coroutines of all unfinished tasks, because the process has ended."""
+        """Close the coroutines of all unfinished tasks, because their process has ended."""
         ended: set[asyncio.Task[Any]] = set()
         with self.running():
             # A closed coroutine may create further tasks in its `finally` blocks.

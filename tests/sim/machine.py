@@ -188,7 +188,7 @@ class Machines:
             self._scheduler.say(who, said)
         loop = events._get_running_loop()
         is_ending = isinstance(loop, Loop) and not loop.is_alive
-        """Whether the line comes from the end of a killed process's tasks."""
+        """Whether a task of a killed process logged the line while it was being closed."""
         if not is_ending and (name in self.unexpected or method in ("exception", "critical")):
             cause = event.get("exc_info")
             failure = AssertionError(str(dict(event)))

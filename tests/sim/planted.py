@@ -1,8 +1,8 @@
 """Searches for planted bugs, to show that the simulation finds them.
 
-``python -m tests.sim.planted`` plays histories with each bug, with the options that it needs, and
-prints how many it took to find it; with ``--world shares`` the bugs of share groups, and with
-``--world zookeeper`` the bugs of clusters on ZooKeeper.
+``python -m tests.sim.planted`` plays histories with each bug, with the options that the bug needs,
+and prints how many histories it took to find the bug. ``--world shares`` searches for the bugs of
+share groups, ``--world zookeeper`` for the bugs of clusters on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def planted(bug: Bug) -> Iterator[None]:
     kept = {function: function.__code__ for function in sources}
     for function, source in sources.items():
         made: dict[str, Callable[..., Any]] = {}
-        # Only the code object is replaced: globals and argument defaults stay the original's.
+        # Only the code object is replaced; the function keeps its globals and argument defaults.
         exec("from __future__ import annotations\n" + source, function.__globals__, made)
         changed = made[function.__name__]
         function.__code__ = _function(changed).__code__
@@ -83,7 +83,7 @@ WORLDS: Final = {
 def seeds_until_found(
     bug: Bug, first: int, most: int, world: str = DAEMONS
 ) -> tuple[int, str] | None:
-    """Return the number of histories until the bug shows, and the failure; None if it does not."""
+    """Return the number of histories until the bug shows, and the failure; None if none fails."""
     _, play = WORLDS[world]
     with planted(bug):
         for count in range(1, most + 1):

@@ -1,8 +1,8 @@
 """``python -m tests.sim.run --seed 1 --count 500`` plays the histories of 500 seeds.
 
-``--world daemons`` plays brokers that stand alone or have a controller, ``--world shares`` these
-brokers with a share group, ``--world zookeeper`` brokers that elect their controller on ZooKeeper,
-and ``both`` plays the first and the last.
+The worlds are ``daemons`` (a standalone broker, or a controller and its brokers), ``shares`` (the
+same brokers with a share group) and ``zookeeper`` (brokers that elect their controller on
+ZooKeeper); ``both`` plays ``daemons`` and ``zookeeper``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TELLS = 4
 def play_all(
     part: tuple[str, Iterable[int]], *, keeps_going: bool
 ) -> tuple[list[str], list[str], float]:
-    """Play seeds of a world; return a text for each failure, lines ``seed digest``, user seconds.
+    """Play seeds of a world; return the texts of failures, the lines ``seed digest``, user seconds.
 
     Without ``keeps_going``, stop at the first failure and return its traceback.
     """

@@ -1,10 +1,10 @@
 """The invariants of share groups (KIP-932): what was acquired, acknowledged and delivered again.
 
 :class:`ShareLedger` sees each acquisition at the broker that makes it, with the share partition's
-object, and each acknowledgement when a client has its answer. A leader that does not know its
-successor may acquire records again that have ended under the successor, because only outcomes are
-written. Hence an acquisition is only compared with outcomes under the same or an earlier leader
-epoch.
+object, and each acknowledgement when a client has its answer. A former leader that does not know
+its successor may acquire records whose delivery is complete under the successor, because
+acquisitions are not written. Hence an acquisition is only compared with outcomes under the same or
+an earlier leader epoch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Acquisition:
     member: str
     count: int
     is_acknowledged: bool = False
-    """Whether its member was answered NONE to a final acknowledgement."""
+    """Whether the member got NONE for a final acknowledgement."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Offset:
     """The acquisitions and acknowledgements of one offset of a share partition."""
 
     by_leader: dict[int, Acquisition] = field(default_factory=dict)
-    """Leader epoch → the last acquisition under it: a former leader may still deliver."""
+    """Leader epoch → its last acquisition. A former leader may still deliver records."""
     most: int = 0
     """The greatest delivery count."""
     ended_epoch: int | None = None
@@ -59,8 +59,8 @@ class Offset:
     released: tuple[int, int] | None = None
     """Leader epoch and delivery count of the last successful release."""
     open_to: dict[str, Acquisition] = field(default_factory=dict)
-    """Members whose last acknowledgement came when the offset was not below the start offset, and
-    the last acquisition at that moment."""
+    """Member → the last acquisition at the time of the member's last acknowledgement. Members whose
+    acknowledgement came for an offset below the start offset are missing."""
     may_have_ended: bool = False
     """Whether a final acknowledgement was sent, with any outcome."""
 
@@ -73,11 +73,11 @@ class ShareLedger:
     """Partition → offset → its acquisitions and acknowledgements."""
     topic_id: UUID | None = None
     is_drained: bool = False
-    """Whether every record has ended: members need not go on."""
+    """Whether all deliveries are complete, so that the members may stop."""
     may_jump: bool = False
     """Whether DeleteRecords may move the start offset."""
     persisted: dict[int, int] = field(default_factory=dict)
-    """The greatest persisted start offset that a client was told, by partition."""
+    """Partition → the greatest persisted start offset in a response to a client."""
     acquired: int = 0
     acknowledged: int = 0
 
@@ -88,7 +88,7 @@ class ShareLedger:
     # --- at the brokers ---
 
     def watched(self) -> tuple[tuple[Any, str, Any], ...]:
-        """Return the replacement by which :class:`SharePartitions` reports acquisitions."""
+        """Return replacements of SharePartitions's methods that report to this ledger."""
         acquire, acknowledge, ledger = SharePartitions.acquire, SharePartitions.acknowledge, self
 
         def watched(
@@ -120,7 +120,10 @@ class ShareLedger:
     def comes(
         self, share: SharePartition, member: str, batches: Sequence[AcknowledgeBatch]
     ) -> None:
-        """Note which offsets are not below the start offset; NONE for one below proves nothing."""
+        """Note which acknowledged offsets are at or above the start offset.
+
+        NONE for an offset below the start offset proves nothing.
+        """
         for batch in batches:
             for offset in range(batch.first, batch.last + 1):
                 known = self.at(share.key.partition, offset)
@@ -228,7 +231,7 @@ class ShareLedger:
     # --- at the end ---
 
     def unended(self, index: int, offset: int) -> str | None:
-        """Return why an acknowledged record has not ended, None if it has."""
+        """Return why the delivery of an acknowledged record is not complete, None if it is."""
         known = self.offsets.get(index, {}).get(offset)
         if known is None or not known.by_leader:
             return "it was never delivered"

@@ -1,7 +1,7 @@
 """Histories of daemons with members of a share group, from a seed (``WORLD=shares``).
 
-Members stay until every record has ended. Then all brokers are killed, and what they read from
-their disks must have the same start offsets and no lag.
+Members stay until all deliveries are complete. Then all brokers are killed; the state that they
+read from their disks must have the same start offsets and no lag.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ SETTINGS: Final = {
 WARM_UP_MS: Final = 10_000
 """The latest time of the first fault."""
 ANSWERED_MS: Final = 150
-"""Within this time a response that waits for nothing reaches its client."""
+"""A response that waits for nothing reaches its client within this time."""
 DEAF_TURNS: Final = 8
 DEAF_MS: Final = 100
-"""A former leader serves members beside its successor in this many turns of this length."""
+"""How long a former leader serves members besides its successor: turns, and their length."""
 FAULTS: Final = (
     "kill_share_coordinator",
     "kill_leader",
@@ -158,11 +158,11 @@ class ShareFaults(Stories):
             await self._wait(ANSWERED_MS)
             self._kill_one(coordinator)
         if await self._until(lambda: self._led_by(place) not in (-1, coordinator)):
-            # The next leader of the partition only knows what the next coordinator has.
+            # The next leader reads the state from the next coordinator.
             self.kill_leader()
 
     def deaf_leader(self) -> None:
-        """Let a leader miss its successor, while clients and other brokers reach it."""
+        """Hide its successor from a leader that clients and other brokers can still reach."""
         self._tell(self._deaf_leader())
 
     async def _deaf_leader(self) -> None:
@@ -205,7 +205,7 @@ class ShareHistory(History):
         return ShareFaults(self)
 
     def _warm_up(self) -> None:
-        """Wait until records are delivered: faults before that would end before the group works."""
+        """Wait for the first delivery: faults before it would end before the group works."""
         while not self.ledger.acquired and self.scheduler.now < WARM_UP_MS:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
 
@@ -251,7 +251,7 @@ class ShareHistory(History):
             key = SharePartitionKey(GROUP, b"" if topic_id is None else topic_id.bytes, index)
             served = services.shares.get(key) if services.has_shares else None
             found.append((log, None if served is None else served.share))
-        # A former leader does not know yet that it is one.
+        # A former leader may not know yet that it has a successor.
         return max(found, key=lambda one: one[0].marks.leader_epoch, default=None)
 
     def _share(self, index: int) -> SharePartition | None:
@@ -260,7 +260,7 @@ class ShareHistory(History):
         return share if share is not None and share.state is PartitionState.ACTIVE else None
 
     def _is_drained(self) -> bool:
-        """Return whether the producers are done and every record of the topic has ended."""
+        """Return whether the producers are done and the delivery of every record is complete."""
         writers = [one for one in self.clients if isinstance(one, Producer | TxnProducer)]
         if not all(one.is_done or not one.is_awaited for one in writers):
             return False
@@ -318,7 +318,7 @@ class ShareHistory(History):
 
         self._wait_for(describe(), found)
         lags = self.observer.lags
-        # Aborted records are archived in memory only: they keep a lag until the next write.
+        # Aborted records are archived in memory only, so they count as lag until the next write.
         is_exact = not self.options.is_committed and not self.ledger.may_jump
         if is_exact and any(lags.values()):
             raise BrokenInvariantError(f"every record has ended, and the lags are {lags}")

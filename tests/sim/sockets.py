@@ -28,7 +28,7 @@ HEADER_BYTES: Final = 8
 """The first bytes of a request: its size, the API key and the API version."""
 
 SPLIT: Final = 0.05
-"""Share of writes that arrive in two pieces."""
+"""The share of writes that arrive in two parts."""
 
 Address = tuple[str, int]
 
@@ -355,10 +355,11 @@ class End(asyncio.Transport):
         self._send()
 
     def _note_request(self, data: bytes) -> None:
-        """Store the API key of the request that begins here; reset this end for a late request.
+        """Store the API key of the request that begins here.
 
-        The kernel still delivers the bytes that the process has written, and the requests of the
-        next connection may arrive before them.
+        If the request must be late, reset this end as a client does that gives up: the kernel still
+        delivers the bytes that were written, perhaps after requests on the client's next
+        connection.
         """
         self.api_key = self.other.api_key = int.from_bytes(data[4:6], "big")
         late = self.wires.late.get((*self.way, self.api_key))
@@ -397,7 +398,7 @@ class End(asyncio.Transport):
     # --- in ---
 
     def comes(self, data: bytes | None) -> None:
-        """Queue bytes from the peer, or with None the end of the stream."""
+        """Queue bytes from the peer; None is the end of the stream."""
         if self._is_broken:
             return
         network, scheduler = self.wires.network, self.wires.scheduler

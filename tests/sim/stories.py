@@ -1,7 +1,7 @@
-"""Staged faults: each waits for the state in which a planted bug can show, and then strikes.
+"""Staged faults, each of which waits for the state in which a planted bug can show.
 
-A story reads the daemons' objects to recognize that state. It then acts only as a network, an
-operator or a kill does, so that the same history can also come about by chance.
+A story reads the daemons' objects to recognize that state. Its fault is then one of a network, an
+operator or a kill, so that the same history can also come about by chance.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class Stories(DaemonFaults):
         first = now.leader
         second, third = (one for one in now.isr if one != first)
         with self._held({(f"b{second}", f"b{first}")}):
-            # The third broker has batches of the first one that the second one lacks.
+            # The third broker has batches of the first broker that the second broker lacks.
             if not await self._until(
                 lambda: (
                     self._end(third, place) > self._end(second, place)

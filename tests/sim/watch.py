@@ -43,8 +43,8 @@ class Committed:
     """The records, if brokers compact the topic."""
     start: int = 0
     """The leader's log start offset, below which all records are deleted. A follower that has
-    truncated to this offset may keep other records below it until it learns the offset, and may
-    forget the offset in a kill."""
+    truncated to this offset may keep other records below it, until the follower learns the offset.
+    After a kill the follower may not know the offset any longer."""
     end: int = 0
     last: Batch | None = None
     open: dict[int, int] = field(default_factory=dict)

@@ -2,9 +2,9 @@
 
 Any broker may change them while other brokers and tools do the same. Each transaction is checked: a
 broker changes only the entries that it was asked to change, and creates a change notification in
-the same transaction. An acknowledged change must have been in place at some time since its request,
-and the broker's image must have it. Znodes are compared as text, so that a broker must also keep
-the entries that it does not understand.
+the same transaction. Once a change is acknowledged, ZooKeeper must have had it at some time since
+the request, and the broker's image must have it. Znodes are compared as text, so that a broker must
+also keep the entries that it does not understand.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Asked:
     item: Item
     change: access_znodes.SecurityChange
     was_there: bool = False
-    """Whether the change was in place at some time since its request."""
+    """Whether ZooKeeper has had the change at some time since its request."""
     is_untouched: bool = False
-    """Whether the entry has not changed since it was last in place."""
+    """Whether the entry has not changed since ZooKeeper last had the requested change."""
     overtaken: Sequence[Asked] = ()
     """Earlier requests to this broker for other values of the entry; one write may cover both."""
 

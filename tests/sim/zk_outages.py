@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RESIGNS_MS: Final = 20
 FROZEN_MS: Final = 1_200
-"""The delay after which a controller learns that it has lost ZooKeeper, and the following pause.
-The pause is longer than a second, the interval of its preferred leader check."""
+"""How late a controller learns that it has lost ZooKeeper, and how long it is then paused. The
+pause is longer than a second, the interval of its preferred leader check."""
 
 STALLS_MS: Final = (100, 700, 2_000)
 """How long a connection to ZooKeeper, or the whole ensemble, stalls."""
@@ -89,7 +89,7 @@ class Outages(Stories):
                 self.remove_controller()
 
     def bounce(self) -> None:
-        """Kill a broker, which is back at once; its old session may have expired or still live."""
+        """Kill a broker and restart it at once; its old session may have expired or be alive."""
         broker = self._broker()
         if broker.node.is_up:
             if self.draw.random() < 0.5:
@@ -114,7 +114,7 @@ class Outages(Stories):
         self._expire(self._controller())
 
     def disconnect_controller(self) -> None:
-        """Break the controller's connection, which loses the answers to its last writes."""
+        """Break the controller's connection; the answers to its last writes are lost."""
         self._drop(self._controller())
 
     def pause_controller(self) -> None:
@@ -126,9 +126,10 @@ class Outages(Stories):
             node.paused_until_ms = self.scheduler.now + pause_ms
 
     def late_resignation(self) -> None:
-        """Let a controller learn that it lost ZooKeeper in the turn of a preferred leader check.
+        """Let a controller learn that it lost ZooKeeper when a preferred leader check is due too.
 
-        The event loop gets the connection event late, and the process is paused before it runs.
+        The event loop gets the connection event late, and the process is paused before the loop
+        runs.
         """
         self._tell(self._late_resignation())
 

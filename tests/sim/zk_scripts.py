@@ -207,7 +207,7 @@ class Absence(Deletion):
 class Return(Absence):
     """As :class:`Absence`, but the broker returns just before the deletion ends.
 
-    The controller learns of its return only after the deletion.
+    The controller notices the broker only after the deletion.
     """
 
     is_stalled = False
@@ -670,7 +670,7 @@ def main() -> int:
             count += 1
             try:
                 play(script, step)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:  # noqa: BLE001 - any failure is reported
                 failed += 1
                 print(f"{script}, {step}: {type(error).__name__}: {str(error)[:300]}")
         print(f"{script}: {count} histories, {time.perf_counter() - begun:.1f} s", flush=True)

@@ -5,7 +5,7 @@
 * the version of a partition's state znode is the partition epoch that its controller knows, so no
   other client has written it in between;
 * a replica that joins a partition is one of its adding replicas;
-* a controller epoch is given once, in the transaction that makes a broker the controller;
+* a controller epoch is assigned once, in the transaction that makes a broker the controller;
 * a topic keeps its id as long as it exists;
 * the image keeps the invariants of :meth:`tests.sim.watch.Watch.look_at_image`.
 """

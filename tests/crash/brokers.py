@@ -81,7 +81,7 @@ class Brokers(Generic[D]):
         return self._connections[node_id]
 
     def hang_up(self) -> None:
-        """Close all connections; each is opened again at its next use."""
+        """Close all connections; each one is opened again when it is next needed."""
         for one in self._connections.values():
             one.close()
         self._connections.clear()
@@ -98,7 +98,7 @@ class Brokers(Generic[D]):
         raise ConnectionLostError
 
     def until(self, look: Callable[[], bool], what: str) -> None:
-        """Wait until ``look`` is true, across lost connections; TimeoutError has the last error."""
+        """Wait until ``look`` is true, across lost connections. TimeoutError has the last error."""
         why = ""
 
         def looked() -> bool:
@@ -123,7 +123,7 @@ class Brokers(Generic[D]):
         return max((one.next_offset for one in headers), default=base)
 
     def log(self, node_id: int, partition: tuple[str, int], since: int = 0) -> bytes:
-        """Return the bytes of a replica's segments, from the one with the offset ``since`` on."""
+        """Return the bytes of a replica's segments, beginning with the one that has ``since``."""
         found = self._segments(node_id, partition)
         begin = max((at for at, path in enumerate(found) if int(path.stem) <= since), default=0)
         return b"".join(path.read_bytes() for path in found[begin:])

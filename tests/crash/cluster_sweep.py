@@ -1,9 +1,9 @@
 """A sweep over all points of a transaction on a cluster: the kills, and the checks.
 
 Each broker's operations for a transaction are counted in two runs. An operation that occurs in both
-is a point. Then, for each point, the broker that reaches it dies as by ``kill -9`` and restarts,
-while the client retries unanswered requests. A restart has points as well: a broker that died with
-records that no other replica has must truncate them, and may be killed during that.
+runs is a point. Then, for each point, the broker that reaches it is killed (``kill -9``) and
+restarted, while the client retries unanswered requests. A restarting broker has points as well: it
+may have to truncate records that no other replica has, and may be killed meanwhile.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a scenario on one of the brokers, and optionally a point of its restart."""
+    """A point of a scenario on one of the brokers, and optionally a point while it restarts."""
 
     scenario: Scenario
     node_id: int
@@ -142,7 +142,7 @@ class Bench:
         ]
 
     def comeback(self, place: Place) -> list[Place]:
-        """Return the points at which a broker can be killed again during its restart."""
+        """Return the points at which a broker can be killed again while it restarts."""
 
         def counted() -> list[CountedEvent]:
             killed: list[str] = []
@@ -160,10 +160,10 @@ class Bench:
 
 
 def is_of_transaction(what: str, node_id: int) -> bool:
-    """Return whether a point depends on the transaction only, not on other timing.
+    """Return whether a point depends on the transaction only, and not on timing.
 
-    A fetch counts only if it can confirm the write in its name: if it is between the follower and
-    the leader of that partition.
+    A fetch counts only if it can confirm the write in the fetch's name: if it is sent by a follower
+    of that partition to the leader.
     """
     message, _, write = what.partition(" | write ")
     if not write:

@@ -1,8 +1,9 @@
 """A sweep over all steps of a controller on a cluster: the faults, and the checks.
 
-The controller's operations for an act are counted in two runs. An operation that occurs in both is
-a point. Then, for each point and each fault, the controller that reaches the point suffers the
-fault, while the client repeats the act until it succeeds. The next controller must finish the act.
+The controller's operations for an act are counted in two runs. An operation that occurs in both
+runs is a point. Then, for each point and each fault, the fault is injected into the controller that
+reaches the point, while the client repeats the act until it succeeds. The next controller must
+finish the act.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 ``fill`` makes the topics and the input, ``copy`` is the consume-transform-produce loop over two
 output partitions, ``verify`` reads everything back and lets the checker judge the whole history.
 ``sloppy`` copies without transactions and ``forget`` leaves one open, which the sweep must detect.
-Each gets the broker's address and its directory from the environment of ``fencepost crash-sweep``.
+Each mode reads the broker's address and directory from the environment of ``fencepost
+crash-sweep``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ IN = (SOURCE, 0)
 
 
 class Journal:
-    """The journal of one process; a line is in the file before the next operation begins."""
+    """The journal of one process; each line is written before the next operation begins."""
 
     def __init__(self, directory: Path, attempt: str) -> None:
         self.process = f"copier-{attempt}"
@@ -114,7 +115,7 @@ def copy(bootstrap: str, journal: Journal) -> None:
     (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
     position = max(committed.offset, 0)
     journal.note(FetchOffset, asked, group=GROUP, partition=IN, offset=max(committed.offset, -1))
-    # Fetch the metadata now: after the assignment, the client would do so only after a second.
+    # Fetch the metadata now, because the client would do so only a second after the assignment.
     reader.list_topics(SOURCE, 30)
     reader.assign([confluent_kafka.TopicPartition(*IN, position)])
     while position < RECORDS:
@@ -180,7 +181,7 @@ def transact(
         **fenced,
     )
     began = time.monotonic()
-    # Note the commit before the request: the process may be killed before the response.
+    # Write the commit to the journal first: the process may be killed before the response.
     asked = {"txn": txn, "commit": True, **fenced}
     journal.note(End, began, outcome=Outcome.UNKNOWN, **asked)
     writer.commit_transaction(30)
@@ -188,7 +189,7 @@ def transact(
 
 
 def sloppy(bootstrap: str) -> None:
-    """Copy at least once: a restart repeats the writes whose offset is not committed."""
+    """Copy at least once: after a restart, writes without a committed offset are repeated."""
     reader = consumer(bootstrap)
     (committed,) = reader.committed([confluent_kafka.TopicPartition(*IN)], 30)
     writer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **RECONNECTING})
@@ -210,13 +211,13 @@ def forget(bootstrap: str) -> None:
     writer.begin_transaction()
     writer.produce(TARGET, "open", partition=0)
     writer.flush(30)
-    # An orderly exit of the client library would abort it.
+    # If the client library is closed properly, it aborts the transaction.
     os._exit(0)
 
 
 def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
     """Read everything and check it: the output must have each value of the input once."""
-    # A sweep runs hundreds of these, and as many copiers, which need none of these imports.
+    # A sweep runs hundreds of verifications and copiers, which need none of these imports.
     from fencepost.coordinator import light_imports  # noqa: F401 - before anything that imports kio
     from tests.support.checker import check
     from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster

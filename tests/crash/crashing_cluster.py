@@ -1,7 +1,8 @@
 """Three brokers and a controller as processes, one of which is killed at a named point.
 
-The processes continue from one point to the next; only a killed one is started again. Depending on
-the names in use, the roles are on different brokers, or all on one: see :class:`Layout`.
+The processes continue from one point to the next; only a killed process is restarted. Depending on
+the transactional id and the group id, the roles are on different brokers, or all on one: see
+:class:`Layout`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Layout(NamedTuple):
 
 
 APART = Layout(DATA, 0)
-"""Broker 1 is the transaction coordinator, 2 the leader of the data, 3 the group coordinator."""
+"""Broker 1 is the transaction coordinator, 2 the leader of the data partition, and 3 the group
+coordinator."""
 TOGETHER = Layout(FORCED, 1)
 """Broker 1 has all three roles."""
 
@@ -264,8 +266,8 @@ class CrashingCluster(Brokers[Daemon]):
     ) -> Iterator[list[CountedEvent]]:
         """Within the block, kill the broker at ``point``, restart it, and kill it at ``then`` too.
 
-        ``killed`` gets the event of each kill. Yield a list that in the end has the events of the
-        last process.
+        ``killed`` gets the event of each kill. Yield a list to which the events of the last process
+        are added at the end.
         """
         broker = self.brokers[node_id]
         broker.arm(point)

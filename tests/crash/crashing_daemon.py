@@ -3,12 +3,12 @@
     python -m tests.crash.crashing_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
 SIGUSR1 starts a count of durable steps and prints the line ``armed``. CRASH_AT=N in the
-environment is the step before which the process is killed (the first is 1); with CRASH_TORN=1 half
-of a write at that step still happens; with CRASH_ARMED=1 the count starts with the process,
-so that recovery is killed too. With CRASH_FAILS=PATH the process is not killed: the N-th write to a
-file with PATH in its name fails once, as on a bad disk. With CRASH_CUTS=PATH, the process is killed
-in the N-th such write, after CRASH_KEEPS bytes; a negative number counts from the write's end.
-SIGUSR2 prints ``steps K``, the number of counted steps.
+environment is the step before which the process is killed (the first is 1). With CRASH_TORN=1, half
+of a write at that step still happens. With CRASH_ARMED=1 the count starts with the process,
+so that the process can be killed during recovery. With CRASH_FAILS=PATH the process is not killed:
+the N-th write to a file with PATH in its name fails once, as on a bad disk. With CRASH_CUTS=PATH,
+the process is killed in the N-th such write, after CRASH_KEEPS bytes; a negative number counts from
+the write's end. SIGUSR2 prints ``steps K``, the number of counted steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StepCounter:
         return False
 
     def is_chosen(self, path: str) -> bool:
-        """Return whether this write to ``path`` is the one that fails, or that is cut."""
+        """Return whether this write to ``path`` is the write that must fail, or be cut."""
         if not self.armed or not self._path or self._path not in path:
             return False
         self.steps += 1

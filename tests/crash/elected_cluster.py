@@ -1,8 +1,8 @@
 """Three brokers on a real ZooKeeper, whose controller is held at a chosen step.
 
 A step is an operation on ZooKeeper or a request to a broker. A broker that reaches the chosen step
-waits before it, or after its response has arrived, until the test kills the broker, suspends it or
-ends its session. The processes continue from one point to the next.
+waits before the step, or after its response has arrived, until the test kills the broker, suspends
+it or ends its session. The processes continue from one point to the next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BROKERS = 1, 2, 3
 
 DATA, MOVED = "data", "moved"
 ASSIGNED = {DATA: [[1, 2, 3], [2, 3, 1], [3, 1, 2]], MOVED: [[1, 2]]}
-"""Topic → replicas of its partitions at the start; the replicas of MOVED are reassigned."""
+"""Topic → initial replicas of its partitions; the replicas of MOVED are reassigned."""
 
 PARTITIONS = [(topic, index) for topic, parts in ASSIGNED.items() for index in range(len(parts))]
 
@@ -83,7 +83,7 @@ def named(what: str) -> str:
 
 
 class HeldCounter(NamedCounter):
-    """Numbers concurrent steps of one name, so that the end of each matches its beginning."""
+    """Numbers concurrent steps of one name, so that the end of a step matches its beginning."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         self._numbers: dict[int, int] = {}
@@ -201,7 +201,7 @@ class HeldDaemon(Daemon):
 
 
 class Seen:
-    """Watches znodes: no epoch may go back, and each leader epoch must have one leader."""
+    """Watches znodes: no epoch may decrease, and each leader epoch must have one leader."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -425,7 +425,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
                 wanted[topic, int(index)] = replicas, state
         for node_id in BROKERS:
             self._knows(node_id, controller, wanted)
-            # A broker that was down when it lost a replica moves its log aside at the restart.
+            # A broker that lost a replica while it was down moves the log aside when it restarts.
             known = {
                 path.name
                 for path in (self.home / str(node_id) / "data").glob("*-*")
@@ -475,7 +475,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def check(self) -> None:
         """Check that every replica has every acknowledged record: AssertionError, TimeoutError.
 
-        Each record is there once, except for the writer's own retries under another epoch.
+        The log has each record once, except for the writer's own retries under another epoch.
         """
         self.rest()
         self._checks += 1

@@ -3,12 +3,12 @@
 In a cluster the total number of operations before a point varies, because fetches, heartbeats and
 checkpoints depend on timing. So a point has a name, and a number among the points of this name:
 ``before write out-0 records #1``, ``after mark __transaction_state-0 #2``, ``before answer EndTxn
-#1``. A fetch between brokers is named by the writes since the fetch before it: ``before ask Fetch
-of 2 | write out-0 records #1`` is the point where a follower is about to confirm these records to
-its leader.
+#1``. The name of a fetch between brokers contains the writes since the previous fetch:
+``before ask Fetch of 2 | write out-0 records #1`` is the point where a follower is about to confirm
+these records to its leader.
 
 As in ``fencepost crash-sweep``, the file system and the loop are wrapped. This module also wraps
-connections to other brokers, and the one method of the log that moves every high watermark.
+connections to other brokers, and the only method of the log that moves a high watermark.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMED = frozenset(
 """The requests of a transaction and its replication; the timing of all others varies."""
 
 LAG_S = 0.02
-"""Delay of responses to followers, so that a leader that does not wait for them is noticed."""
+"""Responses to followers are delayed, to detect a leader that does not wait for replication."""
 
 _HEAD_BYTES = 64
 """Enough bytes for a request's header up to its client id."""
@@ -71,7 +71,7 @@ _BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
 
 
 class NamedCounter(EventCounter):
-    """Counts each name separately, from the process's start: a restart can be killed as well."""
+    """Counts each name separately, from the start of the process, which may thus be a restart."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         super().__init__(point, die)
@@ -79,7 +79,7 @@ class NamedCounter(EventCounter):
         self._done: list[str] = []
         """The log writes so far, with their numbers."""
         self._seen: dict[str, int] = {}
-        """Name of a message → length of ``_done`` at the last one."""
+        """Name of a message → length of ``_done`` at the last such message."""
         self.arm()
 
     def reset(self, point: KillPoint | None) -> None:
@@ -156,7 +156,7 @@ class Naming(CountingWrappers):
 
 
 def _wait_for_no_replica_of(topic: str) -> None:
-    """Plant a bug: replies and effects of a topic's coordinators do not wait for replication."""
+    """Plant a bug: a topic's coordinators reply and act before their records are replicated."""
     after = Commits.after
 
     def rash(self: Commits, partitions: Iterable[Partition], callback: Callable[[], None]) -> bool:
@@ -203,7 +203,7 @@ class NamedFileSystem(CountedFileSystem):
     def named(self, path: str) -> str:
         """See :class:`CountedFileSystem`; all segments of a log have one name.
 
-        A compacted log starts a new segment at every truncation, so the base offset would vary.
+        A compacted log begins a new segment after each truncation, so the base offset would vary.
         """
         return re.sub(r"/\d{20}(?=\.)", "/segment", super().named(path))
 
@@ -278,7 +278,7 @@ def _request(head: bytes) -> tuple[int, int, str]:
 
 
 class NamedTransport:
-    """Reports each sent frame to the counter, before its first byte and after its last."""
+    """Reports each sent frame to the counter, before its first byte and after its last byte."""
 
     def __init__(
         self, transport: asyncio.Transport, counter: NamedCounter, name: Callable[[bytes], Any]

@@ -30,12 +30,12 @@ RECOVERY_CRASHES = 0.25
 """Share of the states whose recovery loses power as well."""
 
 LOOK_UPS = 4
-"""Number of offsets and timestamps that are looked up in a state."""
+"""How many offsets and timestamps are looked up in each state."""
 
 
 @dataclass
 class Model:
-    """A log's transactions and producers after some batches."""
+    """The transactions and producers of a log after some of its batches."""
 
     end: int = 0
     open: dict[int, int] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def _check_producers(
     }
     expected = dict(model.producers)
     if not run.is_forced:
-        # A producer that only the snapshot had, because retention removed its batches, may be lost.
+        # A producer may be lost if retention removed its batches, so that only the snapshot had it.
         here = {parse_header(one.data).producer_id for one in left}
         expected = {key: value for key, value in expected.items() if key in here or key in seen}
     _same("producers", seen, expected)
@@ -254,7 +254,7 @@ def _table(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, by
 
 
 def _check_compacted(partition: Partition, left: Sequence[Written], model: Model) -> None:
-    """Check that every batch is the rest of a written one, and that they are in order."""
+    """Check that each batch has only records of a written batch, and that batches are in order."""
     known = {one.last_offset: one for one in left}
     last = -1
     for base_offset, data in _batches(partition):

@@ -1,8 +1,8 @@
 """Workloads on one partition whose every file operation is recorded, and the promises of each.
 
-A workload is a function on a :class:`Recorder`. The recorder knows every batch that was ever
-written, the step from which on recovery may find it, and the step from which on recovery must find
-it: the recovery point promises that everything below it is on disk, and ``flush.messages=1``
+A workload is a function on a :class:`Recorder`. For every batch that was ever written, the recorder
+knows the step from which on recovery may find the batch, and the step from which on recovery must
+find it. The recovery point promises that all batches below it are on disk, and ``flush.messages=1``
 promises that every append is on disk.
 """
 
@@ -51,7 +51,7 @@ RETAINED = replace(FORCED, retention_bytes=3_500)
 
 
 class Written(NamedTuple):
-    """A batch as it is in the log, and the number of steps before it was written."""
+    """A batch as the log stores it, and the number of steps before it was written."""
 
     base_offset: int
     last_offset: int
@@ -61,7 +61,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Promise:
-    """From ``step`` on: the log up to ``end`` is on disk, and its start is in this range."""
+    """From ``step`` on, the log up to ``end`` is on disk, and its log start is in this range."""
 
     step: int
     end: int
@@ -209,7 +209,7 @@ class Recorder:
         self.promise(begin)
 
     def restart(self, *, clean: bool) -> None:
-        """Stop and start the broker; the leader epoch grows."""
+        """Stop and start the broker; the leader epoch increases."""
         begin = len(self.disk.steps)
         if clean:
             self.partition.close()
@@ -255,7 +255,7 @@ def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> 
 
 
 def producers(run: Recorder) -> None:
-    """Run idempotent and transactional producers, rolls, checkpoints, restarts of both kinds."""
+    """Run idempotent and transactional producers, with rolls, checkpoints and restarts."""
     for turn in range(14):
         run.put(1)
         run.put(2, transactional=True)

@@ -1,8 +1,8 @@
-"""The copier's work done by ``pipelines.ExactlyOnce``, with a journal for the same checker.
+"""Does the work of the copier by ``pipelines.ExactlyOnce``, and keeps the same kind of journal.
 
     python -m tests.crash.runner fill | copy | work NAME | verify
 
-``copy`` ends with the input, ``work`` at SIGTERM. The environment is the same as for
+``copy`` ends at the end of the input, ``work`` at SIGTERM. The environment is the same as for
 ``fencepost crash-sweep``; ``RUNNER_RECORDS`` and ``RUNNER_SOURCES`` make the input larger.
 """
 
@@ -54,7 +54,7 @@ class Copier:
         )
 
     async def restored(self, assigned: frozenset[TopicPartition]) -> None:
-        """Note the fence: the new producer has fenced the former owner of its transactional id."""
+        """Record that the new producer has fenced the former owner of its transactional id."""
         del assigned
         now = time.monotonic()
         self._journal.note(Fence, now, **self._fenced)
@@ -92,7 +92,7 @@ class Copier:
         return {record.partition: record.offset + 1 for record in batch}
 
     async def before_commit(self, batch: Batch) -> None:
-        """Note the commit before the request: the process may be killed before the response."""
+        """Record the commit before the request: the process may be killed before the response."""
         self._note_end(batch, Outcome.UNKNOWN)
 
     async def after_commit(self, batch: Batch) -> None:

@@ -1,8 +1,8 @@
-"""A transactional client that outlives brokers: it retries every request until it succeeds.
+"""A transactional client that survives the failures of brokers: it retries until it succeeds.
 
 It sends raw requests, so that exactly one protocol is used: ``version 1`` adds partitions by
-AddPartitionsToTxn and ends with EndTxn v4, ``version 2`` (KIP-890) adds them implicitly and ends
-with v5.
+AddPartitionsToTxn and ends transactions by EndTxn v4. ``version 2`` (KIP-890) adds partitions
+implicitly and ends transactions by EndTxn v5.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RefusedError(Exception):
 class StubbornClient:
     """One transactional producer with one transaction at a time.
 
-    ``bootstrap`` is one broker, which then gets all requests, or several with commas between them.
-    With ``mortal`` a lost connection raises ConnectionLostError instead of a retry.
+    ``bootstrap`` is one broker, which then gets all requests, or several brokers, separated by
+    commas. With ``mortal`` a lost connection raises ConnectionLostError instead of a retry.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class StubbornClient:
         return self._places[where]
 
     def _found(self, where: Coordinator | Leader) -> str | None:
-        """Ask the first broker for the address; if it is down, move it to the end of the list."""
+        """Ask the first broker for the address; move a broker that is down to the list's end."""
         place = self._brokers[0]
         try:
             asked = self._cluster(place)

@@ -1,4 +1,4 @@
-"""Sweeps that try a fault at each of many places, on several clusters at once."""
+"""Sweeps that inject faults at many places, one at a time, on several clusters at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bench(Protocol):
 
     @property
     def cluster(self) -> Brokers[Any]:
-        """The cluster, which is closed after its last place."""
+        """The cluster, which is closed after all places have been tried."""
 
 
 B = TypeVar("B", bound=Bench)
@@ -29,7 +29,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Result(Generic[P]):
-    """The result of a place: the steps at which it was reached, and the problem if any."""
+    """The result of a place: the steps at which the place was reached, and the problem if any."""
 
     place: P
     reached: list[str]
@@ -37,9 +37,9 @@ class Result(Generic[P]):
 
 
 class Sweep(Generic[B, P]):
-    """Several clusters that share the places among them.
+    """Several clusters, each of which tries a part of the places.
 
-    A cluster with a problem is killed, and another one replaces it; its files stay.
+    After a problem the cluster is killed, and a new cluster replaces it; its files are kept.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Sweep(Generic[B, P]):
         return [one.problem for one in self.results if one.problem]
 
     def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:
-        """Try the places that ``look`` returns, all of them or up to the first problem."""
+        """Try the places that ``look`` returns: all of them, or until the first problem."""
         first = self._bench()
         try:
             places = iter(look(first))
@@ -105,7 +105,7 @@ class Sweep(Generic[B, P]):
         problem = ""
         try:
             self._try_place(bench, place, reached)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
+        except Exception as error:  # noqa: BLE001 - any exception is a problem of the place
             where = bench.cluster.home.name
             problem = f"{place}: {type(error).__name__}: {error} ({where})"
         return Result(place, reached, problem)
@@ -119,7 +119,7 @@ def swept(
 ) -> list[P]:
     """Try the chosen places, print the results by ``kind``, and return all places.
 
-    No place may have a problem, and nearly all must be reached.
+    Fail if a place has a problem, or if too many places are not reached.
     """
     places: list[P] = []
 
@@ -143,7 +143,7 @@ def swept(
 def points_of(
     events: Sequence[CountedEvent], others: Sequence[CountedEvent]
 ) -> Iterator[KillPoint]:
-    """Yield the points of the events that both runs have."""
+    """Yield the points of the events that occurred in both runs."""
     wanted = Counter(event.what for event in events) & Counter(event.what for event in others)
     numbers: Counter[str] = Counter()
     for event in events:

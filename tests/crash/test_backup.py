@@ -28,9 +28,9 @@ pytestmark = pytest.mark.timeout(300)
 
 FEW = {**SETTINGS, "offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
 BRIEF = {**QUIET, "session.timeout.ms": 3000, "heartbeat.interval.ms": 500}
-"""A restored group waits for the sessions of members that are gone, as after ``kill -9``."""
+"""After a restore, a group waits for the session timeouts of its members, as after a kill."""
 ROLLING = {**FEW, "log.roll.ms": "300"}
-"""Segments are sealed all the time."""
+"""Segments are rolled all the time."""
 
 
 def run(*words: object, status: int = 0) -> Result:
@@ -41,13 +41,13 @@ def run(*words: object, status: int = 0) -> Result:
 
 
 def problems(backup: Path) -> list[str]:
-    """Return the files that `verify` names, relative to the backup; it must fail."""
+    """Return the paths that `verify` reports, relative to the backup; it must fail."""
     (told,) = json.loads(run("verify", backup, "--json", status=1).stdout)
     return [str(one["file"] or one["problem"].partition(":")[0]) for one in told["problems"]]
 
 
 def fill(daemon: Daemon) -> None:
-    """Write records, committed and open transactions, and offsets."""
+    """Write records, transactions (committed and open), and offsets."""
     with Cluster(daemon.bootstrap) as cluster:
         for name in (SOURCE, TARGET):
             cluster.create_topic(name, PARTITIONS)
@@ -247,7 +247,7 @@ def answers(daemon: Daemon) -> bool:
 def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
     running: Daemon, tmp_path: Path
 ) -> None:
-    """Each backup has all that was acknowledged before it, and no record of the copy twice."""
+    """Each backup has all records acknowledged before it; the copy has no record twice."""
     with Cluster(running.bootstrap) as cluster:
         for name in (SOURCE, TARGET):
             cluster.create_topic(name, PARTITIONS)

@@ -1,9 +1,9 @@
-"""One flipped bit in every byte of a whole partition directory, then a start that reads it all.
+"""One flipped bit in every byte of a partition directory, before a broker opens and reads it.
 
-For a byte of any file (log, indexes, transaction index, snapshot, leader epochs, identity), the
-start refuses, or truncates the log at the damage and reports it, or serves exactly the written
-records. Recovery does not read the log below the recovery point or after a clean stop: there only
-the CRC of a batch protects the reader, as in Apache Kafka.
+The byte may be in any file (log, indexes, transaction index, snapshot, leader epochs, identity).
+The broker refuses to start, or truncates the log at the damage and reports it, or serves exactly
+the written records. Recovery reads neither the log below the recovery point nor, after a clean
+stop, any part of it: there only the CRC of a batch protects the reader, as in Apache Kafka.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_flipped_bit_in_any_byte_is_refused_truncated_or_harmless(stopped: Recor
 
 UNCOVERED = 16
 """The first bytes of a batch, which its CRC does not cover: base offset, length and leader epoch.
-(The magic, the seventeenth, is checked.)"""
+(The magic byte, number seventeen, is checked.)"""
 
 BLIND = {"log", "index", "timeindex", "txnindex"}
 """Files whose damage may cause a wrong response after a clean stop, as in Apache Kafka."""
@@ -114,9 +114,10 @@ BLIND = {"log", "index", "timeindex", "txnindex"}
 
 @pytest.mark.slow
 def test_flipped_bit_after_a_clean_stop_is_noticed_except_in_known_files() -> None:
-    """A clean start scans nothing; this test and the README state the effects of a flipped bit.
+    """A clean start scans no log; this test and the README state the effects of a flipped bit.
 
-    In a log only the bytes outside the CRC can mislead: a reader detects damage to all others.
+    In a log only the bytes outside the CRC can cause a wrong response, because a reader detects
+    damage to all other bytes.
     ``fencepost log verify`` finds damage to an index.
     """
     run = several_segments()
@@ -155,7 +156,7 @@ def test_flipped_bit_after_a_clean_stop_is_noticed_except_in_known_files() -> No
 
 
 def test_flipped_checkpoint_bit_after_a_kill_costs_no_valid_batch() -> None:
-    """Recovery starts in the middle, and must not reject good batches because of wrong epochs."""
+    """Recovery starts at the recovery point, and must not reject valid batches for their epochs."""
     run = _epochs_apart()
     _each_bit(run, f"{ROOT}/t-0", LEADER_EPOCH_CHECKPOINT, clean=False)
     _each_bit(run, ROOT, RECOVERY_POINT_CHECKPOINT, clean=False)
@@ -171,7 +172,7 @@ def test_flipped_epoch_checkpoint_bit_after_a_clean_stop_is_harmless() -> None:
 
 
 def _epochs_apart() -> Recorder:
-    """Return several segments whose epochs have gaps; the flushed part is known."""
+    """Return several segments whose epochs are not consecutive, with a known flushed offset."""
     run = Recorder(replace(FORCED, segment_bytes=500), 3, MemoryDisk())
     for turn in range(5):
         run.put(1)
@@ -187,7 +188,7 @@ def _epochs_apart() -> Recorder:
 
 
 def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
-    """Check for each flipped bit of a file that no record is lost and all epochs end as before."""
+    """Check for each flipped bit of a file that no record is lost and no epoch's end changes."""
     whole = run.history[-1].last_offset + 1
     promise = run.promises[-1]
     sound = open_log(run.disk.after_kill(), run.config, promise.epoch)
@@ -211,7 +212,7 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
 
 @pytest.mark.parametrize("name", COPIED_CHECKPOINTS)
 def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> None:
-    """One of the two files is intact: its values are the last written ones or the previous ones."""
+    """One of the two files is undamaged: its values are the last or the previous ones."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     offsets = {("crc32c", 0): 17, ("t", 1): 1_000}
@@ -230,7 +231,7 @@ def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> 
 
 
 def test_flipped_bit_in_meta_properties_never_changes_the_identity() -> None:
-    """The file is refused or reads the same: no directory gets another identity."""
+    """The broker refuses the damaged file, or reads the same values from it."""
     disk = MemoryDisk()
     disk.make_directory(ROOT)
     meta = MetaProperties("cluster", 3, uuid.UUID(int=77))

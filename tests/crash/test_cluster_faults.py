@@ -2,12 +2,12 @@
 
 An idempotent producer, a transactional pipeline and groups of both protocols work all the time
 (``tests/support/failover.py``). Afterwards no record is lost, duplicated or out of order,
-transactions are whole, offsets never went back, and the replicas have the same bytes.
+transactions are complete, offsets have never gone back, and the replicas have the same bytes.
 
-Nine turns apply every fault to the leaders of all three topics, in about a minute; with ``--turns
-3``, as in CI, every fault and every topic occurs once. The brokers are ours, or ours and Apache
-Kafka's under controllers of either: there the active controller fails as well, after every three
-turns. ``--layouts all`` has every mixture.
+Nine turns inject every fault into the leaders of all three topics, in about a minute; with
+``--turns 3``, as in CI, every fault and every topic occurs once. The brokers are Fencepost's, or
+Fencepost's and Apache Kafka's under controllers of either kind. In the mixed clusters the active
+controller also fails, after every third turn. ``--layouts all`` has every mixture.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
-    """Return ``count`` faults of brokers; in mixed layouts a controller's follows every three."""
+    """Return ``count`` faults of brokers; in mixed layouts a controller fails after every three."""
     brokers = list(itertools.islice(itertools.cycle(TURNS), count))
     if layout == PURE:
         return brokers
-    # Each layout begins with another fault, so that few turns of each cover them all.
+    # Each layout begins with a different fault, so that a few turns of each cover all faults.
     first = LAYOUTS.index(layout) if layout in LAYOUTS else 0
     controllers = itertools.islice(itertools.cycle(CONTROLLER_TURNS), first, None)
     return [one for at in range(0, count, 3) for one in (*brokers[at : at + 3], next(controllers))]
@@ -151,9 +151,9 @@ def test_broker_faults_lose_duplicate_and_reorder_no_records(
 
 
 def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) -> None:
-    """Check that both topics have every number once and in order, and that transactions are whole.
+    """Check that both topics have every number once and in order, and all transactions completely.
 
-    Where librdkafka has changed its epoch, unacknowledged batches may be there twice
+    If librdkafka has changed its producer epoch, unacknowledged batches may be duplicated
     (``tests/support/epochs.py``).
     """
     wanted: list[list[int]] = []
@@ -167,7 +167,7 @@ def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) ->
         for index in range(PARTITIONS):
             values = [int(one.value()) for one in found if one.partition() == index]
             assert values == wanted[index], f"{topic}-{index}"
-    # Records of the target: each transaction must have as many as its header says.
+    # Each transaction must have as many records in the target as their headers say.
     parts: Counter[bytes] = Counter()
     sizes: dict[bytes, int] = {}
     for one in found:
@@ -189,7 +189,7 @@ def numbers_by_epoch(nodes: Nodes, index: int) -> dict[tuple[int, int], list[int
 
 
 def check_replicas(nodes: Nodes) -> None:
-    """Wait until all replicas have the same end; their files must have the same batches then."""
+    """Wait until all replicas end at the same offset; then their files must have equal batches."""
     names = [f"{topic}-{index}" for topic in (SOURCE, TARGET) for index in range(PARTITIONS)]
     names += [f"{OFFSETS}-0", f"{TRANSACTIONS}-0"]
     settled(nodes.has_isr, "all in sync")

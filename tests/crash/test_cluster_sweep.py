@@ -1,7 +1,7 @@
 """Three brokers are killed at each step of a transaction: the coordinator, leaders, followers.
 
-Afterwards every replica shows a read-committed reader each committed value once and no other, no
-transaction is open, the group's offset is the last one, and replicas are equal byte by byte.
+Afterwards every replica shows a read_committed reader each committed value once and no other value,
+no transaction is open, the group's offset is the last one, and replicas are equal byte by byte.
 CLUSTER_POINTS is the number of points to try, or ``all``.
 """
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
 
 POINTS = os.environ.get("CLUSTER_POINTS", "300")
 JOBS = 4
-"""Clusters at a time; most of the time they wait until the controller fences a broker."""
+"""How many clusters run at once. Mostly they wait until the controller fences a broker."""
 
 MOST_TRIES = 5
-"""The most attempts to find a planted bug."""
+"""The maximum number of attempts to find a planted bug."""
 
 
 def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
-    """Return ``count`` places: all of a commit first if they fit, otherwise evenly spread ones."""
+    """Return ``count`` places: first all of a commit if they fit, then evenly spread ones."""
     first = [one for one in places if one.scenario is COMMIT]
     if len(first) < min(count, len(places)):
         rest = [one for one in places if one.scenario is not COMMIT]
@@ -89,7 +89,7 @@ def test_planted_bug_is_found_by_the_cluster_sweep(
 ) -> None:
     place = Place(COMMIT, node_id, KillPoint(KillMoment.AFTER, 1, where))
     tries = sweep(tmp_path, 1, bug=bug, patience_s=10)
-    # In one try, the bug may stay hidden: the record may be replicated before the response.
+    # A single attempt may not show the bug: the record may be replicated before the response.
     tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
     print(len(tries.results), tries.problems)
     assert any(problem in one for one in tries.problems)

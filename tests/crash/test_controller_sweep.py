@@ -1,8 +1,8 @@
 """A controller elected on ZooKeeper is killed, suspended or loses its session at each of its steps.
 
 Afterwards another controller has finished the work: no znode is left in ``/admin``, every replica
-is in sync and equal byte by byte, ZooKeeper and every broker agree, no epoch has gone back or has
-had two leaders, and every record acknowledged meanwhile is there once.
+is in sync and equal byte by byte, ZooKeeper and every broker agree, no epoch has decreased or has
+had two leaders, and every record that was acknowledged meanwhile is in the log once.
 CONTROLLER_POINTS is the number of points to try, or ``all``.
 """
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
 
 POINTS = os.environ.get("CONTROLLER_POINTS", "100")
 JOBS = 2
-"""Clusters at a time."""
+"""How many clusters run at once."""
 
 STEPS = {
     "election": {

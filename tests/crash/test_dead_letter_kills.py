@@ -1,8 +1,8 @@
 """The daemon is killed while records wait in ARCHIVING for their dead-letter queue (KIP-1191).
 
-The kill comes at the write to the queue: before it, within it, or when the batch is on disk and the
-outcome is not. The next leader must send the records, which are in the queue at least once then,
-and no member may get them again.
+The daemon is killed when it writes to the queue: before the write, during the write, or when the
+batch is on disk but its outcome is not. The next leader must send the records. Then the queue has
+each record at least once, and no member may get the records again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 QUEUE = "dlq.queue"
 LOG_OF_QUEUE = f"{QUEUE}-0/0"
-"""A part of the path of the queue's log, and of no other file that is written before it."""
+"""A part of the path of the queue's log. No file that is written earlier has it in its path."""
 WHOLE = 1 << 20
 KEPT = (0, 61, WHOLE)
 """Bytes of the batch that reach the queue's log: none, its header, or all."""
@@ -67,7 +67,7 @@ def states_on_disk(daemon: CrashingDaemon) -> dict[int, RecordState]:
 
 
 def delivered(cluster: Cluster, queue: Queue) -> set[int]:
-    """Accept everything as a new member until every record has ended; return the offsets."""
+    """Accept everything as a new member until all deliveries are complete; return the offsets."""
     queue.cluster, queue.member = cluster, Member(cluster, queue.group)
     offsets: set[int] = set()
 
@@ -101,7 +101,7 @@ def test_record_in_archiving_survives_a_kill(daemon: CrashingDaemon, kind: int, 
         queue.create()
         cluster.produce(queue.source, [b"%d" % number for number in range(4)])
         for count in (1, 2) if kind == RELEASE else (1,):
-            # Only the dead records are released, and the last time at the limit.
+            # Only records that become dead letters are released; the last release is at the limit.
             assert queue.fetch(0)[-1][2] == count
             if count == 1:
                 queue.acknowledge(0, 0, 0, ACCEPT)
@@ -117,6 +117,6 @@ def test_record_in_archiving_survives_a_kill(daemon: CrashingDaemon, kind: int, 
         offsets = delivered(cluster, queue)
         assert offsets == {3}, "a record with an end was delivered again"
         found = queue.records(cluster.offset(queue.name))
-    # Nothing tells the next leader that a batch is in the queue: it is sent again.
+    # The next leader does not know that a batch is in the queue, so it sends the batch again.
     expected = [(offset, None, b"%d" % offset) for offset in DEAD]
     assert found == expected * (2 if kept == WHOLE else 1)

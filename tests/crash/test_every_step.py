@@ -1,9 +1,10 @@
 """The daemon is killed at each durable step of one transaction in turn.
 
-After every kill the daemon is started again on the same directory and the client continues, in one
-of two ways: it *repeats* the unanswered request, as a client library does, or *restarts*, as a new
+After every kill the daemon is restarted on the same directory and the client continues, in one of
+two ways. It *repeats* the unanswered request, as a client library does, or *restarts*, as a new
 process does, which derives the remaining work from its committed offset. After each of the steps, a
-read-committed reader must find every committed value once, no aborted one, and no open transaction.
+read_committed reader must find every committed value once and no aborted value, and no transaction
+may be open.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ FEWEST_STEPS = 8
 Complete."""
 
 RECOVERY_STRIDE = 2
-"""Recovery has about fifty steps and is killed at every second one; each run recovers from the
-previous kill."""
+"""Recovery has about fifty steps. It is killed at every second step, and each run recovers from
+the previous kill."""
 
 SIGNAL_S = 60.0
 
@@ -62,13 +63,13 @@ class CrashingDaemon(Daemon):
         self._signal(signal.SIGUSR1, r"^armed$")
 
     def disarm(self) -> int | None:
-        """End the count; return the number of steps, None if the last one killed the daemon.
+        """Stop counting; return the number of steps, None if the last step killed the daemon.
 
         The broker's background work has steps as well, so it may die after the client's last
         response.
         """
         if not self.is_listening:
-            return None  # a signal before its handler is installed would end the process
+            return None  # before the process has a handler for the signal, the signal would kill it
         try:
             return int(self._signal(signal.SIGUSR2, r"^steps (\d+)$"))
         except (ProcessLookupError, RuntimeError):
@@ -102,7 +103,7 @@ class Ledger:
         self.offset = number
 
     def check(self, bootstrap: str, when: str) -> None:
-        """Wait for the last stable offset, and compare everything; a hanging transaction fails."""
+        """Wait for the last stable offset, and compare everything. Fails if a transaction hangs."""
         with Cluster(bootstrap) as cluster:
             for partition, wanted in enumerate(self.values):
                 until(
@@ -161,7 +162,7 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
 
 
 def first_transaction(daemon: CrashingDaemon, ledger: Ledger, version: int) -> None:
-    """Create topics and internal topics by one committed transaction, before steps are counted."""
+    """Create the topics and internal topics by a transaction, before steps are counted."""
     with Cluster(daemon.bootstrap) as cluster:
         cluster.create_topic(TOPIC, 2)
     client = StubbornClient(daemon.bootstrap, ledger.group, version=version)
@@ -182,17 +183,17 @@ def crash_at(step: int, *, torn: bool = False) -> dict[str, str]:
 
 
 def failing_at(number: int, path: str) -> dict[str, str]:
-    """Return the environment in which a write to a file with ``path`` in its name is refused."""
+    """Return the environment in which a write to a file with ``path`` in its name fails."""
     return {"CRASH_AT": str(number), "CRASH_FAILS": path}
 
 
 def cut_at(number: int, path: str, keeps: int) -> dict[str, str]:
-    """Return the environment in which such a write is cut after ``keeps`` bytes by a kill."""
+    """Return the environment in which a kill cuts such a write after ``keeps`` bytes."""
     return {"CRASH_AT": str(number), "CRASH_CUTS": path, "CRASH_KEEPS": str(keeps)}
 
 
 def is_off_line(daemon: CrashingDaemon, topic: str) -> bool:
-    """Return whether a shard of an internal topic has failed, because its log is off line."""
+    """Return whether a shard of an internal topic has failed because its log is offline."""
     assert daemon.child is not None
     failed = rf"shard failed shard={topic}-\d+ .*is off line"
     return any(re.search(failed, line) for line in daemon.child.lines)
@@ -276,7 +277,7 @@ def test_restarted_client_is_exactly_once_after_a_kill_at_any_step(
 
 
 def test_transaction_survives_repeated_kills_during_recovery(daemon: CrashingDaemon) -> None:
-    """The daemon is killed in a transaction, and then again and again during recovery."""
+    """The daemon is killed in a transaction, and then repeatedly during recovery."""
     ledger = Ledger("recovery")
     first_transaction(daemon, ledger, 2)
     client = StubbornClient(daemon.bootstrap, ledger.group, version=2)

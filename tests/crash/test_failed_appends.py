@@ -1,8 +1,8 @@
-"""The disk refuses exactly one append of the transaction coordinator of the real daemon.
+"""The disk refuses exactly one append of the daemon's transaction coordinator.
 
-A log with a failed write goes offline, and its shard with it: the clients get retriable errors. A
-restart loads the log, and everything continues from there; an epoch bump that was decided but not
-written never happened (KAFKA-9666).
+When a write to a log fails, the log and its shard go offline: the clients get retriable errors.
+After a restart the log is loaded again, and all clients continue. An epoch bump whose record was
+not written has no effect (KAFKA-9666).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_takeover_with_a_failed_fence_write_leaves_the_epoch_unchanged(
     daemon.start()
     successor = StubbornClient(daemon.bootstrap, ledger.group, version=2)
     successor.claim()
-    # The abort bumps the epoch once, and the claim once.
+    # The epoch is bumped once by the abort, and once by InitProducerId.
     assert (successor.producer_id, successor.epoch) == (zombie.producer_id, zombie.epoch + 2)
     zombie.close()
     successor.close()

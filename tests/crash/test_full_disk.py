@@ -1,4 +1,4 @@
-"""The real daemon on a full disk: a small tmpfs, where one can be mounted."""
+"""The real daemon on a full disk: a small tmpfs, if the test may mount one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = {
     "log.retention.ms": "-1",
 }
 RECORD_BYTES = 5_000
-"""Size of a record: more than a page, so that an append needs a block of its own."""
+"""Size of a record: more than a page, so that each append needs a new block."""
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Apache Kafka's own test of exactly-once, TransactionalMessageCopier, under kill -9.
 
 As in ``transactions_test.py`` and ``group_mode_transactions_test.py`` of its system tests, the
-copier copies 100,000 records while the broker and the copier are killed again and again; afterwards
-the output has every record once, in each partition's order.
+copier copies 100,000 records while the broker and the copier are killed repeatedly. Afterwards the
+output has every record once, in each partition's order.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Copier:
         return self.lives[-1]
 
     def progress(self) -> dict[str, object]:
-        """Return the last progress line of the present process, empty if it has none."""
+        """Return the last progress line of the present process, "" if it has printed none."""
         said = [line for line in list(self.child.lines) if line.startswith("{")]
         return json.loads(said[-1]) if said else {}
 
     def copied(self) -> int:
-        """Return the records that the present process has committed; restart a dead copier."""
+        """Return how many records the present process has committed; restart a dead copier."""
         if self.child.returncode not in {None, 0}:
             self.start()
         return int(str(self.progress().get("totalProcessed", 0)))

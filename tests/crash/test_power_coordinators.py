@@ -3,10 +3,10 @@
 A broker's services run once on a disk that records every step; then they start on states that a
 power loss could leave after each step. The promises, with ``flush.messages`` of 1:
 
-* an acknowledged commit is there, in both partitions and in the group's offset;
-* a transaction is in all three or in none, at every stage of its end;
-* no reader sees an aborted or unfinished transaction, and none hangs after the next start;
-* a group's offset is never below one whose commit was acknowledged.
+* the effects of an acknowledged commit are in both partitions and in the group's offset;
+* a transaction has effects in all three of them or in none, at every stage of its end;
+* no reader sees an aborted or unfinished transaction, and no transaction hangs after a restart;
+* a group's offset is never below an offset whose commit was acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.unit.coordinator.services.coordinators import Services
 from tests.unit.coordinator.services.test_groups import committed
 
 STATES = int(os.environ.get("POWER_STATES", "10500")) // 7
-"""Number of states to start; each takes as long as several states of a bare log."""
+"""Number of states to start; a start takes as long as the recovery of several single logs."""
 
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
@@ -135,9 +135,9 @@ async def produce(
 async def transaction(
     services: Services, run: Run, name: str, producer: tuple[int, int], number: int
 ) -> tuple[int, int]:
-    """Run one whole transaction; every third is aborted, and every fifth left open.
+    """Run one whole transaction; every third is aborted, and every fifth is left open.
 
-    Each batch is produced twice, as on two connections; either of the two may be written.
+    Each batch is produced twice, as on two connections; either request may be the one that appends.
     """
     for key in DATA:
         twice = [produce(services, name, producer, key, number) for _ in range(2)]
@@ -249,7 +249,7 @@ async def first_broken(count: int, skip: Skip | None = None) -> str | None:
             try:
                 with capture_logs():
                     await judge(run, step, state)
-            except Exception as error:  # noqa: BLE001 - a start that raises has failed as well
+            except Exception as error:  # noqa: BLE001 - an exception at startup is a failure
                 return f"step {step}, state {number}: {type(error).__name__}: {error}"
     return None
 

@@ -1,4 +1,4 @@
-"""Power loss at every step of a log's life, and the recovery at the next start.
+"""Power loss at every step of a log's life, and the recovery when the log is next opened.
 
     make crash N=100000 ARGS=tests/crash/test_power_loss.py
 
@@ -52,7 +52,7 @@ def first_broken(
     for step, number, state, choice in states(run, name, seed, count):
         try:
             judge(run, step, state, choice)
-        except Exception as error:  # noqa: BLE001 - a recovery that raises has failed as well
+        except Exception as error:  # noqa: BLE001 - an exception in recovery is a failure
             return step, number, f"{type(error).__name__}: {error}"
     return None
 

@@ -1,7 +1,8 @@
-"""Power loss at every step of a follower's life leaves a log that its leader once had.
+"""After a power loss at any step, a follower recovers a log that its leader once had.
 
-A log that is fetched, truncated after elections and restarted at another offset must be recovered
-as a prefix of one of its former states, never as a mixture, and with everything that was on disk.
+The follower's log is fetched, truncated after elections, and restarted at another offset. Recovery
+must find a prefix of one former state of the log, never a mixture of several states, and all
+batches that were on disk.
 POWER_STATES and POWER_SEED are as in ``test_power_loss.py``.
 """
 
@@ -39,7 +40,7 @@ Batches = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True)
 class View:
-    """The contents of the log from a step on, and the offset up to which it was on disk."""
+    """The contents of the log from a step on, and the offset below which they were on disk."""
 
     step: int
     start: int
@@ -63,7 +64,7 @@ class Life:
         self.partition = opened(self.disk, config, self.epoch)
 
     def note(self, begin: int, *, start: int | None = None, batches: Batches | None = None) -> None:
-        """Note the log's contents from step ``begin`` on, and the part that is now on disk."""
+        """Record the log's contents from step ``begin`` on, and the part that is now on disk."""
         last = self.views[-1]
         view = replace(
             last,
@@ -78,7 +79,7 @@ class Life:
         self.views.append(replace(view, step=len(self.disk.steps), on_disk=on_disk))
 
     def fetch(self) -> None:
-        """Fetch a few batches of one size, so that overwritten ones may fit exactly."""
+        """Fetch some batches of one size, so that they may exactly replace truncated ones."""
         begin, offset = len(self.disk.steps), self.partition.log_end_offset
         came: list[tuple[int, bytes]] = []
         for _ in range(self.choice.randrange(1, 5)):
@@ -130,7 +131,7 @@ class Life:
         self.note(begin, batches=batches[:keep])
 
     def reset(self) -> None:
-        """Restart the follower's log, because the leader's log starts after its end."""
+        """Restart the follower's log, because the leader's log starts after the follower's end."""
         offset = self.partition.log_end_offset + self.choice.randrange(1, 300)
         self.views.append(
             replace(self.views[-1], step=len(self.disk.steps), on_disk=0, start=offset)
@@ -179,14 +180,14 @@ class Life:
 
 
 def opened(fs: FileSystem, config: LogConfig, epoch: int) -> Partition:
-    """Open the replica as a start of the broker does."""
+    """Open the replica as a starting broker does."""
     found = open_log(fs, config, epoch, is_replica=True, is_replicated=True, keeps_removed=False)
     found.reader.check_epochs()  # as the broker does before their first use
     return found
 
 
 def state(partition: Partition) -> tuple[object, ...]:
-    """Return the state that a second recovery must find again."""
+    """Return the recovered state, which a second recovery must find again."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,
@@ -206,7 +207,7 @@ def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
     now = lived[-1]
     partition = opened(disk, life.config, now.epoch)
     found, end = held(partition), partition.log_end_offset
-    # The log may have been truncated in an offset gap of the leader; then it ends before the gap.
+    # If the log was truncated at an offset that the leader's log lacks, it ends before that gap.
     if not {one for one in now.batches if one[0] < now.on_disk} <= set(found):
         return f"the log ends at {end}, {now.on_disk} was on disk"
     if not any(is_part(found, one, now) for one in lived):
@@ -217,7 +218,7 @@ def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
     again = opened(disk.after_kill(), life.config, now.epoch)
     if state(again) != state(partition):
         return f"a second recovery: {state(again)} / {state(partition)}"
-    # The log continues from there: the next leader's batches can be appended and read.
+    # The replica must continue: the next leader's batches can be appended and read.
     following = encode_batch([LogRecord(end, T0, None, b"next")], leader_epoch=now.epoch)
     again.append_as_follower(following, now.epoch)
     return None if held(again)[-1:] == ((end, following),) else "it does not go on"
@@ -226,8 +227,8 @@ def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
 def is_part(found: Batches, view: View, now: View) -> bool:
     """Return whether ``found`` is a prefix of the log in ``view``.
 
-    After a restart of the log any part of the old one is fine: it is below the leader's start
-    offset, and will be deleted.
+    After a restart of the log at another offset, any part of the old log may be found: it is below
+    the leader's log start offset, and will be deleted.
     """
     if not found or view.batches[: len(found)] == found:
         return True
@@ -255,7 +256,7 @@ def first_broken(config: LogConfig, count: int, **options: bool) -> str | None:
         for step, disk in states(life, seed, min(left, 250)):
             try:
                 why = broken(life, step, disk)
-            except Exception as error:  # noqa: BLE001 - a log that does not open is broken as well
+            except Exception as error:  # noqa: BLE001 - a log that does not open is a failure
                 why = f"{type(error).__name__}: {error}"
             if why is not None:
                 return f"POWER_SEED={seed}, step {step}: {why}"
@@ -275,5 +276,5 @@ def test_replica_recovers_as_a_prefix_of_one_of_its_histories(
 
 
 def test_checkpoints_written_after_the_truncation_are_found() -> None:
-    """The sweep finds the bug of checkpoints that are written after the truncation."""
+    """The sweep must find this bug: checkpoints are written after the truncation."""
     assert first_broken(UNFORCED, 20_000, checkpoints_first=False) is not None

@@ -1,4 +1,4 @@
-"""Kill -9 at random moments under client libraries that retry unacknowledged records."""
+"""Kill -9 at random moments, while client libraries retry unacknowledged records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 KILLS = 5
 MOST_WAITING = 10_000
-"""The most unacknowledged records; librdkafka would queue 100,000."""
+"""The maximum number of unacknowledged records; librdkafka would queue 100,000."""
 TOPIC = "numbers"
 
 
@@ -34,7 +34,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def check(daemon: Daemon, sent: int, acknowledged: list[int]) -> None:
-    """Check that every number is there once and in order, and every acknowledged one is there."""
+    """Check that every number occurs once and in order, and every acknowledged number occurs."""
     with Cluster(daemon.bootstrap) as cluster:
         found = [int(value or b"") for value in cluster.values(TOPIC)]
     assert found == sorted(set(found)), "a duplicate, or out of order"
@@ -70,7 +70,7 @@ def test_librdkafka_records_survive_random_kills_once_and_in_order(
 
         def push(goal: int = goal) -> bool:
             nonlocal sent
-            # Limit the records that wait in the client: a slow broker would fill its queue.
+            # Limit the records in the client's queue, which a slow broker would fill.
             for _ in range(50 if sent - len(acknowledged) < MOST_WAITING else 0):
                 producer.produce(TOPIC, b"%d" % sent, partition=0, on_delivery=delivered)
                 sent += 1

@@ -1,4 +1,4 @@
-"""A rolling restart of three brokers by the recipe of docs/cluster.md, under clients at work.
+"""A rolling restart of three brokers as docs/cluster.md describes it, with active clients.
 
 ``fencepost cluster check-restart`` decides when the next broker may stop.
 """
@@ -33,7 +33,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def refusals(nodes: Nodes, broker: int) -> list[dict[str, object]]:
-    """Return the problems that the check reports; none if the broker can be restarted."""
+    """Return the problems that the check reports; [] if the broker can be restarted."""
     line = ("cluster", "check-restart", str(broker), "--format", "json")
     done = cli(nodes.bootstrap, *line, status=None)
     told = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def test_rolling_restart_by_the_recipe_loses_and_duplicates_nothing(nodes: Nodes
         for broker in (1, 2, 3):
             cli(nodes.bootstrap, "cluster", "check-restart", str(broker), "--wait", "2m")
             nodes.inject_fault(broker, "stop")
-            # While one broker is down, no other may stop: two replicas are needed for a write.
+            # While one broker is down, no other broker may stop: a write needs two replicas.
             others = {1, 2, 3} - {broker}
             assert "is down or fenced" in str(refusals(nodes, broker)[0]["problem"])
             for other in others:

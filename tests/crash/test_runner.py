@@ -1,6 +1,7 @@
 """The consume-transform-produce runner under kill -9 of workers and daemon, judged by the checker.
 
-``RUNNER_KILLS`` makes it longer, ``RUNNER_SEED`` changes it, ``RUNNER_POINTS`` refines the sweep.
+``RUNNER_KILLS`` sets the number of kills, ``RUNNER_SEED`` the seed, ``RUNNER_POINTS`` the number of
+points of the sweep.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def test_pipeline_is_exactly_once_through_random_kills(tmp_path: Path) -> None:
         for name in WORKERS:
             fleet.start(name)
         for number in range(KILLS):
-            # Most kills happen during work, some during the recovery from the kill before.
+            # Most kills happen during work, some during the recovery from the previous kill.
             goal = RECORDS_PER_KILL * number * chance.random()
             until(lambda goal=goal: fleet.copied() >= goal, f"{goal:.0f} copied", deadline_s=60)
             time.sleep(chance.uniform(0, 0.2))  # vary the moment of the kill

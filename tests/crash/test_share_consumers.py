@@ -1,7 +1,7 @@
 """confluent-kafka's share consumers while brokers are killed by ``kill -9``.
 
 Every written record is delivered, no two acknowledgements of one record succeed, and in the end the
-group has no lag. A record may come again while its acknowledgement has not succeeded.
+group has no lag. A record may be delivered again until an acknowledgement has succeeded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ OF_CLUSTER = {
 }
 KILLS = 4
 RECORDS = 30
-"""Accepted records between two kills."""
+"""How many records are accepted between two kills."""
 
 
 def lag_of(bootstraps: Callable[[], list[str]], group: str) -> Callable[[], int]:
-    """Return a function that sums up the group's lag; 1 while it is unknown."""
+    """Return a function that sums up the group's lag, or returns 1 while the lag is unknown."""
 
     def lag() -> int:
         for address in bootstraps():

@@ -2,8 +2,8 @@
 
 In each life a member joins, the topic's state is initialized, and records are written. The member
 accepts, rejects or releases some of them, keeps the others acquired, and ends its session. Another
-member then accepts the rest. The daemon is killed before one of the durable steps and started
-again, and the members continue as clients do: an unanswered request has an unknown outcome. A
+member then accepts the remaining records. The daemon is killed before one of the durable steps and
+restarted, and the members continue as clients do: an unanswered request has an unknown outcome. A
 record whose accept or reject was answered with NONE must not be delivered again, a released record
 keeps its delivery count, and every record reaches a final state.
 
@@ -47,15 +47,15 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 GROUP_ID = "g"
 RECORDS = 6
 MOST_STEPS = 120
-"""A limit above the steps of any life, within which the loop must end."""
+"""More than the number of steps of any life; the loop must end before."""
 FEWEST_STEPS = 10
-"""A limit below the steps of a life: a member, its epochs and its assignment, the state and its
-initialization, six batches, two outcomes, and the member's end."""
+"""Fewer than the number of steps of a life: a member, its epochs and its assignment, the state and
+its initialization, six batches, two outcomes, and the removal of the member."""
 STATE = "__share_group_state"
 MOST_WRITES = 30
-"""A limit above the writes of the state in any life."""
+"""More than the number of state writes in any life."""
 FEWEST_WRITES = 5
-"""A limit below the writes of the state: the initialization, and four acknowledgements."""
+"""Fewer than the number of state writes: the initialization, and four acknowledgements."""
 KEPT = (0, 30, 61, -1, 1 << 20)
 """Bytes of a cut write that reach the disk: none, a part of the batch header, all of it, all but
 one byte, and the whole write."""
@@ -151,7 +151,7 @@ class Life:
         until(is_written, "a record is written")
 
     def fetch(self) -> list[int] | None:
-        """Fetch; check what is delivered, and return its offsets; None if there was no answer."""
+        """Fetch and check what is delivered; return the offsets, None if there was no answer."""
 
         def sent(client: Cluster) -> Answer:
             if self.member is None:
@@ -220,7 +220,7 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
 
 
 def prepare(daemon: CrashingDaemon) -> None:
-    """Create the internal topics by a first life, before steps are counted."""
+    """Create the internal topics by a life before steps are counted."""
     with Cluster(daemon.bootstrap) as client:
         client.coordinator(GROUP_ID, GROUP)
         reset = {"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 COPIER = f"{sys.executable} -m tests.crash.copier"
 POINTS = 120
-"""Points to try of some 300, responses included: as many as fit in two minutes on two cores."""
+"""How many of the 300 points, responses included, are tried: two minutes' work on two cores."""
 
 
 def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def test_exactly_once_pipeline_passes_at_every_kill_point(tmp_path):
     )
     assert verdict["points"] == POINTS
     assert verdict["failures"] == verdict["skipped"] == 0
-    # The client's batching varies, and with it the number of operations.
+    # The number of operations varies with the client's batching.
     assert verdict["kills"] >= POINTS * 0.8
     assert verdict["candidates"] > POINTS
     where = Counter(row["point"].split()[0] for row in verdict["results"] if row["killed"])
     assert where.keys() >= {"before", "after", "torn", "answer"}
     # With --every-answer, each response is a kill point, even if nothing was written since the
-    # previous response: the client may have acted on that one.
+    # previous response, because the client may have acted on the previous response.
     assert where["answer"] > verdict["answers"] * POINTS / verdict["candidates"] / 2
     assert list((tmp_path / "sweep").iterdir()) == []
 

@@ -1,8 +1,8 @@
 """Two-phase commit of Kafka and PostgreSQL: each party is killed at each of its steps.
 
-After every kill the party is started again, and the worker, or its successor, completes the work.
-Then the table, each partition of the target and the group's offset must agree: every value once in
-each of them, no transaction open in Kafka, none prepared in PostgreSQL. TWO_PHASE_POINTS is the
+After every kill the party is restarted, and the worker or its successor completes the work. Then
+the table, each partition of the target and the group's offset must agree: each has every value
+once, no transaction is open in Kafka, and none is prepared in PostgreSQL. TWO_PHASE_POINTS is the
 number of points to try of each party and mode, around the steps that decide, or ``all``.
 """
 
@@ -37,14 +37,14 @@ WORK_S = 120.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A kill: the party, and the moment of the worker or the step of the daemon."""
+    """A kill: which party, and at which moment of the worker or step of the daemon."""
 
     party: str = ""
     at: int = 0
 
 
 class Bench:
-    """A broker, a database, and workers between them, one after another."""
+    """A broker, a database, and workers that copy between them, one after another."""
 
     def __init__(self, home: Path, server: PostgresServer, *, prepare: bool, bug: str = "") -> None:
         self.server, self.prepare, self.bug = server, prepare, bug
@@ -90,9 +90,9 @@ class Bench:
         self.count += VALUES
 
     def work(self, *faults: Fault) -> list[str]:
-        """Run workers until the input is copied, the first ones with a fault each.
+        """Run workers until the input is copied, with one fault for each worker except the last.
 
-        Return the last worker's steps. The last worker has no fault of its own.
+        Return the steps of the last worker.
         """
         waiting = [*faults, Fault()]
         while waiting:
@@ -136,13 +136,13 @@ def bench(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer
 ) -> Iterator[Bench]:
     opened = Bench(tmp_path, postgres, prepare=request.param)
-    opened.turn()  # the first claim of the transactional id, which finds no row
+    opened.turn()  # the first claim of the transactional id finds no row
     yield opened
     opened.close()
 
 
 def spread(points: Sequence[int]) -> list[int]:
-    """Return TWO_PHASE_POINTS of the points, with the first and the last."""
+    """Return TWO_PHASE_POINTS of the points, including the first and the last."""
     if POINTS == "all" or int(POINTS) >= len(points):
         return [*points]
     step = (len(points) - 1) / (int(POINTS) - 1)
@@ -150,11 +150,11 @@ def spread(points: Sequence[int]) -> list[int]:
 
 
 def moments(steps: Sequence[str]) -> list[int]:
-    """Return the moments before and after each step, or around the ones that decide."""
+    """Return the moments before and after each step, or only around the steps that decide."""
     every = range(1, 2 * len(steps) + 1)
     if POINTS == "all":
         return [*every]
-    # What follows the first transaction, and its COMMIT PREPARED, is the same again.
+    # After the COMMIT PREPARED of the first transaction the same steps are repeated.
     end = 2 * steps.index("EndTxn") + 4
     deciding = [one for one in every if steps[(one - 1) // 2] in DECIDING and one <= end]
     return spread(deciding)
@@ -176,18 +176,18 @@ def test_worker_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
 
 
 def test_recovery_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
-    """The first worker is killed after the decision of its first transaction, before EndTxn."""
+    """The first worker is killed between the decision of its first transaction and EndTxn."""
     steps = bench.turn()
     first = 2 * steps.index("EndTxn") + 1
     recovery = bench.turn(Fault("app", first))
-    # The decided transaction is ended under its own identity, before the claim fences its owner.
+    # The decided transaction is ended under its own producer id, before InitProducerId fences it.
     assert recovery.index("EndTxn") < recovery.index("InitProducerId")
     recovery = recovery[: recovery.index("ProduceRequest")]
     sweep(bench, recovery, lambda moment: [Fault("app", first), Fault("app", moment)])
 
 
 def test_database_killed_at_each_step_tears_no_transaction(bench: Bench) -> None:
-    """If it is killed after one of its own steps, the worker does not receive the response."""
+    """A database that is killed after one of its steps sends the worker no response."""
     sweep(bench, bench.turn(), lambda moment: [Fault("database", moment)])
 
 
@@ -209,7 +209,7 @@ def test_broker_killed_at_each_durable_step_tears_no_transaction(bench: Bench) -
 
 
 def test_wrong_order_of_decisions_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
-    """With a plain commit in Kafka first, a worker that is killed then has lost its rows."""
+    """A worker that commits in Kafka first, and is killed then, loses its rows."""
     bench = Bench(tmp_path, postgres, prepare=False, bug="kafka-first")
     try:
         steps = bench.turn()

@@ -2,11 +2,11 @@
 
     python -m tests.crash.two_phase_worker
 
-The environment names the broker, the database, and the fault: FAULT=app kills this process,
-FAULT=database all processes of PostgreSQL. AT=N is the moment: odd numbers are before a step, even
-ones after it; then a killed database has done the step, but this process has no answer. A step is
-a request that writes, to the broker or to the database. At its end the worker prints ``steps`` and
-their number and names.
+The environment names the broker, the database and the fault. FAULT=app kills this process,
+FAULT=database all processes of PostgreSQL. AT=N is the moment: an odd number is before a step, an
+even number after it. After a step, a killed database has done the step, but this process gets no
+response. A step is a request to the broker or the database that writes. When the worker ends, it
+prints ``steps`` and the number and names of the steps.
 
 BUG=kafka-first commits in Kafka before the database has decided, which the sweep must detect.
 """
@@ -42,7 +42,7 @@ WRITES = {
 
 
 class Steps:
-    """Counts the steps, and brings about the fault at one of them."""
+    """Counts the steps, and causes the fault at one of them."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -75,7 +75,7 @@ class Steps:
 
 
 def count(steps: Steps) -> None:
-    """Let every step of the clients be counted."""
+    """Replace methods of the clients, so that every step is counted."""
 
     def wrap(owner: Any, method: str, named: Callable[..., str], *, is_database: bool) -> None:
         plain = getattr(owner, method)
@@ -144,7 +144,7 @@ async def run() -> None:
         partner=Postgres(os.environ["CONNINFO"], prepare=os.environ.get("PREPARE") == "1"),
         options=Options(
             limits=Limits(max_records=BATCH, max_ms=20),
-            # A static member: its successor need not wait until the group removes it.
+            # A static member: its successor need not wait until the group removes the member.
             group_instance_id="copier",
             producer={"retry_backoff_ms": 20, "linger_ms": 0},
             consumer={"fetch_max_wait_ms": 20},

@@ -1,4 +1,4 @@
-"""The Python clients, set up for short waits. Each is closed at the end of its ``with``."""
+"""The Python clients, with settings for short waits. A ``with`` statement closes each of them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def kp_admin(bootstrap: str) -> Iterator[kafka.KafkaAdminClient]:
 
 
 def drain(consumer: confluent_kafka.Consumer, count: int) -> list[confluent_kafka.Message]:
-    """Poll until ``count`` messages came; an error among them fails the test."""
+    """Poll until ``count`` messages have arrived; an error among them fails the test."""
     got: list[confluent_kafka.Message] = []
 
     def probe() -> bool:

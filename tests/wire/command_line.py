@@ -1,4 +1,4 @@
-"""Runs the command line in this process, which saves the start of another one."""
+"""Runs the command line in this process, because starting another process would take long."""
 
 from __future__ import annotations
 

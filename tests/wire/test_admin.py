@@ -1,4 +1,4 @@
-"""Topics, partitions, settings and records by the admin clients."""
+"""Topics, partitions, settings and records, changed by admin clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_recreated_topic_has_a_new_topic_id_and_no_records(
     with pytest.raises(confluent_kafka.KafkaException) as raised:
         admin.delete_topics([name])[name].result(60)
     assert error_code(raised) == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
-    # A recreated topic of the same name is a new topic.
+    # A recreated topic has none of the records of the deleted topic.
     cluster.create_topic(name, 1)
     assert cluster.topic_id(name) != first_id
     assert cluster.offset(name) == 0

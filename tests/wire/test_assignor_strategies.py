@@ -1,4 +1,4 @@
-"""aiokafka with our assignors, alone and beside librdkafka's and Java's members."""
+"""aiokafka with Fencepost's assignors, alone and in groups with librdkafka's and Java's members."""
 
 from __future__ import annotations
 

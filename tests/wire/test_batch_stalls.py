@@ -1,4 +1,4 @@
-"""No accepted batch blocks the event loop or the interpreter lock in any API that reads it."""
+"""No accepted batch blocks the event loop or the interpreter lock, whichever API reads it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ READS: dict[str, Callable[[str], bytes]] = {
     "first time behind the log start": functools.partial(list_offsets, timestamp=1),
     "end of an epoch": leader_epoch,
 }
-"""The requests in the order of sending; those after DeleteRecords read from the batch's middle."""
+"""The requests in order; those after DeleteRecords begin to read in the middle of the batch."""
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +146,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
 
 
 def check(broker: BrokerThread, frame: bytes, label: str) -> None:
-    """Send the request until loop and lock are released in time, and fail if they never are.
+    """Send the request until it holds up neither loop nor lock too long; fail if it always does.
 
-    A busy machine prolongs both, so a request that seems too long is repeated.
+    A busy machine prolongs both times, so a request that seems too long is repeated.
     """
     client, seen = Client(broker), []
     while not seen or (len(seen) < MOST_ASKED and not all(one.is_short for one in seen[-1])):

@@ -1,4 +1,4 @@
-"""Consumers read past every batch that a broken producer manages to append."""
+"""Consumers read past every batch that a broken producer could append."""
 
 from __future__ import annotations
 

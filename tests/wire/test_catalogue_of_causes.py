@@ -1,4 +1,4 @@
-"""The catalogue of causes: each is brought about by real requests, and one command names it."""
+"""The catalogue of causes: real requests bring each cause about, and one command must name it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOCK_S = 31
 
 
 class World:
-    """A broker whose clock the causes advance, and a client."""
+    """A client, and a broker whose clock advances as a cause requires."""
 
     def __init__(self, broker: Any, clock: TestClock, client: Cluster) -> None:
         self.broker, self.clock, self.client = broker, clock, client
@@ -251,7 +251,7 @@ def _(world: World) -> Names:
     heartbeat(*(world.client, group, names["MEMBER"], 2), topic_partitions=assigned)
     heartbeat(*(world.client, group, second, 0), subscribed_topic_names=[names["TOPIC"]])
     for _ in range(3):
-        # Both stay alive, and the first keeps its partitions.
+        # Both members stay alive, and the first one keeps its partitions.
         heartbeat(*(world.client, group, names["MEMBER"], 2), topic_partitions=assigned)
         heartbeat(world.client, group, second, 3)
         world.clock.advance(seconds=25)
@@ -363,7 +363,7 @@ class Queue:
     def __init__(self, world: World, client: Cluster | None = None) -> None:
         self.world, group, topic = world, world.group(), world.topic()
         self.topic_id = world.client.topic_id(topic)
-        # This creates the group, which no member joins.
+        # The request creates the group, which no member joins.
         alter = requests.alter_share_group_offsets(group, topic, {0: 0})
 
         def is_altered() -> bool:
@@ -457,7 +457,7 @@ def _(world: World) -> Names:
 @injects("doctor-timeout")
 def _(world: World) -> Names:
     name = unique("causes")
-    with transaction(world):  # nothing is observed before the first transaction
+    with transaction(world):  # without a transaction there would be no observation
         pass
     settings = {"bootstrap.servers": world.bootstrap, "transactional.id": name}
     producer = confluent_kafka.Producer({**settings, "transaction.timeout.ms": 900_001})
@@ -594,7 +594,7 @@ def test_injected_cause_in_a_cluster_is_named_by_its_command(
     topic = unique("causes")
     brokers.topic(topic, 1)
     names = {"TOPIC": topic, **CLUSTER_INJECTIONS[cause.key](brokers, topic)}
-    # A broker that has restarted writes entries only once it leads a partition of the history.
+    # A restarted broker writes entries only when it leads a partition of the history topic.
     elect_preferred(brokers, HISTORY_TOPIC)
     check_command(brokers.bootstrap, cause, names)
 

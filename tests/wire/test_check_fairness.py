@@ -22,7 +22,7 @@ from tests.wire.test_batch_stalls import produce
 
 HOSTILE = 16
 RECORDS = 700_000
-"""Records of each hostile batch: checking one takes nearly a second, checking all more than ten."""
+"""Records of each hostile batch: a check takes nearly a second, all checks more than ten."""
 
 WAIT_S = 300
 
@@ -41,7 +41,7 @@ def cpu_s(daemon: Daemon) -> float:
 
 
 def ordinary_batch() -> bytes:
-    """Return 400 KB of incompressible data: too much for one turn of the loop."""
+    """Return 400 KB of incompressible data, too much to be checked in one turn of the loop."""
     noise = random.Random(7)
     records = [LogRecord(at, FIRST_MS, None, noise.randbytes(1_000)) for at in range(400)]
     batch = encode_batch(records, codec=Codec.SNAPPY)
@@ -59,8 +59,8 @@ def test_ordinary_batch_is_not_delayed_by_large_batches_of_16_connections(daemon
     begun_s = cpu_s(daemon)
     for client, topic in zip(hostile, topics, strict=False):
         client.sendall(produce(topic, large))
-    # A new connection starts with the lowest usage of the others, minus the credit. Wait until
-    # each large batch has used more than the credit.
+    # The usage of a new connection starts at the lowest usage of the others, minus the credit.
+    # Wait until each large batch has used more than the credit.
     until(
         lambda: cpu_s(daemon) - begun_s > 2 * HOSTILE * CREDIT_S,
         "the large ones are under way",

@@ -1,4 +1,4 @@
-"""``fencepost acls`` on a broker with an authorizer, Fencepost or Apache Kafka."""
+"""``fencepost acls`` on a broker with an authorizer: Fencepost, or Apache Kafka."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def short(found: list[dict[str, object]]) -> list[str]:
 
 
 def listed(bootstrap: str, expected: list[str], *options: str) -> None:
-    """Wait until exactly these rules are listed; Apache Kafka's broker replays changes later."""
+    """Wait until exactly these rules are listed; Apache Kafka's broker applies changes later."""
     until(lambda: short(rows(bootstrap, "list", *options)) == sorted(expected), f"{expected}")
 
 

@@ -1,6 +1,6 @@
 """Changes by ``fencepost topics``, ``configs`` and ``cluster``, on any Kafka broker.
 
-Each command first shows its change, and then makes it with ``--execute``.
+Each command first shows its change, and makes the change only with ``--execute``.
 """
 
 from __future__ import annotations

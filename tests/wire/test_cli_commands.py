@@ -1,8 +1,8 @@
-"""Rules for every command, from a walk of the tree of commands, so that new ones are tested too.
+"""Rules for all commands, checked by a walk of the command tree, so new commands are tested too.
 
-The broker has a topic, a group, a transactional id, a user, a quota and a rule. Each listing has a
-JSON form; the connection options may precede or follow a command; and a misspelt name gets an error
-with the nearest name and a nonzero status.
+The broker has a topic, a group, a transactional id, a user, a quota and an ACL. Each listing has a
+JSON form, the connection options may precede or follow a command, and a misspelt name causes an
+error with the nearest name and a nonzero status.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LISTINGS = {
     "txns producers": "orders",
     "users list": "",
 }
-"""Listing commands, with arguments that name existing things."""
+"""Listing commands, with arguments that name existing resources."""
 
 MISSPELT = {
     "acls add": "--topic orders --allow-principal User:a --operation Reed -> READ",
@@ -130,14 +130,14 @@ MISSPELT = {
     "users passwd": "alise -> alice",
     "users remove": "alise -> alice",
 }
-"""Command → arguments with a misspelt name, and the nearest name that the error must contain."""
+"""Command → arguments with a misspelt name, and the nearest name, which the error must contain."""
 
 NAMELESS = {
     "clients telemetry", "cluster describe", "cluster history", "cluster info", "console",
     "features describe", "health", "quotas list", "quotas why", "topics list",
     "users add",
 }  # fmt: skip
-"""Commands whose arguments, if any, need not name a thing that exists."""
+"""Commands whose arguments need not name an existing resource."""
 
 MORE = {
     "quotas remove": "--user alise producer_byte_rate -> alice",
@@ -202,7 +202,7 @@ def test_every_command_is_in_the_tables_of_these_tests() -> None:
 
 
 SHOW = {"describe", "get", "history", "info", "list", "members", "offsets", "producers", "blame"}
-"""Last words of listing commands."""
+"""The last words of the names of listing commands."""
 
 
 def names(path: tuple[str, ...]) -> set[str | None]:

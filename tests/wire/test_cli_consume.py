@@ -1,4 +1,4 @@
-"""``fencepost consume``: its output, its start and end, and its messages on standard error."""
+"""``fencepost consume``: its output, where it begins and ends, its messages on standard error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 def ten(cluster: Cluster, topic: str) -> str:
-    """Produce ten records to partition 0, one per minute, and two to partition 1."""
+    """Produce ten records to partition 0, one per minute, and two records to partition 1."""
     for number in range(10):
         record = batch([b"%d" % number], timestamp_ms=NOON + 60_000 * number)
         assert cluster.produce(topic, record, partition=0)["error_code"] == "none"
@@ -154,7 +154,7 @@ def test_invalid_consume_options_are_refused(bootstrap, ten, options, status, to
 
 
 def test_tail_counts_only_committed_records(bootstrap, topic):
-    """Markers and aborted records have offsets as well, but do not count."""
+    """Markers and aborted records have offsets as well, but are not counted."""
     for number in range(4):
         cli(
             *(bootstrap, "produce", topic, "--partition", "0", "--transactional-id", topic),
@@ -409,7 +409,7 @@ def test_consume_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
             until(lambda: owned(consumer) == [1], "one of them")
             (mine,) = consumer.assignment()
             told = f"committed {ten}:{1 - mine.partition} at"
-            # The consumer gives the partition up while it polls.
+            # The consumer gives the partition up when it polls.
             until(lambda: (owned(consumer), told in one.tail())[1], "the other")
 
 

@@ -41,7 +41,7 @@ def set_level(daemon: Daemon, level: int, *options: str, status: int = 0) -> str
 
 
 def move(cluster: Cluster, level: int) -> None:
-    """Change the level by a request, in tests that do not test the command."""
+    """Change the level by a request, for tests of other subjects than the command."""
     answer = cluster.call(
         "update_features",
         2,
@@ -82,7 +82,7 @@ def test_invalid_feature_level_is_a_usage_error(daemon: Daemon, text: str) -> No
 
 
 async def test_transactions_stay_atomic_while_transaction_version_changes(daemon: Daemon) -> None:
-    """Every transaction is committed or aborted completely, with requests of TV1 and of TV2."""
+    """Transactions are committed or aborted completely, with requests of TV1 and of TV2."""
     wanted: list[bytes] = []
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("moving"))

@@ -41,7 +41,7 @@ def execute(tmp_path) -> tuple[str, ...]:
 
 
 def run(bootstrap: str, *arguments: str, status: int = 0) -> Result:
-    """Run a command in this process, because dozens of process starts would take long."""
+    """Run a command in this process, because dozens of new processes would take long."""
     asked = ["groups", *arguments, "--format", "json", "--bootstrap", bootstrap]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == status, (arguments, done.output, done.exception)
@@ -79,7 +79,7 @@ def test_reset_offsets_without_execute_only_shows_new_offsets(bootstrap, topic, 
         done = run(bootstrap, "reset-offsets", group, *arguments)
         assert new(done) == wanted, arguments
         assert "nothing was changed" in done.stderr
-        # If both streams go to a terminal, the last line says that the table is only a plan.
+        # If both streams go to a terminal, the last line says that nothing was changed.
         assert done.output.endswith("nothing was changed; --execute makes the change\n")
         assert "no group" not in done.stderr
     assert committed(bootstrap, group) == {0: 3}

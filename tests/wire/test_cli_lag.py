@@ -39,8 +39,8 @@ def topic(cluster: Cluster) -> str:
 def write(stack: ExitStack, bootstrap: str, topic: str, draw: random.Random) -> int:
     """Write interleaved records of a plain producer and of two transactional producers.
 
-    Each value has the outcome of its record: p(lain), c(ommitted) or a(borted), unless its
-    transaction stays open. Return the number of transactions that have ended.
+    The first letter of each value is the outcome of its record: p(lain), c(ommitted) or a(borted),
+    unless its transaction stays open. Return the number of transactions that have ended.
     """
     producers = [stack.enter_context(confluent_producer(bootstrap))]
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_lag_is_inexact_once_the_byte_budget_is_spent(cluster, session, topic, m
         monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
         cluster.produce(topic, [b"two"])
         lags = ConsumerLags(session, [(topic, 0)])
-        # The first call takes one batch's size from the budget; the second one has the rest.
+        # The first call uses up one batch's size of the budget, the second call the remainder.
         end = lags.bounds[topic, 0].end
         lags.of((topic, 0), end - 1)
         again = lags.of((topic, 0), end - 2)

@@ -31,7 +31,7 @@ def test_separate_runs_use_more_than_one_partition(bootstrap, topic):
         cli(bootstrap, "produce", topic, stdin=f"{number}\n")
     seen = records(bootstrap, topic)
     assert sorted(int(str(row["value"])) for row in seen) == list(range(24))
-    # The probability that all are in one of three partitions is 3^-23.
+    # The probability that all records are in one of the three partitions is 3^-23.
     assert len({row["partition"] for row in seen}) > 1
 
 
@@ -120,7 +120,7 @@ def test_records_refused_by_the_broker_are_reported_by_line(bootstrap, topic):
     assert done.stderr.startswith("line 2 INVALID_RECORD: ")
     assert done.stderr.endswith("\n2 records acknowledged\n")
     assert [row["value"] for row in records(bootstrap, compacted)] == ["1", "3"]
-    # The records are too large for one batch, and the fourth is too large even alone.
+    # The records do not fit into one batch, and the fourth does not even fit into a batch alone.
     values = [f"{number:0100}" for number in range(8)]
     values[3] = "x" * 400
     done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)
@@ -159,7 +159,7 @@ def test_signal_makes_produce_report_acknowledged_records(bootstrap, topic):
             )
         live.send_signal(signal.SIGINT)
         assert live.wait(60) == 1
-        # The second record is in the log, but perhaps not yet acknowledged.
+        # The second record is in the log, but perhaps not acknowledged yet.
         told = live.stderr.read().decode()
         assert re.fullmatch(r"(1 record|2 records) acknowledged\n\nAborted!\n", told), told
 

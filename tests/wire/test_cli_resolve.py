@@ -1,4 +1,4 @@
-"""``fencepost txns resolve``, against transactions that real clients leave in each state."""
+"""``fencepost txns resolve``: real clients leave transactions in each state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_ended_transaction_of_version_2_has_its_outcome_with_offsets(
     assert states[:3] == ["Empty", "Ongoing", f"Prepare{outcome.capitalize()}"]
     offsets = [one["offset"] for one in row["records"]]
     assert offsets == sorted(set(offsets))
-    # The Complete record already has the identity of the next transaction.
+    # The Complete record already has the producer id and epoch of the next transaction.
     following = resolved(bootstrap, producer.name, (producer.producer_id, producer.epoch))
     assert (following["verdict"], following["proof"]) == ("not begun", True)
     last = resolved(bootstrap, producer.name)
@@ -123,7 +123,7 @@ def test_open_transaction_shows_blocked_partitions_and_commands(
 def test_open_transaction_is_ended_under_its_identity_and_recorded(
     bootstrap: str, cluster: Cluster, topic: str, target: Any, commit: bool
 ) -> None:
-    """The client ends the transaction again, as after a lost answer, and gets the same outcome."""
+    """The client retries EndTxn, as after a lost response, and gets the same outcome."""
     name, word = unique("pipeline"), "commit" if commit else "abort"
     with confluent_producer(bootstrap, transactional_id=name) as producer:
         producer.init_transactions(60)
@@ -217,7 +217,7 @@ def planned(folder: Path, batch: int, source: str) -> PlannedBatch:
 def test_spark_batch_outcome_follows_from_progress_in_its_transaction(
     bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:
-    """The sink commits a batch's number in the transaction that has the batch's rows."""
+    """The sink commits the number of a batch in the transaction with the rows of the batch."""
     name, folder = unique("spark"), tmp_path / "checkpoint"
     producer = Producer(cluster, name).init()
 
@@ -272,7 +272,7 @@ def test_spark_checkpoint_of_an_unknown_format_is_refused(
 
 
 def test_transactions_of_a_flink_checkpoint_are_resolved(bootstrap: str) -> None:
-    """This cluster never gave out the identities, and says so."""
+    """This cluster never gave out the producer ids, and the command says so."""
     named = ("txns", "resolve", "--from-checkpoint", str(FLINK))
     found = rows(cli(bootstrap, *named, *JSON, status=UNDECIDED))
     assert len(found) == 2
@@ -390,7 +390,7 @@ def test_markers_prove_the_outcome_after_the_id_has_expired(tmp_path, commit) ->
         row = resolved(daemon.bootstrap, producer.name, identity)
         assert (row["verdict"], row["proof"]) == ("committed" if commit else "aborted", True)
         assert row["records"][-1]["state"] == "tombstone"
-        # Another id of the same cluster, whose records are gone: only the markers are left.
+        # The records of another transactional id are gone, so only its markers are left.
         bare = resolved(daemon.bootstrap, unique("gone"), identity, "--topic", topic)
         assert (bare["verdict"], bare["proof"]) == (row["verdict"], True)
         assert (bare["records"], len(bare["markers"])) == ([], 1)

@@ -90,7 +90,7 @@ def test_profile_and_command_config_give_the_same_login(
     one = cli("", "topics", "list", **named)
     other = cli("", "topics", "list", "--command-config", str(settings), **nothing)
     assert one.stdout == other.stdout
-    # The settings file overrides the profile, and it alone names the user.
+    # The settings file overrides the profile, so the user is the one in the settings file.
     settings.write_text(settings.read_text().replace("username=alice", "username=nobody"))
     told = cli("", "cluster", "info", "--command-config", str(settings), status=1, **named)
     assert "'nobody' cannot log in" in told.stderr

@@ -31,7 +31,7 @@ def group(cluster: Cluster, topic: str) -> str:
     alter = requests.alter_share_group_offsets(name, topic, {0: 1, 1: 0})
 
     def is_altered() -> bool:
-        # The request succeeds even if a partition gets an error.
+        # The request as a whole succeeds even if a partition gets an error.
         cluster.call("alter_share_group_offsets", 0, **alter)
         return len(cluster_offsets(cluster, name)) == 2
 
@@ -51,7 +51,7 @@ def cluster_offsets(cluster: Cluster, group: str) -> dict[int, int]:
 
 @pytest.fixture
 def member(cluster: Cluster, group: str, topic: str) -> Iterator[str]:
-    """Have a member with both partitions."""
+    """Run a member that is assigned both partitions."""
     name = str(uuid.uuid4())
     assigned(cluster, group, name, topic)
     yield name
@@ -127,7 +127,7 @@ def test_share_group_is_deleted_with_its_start_offsets(
 
 
 def test_missing_in_flight_counts_are_explained(bootstrap: str, topic: str, group: str) -> None:
-    """No member fetches, so Fencepost has no counts; Apache Kafka never reports any."""
+    """No member fetches, so Fencepost has no counts; Apache Kafka never reports counts."""
     for command in ("describe", "blame"):
         found = rows(run(bootstrap, command, group))
         assert [row["partition"] for row in found] == [0, 1]

@@ -43,7 +43,7 @@ for number, arguments in enumerate(json.load(open(sys.argv[1]))):
     except SystemExit as end:
         print(f"@={end.code}", flush=True)
 """
-"""Runs many commands in one process, because a process start takes longer than most commands."""
+"""Runs many commands in one process, because a new process takes longer than most commands."""
 
 OWN_STYLE = re.compile(r"\x1b\[[01]m")
 """The escape sequences of bold table headers."""
@@ -57,7 +57,7 @@ NAMES_NOTHING = {
     ("history", "schema"): "a text of its own",
     ("serve",): "the log, tests/unit/coordinator/config/test_logs.py",
 }
-"""Commands that do not show names or texts of clients."""
+"""Commands that do not show names or texts that clients choose."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
     ("users", "passwd"): [(EVIL, "--password-file", EVIL)],
     ("users", "remove"): [(EVIL,)],
 }
-"""Commands that show a client's name or text, with suitable arguments."""
+"""Commands that show a name or text that a client has chosen, with suitable arguments."""
 
 
 def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequence[str]]]:
-    """Return the commands that show texts of clients from the files of a broker."""
+    """Return the commands that show clients' texts from the files of a broker."""
     log = str(data / f"{TOPIC}-0" / f"{0:020}.log")
     other = ("--data-dir", str(tmp / EVIL))
     return {
@@ -322,7 +322,7 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     ) as child:
         os.close(theirs)
         text = b""
-        # On Linux, reading from a terminal whose other side is closed raises OSError.
+        # On Linux, reading from a pseudo-terminal whose other side is closed raises OSError.
         with contextlib.suppress(OSError):
             while piece := os.read(ours, 65_536):
                 text += piece
@@ -332,7 +332,7 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     shown = []
     for arguments, part in zip(commands, parts, strict=True):
         body, _, status = part.rpartition(b"@=")
-        # The terminal's driver writes each line end as CR LF.
+        # The terminal driver writes a line feed as CR LF.
         plain = OWN_STYLE.sub("", body.decode().replace("\r\n", "\n"))
         shown.append(Shown(tuple(arguments), int(status), plain))
     return shown
@@ -354,7 +354,7 @@ def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path
             assert not line.startswith("FAKE"), one
         assert "Traceback" not in one.text, one
     named = {one.arguments[:2] for one in shown if "0;pwn" in one.text}
-    # Most commands must show a hostile name, otherwise the test would prove nothing.
+    # Most commands must show a hostile name, because otherwise the test would prove nothing.
     silent = {path for path in asked if not {name for name in named if name[: len(path)] == path}}
     assert silent <= {
         ("cluster", "describe"),

@@ -40,7 +40,7 @@ def topic(cluster):
 def open_transaction(
     bootstrap: str, topic: str, count: int = 3, partition: int = 0
 ) -> Iterator[tuple[str, confluent_kafka.Producer]]:
-    """Open a transaction with ``count`` records; yield its id and producer; abort at the end."""
+    """Open a transaction with ``count`` records; yield its id and producer; then abort it."""
     name = unique("pipeline")
     with confluent_producer(bootstrap, transactional_id=name) as producer:
         producer.init_transactions(60)
@@ -168,17 +168,17 @@ def test_hanging_transaction_is_found_blamed_and_aborted(bootstrap, cluster, top
 def test_hanging_transaction_shows_all_known_facts_of_its_producer(
     bootstrap, cluster, topic, target
 ):
-    """One transaction has a known transactional id, the other is unknown to every coordinator."""
+    """The coordinator knows the transactional id of one transaction, and not of the other."""
     before = dt.datetime.now(dt.UTC)
     producer = cluster.init_producer(unique("hanging"))
-    nobodys = cluster.init_producer()  # idempotent: it has no transactional id at all
+    nobodys = cluster.init_producer()  # an idempotent producer has no transactional id
     cluster.produce(topic, [b"others"])
     name = unique("hanging")
     hang(cluster, topic, name=name, producer=cluster.init_producer(name))
     hang(cluster, topic, producer=nobodys)
     find = ("txns", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0")
-    # Only Fencepost records which client claimed a transactional id, which an idempotent producer
-    # does not have.
+    # Only Fencepost records which client claimed a transactional id. An idempotent producer has no
+    # transactional id.
     has_history = target.name == "fencepost"
 
     def listed() -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ def test_hanging_transaction_shows_all_known_facts_of_its_producer(
 
 @pytest.mark.slow
 def test_hanging_producer_with_expired_id_is_named_from_the_history(tmp_path):
-    """The coordinator has dropped the expired id; the history still names the id and its client."""
+    """The coordinator has dropped the expired id; the history names the id and its client."""
     expiring = {
         "transactional.id.expiration.ms": "1000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
@@ -240,7 +240,7 @@ def test_hanging_producer_with_expired_id_is_named_from_the_history(tmp_path):
 
 @pytest.mark.slow
 def test_transaction_of_a_log_moved_without_transaction_state_hangs(tmp_path):
-    """A partition moves without __transaction_state: only producer id and epoch are known."""
+    """The log is moved without __transaction_state: only producer id and epoch are known."""
     first = Daemon(tmp_path / "first").start()
     try:
         with Cluster(first.bootstrap) as cluster:
@@ -259,7 +259,7 @@ def test_transaction_of_a_log_moved_without_transaction_state_hangs(tmp_path):
         find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
         (found,) = rows(cli(second.bootstrap, *find, status=1))
         assert (found["producer_id"], found["epoch"]) == (producer.producer_id, producer.epoch)
-        # The coordinator epoch is known from the previous transaction's marker.
+        # The coordinator epoch is known from the marker of the previous transaction.
         assert found["coordinator_epoch"] >= 0
         assert (found["start_offset"], found["last_sequence"]) == (2, 0)
         assert (found["transactional_id"], found["client"], found["claimed"]) == (None, [], None)
@@ -277,7 +277,7 @@ def test_transaction_of_a_log_moved_without_transaction_state_hangs(tmp_path):
 def test_hanging_transaction_names_members_of_its_pending_offsets(
     bootstrap, cluster, topic, protocol
 ):
-    """The producer sent a group's offsets; the partition of its records was never added."""
+    """The producer sent offsets of a group, but did not add the partition of its records."""
     source, group = cluster.create_topic(unique("source")), unique("copier")
     cluster.produce(source, [b"a"])
     begin = member if protocol == "consumer" else confluent_consumer
@@ -361,7 +361,7 @@ def test_terminate_aborts_the_transaction_of_a_dead_producer(bootstrap, cluster,
         until(lambda at=partition: cluster.lso(topic, at) == 2, "readers go on")
     assert cluster.values(topic, isolation=READ_COMMITTED) == []
     assert cluster.committed(group, topic, stable=True) == -1
-    # The former producer is fenced, but not its successor.
+    # The former producer is fenced; its successor is not.
     assert dead.produce(topic, b"late") == "invalid_producer_epoch"
     for again in (order, (*order, "--execute")):
         said = cli(bootstrap, *again).stdout
@@ -391,7 +391,7 @@ def test_terminate_of_unknown_transactional_id_is_refused(bootstrap, cluster):
 
 
 def test_terminate_in_prepare_abort_is_refused(tmp_path):
-    """A failing disk keeps the abort's marker from the log, so the state stays PrepareAbort."""
+    """The disk fails when the abort marker is written, so the state stays PrepareAbort."""
     disk, name = FaultyDisk(), unique("stuck")
     with BrokerThread(lambda: Broker(tmp_path, config=SETTINGS, fs=disk)) as broker:
         with Cluster(broker.bootstrap) as cluster:

@@ -1,4 +1,4 @@
-"""Our own clients with a broker that requires TLS and authentication."""
+"""Fencepost's own clients with a broker that requires TLS and authentication."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def settings(secured: Secured, listener: str, **more: str) -> dict[str, str]:
 def cluster_id(
     secured: Secured, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
 ) -> str:
-    """Return the cluster id that both of our clients get with these settings.
+    """Return the cluster id that both of Fencepost's clients get with these settings.
 
-    Both must have the same result, or the same error.
+    Both clients must have the same result, or the same error.
     """
     address = secured.listeners.get(listener, secured.bootstrap)
     security = Security.of(told)

@@ -1,4 +1,4 @@
-"""Client telemetry (KIP-714): the rules for requests, on both brokers; clients on Fencepost."""
+"""Client telemetry (KIP-714): the rules for its requests on either broker; real clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.wire.command_line import cli
 
 MAX_BYTES = 100_000
 INTERVAL_MS = 600
-"""Long enough that a request directly after another one is early, even on a busy machine."""
+"""An interval so long that two requests in a row are always too close, even on a busy machine."""
 
 CLIENT_METRICS = 16
 OWN_ONLY = "Apache Kafka passes the metrics of clients on to a plugin"
@@ -60,7 +60,7 @@ def broker(
 
 @pytest.fixture
 def mine(broker: OwnBroker) -> Iterator[Cluster]:
-    """Yield a connection with a subscription of its client id only."""
+    """Yield a connection whose client id has a subscription of its own."""
     with Cluster(broker.bootstrap) as cluster:
         cluster.client_id = unique("telemetry")
         subscribe(cluster, metrics="a.prefix.")
@@ -134,7 +134,7 @@ def test_requests_before_the_interval_are_refused(mine: Cluster) -> None:
     told = mine.call("get_telemetry_subscriptions", 0)
     early = "throttling_quota_exceeded"
     assert get(mine, told["client_instance_id"])["error_code"] == early
-    # The first push may come at any time, the next one may not.
+    # The client may send its first push at any time, but not the next one.
     assert push(mine, told) == "none"
     assert push(mine, told) == early
     assert get(mine, told["client_instance_id"])["error_code"] == early
@@ -145,7 +145,7 @@ def test_push_of_unknown_subscription_is_refused_and_throttles_the_next(mine: Cl
     told = mine.call("get_telemetry_subscriptions", 0)
     other = {**told, "subscription_id": told["subscription_id"] + 1}
     assert push(mine, other) == "unknown_subscription_id"
-    # The client may fetch its subscription at once, but the refused push counts.
+    # The client may get its subscription at once, but the refused push counts for the interval.
     again = get(mine, told["client_instance_id"])
     assert (again["error_code"], again["subscription_id"]) == ("none", told["subscription_id"])
     assert push(mine, told) == "throttling_quota_exceeded"
@@ -199,7 +199,7 @@ def test_client_instance_is_forgotten_when_its_connection_closes(
         told = other.call("get_telemetry_subscriptions", 0)
         assert push(other, told, terminating=True) == "none"
         assert push(mine, told, terminating=True) == "invalid_request"
-    # Once the broker has forgotten that the instance sent its last push, it accepts another one.
+    # The broker accepts another push once it has forgotten that the instance sent its last push.
     until(
         lambda: push(mine, told, terminating=True) == "none",
         "the broker forgets the instance of the closed connection",
@@ -211,7 +211,7 @@ def test_client_instance_is_forgotten_when_its_connection_closes(
 
 @pytest.fixture
 def ours(request: pytest.FixtureRequest, broker: OwnBroker) -> str:
-    """Return the address of a broker of Fencepost to which all clients push all metrics."""
+    """Return the address of a Fencepost broker to which all clients push all metrics."""
     if request.config.getoption("--target") != "fencepost":
         pytest.skip(OWN_ONLY)
     with Cluster(broker.bootstrap) as cluster:
@@ -295,7 +295,7 @@ def test_history_names_the_poll_pause_that_expired_a_java_consumer(
             assert "poll" not in told(ours, group, "member-expired")["why"]
             until(lambda: monotonic_s() - since > MIN_PAUSE_MS / 1000, "the pause is long enough")
             os.kill(consumer.pid, signal.SIGCONT)
-            # The tool polls until there are records, and reports the pause at its next poll.
+            # The tool polls until there are records, and reports the pause when it next polls.
             entry = told(ours, group, "poll-pause-reported", lambda: cluster.produce(topic, [b"x"]))
         finally:
             consumer.kill()

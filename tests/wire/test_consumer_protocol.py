@@ -1,4 +1,4 @@
-"""Consumer groups of KIP-848 with librdkafka: the broker assigns, members reconcile."""
+"""Consumer groups of KIP-848 with librdkafka: the coordinator assigns, the members reconcile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.wire.clients import confluent_producer, dotted
 def member(bootstrap: str, group: str, topic: str, **conf):
     import confluent_kafka
 
-    # The broker sets session timeout and heartbeat interval; librdkafka refuses both as settings.
+    # librdkafka refuses the session timeout and heartbeat interval, which the broker sets.
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -48,7 +48,7 @@ def topic(cluster: Cluster, bootstrap: str) -> str:
 
 
 def owned(*members) -> list[int]:
-    """Poll every member once, and return the sorted numbers of owned partitions."""
+    """Poll every member once; return the sorted partition numbers that the members own."""
     for one in members:
         one.poll(0.02)
     return sorted(len(one.assignment()) for one in members)

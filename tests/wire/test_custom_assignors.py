@@ -1,4 +1,4 @@
-"""A daemon with custom assignors, good and bad, under real consumers."""
+"""A daemon with valid and faulty custom assignors, used by real consumers."""
 
 from __future__ import annotations
 

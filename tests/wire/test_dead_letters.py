@@ -1,4 +1,4 @@
-"""Dead-letter queues of share groups (KIP-1191), on either broker: each record, field by field."""
+"""Dead-letter queues of share groups (KIP-1191) on either broker: all fields of their records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SET, DELETE = 0, 1
 GZIP = 1
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 LEVEL = 2
-"""The level of share.version with dead-letter queues."""
+"""The level of share.version from which on there are dead-letter queues."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ class Queue:
         """Fetch until records of a partition are acquired."""
 
         def fetched() -> list[tuple[int, int, int]]:
-            # The topic is in the session from the first request on.
+            # The first request adds the topic to the session.
             topics = {self.topic_id: {index: []}} if self.member.epoch == 0 else {}
             part = parts_of(self.member.fetch(topics, **fields)).get(index)
             return [] if part is None else acquired(part)
@@ -101,7 +101,7 @@ class Queue:
         return self.cluster.read(self.name, partition=partition)
 
     def records(self, count: int, partition: int = 0) -> list[tuple[Any, ...]]:
-        """Wait for ``count`` records; return offset in the source, key, value."""
+        """Wait for ``count`` records; return source offset, key and value of each."""
         until(lambda: self.cluster.offset(self.name, partition) == count, f"records in {self.name}")
         return [
             (int(dict(headers)[b"__dlq.errors.offset"] or b""), key, value)
@@ -110,7 +110,7 @@ class Queue:
         ]
 
     def is_done(self, index: int) -> bool:
-        """Return whether all records of a partition have ended."""
+        """Return whether the delivery of all records of a partition is complete."""
         topics = [{"topic_name": self.source, "partitions": [index]}]
         body = {"groups": [{"group_id": self.group, "topics": topics}]}
         (found,) = self.cluster.call("describe_share_group_offsets", 1, **body)["groups"]

@@ -1,4 +1,4 @@
-"""A daemon with a low limit of descriptors: refusals at the limit, the state after a restart."""
+"""A daemon with a low limit of open files: what it refuses, and its state after a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waits import until
 MAX_FILES = 128
 RESERVE = MAX_FILES // 4
 FEW = RESERVE // 4
-"""Clients, or partitions, that fit into the reserve beside the daemon's other open files."""
+"""How many clients, or partitions, the reserve allows besides the daemon's other open files."""
 PARTITIONS = 200
 SERVE = (sys.executable, "-m", "fencepost", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
@@ -36,14 +36,14 @@ def test_partitions_past_the_limit_are_refused_without_leftovers(tmp_path: Path)
         refused = [index for index, error in enumerate(first) if error != "none"]
         assert taken, "below the limit"
         assert {first[index] for index in refused} == {"kafka_storage_error"}
-        # Open partitions accept batches, the others refuse again, and neither opens another file.
+        # Open partitions accept batches, the others still refuse, and no further file is opened.
         held = open_files(pid)
         assert held <= MAX_FILES
         for _ in range(3):
             assert produced(cluster, taken[0]) == "none"
             assert produced(cluster, refused[0]) == "kafka_storage_error"
         assert open_files(pid) == held
-        # A topic is only a metadata record; its partitions open files at their first use.
+        # A new topic is only a metadata record; its partitions open files when they are first used.
         assert created(cluster, "narrow", 1) == "none"
         assert daemon.child.returncode is None
     assert "partition off line" not in daemon.child.tail(10_000)
@@ -129,14 +129,14 @@ def test_clients_wait_for_a_free_descriptor_and_one_line_is_logged(tmp_path: Pat
         assert child is not None
         assert created(cluster, "wide", 1) == "none"
         assert produced(cluster, 0) == "none"
-        # Count no file that is open only for a moment: its closing would free a descriptor.
+        # Wait until no file is open only for a moment: closing it would free a descriptor.
         held = until(lambda: held_for_good(child.pid, tmp_path), "no module is being loaded")
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (held, MAX_FILES))
         clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(FEW)]
         child.wait_for_line(refusal, deadline_s=60)
         for client in clients:
             client.send("api_versions", 0)
-        # Connected clients are served meanwhile.
+        # Meanwhile connected clients are served.
         for _ in range(20):
             assert produced(cluster, 0) == "none"
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
@@ -166,7 +166,7 @@ def open_files(pid: int) -> int:
 
 
 def held_for_good(pid: int, data: Path) -> int | None:
-    """Return the number of open files; None while a folder or a file outside ``data`` is open."""
+    """Return the number of open files; None while any is a folder or outside ``data``."""
     targets = []
     for one in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""``fencepost doctor``: each rule, with clients that break it and clients that do not."""
+"""``fencepost doctor``: each rule, with clients that break the rule and clients that do not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.wire.transactional import transactional
 
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 TV1 = "transaction-version-1"
-"""librdkafka and aiokafka support no other version; this finding's level is only `risk`."""
+"""librdkafka and aiokafka have no later version, so the level of this finding is only `risk`."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ class Copy:
         self, daemon: Daemon, cluster: Cluster, configs: dict[str, str] | None = None
     ) -> None:
         self.bootstrap = daemon.bootstrap
-        # Digits would look like those that a process draws at its start.
+        # The doctor would take digits for a random part that changes with each process.
         self.name = unique("doctor").translate(LETTERS)
         self.source, self.target = f"{self.name}-in", f"{self.name}-out"
         for topic in (self.source, self.target):
@@ -121,13 +121,13 @@ def findings(daemon: Daemon, *arguments: str, status: int | None = None) -> dict
 
 
 def awaited(daemon: Daemon, rule: str, *arguments: str) -> dict[str, Any]:
-    """Return the finding of a rule as soon as its observation is in the history."""
+    """Return the finding of a rule, as soon as the history contains its observation."""
     found: dict[str, Any] = until(lambda: findings(daemon, *arguments).get(rule), rule)
     return found
 
 
 def healthy(daemon: Daemon, transactional_id: str, *arguments: str) -> None:
-    """Check that nothing is found, once the end of the transaction has been recorded."""
+    """Check that there are no findings once the end of the transaction has been recorded."""
     awaited(daemon, TV1, "--transactional-id", transactional_id)
     assert set(findings(daemon, *arguments, status=0)) <= {TV1}
 
@@ -271,7 +271,7 @@ async def test_offsets_of_a_group_without_members_are_healthy(
 
 def test_transaction_version_2_has_no_finding(daemon: Daemon, cluster: Cluster) -> None:
     copy = Copy(daemon, cluster)
-    # Raw requests: of the clients in Python, none has transaction version 2 yet.
+    # Raw requests, because no Python client has transaction version 2 yet.
     for version in (2, 1):
         with contextlib.closing(
             StubbornClient(copy.bootstrap, f"{copy.name}-v{version}", version=version)
@@ -401,7 +401,7 @@ async def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluste
 def test_timer_that_commits_only_new_offsets_is_a_risk(
     daemon: Daemon, cluster: Cluster, *, by_hand: bool
 ) -> None:
-    """A client that commits what it has processed, and librdkafka's auto-commit, look alike."""
+    """librdkafka's auto-commit looks like a client that commits what it has processed."""
     copy = Copy(daemon, cluster)
     copy.feed()
     every_ms = 300

@@ -1,4 +1,4 @@
-"""The runner on real brokers: every record once, through all failures of the worker."""
+"""The exactly-once runner on real brokers: every record once, whenever a worker fails."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Bench:
         ]
 
     def check(self, count: int) -> None:
-        """Check that every number is there once, and in order within its partition."""
+        """Check that every number was copied once, and that each partition has its order."""
         for partition in range(PARTITIONS):
             assert self.copied(partition) == list(range(partition, count, PARTITIONS))
 
@@ -134,7 +134,7 @@ async def test_copy_to_the_end_keeps_keys_timestamps_and_headers(bench: Bench) -
     assert record.key == b"k%d" % number
     assert record.timestamp == 1_000 + number
     assert record.headers == (("n", b"%d" % number),)
-    # A second run has no records left.
+    # A second run finds no further records.
     async with bench.pipeline() as again:
         await again.run(to_end=True)
     assert again.metrics.records_in == 0
@@ -214,11 +214,11 @@ async def test_worker_whose_partitions_were_reassigned_cannot_commit(bench: Benc
     heir = bench.pipeline(name="heir")
     async with bench.running(zombie):
         await asyncio.wait_for(inside.wait(), 60)
-        # A stalled process would send no heartbeats either.
+        # A stalled process would not send heartbeats either.
         coordinator = zombie._consumer._coordinator
         await coordinator._stop_heartbeat_task()
         async with bench.running(heir):
-            # The output cannot be read yet: the zombie's transaction holds the LSO back.
+            # The output cannot be read yet, because the zombie's transaction holds the LSO back.
             await until_async(lambda: _true(heir.metrics.records_in == 60), "the heir's work")
             release.set()
             await until_async(lambda: _true(zombie.metrics.aborts > 0), "its abort", deadline_s=60)
@@ -260,7 +260,7 @@ async def test_state_is_restored_only_after_the_running_handler_has_ended(bench:
         await asyncio.to_thread(inside.wait, 30)
         async with bench.running(bench.pipeline(name="other")):
             await until_async(lambda: _true(slow.metrics.rebalances > 0), "a rebalance")
-            # Wait a second for a call of ``restore``, which must not come before the handler ends.
+            # ``restore`` must not be called before the handler ends: wait a second for a call.
             await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=1)
             release.set()
             await bench.all_copied(60)
@@ -273,7 +273,7 @@ async def test_state_is_restored_only_after_the_running_handler_has_ended(bench:
 async def test_offsets_in_flight_at_a_revocation_miss_the_next_transaction(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """The group revokes the partitions while the offsets of a transaction are being sent."""
+    """The group revokes the partitions while the transaction's offsets are being sent."""
     txn_offset_commit = 28
     with behind_proxy(request, tmp_path) as (started, proxy), Cluster(started.bootstrap) as cluster:
         bench = Bench(f"127.0.0.1:{proxy.port}", cluster)
@@ -306,7 +306,7 @@ async def test_idle_pipeline_resets_its_failure_count(
             raise RetryBatch
         return bench.copy(batch)
 
-    # Without a reset of its failure count, the pipeline would give up at the second failure.
+    # If the failure count were not reset, the pipeline would give up after the second failure.
     policy = RetryPolicy(backoff_ms=1, give_up_ms=1)
     pipeline = bench.pipeline(sometimes, retry=policy)
     async with bench.running(pipeline):

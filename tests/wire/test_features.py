@@ -1,4 +1,4 @@
-"""UpdateFeatures over the wire: each version's shapes, and a level that survives kill -9."""
+"""UpdateFeatures over the wire: the fields of each version, and levels that survive kill -9."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_feature_level_is_lowered_and_raised_in_every_request_version(daemon: Da
             if version < 2:
                 (result,) = answer["results"]
                 assert (result["feature"], result["error_code"]) == (FEATURE, "none")
-            # The epoch is a metadata offset, and the first change also creates the history topic.
+            # The epoch is a metadata offset; the first change also creates the history topic.
             before, (levels, epoch) = epoch, finalized(cluster)
             assert levels == expected
             assert epoch > before

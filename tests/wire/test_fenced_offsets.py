@@ -20,7 +20,7 @@ NO_GENERATION = -1
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Yield a broker with one coordinator shard for all groups, without partition verification."""
+    """Yield a broker without partition verification, whose groups are all in one shard."""
     settings = {
         "offsets.topic.num.partitions": "1",
         "transaction.partition.verification.enable": "false",
@@ -37,7 +37,7 @@ def client(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[StubbornC
 
 
 class Member:
-    """The only member of another classic group; one shard has all groups."""
+    """The only member of another classic group in the same shard."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -116,7 +116,7 @@ def test_fenced_offset_commit_does_not_disturb_other_groups(
 def test_txn_offset_commit_without_producer_id_or_epoch_is_refused(
     cluster: Cluster, target: Target, client: StubbornClient, has_id: bool, has_epoch: bool
 ) -> None:
-    """Apache Kafka commits offsets without a producer id, and fails on those without an epoch."""
+    """Apache Kafka accepts offsets without a producer id, and fails if there is no epoch."""
     if target.name != "fencepost":
         pytest.skip("where nothing is verified, another answer of ours")
     topic, group = cluster.create_topic(unique("nobody")), unique("group")

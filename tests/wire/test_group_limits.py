@@ -1,4 +1,4 @@
-"""Limits of groups under real clients: a member over a limit never shares a partition."""
+"""Limits of groups with real clients: a member over a limit never shares a partition."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tests.wire.clients import aio_consumer
 pytestmark = pytest.mark.slow
 
 PARTITIONS = 1_500
-"""Partitions of the topic; a librdkafka member that owns them all sends 12 KB of metadata."""
+"""Partitions of the topic. A librdkafka member that owns all of them sends 12 KB of metadata."""
 ROOM = {"classic": 20_500, "consumer": 1_500 * 512 + 12_000, "eager": 12_000}
-"""The memory limit of the group in bytes. Two members with their partitions fit, even while one of
-them rejoins and its old membership still counts. The first member's later subscription does not."""
+"""The memory limit of the group in bytes. Two members and their partitions fit, even while one
+rejoins and its former membership still counts. The first member's later subscription does not
+fit."""
 MANY_NAMES = ["n" * 200 + str(number) for number in range(50)]
-"""Topics of a subscription of 13 KB."""
+"""The topics of a subscription, whose names take 13 KB."""
 SETTLED = 5
-"""Records that each burst writes to each of its partitions."""
+"""How many records each burst writes to each of its partitions."""
 
 
 @pytest.fixture(params=["classic", "consumer"])
@@ -37,7 +38,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path, protocol: str) -> Iterator[Daemon]:
-    """Yield a broker with room for one small group."""
+    """Yield a broker whose limits allow one small group."""
     settings = {
         **SETTINGS,
         "fencepost.groups.max.bytes": str(ROOM[protocol]),
@@ -123,7 +124,7 @@ def test_librdkafka_releases_its_partitions_when_a_limit_is_exceeded(
         readers.until(lambda: first == readers.read.keys(), "the first records")
         other.subscribe([topic])
         if protocol == "consumer":
-            # Members name owned partitions by topic id, which does not count against the limit.
+            # Members send owned partitions by topic id, which do not count against the limit.
             readers.until(lambda: len(readers.held(other)) == PARTITIONS // 2, "half of them")
             one.subscribe([topic, *MANY_NAMES], on_lost=lambda _, got: lost.extend(got))
         readers.until(lambda: lost, "the first member to lose its partitions")

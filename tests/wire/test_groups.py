@@ -1,4 +1,4 @@
-"""Consumer groups as clients see them: joining, sharing, leaving, rejoining."""
+"""Consumer groups from the view of clients: members join, share partitions, leave and rejoin."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_three_consumers_share_partitions_and_return_them_on_leaving(
 async def test_records_are_processed_once_across_a_rebalance(
     bootstrap: str, cluster: Cluster
 ) -> None:
-    """Consumers commit on revocation and resume there: no record is repeated or lost."""
+    """Consumers commit when partitions are revoked, and resume there: each record is read once."""
     topic, group = cluster.create_topic(unique("once"), 4), unique("g")
     fill(bootstrap, topic, 4, 50)
     seen: list[tuple[int, bytes]] = []
@@ -179,8 +179,8 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         )
     with confluent_consumer(bootstrap, group_id=group) as reader:
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
-        # Do not compare the metadata: librdkafka copies it without a terminating NUL, so foreign
-        # bytes may follow it, and once in some thousand runs these are not UTF-8.
+        # Do not compare the metadata. librdkafka copies it without a terminating NUL, so other
+        # bytes may follow it. Once in some thousand runs these bytes are not UTF-8.
         assert [one.offset for one in reader.committed(asked, timeout=60)] == [7, 9]
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
     told = cluster.call("offset_fetch", 5, group_id=group, topics=topics)["topics"][0]["partitions"]

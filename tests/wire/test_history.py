@@ -1,4 +1,4 @@
-"""The history over the wire and by the command line; clients cannot write to it."""
+"""The history, read by requests and by the command line. Clients cannot write to its topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(daemon: Daemon, *arguments: str) -> str:
 
 
 def told(daemon: Daemon, kind: str, name: str, *kinds: str) -> list[dict[str, Any]]:
-    """Return the history of ``name`` from JSON, as soon as all ``kinds`` are in it."""
+    """Return the JSON history of ``name`` as soon as it contains all ``kinds``."""
 
     def look() -> list[dict[str, Any]] | None:
         rows: list[dict[str, Any]] = json.loads(run(daemon, kind, "history", name, "--format=json"))
@@ -149,7 +149,7 @@ def at(daemon: Daemon, group: str, since: str, until_: str) -> list[dict[str, An
 
 
 def now() -> str:
-    """Return a time after every earlier response, and not after any later request."""
+    """Return a time that is after every earlier response and not after any later request."""
     asked = int(time.time() * 1000)
     moment = until(lambda: max(int(time.time() * 1000) - asked, 0) and asked + 1, "a millisecond")
     return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
@@ -157,7 +157,7 @@ def now() -> str:
 
 @pytest.mark.slow
 def test_consumer_group_history_names_the_expired_member_and_its_host(daemon: Daemon) -> None:
-    """One member goes silent: the entry has its id, its host, the timer and both epochs."""
+    """One member stops sending heartbeats: the entry has its id, host, timer and both epochs."""
     group = unique("at-0213")
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("told"), 2)
@@ -302,7 +302,7 @@ def test_history_topic_is_readable_but_not_writable_for_clients(daemon: Daemon) 
             answer = cluster.call(api, version, **fields)
             (one,) = answer.get("topics") or answer["responses"]
             assert one["error_code"] == "invalid_topic_exception", api
-        # The broker itself meanwhile writes entries about other groups.
+        # Meanwhile the broker itself writes entries about other groups.
         kept = cluster.values(HISTORY_TOPIC)
         assert len(kept) >= end
         assert b"forged" not in kept

@@ -1,4 +1,4 @@
-"""The history as a topic for any consumer, as webhooks, and as OpenTelemetry's logs and spans."""
+"""The history, exported as a topic, as webhooks, and as OpenTelemetry's logs and spans."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cluster(daemon: Daemon) -> Iterator[Cluster]:
 
 
 class Receiver:
-    """A real HTTP server that keeps its requests; the first responses have ``statuses``."""
+    """A real HTTP server that stores its requests; it first responds with ``statuses``."""
 
     def __init__(self, statuses: list[int], headers: dict[str, str]) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes, int]] = []
@@ -94,7 +94,7 @@ def receiving(*statuses: int, **headers: str) -> Iterator[Receiver]:
 
 
 def make_history(daemon: Daemon, cluster: Cluster) -> str:
-    """Have a member join and leave a group; return the group, whose entries are in the topic."""
+    """Have a member join and leave a group; return the group, whose history is in the topic."""
     group = unique("causes")
     cluster.coordinator(group, 0)
     member = join(cluster, group)["member_id"]

@@ -46,7 +46,7 @@ def test_duplicate_batch_is_acknowledged_with_its_first_offset(cluster: Cluster)
     assert [send(sequence) for sequence in range(0, 12, 2)] == [
         ("none", offset) for offset in range(0, 12, 2)
     ]
-    # The broker keeps the last five batches, but not the sixth last.
+    # The broker remembers the last five batches of a producer.
     assert [send(sequence) for sequence in range(2, 12, 2)] == [
         ("none", offset) for offset in range(2, 12, 2)
     ]

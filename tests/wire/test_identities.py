@@ -1,4 +1,4 @@
-"""Producer ids and epochs across kill -9, and real clients whose epochs are exhausted."""
+"""Producer ids and epochs across kill -9, and real clients that exhaust their epochs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fresh(cluster: Cluster) -> int:
 @pytest.mark.slow
 def test_producer_ids_stay_unique_across_kills_and_restarts(daemon: Daemon) -> None:
     given: list[int] = []
-    # The second process uses up its block exactly; the third one takes one id of another block.
+    # The second process uses up its block exactly, so the third process needs another block.
     for number, (count, is_killed) in enumerate(
         ((3, True), (BLOCK, True), (BLOCK + 1, True), (3, False), (3, True))
     ):
@@ -96,7 +96,7 @@ def identities(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
 
 
 def librdkafka(bootstrap: str, name: str, topic: str) -> None:
-    """Run four producers in turn, each of which takes the next epoch."""
+    """Run four producers in turn; each of them takes the next epoch."""
     for number in range(4):
         with confluent_producer(bootstrap, transactional_id=name) as producer:
             producer.init_transactions(60)
@@ -106,7 +106,7 @@ def librdkafka(bootstrap: str, name: str, topic: str) -> None:
 
 
 def java(bootstrap: str, name: str, topic: str) -> None:
-    """Run Java's copier, each of whose transactions takes the next epoch (KIP-890)."""
+    """Run Java's copier; each of its transactions takes the next epoch (KIP-890)."""
     with Cluster(bootstrap) as cluster:
         source = cluster.create_topic(unique("old-in"))
         cluster.produce(source, [b"%d" % number for number in range(4)])

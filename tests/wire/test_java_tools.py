@@ -36,7 +36,7 @@ def test_java_broker_api_versions_tool_reads_every_api(bootstrap: str) -> None:
 
 
 def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: Path) -> None:
-    """VerifiableProducer writes, TransactionalMessageCopier copies and aborts at random."""
+    """VerifiableProducer writes; TransactionalMessageCopier copies, and aborts at random."""
     source, target = (
         cluster.create_topic(unique("java-in")),
         cluster.create_topic(unique("java-out")),
@@ -55,8 +55,8 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
             *("--input-partition", "0", "--consumer-group", unique("copier")),
-            # One transaction in three is aborted, so some of thirty almost certainly are. Each is
-            # larger than a batch, because an abort drops records that still wait for linger.ms.
+            # One transaction in three is aborted, so almost certainly some of thirty are. Each
+            # transaction is larger than a batch: an abort drops records that wait for linger.ms.
             *("--transactional-id", unique("copier"), "--transaction-size", "1000"),
             *("--max-messages", str(count), "--enable-random-aborts", "--use-group-metadata"),
         )
@@ -154,7 +154,7 @@ def test_coordinator_records_parse_in_java(bootstrap: str, cluster: Cluster) -> 
         ("__consumer_offsets", "OffsetsMessageFormatter", group),
     ):
         where = places[internal]
-        # The tool ends after this number of records, and need not wait for further ones.
+        # The tool ends after this number of records, so it need not wait for further records.
         count = sum(
             len(one.values)
             for one in cluster.read(internal, partition=where)

@@ -1,4 +1,4 @@
-"""Large groups stay below every limit of a broker with its default limits."""
+"""Large groups fit within all default limits of a broker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ NAMES = [name.ljust(60, "x") for name in TOPICS]
 MEMBERS = 1_000
 COOPERATIVE = 2_800
 """Topics of two cooperative-sticky members of librdkafka. While the second one joins, the group's
-record names each topic five times: in both subscriptions, twice among the partitions that the first
-member owns (KIP-429's list and the assignor's user data), and in the assignment. That is 369 bytes
-a topic; the limit of a record, 1,048,588 bytes as in Apache Kafka, is reached at 2,841 topics."""
+record contains each topic name five times: in both subscriptions, twice among the partitions that
+the first member owns (KIP-429's list and the assignor's user data), and in the assignment. These
+are 369 bytes per topic, so a record reaches its limit of 1,048,588 bytes, which is the limit in
+Apache Kafka as well, with 2,841 topics."""
 
 ROOM = 2 * 1_048_588
-"""The value of ``max.message.bytes`` for more topics."""
+"""A value of ``max.message.bytes`` with which more topics fit."""
 OFFSETS = "__consumer_offsets"
 
 
@@ -99,7 +100,7 @@ def test_second_librdkafka_member_takes_over_half_of_the_topics(
 
 @pytest.mark.slow
 def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker) -> None:
-    """No member is restarted, and the first one keeps its partitions until the assignment fits."""
+    """No member is restarted. The first one keeps its partitions until the assignment fits."""
     conf: dict[str, Any] = {"partition_assignment_strategy": "cooperative-sticky"}
     group, log = unique("g"), RefusalLog()
     logged = {"debug": "cgrp", "logger": log, **conf}
@@ -129,7 +130,7 @@ class RefusalLog:
 
 @contextlib.contextmanager
 def raised_room(broker: OwnBroker) -> Iterator[None]:
-    """Allow larger records in the offsets topic within the block."""
+    """Within the block, raise ``max.message.bytes`` of the offsets topic."""
     set_room(broker, str(ROOM))
     yield
     set_room(broker, None)
@@ -148,11 +149,11 @@ def set_room(broker: OwnBroker, size: str | None) -> None:
 
 
 async def test_second_aiokafka_member_takes_over_half_of_the_topics(broker: OwnBroker) -> None:
-    """The first member rejoins with user data of the sticky assignor that lists all it owns."""
+    """The first member rejoins with the sticky assignor's user data, which lists all it owns."""
     conf = {
         "group_id": unique("g"),
         "partition_assignment_strategy": [StickyPartitionAssignor],
-        # The assignor blocks the event loop, and so the heartbeats, for a second or more.
+        # The assignor blocks the event loop, so there are no heartbeats for a second or more.
         "session_timeout_ms": 45_000,
     }
     async with aio_consumer(broker.bootstrap, *NAMES, **conf) as first:
@@ -180,7 +181,7 @@ def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str
 
 
 def test_member_rejoins_with_all_that_it_owns_and_large_user_data(broker: OwnBroker) -> None:
-    """Each of two assignors sends 100 KB of user data, as Kafka Streams and Connect do."""
+    """Each of two assignors adds 100 KB of user data, as Kafka Streams and Connect do."""
     group, owned = unique("g"), tuple((name, 0) for name in NAMES)
     first = Subscription(tuple(NAMES), b"")
     again = Subscription(tuple(NAMES), b"u" * 100_000, owned)

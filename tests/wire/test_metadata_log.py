@@ -1,4 +1,4 @@
-"""The metadata log is private to the broker: no request writes, truncates or reads it."""
+"""The metadata log is private to the broker: no request reads, writes or truncates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clients of both protocols in one group: each partition has one reader; offsets are kept."""
+"""Real clients of both protocols in one group: partitions have one reader, offsets are kept."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Old:
             retry_backoff_ms=20,
             fetch_max_wait_ms=50,
         )
-        # A kafka-python leader that does not know the topic yet assigns no partitions, and does
-        # not always rebalance again later.
+        # If a kafka-python leader does not know the topic yet, it assigns no partitions, and it
+        # does not always rebalance again later.
         assert self.consumer.partitions_for_topic(topic)
 
     def read(self) -> list[str]:
-        # If a join outlasts a poll, kafka-python 3.0 may lose the assignment, while the group is
-        # stable on the broker.
+        # If joining takes longer than a poll, kafka-python 3.0 may lose the assignment, although
+        # the group is stable on the broker.
         polled = self.consumer.poll(300)
         found = [record.value.decode() for part in polled.values() for record in part]
         if found:
@@ -84,7 +84,7 @@ class New:
 
 
 class Group:
-    """The members of a group, and the written and read records."""
+    """The members of a group, and the records that were written and read."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.bootstrap, self.topic, self.group = bootstrap, topic, unique("group")

@@ -1,4 +1,4 @@
-"""In ordinary use no client gets CONCURRENT_TRANSACTIONS, after which it would back off."""
+"""No client gets CONCURRENT_TRANSACTIONS in ordinary use, because it would back off afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wire.transactional import transactional
 
 TRANSACTIONS = 200
 COPY_S = 300
-"""Timeout in seconds for a JVM that shares the machine."""
+"""Timeout in seconds for a JVM on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_two_hundred_java_copies_get_no_error(tap: Tap, java_tools: Path) -> Non
 
 
 def test_tap_records_invalid_txn_state_of_an_end_txn(tap: Tap) -> None:
-    """The control: EndTxn without a transaction is refused, and the tap records the error."""
+    """A check of the tap: a refused EndTxn without a transaction is recorded as an error."""
     with Cluster(tap.address) as cluster:
         name = unique("id")
         producer_id, epoch = cluster.init_producer(name)

@@ -1,4 +1,4 @@
-"""OAUTHBEARER logins of real clients: librdkafka, aiokafka, kafka-python, our own."""
+"""OAUTHBEARER logins of real clients: librdkafka, aiokafka, kafka-python, Fencepost's own."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.support.waits import until_async, until_true
 from tests.wire.test_exactly_once import Bench
 
 END_S = 3.0
-"""The promised time until the end, which includes ``STOP_MS`` and ``CLEAN_UP_S``."""
+"""The pipeline must end within this time, which includes ``STOP_MS`` and ``CLEAN_UP_S``."""
 
 APIS = {
     "Produce": 0,
@@ -41,7 +41,7 @@ APIS = {
     "EndTxn": 26,
     "TxnOffsetCommit": 28,
 }
-"""The requests of a running pipeline; it sends CreateTopics for a missing topic."""
+"""The requests of a running pipeline. It sends CreateTopics if a topic is missing."""
 
 RECORDS = 30
 
@@ -70,7 +70,7 @@ async def bench(proxied: tuple[OwnBroker, LosingProxy]) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def ended_by(number: int, pipeline: ExactlyOnce) -> AsyncIterator[None]:
-    """Run the pipeline within the block, then send a signal and check that it ends in time."""
+    """Run the pipeline within the block, then send a signal; the pipeline must end in time."""
 
     async def run() -> None:
         async with pipeline:

@@ -1,4 +1,4 @@
-"""Pipelines that read or write topics that do not exist, or cannot exist."""
+"""Pipelines whose topics do not exist, or cannot exist."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ async def test_input_topic_deleted_meanwhile_fails_a_run_to_the_end(
     pipeline = reading(bench, source)
     pipeline._call._handler = delete
     async with pipeline:
-        # In a recreated topic the group's offset is out of range.
+        # The group's offset is out of range in the recreated topic.
         with pytest.raises((MissingTopicError, DataLostError)):
             await asyncio.wait_for(pipeline.run(to_end=True, handle_signals=False), 60)
 

@@ -1,4 +1,4 @@
-"""Every client reads the records that any other client has written."""
+"""Every client reads the records that any of the clients has written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RECORDS = (
 
 
 async def write_aiokafka(bootstrap: str, topic: str, codec: str, records: Sequence[Sent]) -> None:
-    # The linger makes aiokafka put all records into one batch.
+    # With a linger time, aiokafka puts all records into one batch.
     async with aio_producer(
         bootstrap,
         compression_type=None if codec == "none" else codec,
@@ -145,7 +145,7 @@ WRITERS = {
     "kafka-python": write_kafka_python,
 }
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# kafka-python decompresses snappy, lz4 and zstd only with packages that are not installed here.
+# kafka-python has snappy, lz4 and zstd only with packages that are not installed here.
 PURE_PYTHON_CODECS = ("none", "gzip")
 
 
@@ -343,7 +343,8 @@ async def test_waiting_fetch_is_completed_by_the_next_append(
             ],
         )
         cluster.produce(topic, [b"wake"])
-        # The connection's deadline equals the fetch's maximum wait: a response by timeout is late.
+        # The deadline of the connection is the fetch's maximum wait, so a response that waits for
+        # the full time is too late.
         part = waiting.receive()["responses"][0]["partitions"][0]
     assert [b.values for b in batches(part["records"])] == [(b"wake",)]
 
@@ -359,7 +360,7 @@ async def test_consumer_without_offset_starts_at_its_reset_policy(
         partition = aiokafka.TopicPartition(topic, 0)
         consumer.assign([partition])
         assert await consumer.position(partition) == len(RECORDS)
-        # An offset beyond the end is out of range, and the reset policy moves it to the end.
+        # An offset beyond the end is out of range, so the reset policy moves it to the end.
         consumer.seek(partition, 1000)
         pending = asyncio.ensure_future(consumer.getone())
 

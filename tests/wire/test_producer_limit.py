@@ -1,4 +1,4 @@
-"""``max.producer.ids`` over the wire, on a daemon of its own, and producers across a restart."""
+"""``max.producer.ids`` over the wire, and producers across a restart, on a separate daemon."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def send(cluster: Cluster, topic: str, producer_id: int, sequence: int = 0) -> t
         producer_id=producer_id,
         producer_epoch=0,
         sequence=sequence,
-        # A starting broker drops producers whose last batch has too old a timestamp.
+        # A broker that starts drops producers whose last batch has too old a timestamp.
         timestamp_ms=int(time.time() * 1000),
     )
     part = cluster.produce(topic, data)
@@ -49,13 +49,13 @@ def test_producer_beyond_the_limit_evicts_the_longest_idle_one(small: Cluster) -
     ids = [small.init_producer()[0] for _ in range(LIMIT + 1)]
     for at, producer_id in enumerate(ids[:LIMIT]):
         assert send(small, topic, producer_id) == ("none", at)
-    # At the limit, each producer is known: its retry is a duplicate, and its gap is refused.
+    # At the limit the broker knows each producer: a retry is a duplicate, and a gap is refused.
     for at, producer_id in enumerate(ids[:LIMIT]):
         assert send(small, topic, producer_id) == ("none", at)
         assert send(small, topic, producer_id, 5)[0] == "out_of_order_sequence_number"
     assert send(small, topic, ids[LIMIT]) == ("none", LIMIT)
-    # One past the limit, the second producer is still known. The first one is forgotten, so the
-    # gap in its sequence is accepted.
+    # With one producer above the limit, the second producer is still known. The first one is
+    # forgotten, so the gap in its sequence is accepted.
     assert send(small, topic, ids[1]) == ("none", 1)
     assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)
 
@@ -78,7 +78,7 @@ def test_open_transactions_are_not_evicted_and_a_new_producer_retries(
     idle = small.init_producer()[0]
     assert send(small, topic, idle) == ("not_enough_replicas", -1)
     assert small.lso(topic) == 0
-    # A real client retries until there is room; no producer with an open transaction is dropped.
+    # A real client retries until there is room. Producers with open transactions are not dropped.
     ended = threading.Timer(0.5, lambda: producers[0].commit_transaction(60))
     ended.start()
     with kp_producer(daemon.bootstrap, enable_idempotence=True) as waiting:
@@ -93,7 +93,7 @@ def test_open_transactions_are_not_evicted_and_a_new_producer_retries(
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_producer_state_survives_clean_stop_and_kill(daemon: Daemon, clean: bool) -> None:
-    """After a clean stop the last batch is known, after kill -9 all five of the window."""
+    """The broker knows the last batch after a clean stop, and the last five after kill -9."""
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("restart"))
         producer_id, _ = cluster.init_producer()

@@ -1,4 +1,4 @@
-"""Our own readers with batches of some kilobytes that decompress to a hundred megabytes."""
+"""Fencepost's own readers, with batches of some kilobytes that decompress to 100 MB."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.targets import SETTINGS
 pytestmark = pytest.mark.slow
 
 MOST_MEGABYTES = 200
-"""Memory limit: Python and the commands take about 50 MB, a record of 1 MB a few copies."""
+"""Memory limit: Python and the commands take about 50 MB, and some copies of a 1 MB record."""
 
 MOST_SECONDS = 5
-"""Limit of processor time to show one record: a start, and the decompression up to it."""
+"""Limit of the processor time of a command that decompresses and shows one record."""
 
 ZSTD = 4
 EMPTY, LARGE = "empty", "large"
@@ -149,7 +149,7 @@ def test_console_shows_a_page_in_bounded_memory(broker: Daemon, topic: str) -> N
 def test_files_are_verified_in_bounded_memory(broker: Daemon, topic: str, tmp_path: Path) -> None:
     path = tmp_path / f"{topic}-0"
     shutil.copytree(broker.data_dir / path.name, path)
-    # The status is 1 because a running broker has not written the leader epochs yet.
+    # The status is 1 because a running broker has not yet written the leader epochs.
     found = measured(MEASURED, "log", "verify", str(path), status=1)
     assert found.megabytes < MOST_MEGABYTES
     log = str(path / f"{0:020}.log")

@@ -1,4 +1,4 @@
-"""Pipelines with TLS, logins and ACLs: minimal, missing and revoked rights."""
+"""Pipelines with TLS, logins and ACLs, whose rights are minimal, missing or revoked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owner(
 
 
 class Copier:
-    """Two topics, and a user's pipeline that copies one to the other."""
+    """Two topics, and a user's pipeline that copies the first topic to the second."""
 
     def __init__(self, owner: Realm) -> None:
         self.owner = owner
@@ -202,7 +202,7 @@ async def test_pipeline_logs_in_with_a_token(owner: Realm, copier: Copier) -> No
 
 @pytest.mark.slow
 async def test_pipeline_survives_expired_sessions(owner: Realm, copier: Copier) -> None:
-    """aiokafka does not reauthenticate: it loses the connection, and opens another."""
+    """aiokafka does not reauthenticate: it loses the connection, and opens a new one."""
     security = owner.security(owner.new_user(*copier.rights))
     async with copier.running(security, bootstrap=owner.addresses["BRIEF"]) as task:
         until = time.monotonic() + 3 * BRIEF_MS / 1000

@@ -1,4 +1,4 @@
-"""Outputs become batches: order, partitions, sizes and failures, on real brokers."""
+"""How outputs become batches: their order, partitions, sizes and failures, on real brokers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def write(bootstrap: str, *outputs: Output) -> None:
 
 
 def written(cluster: Cluster, topic: str, partition: int) -> list[bytes | None]:
-    """Return the committed values of a partition, once the transaction's markers are there."""
+    """Return the committed values of a partition, once it has the transaction's markers."""
     cluster.settle(topic)
     return cluster.values(topic, partition=partition, isolation=READ_COMMITTED)
 
@@ -115,7 +115,7 @@ async def test_outputs_to_several_topics_or_none_are_written(
 async def test_record_may_be_as_large_as_max_request_size(
     bootstrap: str, cluster: Cluster, topic: str
 ) -> None:
-    """A record larger than a batch gets a batch of its own; its neighbours keep their order."""
+    """A record larger than a batch gets its own batch; the order of the records is kept."""
     overhead = 30
     large = b"x" * (LIMIT - overhead)
     await write(bootstrap, *(Output(topic, value, None, 0) for value in (b"1", large, b"3")))
@@ -145,7 +145,7 @@ async def test_invalid_output_is_refused_with_a_reason(
 async def test_first_batch_failure_is_raised_and_every_future_retrieved(
     bootstrap: str, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every batch is too large for the topic; the exception of each future is retrieved."""
+    """All batches are too large for the topic; no future may keep an exception unretrieved."""
     small = cluster.create_topic(unique("small"), 2, {"max.message.bytes": "5000"})
     outputs = [Output(small, b"x" * 9_000, None, n % 2) for n in range(10)]
     producer = await open_producer(bootstrap, unique("id"), 60_000, {"max_batch_size": 16 * 1024})

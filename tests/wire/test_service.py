@@ -43,7 +43,7 @@ def told_of(manager: socket.socket, key: str) -> dict[str, str]:
 
 
 def hear_all(manager: socket.socket, for_s: float) -> None:
-    """Read all notifications; raise TimeoutError when none has come for ``for_s`` seconds."""
+    """Read all notifications; raise TimeoutError if none arrives within ``for_s`` seconds."""
     manager.settimeout(for_s)
     while True:
         told(manager)

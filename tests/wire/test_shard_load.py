@@ -1,4 +1,4 @@
-"""A daemon that begins to serve while a large log of offsets is still being loaded."""
+"""A daemon that already serves while it loads a large offsets log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOADED_S = 60.0
 
 
 async def fill(directory: Path) -> int:
-    """Write the offsets of one group many times over; return the last one."""
+    """Write the offsets of one group many times; return the last offset."""
     async with Broker(directory):
         pass  # creates the broker's directory
     services = await Services(directory).start()
@@ -53,9 +53,9 @@ async def test_small_shard_is_served_while_a_large_one_loads(tmp_path: Path) -> 
                 if code == "none":
                     break
             loading = [row for row in said if row[0] == "coordinator_load_in_progress"]
-            # If the load took one turn of the loop, there would be no second response.
+            # If loading took a single turn of the loop, there would be no second response.
             assert len(loading) > 1, said
-            # The load may end between the last two requests.
+            # Loading may end between the last two requests.
             assert {row[2] for row in loading[:-1]} == {"coordinator_load_in_progress"}
             assert {row[1] for row in said} == {"none"}, "a small shard need not wait"
             assert said[-1] == ("none", "none", "none")

@@ -78,7 +78,7 @@ def test_released_records_are_delivered_again(
     if not acquired(part):
         part = parts_of(member.fetch({}))[0]
         assert acquired(part) == [(1, 1, 2)]
-    # The whole batch is sent; the client drops records that it has not acquired.
+    # The response has the whole batch; the client drops records that it has not acquired.
     assert values(part) == [b"a", b"b", b"c"]
 
 
@@ -147,7 +147,7 @@ def test_fetch_waits_for_released_records(
 def test_fetch_without_records_ends_with_max_wait(
     client: Cluster, topic_id: uuid.UUID, group: str
 ) -> None:
-    """As in Kafka, only the first response of a session has partitions without records."""
+    """As in Kafka, only the first response of a session contains partitions without records."""
     member = Member(client, group)
     (part,) = parts_of(member.fetch({topic_id: {0: []}}, max_wait=20)).values()
     assert (part["error_code"], part["records"], acquired(part)) == ("none", b"", [])
@@ -226,7 +226,7 @@ def test_unknown_topic_id_and_partition_get_their_errors(
 def test_uninitialized_group_is_an_unknown_server_error(
     client: Cluster, topic_id: uuid.UUID
 ) -> None:
-    """As in Kafka: the state of a group that no member has joined cannot be read."""
+    """As in Kafka, the state of a group cannot be read before a member has joined it."""
     answer = Member(client, unique("new")).fetch({topic_id: {0: []}}, max_wait=WAIT_MS)
     assert parts_of(answer)[0]["error_code"] == "unknown_server_error"
 
@@ -316,7 +316,7 @@ def test_deleted_topic_completes_a_waiting_share_fetch(
     member.send_fetch({}, max_wait=WAIT_MS)
     with Cluster(bootstrap) as other:
         other.call("delete_topics", 5, topic_names=[topic], timeout=10_000)
-    # Apache Kafka ends some waits only with MaxWaitMs, without the partition.
+    # In Apache Kafka some waits end only after MaxWaitMs, and the partition is then missing.
     codes = {part["error_code"] for part in parts_of(member.receive()).values()}
     assert codes <= {"not_leader_or_follower", "unknown_topic_or_partition"}
 
@@ -324,7 +324,7 @@ def test_deleted_topic_completes_a_waiting_share_fetch(
 def test_read_committed_leaves_out_aborted_records(
     client: Cluster, topic: str, topic_id: uuid.UUID, group: str
 ) -> None:
-    """As traced from Kafka: markers are acquired, and the client reports them as gaps."""
+    """As observed with Kafka, markers are acquired, and the client reports them as gaps."""
     configure(client, group, share_isolation_level="read_committed")
     tid = unique("tx")
     for committed, count in ((True, 3), (False, 4), (True, 2)):

@@ -1,7 +1,7 @@
-"""No request blocks the event loop, not even the largest of each API within the limits.
+"""No request within the limits blocks the event loop, not even the largest one of each API.
 
-The broker runs in a thread of this process, where its loop is watched; requests are encoded before
-and responses only counted, so that the client takes hardly any processor time.
+The broker runs in a thread of this process, where its loop is watched. The client takes hardly any
+processor time: it encodes requests in advance, and only counts the bytes of responses.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ TOPICS = 3_900
 WIDE = 2_000
 """Partitions of one topic."""
 FEW = 2_000
-"""Number of entries, each with a long response: together enough for many turns."""
+"""How many entries a request has; the response to all of them must take many turns."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
 MOST_ASKED = 3
-"""The most attempts for a request whose turn seems too long."""
+"""The maximum number of attempts for a request whose turn seems too long."""
 
 Make = RequestFactory
 
 
 class LikeTheDaemon(Broker):
-    """A broker that collects garbage as the daemon does, which blocks the loop, too."""
+    """A broker that collects garbage as the daemon does; the collection also blocks the loop."""
 
     async def start(self) -> None:
         await super().start()
@@ -498,9 +498,9 @@ def test_largest_request_does_not_block_the_event_loop(case: Case, crowded: Brok
 def check_largest(case: Case, broker: BrokerThread) -> None:
     """Send the request, and check the longest turn of the loop.
 
-    The hypervisor can take the processor away for tens of milliseconds that count as ours. So a
-    request that seems too long is repeated: if the response has the same size, the work was the
-    same, and the request's own cost occurs each time.
+    The hypervisor can take the processor away for tens of milliseconds, which count as processor
+    time of this process. So a request that seems too long is repeated: if the response has the same
+    size, the work was the same, and the cost of the request itself occurs each time.
     """
     frame = case.frame()
     client = Client(broker)
@@ -508,7 +508,8 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
     while len(seen) < MOST_ASKED and (not seen or not seen[-1][1].is_short):
         with watched_loop() as watch:
             size = client.ask(frame)
-            # A response may arrive before the turn that wrote it has ended; the next one cannot.
+            # The response may arrive before the end of the turn that wrote it. The response to the
+            # next request cannot.
             client.ask(framed(ApiKey.API_VERSIONS, 0))
         print(f"{len(frame):,} → {size:,} bytes", watch.cpu, watch.wall)
         seen.append((size, watch))
@@ -519,7 +520,7 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
 
 
 def asked_for(topic: str) -> bytes:
-    """Return a Metadata request that creates a coordinators' topic, as its first use does."""
+    """Return a Metadata request that creates a coordinators' topic, as when it is first needed."""
     make = request_factory(ApiKey.METADATA, 12)
     topics = (make.MetadataRequestTopic(name=topic),)
     return framed(ApiKey.METADATA, 12, topics=topics, allow_auto_topic_creation=True)
@@ -547,7 +548,7 @@ FIRST = {
 
 @pytest.mark.parametrize("frame", FIRST.values(), ids=FIRST.keys())
 def test_first_find_coordinator_does_not_block_the_event_loop(frame: bytes, tmp_path: Path) -> None:
-    asyncio.run(warm_up(Registry()))  # as the daemon does when it listens
+    asyncio.run(warm_up(Registry()))  # as the daemon does before it serves
     with Broker.in_thread(tmp_path, config=MANY_SHARDS) as broker:
         client = Client(broker)
         with watched_loop() as watch:

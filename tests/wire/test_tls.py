@@ -1,4 +1,4 @@
-"""Encrypted listeners, seen by clients: Python's own TLS, and librdkafka.
+"""Encrypted listeners, tested by clients with Python's own TLS and with librdkafka.
 
 docs/security-tests.md has the test for each case of Apache Kafka's SslTransportLayerTest.
 """
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 LISTEN = {"listeners": "SSL://127.0.0.1:0"}
 BIG = 5_000_000
-"""Bytes of records that no socket accepts in one write."""
+"""A number of bytes that no socket accepts in one write."""
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_keys_of_every_kind_are_loaded(tmp_path: Path, authority: Authority) -> 
 
 @pytest.mark.slow
 def test_sasl_ssl_principal_comes_from_the_login(tmp_path: Path, authority: Authority) -> None:
-    """SASL_SSL: only a listener's own ssl.client.auth counts, and the login sets the principal."""
+    """SASL_SSL: only the listener's own ssl.client.auth counts; the principal is the login's."""
     settings = {
         "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
         "listener.security.protocol.map": "OPEN:SASL_SSL,BOTH:SASL_SSL",
@@ -339,7 +339,7 @@ def test_client_refuses_certificate_of_another_host(tmp_path: Path, authority: A
         unchecked = trusting(authority)
         unchecked.check_hostname = False
         assert versions(served.bootstrap, unchecked) == "none"
-        # The first client sent an alert when it refused the certificate; that counts as a failure.
+        # The first client sent an alert when it refused the certificate: one handshake failed.
         assert served.failures == 1
 
 
@@ -533,7 +533,7 @@ def exchanged(
 
 
 def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
-    """Start a thread that sends its request at once, and reads when the event is set."""
+    """Start a thread that sends its request at once, and reads only after the event is set."""
     may_read, receive = threading.Event(), client.receive_frame
 
     def late() -> bytes:
@@ -566,7 +566,7 @@ def test_close_notify_is_answered_and_an_abrupt_close_accepted(
         with context.wrap_socket(
             socket.create_connection((host, int(port)), 20), server_hostname="localhost"
         ) as client:
-            client.unwrap()  # raises if the server does not send its own close_notify
+            client.unwrap()  # raises unless the server sends its own close_notify
         with RawClient(served.bootstrap, tls=context) as client:
             assert client.call("api_versions", 2)["error_code"] == "none"
             client._socket.shutdown(socket.SHUT_RDWR)
@@ -647,7 +647,7 @@ def test_handshake_without_progress_times_out(
 
 @pytest.mark.slow
 def test_oversized_handshake_is_cut_off(tmp_path: Path, authority: Authority) -> None:
-    """An endless ClientHello is cut off; a long certificate chain is accepted."""
+    """An endless ClientHello is cut off, but a long certificate chain is accepted."""
     endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
     record = b"\x16\x03\x01\x40\x00" + bytes(16_384)
     settings = {
@@ -758,7 +758,7 @@ def read_on(served: Served, context: ssl.SSLContext) -> None:
 
 
 def test_failed_handshakes_leak_no_streams(tmp_path: Path, authority: Authority) -> None:
-    """python/cpython#109534: asyncio's own TLS leaked each failed handshake, with its buffers."""
+    """python/cpython#109534: asyncio's own TLS leaked every failed handshake with its buffers."""
     count = 300
     with serving(tmp_path, authority.server().keystore) as served:
         gc.collect()
@@ -896,7 +896,7 @@ def scraped(served: Served) -> dict[str, float]:
 def test_renewed_truststore_decides_on_new_client_certificates(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """testServerTruststoreDynamicUpdate: clients must be trusted by the new truststore."""
+    """testServerTruststoreDynamicUpdate: the broker must trust clients by the new truststore."""
     other = Authority(tmp_path, "other")
     file = tmp_path / "trusted.pem"
     file.write_text(authority.pem)
@@ -1050,7 +1050,7 @@ def test_certificate_is_renewed_by_incremental_alter_configs(
 def test_unusable_stored_config_does_not_prevent_certificate_renewal(
     tmp_path: Path, authority: Authority
 ) -> None:
-    """Apache Kafka's controller stores any key with any value, and brokers replay them."""
+    """Apache Kafka's controller stores any key with any value, which brokers then replay."""
     server = authority.server("asked")
     key = "listener.name.ssl.ssl.keystore.location"
     kept = {"confluent.unknown": "1", "log.cleaner.threads": "many"}

@@ -20,7 +20,7 @@ from tests.support.raw import RawClient
 
 HEALTHY, STRANGERS, ROUNDS = 10, 1_000, 4
 MEASURED_S = 3.0
-"""Measuring time, below the handshake timeout, so that the broker closes no client meanwhile."""
+"""Duration of the measurement, below the handshake timeout, so that no client is closed."""
 
 DRIP_S = 0.25
 """Seconds between two bytes of each slow client."""
@@ -29,8 +29,8 @@ MAX_SLOWER = 2.0
 """Limit of the 99th percentile of response times, as a multiple of the undisturbed one."""
 
 SOAK, LEAK_BYTES = 3_000, 2_000_000
-"""Number of failed handshakes, and the bytes that all together may leak: far less than a buffer
-for each."""
+"""Number of failed handshakes, and the bytes that all of them may leak: far less than one buffer
+for each handshake."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
     slow.join()
     for one in there:
         one.setblocking(False)
-        with pytest.raises(BlockingIOError):  # the broker has closed none of them
+        with pytest.raises(BlockingIOError):  # the broker has closed none of the connections
             one.recv(1)
         one.close()
 
@@ -153,7 +153,7 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
                 client.recv(10)
 
     assert daemon.child is not None
-    for number in range(400):  # warm up: allocate everything that stays
+    for number in range(400):  # warm up: allocate everything that is kept
         fail(number)
     before = daemon.child.resident_bytes
     for number in range(SOAK):
@@ -165,7 +165,7 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
 
 
 BENT = 600
-"""Number of clients that send malformed TLS at one of the steps of a handshake."""
+"""How many clients send malformed TLS at some step of a handshake."""
 
 
 def bent(data: bytes, draw: random.Random) -> bytes:

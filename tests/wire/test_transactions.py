@@ -1,4 +1,5 @@
-"""Transactions of real clients: committed records are visible, aborted not, zombies are fenced."""
+"""Transactions of real clients: committed records are visible, aborted ones are not, zombies are
+fenced."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ every_client = pytest.mark.parametrize("client", CLIENTS)
 
 
 def settled(cluster: Cluster, topic: str, end: int, partition: int = 0) -> None:
-    """Wait until ``topic`` is ``end`` offsets long and no transaction holds the LSO back."""
+    """Wait until ``topic`` ends at offset ``end`` and no transaction holds the LSO back."""
     until(
         lambda: cluster.lso(topic, partition) == cluster.offset(topic, partition) == end,
         f"LSO = LEO = {end} in {topic}-{partition}",
@@ -197,7 +198,7 @@ async def test_abandoned_transaction_is_aborted_at_its_timeout(
 async def test_restarted_copier_resumes_at_its_transactional_offsets(
     bootstrap: str, cluster: Cluster
 ) -> None:
-    """Run consume-transform-produce, and abandon every third transaction in the middle."""
+    """Run consume-transform-produce, and abandon every third transaction half-way."""
     source, target = cluster.create_topic(unique("in")), cluster.create_topic(unique("out"))
     group, name, count = unique("g"), unique("id"), 120
     with confluent_producer(bootstrap, linger_ms=5) as producer:
@@ -211,14 +212,14 @@ async def test_restarted_copier_resumes_at_its_transactional_offsets(
     until(lambda: cluster.lso(target) == cluster.offset(target), "every transaction has ended")
     copied = cluster.values(target, isolation=READ_COMMITTED)
     assert copied == [b"copy of %d" % i for i in range(count)]
-    # The abandoned attempts are in the log.
+    # The log contains the records of the abandoned attempts.
     assert len(cluster.values(target)) > count
 
 
 async def copy_for_a_while(
     bootstrap: str, source: str, target: str, group: str, name: str, *, transactions: int
 ) -> None:
-    """Run a copier for some transactions of ten records, and a last one that it never ends."""
+    """Run a copier for several transactions of ten records; it never ends the last one."""
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0}
     )
@@ -281,7 +282,7 @@ async def test_transactions_are_listed_and_described_in_each_state(
     topic, name = cluster.create_topic(unique("show"), 2), unique("id")
 
     def described() -> dict[str, object]:
-        # Read the raw response: some decoders refuse its valid timestamp of -1.
+        # Read the raw response, because some decoders refuse its valid timestamp of -1.
         listed = cluster.call("list_transactions", 1, duration_filter=-1)
         return {t["transactional_id"]: t["transaction_state"] for t in listed["transaction_states"]}
 

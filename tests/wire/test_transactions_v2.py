@@ -1,6 +1,6 @@
-"""KIP-890 part two by raw requests: no Python client speaks it.
+"""KIP-890 part two by raw requests, because no Python client has it.
 
-Produce v12 and TxnOffsetCommit v5 add partitions by themselves, EndTxn v5 bumps the epoch.
+Produce v12 and TxnOffsetCommit v5 add partitions implicitly, and EndTxn v5 bumps the epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PASSING = {"concurrent_transactions"}
 
 @dataclasses.dataclass
 class Producer:
-    """A minimal producer of TV2, which uses the epoch that EndTxn returns."""
+    """A minimal TV2 producer, which uses the epoch from EndTxn's response."""
 
     cluster: Cluster
     name: str
@@ -80,7 +80,7 @@ class Producer:
         return until(attempt, "the previous transaction's completion")
 
     def end(self, commit: bool, *, epoch: int | None = None) -> dict[str, Any]:
-        """Send EndTxn, retry while a former end runs, and use the new identity on success."""
+        """Send EndTxn, retry while a former EndTxn completes, and take the new id and epoch."""
 
         def attempt() -> dict[str, Any] | None:
             answer = self.cluster.call(
@@ -139,7 +139,7 @@ def test_retried_end_txn_returns_the_same_id_and_epoch(cluster: Cluster) -> None
 
 
 def test_delayed_end_txn_cannot_end_a_later_transaction(cluster: Cluster) -> None:
-    """KAFKA-17754: TV1 cannot distinguish the two transactions."""
+    """KAFKA-17754: TV1 cannot distinguish the later transaction from the earlier one."""
     topic = cluster.create_topic(unique("tv2-late"))
     producer = Producer(cluster, unique("id")).init()
     before = producer.epoch
@@ -206,7 +206,7 @@ def test_transaction_timeout_aborts_and_fences(cluster: Cluster) -> None:
     producer = Producer(cluster, unique("id")).init(timeout_ms=500)
     assert producer.produce(topic, b"forgotten") == "none"
     settled(cluster, topic, 2)
-    # The abort bumped the epoch by one, so this looks like a retried end with another outcome.
+    # The abort bumped the epoch by one, so this looks like a retry of EndTxn with another outcome.
     assert producer.end(True)["error_code"] == "invalid_txn_state"
     assert producer.produce(topic, b"late") == "invalid_producer_epoch"
     assert cluster.values(topic, isolation=READ_COMMITTED) == []

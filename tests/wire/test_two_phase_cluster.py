@@ -34,11 +34,11 @@ Hook = Callable[[int], Awaitable[None]]
 
 
 async def nothing(_: int) -> None:
-    """Let the transaction continue."""
+    """Do nothing with the transaction."""
 
 
 class Branch:
-    """Topics, a group, a table, and pipelines between them; both topics have one partition."""
+    """A group, a table, two topics of one partition each, and pipelines between them."""
 
     def __init__(self, kafka: Kafka | Cluster, server: PostgresServer) -> None:
         self.kafka, self.server = kafka, server
@@ -82,7 +82,7 @@ class Branch:
         security: Security = PLAINTEXT,
         written: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Run a worker to the end; ``written`` is called once a transaction's records are sent."""
+        """Run a worker until it ends; call ``written`` once a transaction's records are sent."""
 
         async def book(batch: Batch, connection: Any) -> list[Output]:
             query = f"insert into {self.table} values (%s)"
@@ -127,7 +127,7 @@ def brokers() -> Iterator[Cluster]:
 
 
 class Faults:
-    """Kills a broker in each of the first transactions; it returns before the next fault."""
+    """Kills a broker in each of the first transactions; it is restarted before the next fault."""
 
     def __init__(self, cluster: Cluster, branch: Branch) -> None:
         self._cluster, self._branch = cluster, branch
@@ -199,7 +199,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 def granted(branch: Branch, user: str, *on_id: str) -> None:
-    """Give a user the rights of docs/two-phase-commit.md; ``on_id`` those on the id."""
+    """Give a user the rights of docs/two-phase-commit.md; ``on_id`` are the rights on the id."""
     branch.kafka.acl(
         f"{user} read topic:{branch.source}",
         f"{user} write topic:{branch.target}",

@@ -1,4 +1,4 @@
-"""KIP-939 over the wire, on a daemon of its own: raw v6 requests, kill -9 between the phases."""
+"""KIP-939 over the wire, on a separate daemon: raw v6 requests, and kill -9 between the phases."""
 
 from __future__ import annotations
 

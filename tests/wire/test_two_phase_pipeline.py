@@ -1,4 +1,4 @@
-"""``pipelines.two_phase`` on a broker and a PostgreSQL server: both commit, or neither.
+"""``pipelines.two_phase`` on a broker and a PostgreSQL server: both commit, or neither commits.
 
 The sweep over all steps is ``crash/test_two_phase_sweep.py``.
 """
@@ -129,7 +129,7 @@ class Bench:
             return cluster.lso(self.target) < cluster.offset(self.target)
 
     def check(self, *values: int) -> None:
-        """Require these values in all three places, and nothing in doubt."""
+        """Check that all three places have exactly these values, and nothing is in doubt."""
         assert (self.rows, self.records, self.offset) == ([*values], [*values], len(values))
         assert not self.is_open
         assert not self.sql("select gid from pg_prepared_xacts")
@@ -167,7 +167,7 @@ async def test_failing_handler_leaves_no_rows_and_no_records(bench: Bench, prepa
 async def test_constraint_violated_at_the_decision_aborts_in_kafka(
     bench: Bench, prepare: bool
 ) -> None:
-    """A deferred constraint fails at COMMIT, when records and offsets are on the broker."""
+    """A deferred constraint fails at COMMIT, after records and offsets have reached the broker."""
     bench.sql(f"insert into {bench.table} values (2)")
     bench.fill(1, 2)
     with pytest.raises(PipelineError, match="UniqueViolation"):
@@ -204,7 +204,7 @@ async def test_handler_may_use_savepoints(bench: Bench) -> None:
 
 
 async def prepared_in_kafka(bench: Bench, partner: Any, *, decided: bool) -> Any:
-    """Leave a transaction open in Kafka, whose rows the database has or has not decided."""
+    """Leave a transaction open in Kafka, for whose rows the database has a decision or has none."""
     owner = TransactionOwner(bench.daemon.bootstrap, partner, bench.name)
     await owner.claim()
     with Cluster(bench.daemon.bootstrap) as cluster:
@@ -242,7 +242,7 @@ async def test_resolve_ends_a_transaction_as_the_database_has_decided(
 
 @MODES
 async def test_former_owner_cannot_decide_after_a_claim(bench: Bench, prepare: bool) -> None:
-    """A paused worker continues between its records and its decision."""
+    """The worker is paused between its records and its decision, and then continues."""
     from fencepost.pipelines.failures import PartnerFencedError
 
     partner = bench.partner(prepare=prepare)
@@ -258,7 +258,7 @@ async def test_former_owner_cannot_decide_after_a_claim(bench: Bench, prepare: b
 
 
 async def test_claim_waits_for_a_former_owner_that_is_deciding(bench: Bench) -> None:
-    """The decision's row is locked by a transaction that may still commit."""
+    """A transaction that may still commit has locked the row of the decision."""
     partner = bench.partner()
     owner = await prepared_in_kafka(bench, partner, decided=False)
     async with partner.transaction(owner.key, owner.identity) as connection:
@@ -296,7 +296,7 @@ async def test_idle_database_session_is_ended_and_its_transaction_aborted(bench:
 async def test_two_workers_with_one_transactional_id_never_tear_a_transaction(
     bench: Bench,
 ) -> None:
-    """Each claim fences the other worker; both give up, and one more run completes the work."""
+    """Each claim fences the other worker. Both give up, and a third run completes the work."""
     bench.fill(*range(40))
     policy = RetryPolicy(max_fences=2)
     workers = [
@@ -359,7 +359,7 @@ async def test_database_without_prepared_transactions_is_named(bench: Bench) -> 
 
 
 async def test_decision_is_durable_although_synchronous_commit_is_off(bench: Bench) -> None:
-    """A trigger notes the setting with which the decision's row is written."""
+    """A trigger records the setting under which the row of the decision is written."""
     bench.fill(1)
     await bench.run()
     bench.sql("create table settings_seen (value text)")
@@ -395,7 +395,7 @@ async def test_two_phase_example_succeeds(daemon: Daemon, postgres: PostgresServ
 
 
 async def test_handler_whose_database_session_timed_out_is_called_again(bench: Bench) -> None:
-    """The database ends the session, so that a claim would not wait for it."""
+    """The database ends the session, because a claim would otherwise wait for it."""
     bench.fill(1, 2)
     paused = False
 
@@ -416,14 +416,14 @@ async def test_handler_whose_database_session_timed_out_is_called_again(bench: B
 
 
 def abort(bench: Bench, *more: str, status: int = 0) -> str:
-    """Abort the open transaction as an administrator, and return the action or the refusal."""
+    """Abort the open transaction as an administrator; return the action or the refusal."""
     named = ("txns", "resolve", bench.name, "--abort", "--execute", *more, "--json")
     (row,) = rows(cli(bench.daemon.bootstrap, *named, status=status))
     return str(row["action"])
 
 
 def aborted_after(bench: Bench, method: str, *, prepare: bool) -> Any:
-    """Return a partner beside which an administrator aborts once, after a call of ``method``."""
+    """Return a partner during whose first call of ``method`` an administrator aborts."""
     partner = bench.partner(prepare=prepare)
     plain, calls = getattr(partner, method), []
 
@@ -437,7 +437,7 @@ def aborted_after(bench: Bench, method: str, *, prepare: bool) -> Any:
 
 
 async def settle(bench: Bench) -> None:
-    """Remove the rows, and the decision, as the page about a mixed outcome advises."""
+    """Remove the rows and the decision, as the page about mixed outcomes advises."""
     bench.sql(f"delete from {bench.table}")
     bench.sql(
         "update fencepost_transactions set producer_id = null, producer_epoch = null"
@@ -453,7 +453,7 @@ async def test_administrators_abort_after_the_commit_is_a_mixed_outcome(bench: B
     assert "the database committed it at 20" in first
     assert second.startswith("client fencepost-resolve@127.0.0.1 aborted it in Kafka at 20")
     assert (bench.rows, bench.records, bench.offset) == ([1, 2], [], 0)
-    for _ in range(2):  # no claim hides the mixed outcome from the next one
+    for _ in range(2):  # a claim must not hide the mixed outcome from the next claim
         with pytest.raises(MixedOutcomeError, match="aborted it in Kafka"):
             await bench.run()
     await settle(bench)
@@ -499,7 +499,7 @@ async def test_decision_after_an_administrators_abort_is_a_mixed_outcome(bench: 
 @MODES
 async def test_transaction_kept_by_a_killed_claim_is_committed(bench: Bench, prepare: bool) -> None:
     lost = await prepared_in_kafka(bench, bench.partner(prepare=prepare), decided=True)
-    await lost._init_producer()  # a claim that was killed after its first request
+    await lost._init_producer()  # like a claim that was killed after its first request
     await lost.close()
     found = await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
     assert found is Outcome.COMMITTED
@@ -520,7 +520,7 @@ async def test_administrators_abort_of_a_kept_transaction_rolls_prepared_rows_ba
 
 
 async def test_prepared_rows_with_unknown_kafka_outcome_are_not_resolved(bench: Bench) -> None:
-    """An InitProducerId after the abort leaves a state that fits both outcomes."""
+    """An InitProducerId after the abort leaves a state that allows both outcomes."""
     lost = await prepared_in_kafka(bench, bench.partner(prepare=True), decided=True)
     abort(bench, "--force")
     await lost._init_producer()

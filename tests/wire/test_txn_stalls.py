@@ -1,4 +1,4 @@
-"""No transaction blocks the event loop for long, with any number of partitions and ids.
+"""No transaction blocks the event loop for long, however many partitions and ids there are.
 
 This covers requests within the limits, and the broker's own background work.
 """

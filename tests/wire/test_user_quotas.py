@@ -1,4 +1,4 @@
-"""Quotas of authenticated users: all clients of a user share them, and other users do not."""
+"""Quotas of authenticated users: all clients of a user share a quota; other users do not."""
 
 from __future__ import annotations
 

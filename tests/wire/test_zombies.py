@@ -1,7 +1,7 @@
 """Late requests of paused, delayed or duplicate producers must have no effect.
 
-The protocol has one hole: an EndTxn below version 5 identifies its producer, but not which of its
-transactions it ends (KAFKA-17754).
+The protocol has one gap: an EndTxn below version 5 identifies its producer, but not which of the
+producer's transactions it ends (KAFKA-17754).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_MS = 2_500
 LATE_BY = range(1, 6)
 CLAIMS = 4
-"""Number of claims of one id by each of two processes."""
+"""How often each of two processes claims the same id."""
 
 
 def process(*arguments: object) -> Child:
@@ -110,7 +110,7 @@ def test_kafka_17754_late_commit_below_tv2_tears_a_later_transaction(
     client.send(topic, 0, b"first half")
     assert held.deliver() == "none"
     settled(cluster, topic, 2 * late_by + 2)
-    # The late EndTxn has committed the transaction, so its producer cannot abort it.
+    # The late EndTxn has committed the transaction, so the producer cannot abort it.
     with pytest.raises(RefusedError, match="invalid_txn_state"):
         client.end(commit=False)
     assert cluster.values(topic, isolation=READ_COMMITTED)[-1] == b"first half"
@@ -266,7 +266,7 @@ def test_two_processes_with_one_transactional_id_tear_no_transaction(
     rivals = [process("rival", client, bootstrap, topic, name, who, stop) for who in "ab"]
     try:
         for child in rivals:
-            # Each producer has been fenced by the other, and has claimed the id again.
+            # Each producer has been fenced by the other one, and has claimed the id again.
             until(
                 lambda child=child: child.lines.count("claimed") >= CLAIMS,
                 f"{CLAIMS} claims in {child.lines[-9:]}",
@@ -281,7 +281,7 @@ def test_two_processes_with_one_transactional_id_tear_no_transaction(
     said = [line.split() for child in rivals for line in child.lines]
     committed = {words[1] for words in said if words[0] == "committed"}
     unknown = {words[1] for words in said if words[0] == "unknown"}
-    # Abort the last claimant's open transaction, which would hold the last stable offset back.
+    # Abort the last open transaction, which would hold the last stable offset back.
     last = StubbornClient(bootstrap, name, version=1)
     last.claim()
     last.close()

@@ -1,7 +1,7 @@
-"""One interface for the three transactional producers, so that a scenario is written once.
+"""A common interface of the three transactional producers, so that scenarios are written once.
 
-Each raises :class:`Fenced` for an error that ends the producer, and :class:`AbortableError` for one
-that ends only the transaction.
+Each raises :class:`Fenced` for an error after which the producer cannot continue, and
+:class:`AbortableError` for an error that only ends the transaction.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Confluent:
         try:
             yield
         except (confluent_kafka.KafkaException, SystemError) as raised:
-            # A fatal error in a delivery callback comes as the cause of a SystemError.
+            # A fatal error in a delivery callback is the cause of a SystemError.
             told = raised.__cause__ if isinstance(raised, SystemError) else raised
             if not isinstance(told, confluent_kafka.KafkaException):
                 raise
@@ -100,7 +100,7 @@ class Confluent:
                 confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,
                 confluent_kafka.KafkaError.PRODUCER_FENCED,
             }
-            # A purged record's error does not say why; the producer's next call raises the reason.
+            # A purged record's error does not contain the reason; the next call raises the reason.
             raise (Fenced if error.code() in fenced else AbortableError)(error)
 
     async def send_offsets(self, offsets: Offsets, group: str) -> None:
@@ -250,7 +250,7 @@ CLIENTS: dict[str, Any] = {
 async def transactional(
     client: str, bootstrap: str, transactional_id: str, *, timeout_ms: int = 60_000
 ) -> AsyncIterator[TransactionalProducer]:
-    """Yield an initialised producer of the named client, and close it in any state at the end."""
+    """Yield an initialized producer of the named client, and close it at the end."""
     producer: TransactionalProducer = CLIENTS[client](bootstrap, transactional_id, timeout_ms)
     try:
         await producer.init()

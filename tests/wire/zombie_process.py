@@ -1,12 +1,12 @@
-"""A transactional producer in a process of its own, which a test can suspend, resume and duplicate.
+"""A transactional producer in a separate process, which a test can suspend, resume and duplicate.
 
     python -m tests.wire.zombie_process paused CLIENT BOOTSTRAP TOPIC ID TIMEOUT_MS GO
     python -m tests.wire.zombie_process rival CLIENT BOOTSTRAP TOPIC ID NAME STOP
 
-``paused`` opens a transaction, prints ``open``, waits until the file GO exists, then writes once
-more and commits; it prints ``committed``, or ``refused`` with the reason. ``rival`` runs
+``paused`` opens a transaction, prints ``open``, waits until the file GO exists, then writes another
+record and commits; it prints ``committed``, or ``refused`` with the reason. ``rival`` runs
 transactions of two records until the file STOP exists, and claims the id again whenever it is
-fenced; for each value it prints ``committed``, or ``unknown`` if the outcome is unknown.
+fenced. For each transaction it prints ``committed``, or ``unknown`` if the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.wire.transactional import AbortableError, Fenced, transactional
 
 WAIT_S = 60.0
 MOST = 20_000
-"""The most transactions of a rival that is not stopped."""
+"""The maximum number of transactions of a rival that is not stopped."""
 
 
 def say(*words: object) -> None:
@@ -39,7 +39,7 @@ async def paused(
         await producer.send(topic, b"before the pause")
         say("open")
         end = time.monotonic() + WAIT_S
-        # Do not run the event loop meanwhile: a suspended process does not run it either.
+        # Do not run the event loop meanwhile, because a suspended process does not run it either.
         while not is_there(go) and time.monotonic() < end:
             time.sleep(0.01)  # noqa: ASYNC251
         for step in ("send", "commit"):

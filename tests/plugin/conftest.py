@@ -1,4 +1,4 @@
-"""The plugin's own fixtures in place of the root's fixtures of the same names."""
+"""The plugin's own fixtures, instead of the root conftest's fixtures of the same names."""
 
 from __future__ import annotations
 

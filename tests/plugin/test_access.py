@@ -134,7 +134,7 @@ def test_client_config_without_users_is_plaintext(kafka: Kafka) -> None:
     with pytest.raises(ValueError, match="the broker has no users"):
         kafka.client_config(user="alice")
     with pytest.raises(RuntimeError, match="tls=True gives it one"):
-        kafka.ca_file  # noqa: B018 - asking is what fails
+        kafka.ca_file  # noqa: B018 - reading the attribute raises the error
     with pytest.raises(ApiError, match="SECURITY_DISABLED"):
         kafka.acl("alice READ topic:orders")
 

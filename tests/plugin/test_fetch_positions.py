@@ -16,7 +16,7 @@ from tests.plugin.test_methods import member
 __all__ = ["kafka_cluster"]
 
 LATEST = {"auto.offset.reset": "latest"}
-"""Without the wait, most consumers would miss the first records."""
+"""Without ``wait_for_fetch``, most consumers would miss the first records."""
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -56,7 +56,7 @@ def test_records_that_wait_in_the_client_do_not_hide_its_position(kafka: Kafka) 
         )
         async with consumer:
             await kafka.aio.wait_for_group("shop", members=1, lag=4)
-            # aiokafka fetches a partition again only after its records were read.
+            # aiokafka fetches from a partition again only after the fetched records were read.
             for _ in range(2):
                 await kafka.aio.wait_for_fetch("shop", members=1)
             assert len(await consumer.getmany(timeout_ms=10_000)) > 0

@@ -1,4 +1,4 @@
-"""A broker in a process whose time the test has frozen, with freezegun and time-machine."""
+"""A broker in a process whose clock is frozen by freezegun or time-machine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_clients_are_served_under_frozen_time(frozen: Kafka) -> None:
     )
     consumer.subscribe(["orders"])
     assert consumer.poll(10).value() == b"tea"
-    # The response to a Fetch that waits for records.
+    # This is the response to a Fetch that has waited for records.
     assert consumer.poll(10).error().code() == KafkaError._PARTITION_EOF
     frozen.wait_for_group("shop", members=1)
     producer.begin_transaction()

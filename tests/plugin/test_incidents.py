@@ -1,4 +1,4 @@
-"""From an incident to a test: ``fencepost record`` and the replay of its file, for each kind."""
+"""``fencepost record`` of an incident, and the replay of its file in a test, for each kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(kafka: Kafka, **more: Any) -> dict[str, Any]:
 
 
 def record(kafka: Kafka, path: Path, *subjects: str, **env: Any) -> Path:
-    """Record an incident by the command; return its file."""
+    """Record an incident by the command; return the incident's file."""
     kafka.history()  # writes the entries that are queued
     cli(kafka.bootstrap, "record", *subjects, "--out", str(path), **env)
     return path
@@ -75,7 +75,7 @@ def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are ended with the test."""
+    """Processes that are killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for process in started:
@@ -96,7 +96,7 @@ def member_process(
 
 
 def polled_until(member: Consumer, reached: Callable[[], bool]) -> None:
-    """Poll a consumer, which joins rebalances meanwhile, until a state is reached."""
+    """Poll a consumer until a state is reached; polling also lets it take part in rebalances."""
     until(lambda: (member.poll(0.05), reached())[1], "the group changes")
 
 
@@ -110,7 +110,7 @@ def test_replay_repeats_rebalances_and_a_session_timeout(
     end: signal.Signals,
     kafka_replay: Callable[[Path], Replay],
 ) -> None:
-    """A member's process is killed or stopped, and the other member gets its partitions."""
+    """A member's process is killed or stopped, and the other member gets the partitions."""
     conf = settings(kafka, group_id="shop", client_id="stays") | protocol
     stays = Consumer(conf)
     stays.subscribe(["orders"])
@@ -149,11 +149,11 @@ def test_replay_repeats_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_pat
 
 
 def test_replay_repeats_a_revocation_timeout(kafka: Kafka, tmp_path: Path) -> None:
-    """A member of the consumer protocol keeps its partitions: the rebalance timeout removes it."""
+    """A consumer-protocol member keeps revoked partitions until the rebalance timeout."""
     held: list[object] = []
 
     def keep(_consumer: Consumer, partitions: object) -> None:
-        # Not unassigned: the member goes on with heartbeats, and still owns its partitions.
+        # Without an unassign, the member still owns its partitions, and sends heartbeats.
         held.append(partitions)
         until(lambda: "did not revoke in time" in reasons(), "the rebalance timeout ends")
 
@@ -256,7 +256,7 @@ def test_replay_repeats_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> N
 
 
 def share_incident(kafka: Kafka, path: Path) -> Path:
-    """A worker lets the lock of a record expire, twice, and the record is given up."""
+    """A worker twice lets a record's acquisition lock expire; then the record is archived."""
     from tests.plugin.test_shares import group
 
     kafka.topic("jobs")
@@ -298,7 +298,7 @@ def test_replay_repeats_expired_acquisition_locks(
 
 
 def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> None:
-    """The control: an edited incident is not the broker's behaviour."""
+    """A check of the replay: an edited incident must not be accepted."""
     zombie = producer(kafka, client_id="zombie")
     zombie.produce("orders", b"tea")
     zombie.flush(20)

@@ -1,4 +1,4 @@
-"""Brokers that start and stop leave nothing in the process, and cost little."""
+"""Stopped brokers leave nothing in the process, and cost little."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fencepost.testing import Kafka
 FEW, MANY = 50, 1_000
 
 MOST_OBJECTS = 100
-"""The allowed growth in objects that the collector tracks; one broker has thousands."""
+"""How many more tracked objects the garbage collector may have; a broker has thousands."""
 
 MOST_MEMORY_BYTES = 16 << 20
-"""The allowed growth of the process in bytes, for any number of brokers."""
+"""How many bytes the process may grow by, for any number of brokers."""
 
 
 def objects() -> int:
@@ -37,18 +37,18 @@ def memory_bytes() -> int:
 
 
 def descriptors() -> set[str]:
-    """Return the open descriptors, with the inode numbers of sockets and pipes to detect reuse."""
+    """Return the open descriptors; inode numbers show whether a descriptor was reused."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
         try:
             found.add(f"{path.name} {path.readlink()}")
-        except FileNotFoundError:  # the descriptor of the listing itself
+        except FileNotFoundError:  # the descriptor that listed the directory
             continue
     return found
 
 
 def live() -> float:
-    """Start, use and stop a broker; return the seconds that the start took."""
+    """Start, use and stop a broker; return the seconds until it had started."""
     kafka = Kafka()
     begun = time.perf_counter()
     kafka.start()
@@ -61,9 +61,9 @@ def live() -> float:
 
 
 def start_and_stop(count: int) -> None:
-    """Start and stop brokers, and check that nothing of them is left in this process.
+    """Start and stop brokers, and check that they leave nothing in this process.
 
-    The process has no other tests, because their background work would change the counts.
+    The process runs no other tests, because their background work would change the counts.
     """
     home = Path(tempfile.gettempdir())
     for _ in range(10):  # the first brokers create one-time objects

@@ -1,4 +1,4 @@
-"""The methods that a test calls on its broker."""
+"""The broker methods that tests call."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_records_waits_for_records_of_other_threads(own: Kafka) -> None:
 
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Do ``work`` in a thread after a moment."""
+    """Do ``work`` in a thread, shortly afterwards."""
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(lambda: (threading.Event().wait(0.05), work()))
         yield
@@ -240,7 +240,7 @@ def test_methods_are_thread_safe(own: Kafka) -> None:
 
 @contextmanager
 def member(kafka: KafkaUnderTest, **more: object) -> Iterator[object]:
-    """Run a consumer that polls in a thread of its own."""
+    """Run a consumer that polls in a thread."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -318,7 +318,7 @@ def test_group_lag_counts_owned_partitions_without_a_commit(protocol: str, kafka
         with pytest.raises(TimeoutError, match=r"and at most 0 behind \(it is 1\)"):
             kafka.wait_for_group("shop", members=1, lag=0, timeout=0.05)
         consumer.commit(message, asynchronous=False)
-        kafka.wait_for_group("shop", members=1, lag=0, timeout=5)  # two partitions are empty
+        kafka.wait_for_group("shop", members=1, lag=0, timeout=5)  # two of the partitions are empty
         kafka.produce("orders", "a", "b", partition=1)
         with pytest.raises(TimeoutError, match=r"and at most 1 behind \(it is 2\)"):
             kafka.wait_for_group("shop", lag=1, timeout=0.05)

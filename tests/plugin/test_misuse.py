@@ -193,7 +193,7 @@ def test_call_on_a_paused_or_closed_broker_is_refused() -> None:
         kafka.pause()
         with pytest.raises(RuntimeError, match=r"the broker is paused; kafka.resume\(\)"):
             kafka.records("orders")
-        kafka.clock.advance(seconds=60)  # it does not wait for a paused broker
+        kafka.clock.advance(seconds=60)  # does not wait for a paused broker
         kafka.resume()
         kafka.produce("orders", "tea")
     with pytest.raises(RuntimeError, match=r"the broker is down; kafka.restart\(\)"):
@@ -302,13 +302,13 @@ MEANT: Mapping[str, dict[str, object]] = {
     "partition_network": {"nodes": [1], "others": [2], "one_way": False},
     **{name: {"broker_id": 1} for name in ("kill", "stop", "restart", "pause", "resume")},
 }
-"""A valid call of each method; the test replaces one argument at a time."""
+"""A valid call of each method. The test replaces one argument at a time."""
 
 ELSEWHERE = frozenset({"acl", "advance_async", "attach", "call", "detach", "remove", "run"}) | {
     "takes",
     "wait_async",
 }
-"""Methods that take rules, which tests above cover, and methods for the broker's own loop."""
+"""Methods that take rules, which the tests above cover, and methods for the broker's own loop."""
 
 
 def _subjects(found: KafkaUnderTest) -> list[object]:
@@ -358,7 +358,7 @@ def _call(method: Any, arguments: dict[str, object], parameter: str) -> str:
         if not (last.line or "").lstrip().startswith("raise"):
             return f"{type(error).__name__} from inside, {last.filename}:{last.lineno}: {told}"
         return "" if len(told.split()) > 2 else f"no sentence: {told}"
-    except Exception as error:  # noqa: BLE001 - that is what must not come
+    except Exception as error:  # noqa: BLE001 - any other exception is a problem
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Whole projects that use the plugin, each run as its owner runs it."""
+"""Whole projects that use the plugin, each run in the way of its developers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def run(
     ini: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, int], str]:
-    """Run pytest in a project of these samples; return its counts and its output."""
+    """Run pytest in a project that has these samples; return its counts and its output."""
     for sample in samples.split():
         text = (SAMPLES / f"{sample}.py").read_text(encoding="utf-8")
         (project / f"test_{sample}.py").write_text(text.replace("mark.MARK", f"mark.{mark}"))
     (project / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{ini}")
-    # The outer run's variables would pass its worker ids on.
+    # With the environment variables of the outer run, the inner run would get its worker ids.
     outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", "base", *options],
@@ -79,7 +79,7 @@ def test_each_xdist_worker_has_its_own_session_broker(tmp_path: Path) -> None:
     environment = {"ADDRESSES": str(addresses)}
     counted, output = run(tmp_path, "shared", "-n", "2", environment=environment)
     assert counted == {"passed": 6}, output
-    # Each worker has one session broker, whose topic names are the tests' own.
+    # Each worker has its own session broker, so topic names do not collide.
     assert len(set(addresses.read_text().split())) == 2, output
 
 
@@ -101,7 +101,7 @@ def test_failure_report_has_history_and_data_directory(tmp_path: Path) -> None:
     down = told["test_fails_without_a_broker"]
     assert "BrokerDownError: the broker is down; kafka.restart() starts it again" in down
     assert re.search(r"-+ Kafka at .* -+\nthe broker is down\ndata directory: ", down), down
-    # Events before the test are left out for a shared broker.
+    # For a shared broker, events before the test are left out.
     shared = told["test_fails_with_the_shared_one"]
     assert re.search(r" test_fails_with_the_shared_one-\d+-payments +epoch-bumped ", shared), shared
     assert not re.search(r"test_earlier-\d+-payments +epoch-bumped", shared), shared
@@ -132,7 +132,7 @@ def test_failure_report_has_history_and_data_directory(tmp_path: Path) -> None:
         r"a fault is not used up after 0 requests: api=EndTxn, close=after, times=1\n",
         told["test_fails_with_a_cluster"],
     ), told["test_fails_with_a_cluster"]
-    # Directories of failed tests are kept, those from passed tests are removed.
+    # The directories of failed tests are kept, and those of passed tests are removed.
     kept = sorted(path.name for path in (tmp_path / "base").glob("kafka*") if path.is_dir())
     named = {Path(found).name for found in re.findall(r"data directory: (.*)", output)}
     assert named <= set(kept), (named, kept)
@@ -166,14 +166,14 @@ def test_plugin_imports_nothing_before_its_use(tmp_path: Path) -> None:
         "    others = [one for one in ('kio', 'structlog', 'click') if one in sys.modules]\n"
         "    print('IMPORTED', *names, *others)\n"
     )
-    # hypothesis has a plugin of its own with further imports.
+    # hypothesis has its own pytest plugin, which imports more modules.
     _, output = run(tmp_path, "plain", "--collect-only", "-q", "-s")
     (line,) = (line for line in output.splitlines() if line.startswith("IMPORTED"))
     assert line.split()[1:] == ["fencepost.testing", "fencepost.testing.plugin"], line
 
 
 def test_clone_runs_a_user_test_with_only_pytest_installed(tmp_path):
-    # The clone's own configuration has options of plugins that only its developers have.
+    # The repository's own configuration has options of plugins that only its developers install.
     clone = Path(__file__).parents[2]
     (tmp_path / "pyproject.toml").write_bytes((clone / "pyproject.toml").read_bytes())
     (tmp_path / "test_orders.py").write_text("def test_nothing(): pass\n")

@@ -1,4 +1,4 @@
-"""``kafka_cluster`` has the methods of ``kafka``, and waits for changes that only clusters have."""
+"""``kafka_cluster`` has the methods of ``kafka``, and can wait for changes of a cluster."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_advanced_cluster_clock_fences_no_broker(kafka_cluster: Cluster) -> None
     before = kafka_cluster.partition("orders")
     fired = kafka_cluster.clock.advance(seconds=120)
     assert ("transaction", "till") in [(one.what, one.who) for one in fired]
-    # A follower lags for seconds of real time; the advanced clock must not shrink the ISR.
+    # The follower lags for some seconds of real time; an advanced clock must not shrink the ISR.
     followers = [one for one in kafka_cluster.brokers if one != before.leader]
     kafka_cluster.partition_network(followers[:1], [before.leader])
     behind = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "acks": 1})
@@ -123,7 +123,7 @@ def test_advanced_cluster_clock_fences_no_broker(kafka_cluster: Cluster) -> None
     assert behind.flush(30) == 0
     kafka_cluster.clock.advance(seconds=3_600)
     kafka_cluster.brokers[before.leader].call(_check_isr)
-    kafka_cluster.topic("later")  # the controller has processed the earlier changes
+    kafka_cluster.topic("later")  # when it exists, the controller has processed earlier changes
     assert kafka_cluster.partition("orders") == before, "no broker was fenced, no ISR shrank"
     kafka_cluster.heal()
     # The clock does not wait for a paused broker.

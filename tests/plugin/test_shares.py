@@ -1,4 +1,4 @@
-"""Share groups: their in-flight records, waits for them, the clock, and faults."""
+"""Share groups: waits for their in-flight records, the clock, and faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOCK_MS = 30_000
 
 
 def group(kafka: KafkaUnderTest, name: str, **settings: str) -> str:
-    """Have a share group begin with the first record; return its name."""
+    """Let a share group begin with the first record; return the group's name."""
     wanted = {"share.auto.offset.reset": "earliest"}
     wanted |= {f"share.{key.replace('_', '.')}": value for key, value in settings.items()}
     alter(kafka, name, wanted)
@@ -66,7 +66,7 @@ def consumer(kafka: KafkaUnderTest, name: str, *topics: str) -> Iterator[ShareCo
 
 
 def polled(member: ShareConsumer) -> list[Any]:
-    """Return the records of the next poll that has any."""
+    """Return the records of the next poll that returns any."""
     return until(lambda: list(member.poll(0.2)), "records are delivered")
 
 
@@ -129,7 +129,7 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
         assert [(one.what, one.who) for one in fired if one.what == "share-lock"] == [
             ("share-lock", workers)
         ]
-    # The first consumer's lock has expired. The second delivery is the last that the limit allows.
+    # The first consumer's lock has expired. The limit allows one more delivery, the second.
     with consumer(kafka, workers, "orders") as member:
         assert polled(member)[0].delivery_count() == 2
         seen = kafka.wait_for_shares(workers, tea, until="ACQUIRED", delivery_count=2)
@@ -304,7 +304,7 @@ def test_clock_moves_records_at_their_limit_into_the_dead_letter_queue(kafka: Ka
 
 @pytest.mark.kafka(config={"errors.deadletterqueue.auto.create.topics.enable": True})
 def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
-    """The controller creates the queue; its partitions and the source's have other leaders."""
+    """The controller creates the queue. Its partition and the source's have different leaders."""
     kafka = kafka_cluster
     kafka.feature("share.version", 2)
     workers = group(kafka, "workers")

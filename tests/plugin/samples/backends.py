@@ -1,4 +1,4 @@
-"""Coroutines on either of anyio's backends, without a client."""
+"""Coroutine tests on each of anyio's backends, without a client."""
 
 from importlib.util import find_spec
 

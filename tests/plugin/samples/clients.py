@@ -1,4 +1,4 @@
-"""Fixtures that make clients, as users' tests have them."""
+"""Fixtures that create clients, as in users' tests."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Tests as coroutines; MARK is replaced by the runner's mark."""
+"""Coroutine tests, in which MARK is replaced by the runner's mark."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ async def test_consumer_on_the_same_loop_commits_its_offset(kafka):
         assert (await consumer.getone()).value == b"one"
         await consumer.commit()
         await kafka.aio.assert_committed("shop", {orders: {1: 1}})
-        # A blocking call stops only the clients of this event loop, for a moment.
+        # A blocking call only stops the clients of this event loop, and only for a moment.
         assert [record.value for record in kafka.records(orders)] == [b"one"]
     assert len(kafka.wait_for_group("shop", members=0).members) == 0
 

@@ -1,4 +1,4 @@
-"""Brokers with logins, as configured by markers."""
+"""Brokers with logins that markers configure."""
 
 from __future__ import annotations
 

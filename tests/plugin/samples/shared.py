@@ -15,7 +15,7 @@ def address(kafka_session):
 
 @pytest.fixture
 def application(kafka_session):
-    """Return the topic of an application that needs it before its start."""
+    """Return the topic of an application that needs the topic before it starts."""
     assert kafka_session.records(kafka_session.name("orders")) == []
     return kafka_session.name("orders")
 

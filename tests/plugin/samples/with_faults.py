@@ -1,4 +1,4 @@
-"""Crashes, faults and a clock, as users' tests have them."""
+"""Crashes, faults and a clock, as in users' tests."""
 
 import pytest
 

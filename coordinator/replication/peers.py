@@ -265,7 +265,7 @@ class Peers:
     def address(self, broker_id: int) -> Address | None:
         """Return a broker's inter-broker address; None if it is not registered or has none.
 
-        A fenced broker may be reachable all the same.
+        The broker may be fenced, because a fenced broker may still be reachable.
         """
         broker = self._image().brokers.get(broker_id)
         endpoint = None if broker is None else broker.listeners.get(self.listener)

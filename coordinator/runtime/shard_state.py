@@ -25,4 +25,4 @@ SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
 """The allowed transitions; any other is a bug."""
 
 LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
-"""States in which a client should retry; in the others it looks for another coordinator."""
+"""States in which a client should retry. In any other state it looks for another coordinator."""

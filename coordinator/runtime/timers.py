@@ -13,8 +13,8 @@ therefore keeps its old entry in the queue until that entry is due, and only the
 once per session timeout, not per heartbeat.
 
 A timer fires only after the loop has read all data that had arrived by its deadline. Otherwise,
-after a pause of the process or of the loop, live members would expire although their heartbeats
-have arrived and are only unread.
+after a pause of the process or of the loop, the sessions of live members would expire although
+their heartbeats have arrived and are only unread.
 
 Source: the contract of ``CoordinatorTimerImpl``.
 """

@@ -289,7 +289,7 @@ class MarkerWriter:
     # --- queues ---
 
     def _go_on(self, end: float) -> None:
-        """Report, look up leaders, send and write until ``end``; leave the rest to the worker.
+        """Report, look up leaders, send and write until ``end``; then the worker continues.
 
         A minimum of work is done even after ``end``, so that a transaction with few partitions
         finishes in one turn.
@@ -451,7 +451,7 @@ class MarkerWriter:
                 self._settle(write)
 
     def _settle(self, write: _LocalWrite) -> None:
-        """Report the committed markers; schedule the others again."""
+        """Report the committed markers, and schedule the uncommitted markers again."""
         write.appends.settle()
         codes = {
             producer_id: {partition: code.name.upper() for partition, code in errors.items()}

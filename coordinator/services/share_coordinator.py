@@ -202,7 +202,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         from fencepost.groups.share.state import ForgetTopics  # noqa: PLC0415 - as above
 
         while deleted := frozenset(self._deleted):
-            # Until the deletion's records are durable, power loss may restore the topics.
+            # Until the deletion's records are durable, a power failure may restore the topics.
             await self._replicas.durable()
             await self._shards.send_to_all(ForgetTopics(deleted))
             self._deleted -= deleted

@@ -520,8 +520,8 @@ class LogManager:
     def close(self) -> None:
         """Flush and close every log, write the checkpoints and the clean-shutdown file.
 
-        If a log is offline or could not be closed, that file is not written, and the next start
-        recovers the logs that may be damaged.
+        If a log is offline or could not be closed, the clean-shutdown file is not written, and the
+        logs that may be damaged are recovered when the broker starts again.
         """
         self._unconfigured.clear()
         self._files.close()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.broker_services import Services
 
 MAX_CLIENTS: Final = 500
-"""Client ids with series: the most recently active ones."""
+"""The maximum number of client ids with series: the most recently active ones."""
 
 FAMILIES: Final = read_families("""
 fencepost_telemetry_instances gauge
@@ -38,8 +38,8 @@ _VALUES: Final[dict[str, tuple[str, Callable[..., float], float]]] = {
     "commit_latency_max_seconds": ("commit_latency_max_ms", max, 1_000),
     "rebalances": ("rebalances", operator.add, 1),
 }
-"""By the end of a family's name: the short name in ``HIGHLIGHTS`` (``telemetry/reports.py``), the
-function that combines the values of several instances, and the divisor for the unit."""
+"""By the last part of a family's name: the short name in ``HIGHLIGHTS`` (``telemetry/reports.py``),
+the function that combines the values of several instances, and the divisor for the unit."""
 
 
 def series(services: Services) -> Iterator[Series]:

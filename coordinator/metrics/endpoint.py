@@ -1,7 +1,7 @@
-"""`/metrics`, `/healthz` and `/readyz` of one broker, from before its startup until after its stop.
+"""`/metrics`, `/healthz` and `/readyz` of one broker, before its startup and until it has stopped.
 
-Only one scrape at a time collects samples; a request that arrives meanwhile, for the same format,
-gets the same response. A scrape works in slices of a millisecond; its text is sent in pieces.
+Only one scrape at a time collects samples. Requests for the same format that arrive during a scrape
+all get its response. A scrape works in slices of a millisecond; its text is sent in parts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TICK_MS: Final = 100
 """Interval between measurements of the event loop's lag."""
 
 ABOUT_ITSELF: Final = 4
-"""Samples that a scrape adds about itself, beyond the limit."""
+"""The number of samples about the scrape itself, which are added even if the limit is reached."""
 
 LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """The histogram's bounds in seconds; a turn of the loop should take less than 0.05."""
@@ -238,7 +238,7 @@ def _version() -> str:
 
 
 def _format(accept: str) -> str:
-    """Return the format an Accept header asks for: OpenMetrics if it precedes plain text."""
+    """Return the format for an Accept header: OpenMetrics if it is named before plain text."""
     for media_range in accept.lower().split(","):
         kind = media_range.partition(";")[0].strip()
         if kind == "application/openmetrics-text":

@@ -17,32 +17,33 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 LINES_PER_LOOK: Final = 10
-"""Samples between two checks of the time; some require a walk over a group's members."""
+"""The number of samples between two checks of the time. Few, as some samples require a walk over a
+group's members."""
 
 LINES_PER_PIECE: Final = 200
-"""Lines that are kept as one piece of text: about 16 KiB."""
+"""The number of lines in one part of the text, about 16 KiB."""
 
 SLICE_MS: Final = 1
-"""How long a scrape may occupy the loop before it yields, in milliseconds: short, because a scrape
-is never urgent."""
+"""The time in milliseconds for which a scrape may occupy the event loop before it yields. It is
+short, because a scrape is never urgent."""
 
 
 @dataclass(slots=True)
 class ScrapePage:
-    """The response to a scrape, while it is collected; ``max_series`` samples at most."""
+    """The response to a scrape while its samples, at most ``max_series``, are collected."""
 
     content_type: str
     max_series: int
     pieces: list[bytes] = field(default_factory=list)
     """The text, in order."""
     series: int = 0
-    """Samples in the text."""
+    """The number of samples in the text."""
     dropped: int = 0
-    """Samples left out because of the limit."""
+    """The number of samples left out because of the limit."""
     _lines: list[str] = field(default_factory=list)
 
     async def add(self, all_series: Iterable[Series], pace: Pace) -> None:
-        """Write families with all their samples, and yield to other tasks meanwhile."""
+        """Write families with all their samples, yielding to other tasks in between."""
         for family, samples in all_series:
             self._lines += self._head(family)
             for number, (written, value) in enumerate(samples):

@@ -14,7 +14,7 @@ from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.logcore.values import dataclass
 
 MAX_LABEL_CHARACTERS: Final = 250
-"""Length of a label value: a topic's name fits, while a group id may be of any length."""
+"""The maximum length of a label value. Every topic name fits, but a group id may be longer."""
 
 Number = int | float
 Sample = tuple[str, Number]
@@ -39,8 +39,8 @@ Series = tuple[Family, Iterable[Sample | tuple[str, Histogram]]]
 def read_families(table: str) -> dict[str, Family]:
     """Return the families of a table by name.
 
-    In the table, a line has name, type and labels of a family; indented lines with the help text
-    follow.
+    In the table, a line has the name, the type and the labels of a family, and is followed by
+    indented lines with the help text.
     """
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     families = {}
@@ -54,7 +54,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def label(value: object) -> str:
-    """Escape a label value, and truncate a long one to a unique text with a checksum."""
+    """Escape a label value; truncate a long value, with a checksum that keeps it unique."""
     text = str(value)
     if len(text) > MAX_LABEL_CHARACTERS:
         digest = zlib.crc32(text.encode("utf-8", "surrogatepass"))

@@ -15,7 +15,7 @@ SERVING: Final = "serving"
 STOPPING: Final = "stopping: pending requests are answered, new connections are refused"
 
 SHOWN: Final = 3
-"""Partitions that a reason names."""
+"""The maximum number of partitions that a reason names."""
 
 
 def unready(stage: str, services: Services | None) -> str:

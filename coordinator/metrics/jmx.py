@@ -1,7 +1,7 @@
 """The names that Prometheus' JMX exporter gives to Apache Kafka's MBeans.
 
-Metrics of queues between threads are 0: one event loop has no such queues. Metrics that this broker
-does not measure are left out.
+Metrics of queues between threads are 0, because one event loop has no such queues. Metrics that
+this broker does not measure are left out.
 """
 
 from __future__ import annotations

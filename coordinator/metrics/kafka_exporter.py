@@ -1,4 +1,4 @@
-"""kafka_exporter's metric names, for Grafana's dashboard 7589; its lag is in offsets."""
+"""kafka_exporter's metric names, for Grafana's dashboard 7589. Lags are in offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KMinion's metric names, for the dashboards 14012 to 14014; its lag is in offsets."""
+"""KMinion's metric names, for Grafana's dashboards 14012 to 14014. Lags are in offsets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ kminion_kafka_consumer_group_offset_commits_total counter group_id
 """)
 
 VERSION: Final = "v4.3"
-"""The release of Apache Kafka whose behaviour this broker has."""
+"""The release of Apache Kafka that this broker behaves like."""
 
 
 def series(view: MetricsView) -> Iterator[Series]:

@@ -1,10 +1,11 @@
 """Consumer lag in records that a consumer can still receive, and in time.
 
 The usual lag, high watermark minus committed offset, includes transaction markers, aborted records
-and records that retention has removed; during an open transaction it grows although consumers can
+and records that retention has removed. During an open transaction it grows although consumers can
 read no new record.
-The broker knows which offsets hold records. Scanning for them is bounded in time per scrape and in
-memory; offsets that are not scanned count as records until a later scrape.
+
+The broker finds out from batch headers which offsets hold records. The scan of the headers is
+bounded in time per scrape and in memory; until an offset is scanned, it counts as a record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fencepost.coordinator.runtime.background import Pace
 from fencepost.logcore.clock import monotonic_s
 
 LOOK_MS: Final = 200
-"""Time that a scrape may spend on scanning batch headers, in milliseconds."""
+"""The maximum time that a scrape may spend on scanning batch headers, in milliseconds."""
 
 MAX_RUNS: Final = 200_000
 """The maximum number of runs of offsets kept for all partitions together, at 32 bytes each."""
@@ -35,7 +36,7 @@ class LagTallies:
 
     def __init__(self) -> None:
         self.unseen = 0
-        """Offsets that the last scrape counted as records without scanning them."""
+        """The number of offsets that the last scrape counted as records without scanning them."""
         self._decided: dict[TopicPartition, PartitionTally] = {}
         """Tallies up to the last stable offset."""
         self._unstable: dict[TopicPartition, PartitionTally] = {}
@@ -44,7 +45,7 @@ class LagTallies:
     async def fill(
         self, snapshot: Snapshot, cleaned: Mapping[TopicPartition, int], pace: Pace
     ) -> None:
-        """Fill in the figures of all committed offsets."""
+        """Fill in the lags of all committed offsets."""
         readers: dict[TopicPartition, list[OffsetRow]] = {}
         for one in snapshot.offsets():
             readers.setdefault((one.at.topic, one.at.index), []).append(one)
@@ -121,7 +122,7 @@ class LagTallies:
 
 
 MAX_TIMES: Final = 64
-"""Timestamps kept per partition: usually enough for all groups that read it."""
+"""The maximum number of timestamps kept per partition, usually enough for all its groups."""
 
 
 def _in_time(steps: Iterator[None], until: float) -> Iterator[None]:

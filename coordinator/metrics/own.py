@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.server.server import Server
 
 MAX_CLIENTS: Final = 500
-"""Users and clients shown per quota: the most recently active ones."""
+"""The maximum number of users and clients shown per quota: the most recently active ones."""
 
 FAMILIES: Final = CLIENT_TELEMETRY | read_families("""
 fencepost_info gauge version cluster_id node_id
@@ -369,7 +369,7 @@ def of_quotas(services: Services) -> Iterator[Series]:
 
 
 def of_broker(services: Services, version: str) -> Iterator[Series]:
-    """Yield the metrics of the broker that are not of a topic, group or transaction."""
+    """Yield the broker's metrics that do not concern a topic, group or transaction."""
     who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
     yield labelled("fencepost_info", (who, 1))
     authorizer = services.authorizer
@@ -486,7 +486,7 @@ def _events(counts: Counter[tuple[str, str]]) -> Iterator[Sample]:
 
 
 def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[Series]:
-    """Yield groups by state, the causes of their rebalances, and then each group's metrics."""
+    """Yield counts of groups by state and of rebalances by cause, then each group's metrics."""
     rebalances, rest = Counter[str](), Counter[tuple[str, str]]()
     for (topic, kind, cause), count in services.history.counts.items():
         if topic != CONSUMER_OFFSETS:
@@ -596,5 +596,5 @@ def _age(row: PartitionRow, snapshot: Snapshot) -> float:
 
 
 def process_start_s() -> float:
-    """Return the start time of this process in seconds since 1970; now, if it is not known."""
+    """Return this process's start time in seconds since 1970; if unknown, the current time."""
     return time_of_day_ns() / 1e9 - (age_s() or 0)

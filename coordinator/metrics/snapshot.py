@@ -1,8 +1,8 @@
-"""The state of the broker during a scrape, collected piece by piece as rows for all exporters.
+"""The state of the broker during a scrape, collected step by step as rows for all exporters.
 
-Rows are collected in slices of the loop's time, so two rows may show different moments; a single
-row is consistent. A snapshot lasts for one scrape; :mod:`tally` and :mod:`view` keep state between
-scrapes.
+Rows are collected in several turns of the event loop, so two rows may show the state at different
+times; each row is consistent. A snapshot lasts for one scrape; :mod:`tally` and :mod:`view` keep
+state between scrapes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 TopicPartition = tuple[str, int]
 
 LOOKED_AT = 1_000
-"""Open transactions of one partition that are compared with the coordinator's."""
+"""The maximum number of open transactions of one partition that are compared with the transactions
+of the coordinator."""
 
 
 @dataclass(slots=True)
 class PartitionRow:
     """A partition. An unused partition has no log, and its offsets are 0.
 
-    If only other brokers have replicas, its offsets are not known here.
+    If only other brokers have replicas, this broker does not know the offsets.
     """
 
     topic: str
@@ -64,7 +65,7 @@ class PartitionRow:
     is_here: bool = True
     """Whether this broker has a replica."""
     is_in_sync: bool = True
-    """Whether that replica is in the ISR, so that lags can be computed from it."""
+    """Whether this broker's replica is in the ISR, so that lags can be computed from its log."""
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class TopicRow:
 
 @dataclass(slots=True)
 class OffsetRow:
-    """A group's committed offset. :mod:`lag` fills in the figures after ``committed``."""
+    """A group's committed offset. :mod:`lag` fills in the fields after ``committed``."""
 
     group: str
     written: str
@@ -127,9 +128,9 @@ class GroupRow:
     sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """By topic, the sum of committed offsets, and the sum of the known lags in offsets."""
     unknown: int = 0
-    """Partitions with an unknown lag: this broker has no in-sync replica of the partition, or a
-    member owns a partition with records for which the group has committed no offset, so that the
-    member's reset policy decides where the member starts."""
+    """The number of partitions with an unknown lag. Either this broker has no in-sync replica of
+    the partition, or a member owns the partition, which has records, and the group has not
+    committed an offset. In the second case the member's reset policy decides where it starts."""
 
 
 @dataclass(slots=True)
@@ -143,14 +144,14 @@ class Snapshot:
     transactions: Counter[str] = field(default_factory=Counter)
     """The number of transactional ids in each state, by Kafka's name for the state."""
     oldest_ms: int | None = None
-    """Start time of the longest open transaction."""
+    """The start time of the oldest open transaction."""
     shards: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Shards by topic and state."""
+    """The number of shards by topic and state."""
     traffic: Traffic = field(default_factory=Traffic)
     offline: int = 0
     leaderless: int = 0
     missed: int = 0
-    """Committed offsets left out because of the limit."""
+    """The number of committed offsets left out because of the limit."""
 
     def offsets(self) -> Iterator[OffsetRow]:
         """Return the committed offsets of all groups."""
@@ -226,10 +227,10 @@ async def _transactions(
 ) -> None:
     """Count transactions, and find those that are open in a log but unknown to their coordinator.
 
-    ``suspects`` are transactions found open in the logs before the coordinators' transactions are
-    read here. A coordinator writes the markers before it completes a transaction. So a transaction
-    that the coordinator does not know, and that is still open in the log afterwards, is hanging:
-    the coordinator will never end it.
+    ``suspects`` are transactions that were open in the logs before this function reads the
+    coordinators' transactions. A coordinator writes the markers before it completes a transaction.
+    So a transaction that the coordinator does not know, and that is still open in the log
+    afterwards, is hanging: the coordinator will never end it.
     """
     transactions: dict[int, TransactionMetadata] = {}
     knows_all = True

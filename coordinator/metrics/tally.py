@@ -6,8 +6,8 @@ record. Hidden and aborted offsets form runs, which are collected from batch hea
 offsets are records. Batches that this process has appended since the last marker are not scanned:
 none of their offsets is hidden.
 
-Offsets that are not scanned yet count as records, so a figure is exact or too large, never too
-small.
+Offsets that are not scanned yet count as records, so a computed lag is exact or too large, never
+too small.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from fencepost.logcore.errors import LogError
 from fencepost.logcore.partition import Partition
 
 BATCHES_PER_STEP: Final = 200
-"""Headers to scan before yielding to other tasks: about half a millisecond."""
+"""The number of headers to scan before yielding to other tasks: about half a millisecond."""
 
 OFFSETS_PER_PART: Final = 50_000
-"""Offsets for which aborted transactions are looked up together."""
+"""The number of offsets for which aborted transactions are looked up together."""
 
 MIN_RUNS: Final = 64
-"""Runs that every tally may keep, regardless of the number of tallies."""
+"""The number of runs that every tally may keep, regardless of the number of tallies."""
 
 
 class PartitionTally:
     """Hidden and aborted offsets of a partition from ``start`` to ``end``.
 
-    ``aborts``: whether all transactions in the range have ended. Beyond the last stable offset some
-    have not ended, and no offset counts as aborted.
+    ``aborts`` tells whether all transactions in the range have ended. Beyond the last stable offset
+    some transactions have not ended, and no offset counts as aborted.
     """
 
     def __init__(self, partition: Partition, start: int, cleaned: int, *, aborts: bool) -> None:
         self.partition = partition
         self.start = self.end = start
         self.cleaned = cleaned
-        """Where the last round of compaction ended; the next round invalidates this tally."""
+        """The offset at which the last compaction ended; another compaction makes this tally
+        invalid."""
         self.times: dict[int, int] = {}
         """Record timestamps by offset, for the consumers' next records."""
         self._aborts = aborts
@@ -53,7 +54,7 @@ class PartitionTally:
         self._first, self._length = array("q"), array("q")
         self._hidden, self._aborted = array("q"), array("q")
         self._forgotten = 0, 0
-        """The sums of runs that have been dropped."""
+        """The hidden and aborted offsets in runs that have been dropped."""
 
     @property
     def runs(self) -> int:
@@ -92,7 +93,7 @@ class PartitionTally:
     # --- learning ---
 
     def learn(self, limit: int) -> Iterator[None]:
-        """Scan all headers below ``limit`` that need scanning, some per step."""
+        """Scan the headers below ``limit`` that need to be scanned, some of them per step."""
         traffic = self.partition.traffic
         if traffic.markers != self._markers:
             self._markers = traffic.markers
@@ -112,7 +113,7 @@ class PartitionTally:
                 if self.end == before:
                     return  # the log is empty there, even if its end offset is higher
         except (LogError, OSError):
-            return  # a consumer that reads there gets the error
+            return  # a consumer that reads these offsets gets the error
 
     def _walk_part(self, limit: int) -> Iterator[None]:
         log = self.partition.log
@@ -163,8 +164,8 @@ class PartitionTally:
     def trim(self, start: int, most: int) -> None:
         """Drop runs below ``start``, and keep ``most`` runs at most.
 
-        If there are more, every second run is merged into the one before it: the lag of a consumer
-        between the two becomes larger by the length of the second.
+        If more runs are left, every second run is merged into the previous run. The lag of a
+        consumer between two merged runs becomes larger by the length of the second run.
         """
         if start > self.start:
             at = bisect_left(self._first, start)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.server.server import Server
 
 RATE_SECONDS: Final = 900
-"""Rates are exponentially weighted over a quarter of an hour."""
+"""The time over which rates are exponentially weighted: a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ class ClientInstance:
         self._last_get_ms = self._last_push_ms = _NEVER
 
     def may_get(self, now_ms: int) -> bool:
-        """Return whether the push interval has passed since the last request, and count this one.
+        """Return whether the push interval has passed since the last counted request or push.
 
-        A refused request does not count.
+        If it has, count the current request.
         """
         if now_ms - max(self._last_get_ms, self._last_push_ms) < self.interval_ms:
             return False
@@ -50,10 +50,11 @@ class ClientInstance:
         return True
 
     def may_push(self, now_ms: int) -> bool:
-        """Return whether a push is allowed now, and count it; a refused push does not count.
+        """Return whether the push interval has passed since the last counted push.
 
-        The first push after the subscription was fetched may come at any time: the client chooses
-        it at random between 0.5 and 1.5 intervals.
+        If it has, count the current push. The first push after the client has fetched its
+        subscription may come at any time, because the client waits for a random time between 0.5
+        and 1.5 intervals.
         """
         is_first = self._last_get_ms > self._last_push_ms
         if not is_first and now_ms - self._last_push_ms < self.interval_ms:
@@ -65,8 +66,8 @@ class ClientInstance:
 def subscription_id(requested: RequestedMetrics, instance_id: UUID) -> int:
     """Return the subscription id, a signed 32-bit number that is the same on every broker.
 
-    For at most one metric it equals Kafka's. For several metrics, Kafka's depends on the order of
-    Java's hash set.
+    For at most one metric it equals Kafka's subscription id. For several metrics, Kafka's id
+    depends on the order of Java's hash set.
     """
     text = f"[{', '.join(requested.metrics)}]{requested.interval_ms}"
     halves = (instance_id.int >> 64) ^ (instance_id.int & _INT64_MASK)

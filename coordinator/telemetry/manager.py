@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     from fencepost.coordinator.metadata.metadata import Metadata
 
 ACCEPTED_CODECS: Final = (Codec.ZSTD, Codec.LZ4, Codec.GZIP, Codec.SNAPPY)
-"""In the order in which clients should prefer them; uncompressed pushes are accepted as well."""
+"""The accepted codecs, in order of preference; uncompressed pushes are accepted as well."""
 
 MIN_EXPIRY_MS: Final = 60_000
 EXPIRY_INTERVALS: Final = 3
 """An instance is forgotten after this many push intervals without a request."""
 
 SWEEP_MS: Final = 10_000
-"""The least time between two searches for instances to forget."""
+"""The minimum time between two searches for instances to forget."""
 
 MIN_PAUSE_MS: Final = 10_000
-"""A shorter time between two polls is not recorded in a group's history."""
+"""The minimum pause between two polls that is recorded in a group's history."""
 
 PAUSE_RENEWAL_MS: Final = 60_000
-"""The least time between two entries about pauses of one client: Java clients report the same
-maximum for 60 seconds."""
+"""The minimum time between two history entries about pauses of one client, because Java clients
+report the same maximum for 60 seconds."""
 
 RESERVED_IDS: Final = frozenset({UUID(int=0), UUID(int=1)})
 
@@ -74,14 +74,15 @@ class TelemetryLimits:
     """Limits on the memory of client telemetry, and on what it adds to the history."""
 
     max_instances: int = 16_384
-    """Client instances, as in Kafka; above it, the least recently active one is dropped."""
+    """The maximum number of client instances, as in Kafka; the least recently active instances
+    above this number are dropped."""
 
     max_series_bytes: int = 32 << 20
-    """The approximate memory of all values; above it, the values pushed least recently are
-    dropped."""
+    """The maximum approximate memory of all values; above this size, the values that were pushed
+    least recently are dropped."""
 
     max_pauses: int = 100
-    """Entries about pauses per minute, in the histories of all groups."""
+    """The maximum number of entries about pauses per minute, in the histories of all groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +111,17 @@ class ClientTelemetry:
     ) -> None:
         self.limits = TelemetryLimits() if limits is None else limits
         self.max_bytes = max_bytes
-        """Bytes of the metrics in one push, compressed and decompressed."""
+        """The maximum size of the metrics in one push, both compressed and decompressed."""
         self.results: Counter[str] = Counter()
-        """Pushes by result; see ``results.py``."""
+        """The number of pushes by result; see ``results.py``."""
         self._metadata, self._clock, self._remember = metadata, clock, remember
         self._shard = f"broker {broker}"
         self._configs: object = None
         self._subscriptions = Subscriptions()
         self._instances: OrderedDict[UUID, ClientInstance] = OrderedDict()
-        """The least recently active one first."""
+        """The instances by id, the least recently active first."""
         self._connections: dict[str, UUID] = {}
-        """The instance that each connection has last created."""
+        """The instance that each connection created last."""
         self._with_series: OrderedDict[UUID, Report] = OrderedDict()
         """Reports of the instances whose values are kept, the least recent push first."""
         self._series_bytes = 0
@@ -206,7 +207,7 @@ class ClientTelemetry:
             requested = yield from self._subscriptions.wanted(origin, instance_id)
             meanwhile = self._instances.get(instance_id)
             if meanwhile is not None and meanwhile is not instance:
-                instance = meanwhile  # another request of the same client was faster
+                instance = meanwhile  # created by another request of the same client
                 continue
             created = ClientInstance(instance_id, origin, version, requested)
             if instance is not None:
@@ -286,7 +287,7 @@ class ClientTelemetry:
         instance.last_error = None
 
     def _check(self, instance: ClientInstance, push: Push) -> None:
-        """Raise the error of a push that is refused unread."""
+        """Raise the error if a push must be refused without reading its metrics."""
         named = uuid_to_text(instance.instance_id)
         if instance.is_terminating:
             raise InvalidRequestError(f"client {named} had sent its last push before")
@@ -329,7 +330,7 @@ class ClientTelemetry:
             self._note_pause(current, may_read_group)
 
     def _note_pause(self, instance: ClientInstance, may_read_group: Callable[[str], bool]) -> None:
-        """Record in the group's history that a consumer has not polled for long."""
+        """Record in the group's history that a consumer has not polled for a long time."""
         report, now_ms = instance.report, self._clock.monotonic_ms()
         group, pause_ms = report.group, report.highlights.get(POLL_PAUSE, 0)
         noted_ms = instance.pause_noted_ms

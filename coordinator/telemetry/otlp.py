@@ -23,16 +23,17 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.values import dataclass
 
 AT_ONCE: Final = 200
-"""Fields that are read between two yields."""
+"""The number of fields that are read between two yields."""
 
 MAX_POINTS: Final = 5_000
-"""Data points of one push; further ones are counted and dropped."""
+"""The maximum number of data points of one push; further data points are counted and dropped."""
 
 MAX_ATTRIBUTES: Final = 8
-"""Attributes of one data point, or of the client's resource; further ones are dropped."""
+"""The maximum number of attributes of one data point, or of the client's resource; further
+attributes are dropped."""
 
 MAX_TEXT_BYTES: Final = 250
-"""Bytes of a name, unit or attribute; a longer text is cut off."""
+"""The maximum size of a name, unit or attribute; a longer string is truncated."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES: Final = 10
@@ -65,7 +66,7 @@ class ClientMetrics:
     """Attributes of the client, such as ``group_id``."""
     points: list[Point] = field(default_factory=list)
     dropped: int = 0
-    """Data points above :data:`MAX_POINTS`."""
+    """The number of data points above :data:`MAX_POINTS`."""
 
 
 class _Message(Enum):
@@ -124,7 +125,7 @@ class _Reader:
         self._position = 0
         self._name = self._unit = ""
         self._metric_points: list[tuple[float, int, Attributes]] = []
-        """Data points of the open metric, whose name may follow them."""
+        """Data points of the open metric; the metric's name may follow its data points."""
         self._is_delta = self._is_monotonic = False
         self._value: float | None = None
         self._time_ns = 0
@@ -263,8 +264,8 @@ class _Reader:
             self._text = repr(_DOUBLE.unpack_from(self._data, start)[0])
 
 
-# The metrics of all clients have the same few hundred names. sys.intern would keep a hostile
-# client's names for ever in some versions of Python.
+# The metrics of all clients have the same few hundred names. In some versions of Python, sys.intern
+# would keep the names sent by a hostile client forever.
 @lru_cache(maxsize=1_000)
 def _shared(text: bytes) -> str:
     return text.decode("utf-8", "replace")

@@ -9,13 +9,13 @@ from fencepost.coordinator.telemetry.otlp import Attributes, ClientMetrics, Poin
 from fencepost.logcore.steps import Steps
 
 MAX_SERIES: Final = 1_000
-"""Series of one client instance; further ones are counted and dropped."""
+"""The maximum number of series of one client instance; further series are counted and dropped."""
 
 SERIES_BYTES: Final = 300
 """The approximate memory of a series, without its attributes."""
 
 AT_ONCE: Final = 200
-"""Data points that are applied between two yields."""
+"""The number of data points that are applied between two yields."""
 
 _PREFIX: Final = "org.apache.kafka."
 
@@ -43,7 +43,7 @@ HIGHLIGHTS: Final[Mapping[str, str]] = {
 
 
 class Value(NamedTuple):
-    """The last value of a series; of a counter, the sum of all deltas."""
+    """The last value of a series, or the sum of all deltas for a counter."""
 
     value: float
     unit: str
@@ -59,14 +59,15 @@ class Report:
         self.pushes = 0
         self.resource: dict[str, str] = {}
         self.dropped = 0
-        """Data points of the last push that are not kept."""
+        """The number of data points of the last push that are not kept."""
         self.series_bytes = 0
         """The approximate memory of the series."""
         self.counted_bytes = 0
         """The bytes of this report that are included in the manager's total for all instances."""
         self._series: dict[tuple[str, Attributes], Value] = {}
         self.highlights: dict[str, float] = {}
-        """Values by the short names of :data:`HIGHLIGHTS`; the greatest if there are several."""
+        """Values by the short names of :data:`HIGHLIGHTS`: the greatest value of a metric with
+        several series."""
 
     def __len__(self) -> int:
         return len(self._series)

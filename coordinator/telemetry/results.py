@@ -27,6 +27,6 @@ REFUSED: Final[Mapping[type[DomainError], str]] = {
 """The result for each error of a refused push; all other errors mean :data:`INVALID`."""
 
 LOST: Final = frozenset({"too-large", INVALID})
-"""Results that lose metrics of the client's subscription: they are logged."""
+"""The results of pushes whose metrics, although subscribed, are lost; such pushes are logged."""
 
 RESULTS: Final = (ACCEPTED, *REFUSED.values(), INVALID)

@@ -46,7 +46,7 @@ class Client:
     port: int
 
     def attributes(self, instance_id: UUID) -> dict[str, str | None]:
-        """Return the values that conditions are matched against, by parameter."""
+        """Return the values against which conditions are matched, by parameter."""
         return {
             "client_instance_id": uuid_to_text(instance_id),
             "client_id": self.client_id,
@@ -104,7 +104,7 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self.version = 0
-        """Grows with each change, after which instances are matched again."""
+        """Increases with each change; instances with an older version are matched again."""
         self._settings: Mapping[str, Mapping[str, str]] = {}
         self._subscriptions: tuple[Subscription, ...] = ()
 

@@ -39,7 +39,7 @@ class TxnLimits:
     max_park_ms: int = 5_000
     """Milliseconds that such a request waits before it is answered CONCURRENT_TRANSACTIONS. Markers
     take one turn of the event loop unless a partition is offline. The connection serves no other
-    request while this one waits, and clients give up after 30 s."""
+    request meanwhile, and clients give up after 30 s."""
 
     max_sweep: int = 100
     """The number of ids that one decision of an expiry sweep may expire. The decision writes one

@@ -220,7 +220,7 @@ class MarkerQueues:
         """Queue markers for the leaders of their partitions until ``is_over()`` returns True.
 
         Markers of deleted partitions count as written. At least one chunk of partitions is routed.
-        Transactions take turns, so that none waits for a large one.
+        Transactions take turns, so that no transaction waits for a large one.
         """
         results: list[Result] = []
         while self._unrouted:
@@ -331,8 +331,8 @@ class MarkerQueues:
     def leaders_changed(self) -> list[int]:
         """Route all markers again, except those in flight to a broker that still leads partitions.
 
-        Return the brokers whose requests are given up; an answer that still arrives is ignored. The
-        caller must call :meth:`route` afterwards.
+        Return the brokers whose requests are abandoned; an answer that still arrives is ignored.
+        The caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []
         for broker_id, destination in self._destinations.items():

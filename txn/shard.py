@@ -45,12 +45,12 @@ class ParkedInit:
 
 @dataclass(slots=True)
 class TxnShardState:
-    """One shard's state. ``transactions`` and ``offsets`` are durable, the rest is soft.
+    """One shard's state. ``transactions`` and ``offsets`` are durable, all other fields are soft.
 
     ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has an id's
-    current identity and the previous one, whose epoch is Kafka's ``lastProducerEpoch``. As in
-    Kafka, the previous one is lost in a restart, and a repeated InitProducerId is then fenced.
-    ``to_sweep`` has the ids that the current expiry sweep has yet to examine.
+    current identity and the previous identity, whose epoch is Kafka's ``lastProducerEpoch``. As in
+    Kafka, the previous identity is lost when the broker restarts, and a repeated InitProducerId is
+    then fenced. ``to_sweep`` has the ids that the current expiry sweep has yet to examine.
     """
 
     limits: TxnLimits

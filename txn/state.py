@@ -165,7 +165,7 @@ def initialised(
     """Return the EMPTY state of a transactional id that ``identity`` now owns."""
     require_legal(old.state, _S.EMPTY)
     # A repeated InitProducerId keeps the previous id: after a rotation the client still sends that
-    # id until an answer with the new one arrives.
+    # id until an answer with the new id arrives.
     repeated = identity == old.identity
     return replace(
         old,
@@ -227,7 +227,7 @@ def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMet
     """Fence the owner of an open transaction; ``prepared`` must follow at once.
 
     Under TV2 the Prepare record bumps the epoch, which fences the owner. A bump here as well would
-    skip an epoch, and could exceed the last one (KAFKA-19367).
+    skip an epoch, and could exceed the last epoch (KAFKA-19367).
     """
     require_legal(old.state, _S.PREPARE_EPOCH_FENCE)
     turned = replace(old, state=_S.PREPARE_EPOCH_FENCE)

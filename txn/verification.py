@@ -141,7 +141,7 @@ class Verifications:
         return [VerificationResult(one.token) for one in self._sent(request).values()]
 
     def withdraw(self, broker_id: int) -> list[VerificationResult]:
-        """Refuse all verifications for a broker that is gone, including those in flight."""
+        """Refuse all verifications for a broker that has stopped, including those in flight."""
         destination = self._destinations.pop(broker_id, None)
         if destination is None:
             return []

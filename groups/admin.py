@@ -42,7 +42,7 @@ def describe_group(
     """Describe a classic group.
 
     Metadata and protocol are returned only for a Stable group. Assignments are returned in every
-    state, as in Kafka: during a rebalance they are the previous generation's.
+    state, as in Kafka: during a rebalance they are the assignments of the previous generation.
     """
     group = shard.groups.get(command.group_id)
     if not isinstance(group, ClassicGroup):

@@ -135,8 +135,8 @@ def _update_of(
     member_id, rebalance_ms = command.member_id, command.rebalance_timeout_ms
     is_known = member_id in group.members or (group.group_id, member_id) in shard.pending_member_ids
     if member_id and subscription.owned and not is_known:
-        # The member was removed while it rebalanced, and still reads partitions that others may
-        # own now. (A member without partitions may be a pending one that was evicted.)
+        # The member was removed while it rebalanced, and still reads partitions that others may own
+        # now. (A member without partitions may be a pending member that was evicted.)
         raise UnknownMemberIdError(f"{member_id!r} was removed; what it owns is lost")
     heartbeat = ConsumerHeartbeat(
         group_id=group.group_id,

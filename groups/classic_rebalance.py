@@ -257,7 +257,7 @@ def sync_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGrou
 def session_timer_fired(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, member_id: str
 ) -> None:
-    """Remove a silent member, or a pending one that did not rejoin with its id."""
+    """Remove a silent member, or a pending member that did not rejoin with its id."""
     if member_id in group.pending_members:
         decision.event(EventKind.PENDING_MEMBER_EXPIRED, group.group_id, member=member_id)
         drop_pending(decision, group, member_id)

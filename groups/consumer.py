@@ -76,8 +76,8 @@ def heartbeat(
         has_joined = group is not None and command.member_id in group.members
         if command.member_epoch <= JOIN_EPOCH or not has_joined:
             raise
-        # The member gives up its partitions and rejoins. Until then, or until its session ends, it
-        # stays in the group.
+        # The client drops the member's partitions and rejoins. Until the client rejoins, or the
+        # session ends, the member stays in the group.
         raise FencedMemberEpochError(f"drop all partitions and rejoin: {error}") from error
 
 

@@ -156,8 +156,8 @@ def _report_refused(decision: DecisionBuilder, draft: GroupDraft, scan: RegexSca
     """Keep the topics of an unusable expression, and report it once.
 
     A member that subscribes with such an expression is refused. A log of another broker may contain
-    one, however, and an error here would lock out all members of the group, even those that
-    subscribe by name.
+    such an expression, however, and an error here would lock out all members of the group, even
+    those that subscribe by name.
     """
     for regex, reason in scan.refused.items():
         if draft.refused_regexes.get(regex) != reason:

@@ -37,7 +37,7 @@ def write_topics(writer: FieldWriter, topics: Iterable[TopicPartitions]) -> None
 
 
 def tag_int64(value: int) -> dict[int, bytes]:
-    """Return the only tagged field of a structure, or none for the default of 0."""
+    """Return the only tagged field of a structure, or no field for the default of 0."""
     return {_ONLY_TAG: value.to_bytes(8, signed=True)} if value else {}
 
 

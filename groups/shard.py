@@ -64,7 +64,8 @@ class Shard:
     max_batch_bytes: Callable[[], int] = lambda: MAX_BATCH_BYTES
     """``max.message.bytes`` of the offsets topic: the records of a decision are one batch there."""
     environment: Callable[[str], Environment] = lambda _: Environment()
-    """Called with the group id by each decision that needs it: on a command, a timer or a load."""
+    """Called with the group id by each decision that needs the environment: on a command, on an
+    expired timer, or when the shard is loaded."""
     pending_install: PendingInstall | None = None
     """The soft state of the decision whose records are not replayed yet."""
     pending_member_ids: dict[tuple[str, str], None] = field(default_factory=dict)

@@ -246,7 +246,7 @@ def state_deleted(
 def topics_deleted(
     shard: Shard, decision: DecisionBuilder, token: Token, command: ShareTopicsDeleted
 ) -> None:
-    """Forget deleted topics in all groups; the share coordinator deletes their state by itself.
+    """Forget deleted topics in all groups; the share coordinator deletes their state itself.
 
     Stops once the records may fill half a batch: the next pass finds the remaining groups.
     """

@@ -48,9 +48,10 @@ class UniformAssignor:
 
 
 def _retained_targets(group: GroupSpec) -> dict[str, list[TopicIdPartition]]:
-    """Return the targets that members may keep, in order; of two owners, the first one keeps it.
+    """Return the targets that members may keep, in order.
 
-    Members are ordered by name, so that equal input gives equal output.
+    If two members have the same partition, the first of them keeps it. Members are ordered by name,
+    so that equal input gives equal output.
     """
     assigned: set[TopicIdPartition] = set()
     targets: dict[str, list[TopicIdPartition]] = {}
@@ -122,7 +123,8 @@ def _heterogeneous(
     for rank, name in enumerate(names):
         for topic_id in group.members[name].topic_ids:
             subscribers[topic_id].append(rank)
-    # Topics with the fewest subscribers first: the others leave more freedom to balance.
+    # Topics with the fewest subscribers first: topics with more subscribers leave more freedom to
+    # balance.
     topic_ids = sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id))
     owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {one: {} for one in topic_ids}
     for rank, target in enumerate(retained.values()):

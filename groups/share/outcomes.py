@@ -30,7 +30,7 @@ class _End(NamedTuple):
 
 
 class Outcomes:
-    """The records that become available again, or that are given up, in one step."""
+    """Records that one step makes available again, archives or sends to the dead-letter queue."""
 
     def __init__(self) -> None:
         self._ranges: dict[_End, list[list[int]]] = {}

@@ -341,7 +341,7 @@ class SharePartition:
             self.may_be_available = True
 
     def archive(self, run: Run, cause: Cause) -> None:
-        """Archive a run without a write: its records are gone, or must not be delivered.
+        """Archive a run without a write: its records were deleted, or must not be delivered.
 
         A write under way for the run then has no further effect on it.
         """

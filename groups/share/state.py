@@ -79,7 +79,8 @@ class ShareStateLimits:
 
     update_records_per_snapshot: int = 500
     """``share.coordinator.snapshot.update.records.per.snapshot``: the number of updates between two
-    snapshots of a share partition, which bounds the records that a load reads for it."""
+    snapshots of a share partition, which bounds the records that are read for it when the shard is
+    loaded."""
 
     cold_snapshot_interval_ms: int = 300_000
     """``share.coordinator.cold.partition.snapshot.interval.ms``: a share partition whose state is
@@ -128,7 +129,7 @@ class ReadStateSummary:
 
 @dataclass(frozen=True, slots=True)
 class DeleteState:
-    """Forget the state; a missing one is no error."""
+    """Delete the state; a missing state is no error."""
 
     key: SharePartitionKey
 

@@ -94,8 +94,8 @@ class ControllerQueue:
             return RequestsExpired(tuple(token for token, _ in expired))
         if self._in_flight is not None or not self._queued:
             return self._next_expiry()
-        # Switch to a new controller at once. Kafka's channel keeps the previous one until its
-        # connection breaks or a request times out (30 s).
+        # Switch to a new controller at once. Kafka's channel keeps the previous controller until
+        # its connection breaks or a request times out (30 s).
         if controller not in (None, self._to):
             self._to = None
         if self._to is None:

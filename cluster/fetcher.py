@@ -120,7 +120,7 @@ class FetchSessionHandler:
         return True
 
     def close(self) -> None:
-        """Make the next request end the session, if there is one, and ask for a new one."""
+        """Make the next request end any open session, and ask for a new session."""
         self.epoch = INITIAL_EPOCH
 
     def _reset_session(self) -> None:

@@ -334,7 +334,7 @@ class LocalChanges:
     """The changes of a broker's partitions, in the order in which the broker applies them."""
 
     deletes: tuple[LocalPartition, ...] = ()
-    """The broker no longer has a replica; the registration is the previous one."""
+    """The broker no longer has a replica; the registration is from the previous image."""
     leaders: tuple[LocalPartition, ...] = ()
     """The broker leads, and the partition has changed."""
     elected: tuple[LocalPartition, ...] = ()

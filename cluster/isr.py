@@ -138,7 +138,7 @@ class ReplicaState:
     last_caught_up_ms: int = NEVER_MS
     """The latest time at which the follower held every record that the leader held at that time."""
     broker_epoch: int | None = None
-    """The broker epoch of the last fetch; None before the first one."""
+    """The broker epoch of the last fetch; None before the first fetch."""
 
     def reset(self, now_ms: int, start: int, *, in_isr: bool) -> None:
         """Begin a leader epoch at offset ``start``.

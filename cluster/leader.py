@@ -131,8 +131,8 @@ class PartitionLeader:
             self.is_leader and registration.partition_epoch == self.partition_epoch
         ):
             return NOTHING
-        # Other brokers may have led in between, and followers may have truncated and appended in
-        # those epochs, so the followers' states are dropped.
+        # Other brokers may have led the partition meanwhile, and followers may have truncated and
+        # appended in those epochs, so the followers' states are dropped.
         if self.is_leader and registration.leader_epoch > self.leader_epoch + 1:
             self.is_leader = False
             self.replicas.clear()
@@ -370,7 +370,7 @@ class PartitionLeader:
     ) -> LeaderStep:
         """Handle the controller's answer to ``change``: an error code, or the altered partition.
 
-        An answer to a change that is not the pending one is late and is ignored.
+        An answer to a change that is no longer pending is ignored.
         """
         if self.pending is not change:
             return NOTHING

@@ -91,7 +91,8 @@ class BrokerHeartbeatState:
     epoch: int
     registration_offset: int
     last_contact_ms: int | None = None
-    """The time of the last heartbeat; None before the first one, and after the session ended."""
+    """The time of the last heartbeat; None before the first heartbeat, and after the session has
+    ended."""
     metadata_offset: int = -1
     shutdown_offset: int = -1
     """The offset of the last record of the controlled shutdown. Every active broker must apply that

@@ -135,7 +135,7 @@ class Controller:
         return brokers.register_discovered(self.view, self.heartbeats, record, location)
 
     def broker_gone(self, broker_id: int, cause: str) -> ControllerResult[bool]:
-        """Unregister a broker whose ZooKeeper node is gone, and remove it from every ISR.
+        """Unregister a broker whose ZooKeeper node has vanished, and remove it from every ISR.
 
         The answer says whether to call again.
         """

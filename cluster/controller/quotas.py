@@ -27,7 +27,7 @@ from fencepost.logcore.tracebacks import without_traceback
 
 MAX_QUOTAS: Final = 20_000
 """The maximum number of quotas in the cluster. Each takes about a kilobyte of memory, and stays
-when its clients are gone."""
+when its clients have disconnected."""
 
 MAX_CHANGES: Final = 10_000
 """The maximum number of quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""

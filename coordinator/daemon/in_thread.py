@@ -52,7 +52,7 @@ class BrokerThread:
         """(host, port); ("", 0) before :meth:`start`."""
 
     def start(self) -> Self:
-        """Start the broker and wait until it listens. Raises the errors that occur meanwhile."""
+        """Start the broker and wait until it listens. Raises the errors of :meth:`Broker.start`."""
         allow_usual_descriptors()
         self._started.clear()
         self._thread = threading.Thread(target=self._run, name="fencepost", daemon=True)

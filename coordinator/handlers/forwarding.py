@@ -59,7 +59,7 @@ def forwarding(handler: Handler) -> Run:
 
 
 def _configs(ctx: Context, handler: Handler) -> Work[Any]:
-    """Validate broker configs and set logger levels on this broker; forward the rest.
+    """Validate broker configs and set logger levels on this broker; forward all other changes.
 
     Valid changes of broker configs are forwarded, too.
 

@@ -1,6 +1,6 @@
 """JoinGroup (11): join or rejoin a classic group.
 
-The response waits until the join phase ends; meanwhile the connection handles no other request, as
+The response waits until the join phase ends. Until then the connection handles no other request, as
 in Kafka.
 
 Version 1 adds a separate rebalance timeout, 4 MEMBER_ID_REQUIRED, 5 instance ids, 7 the protocol

@@ -117,7 +117,7 @@ class KeySet:
                 result = fetch_keys(self.url)
             except Exception as error:  # noqa: BLE001 - reported on the loop
                 result = without_traceback(error)
-            with suppress(RuntimeError):  # the broker has stopped meanwhile
+            with suppress(RuntimeError):  # the broker has stopped in the meantime
                 loop.call_soon_threadsafe(self._fetched, now_ms, result)
 
         # A daemon thread, not a pool: a stopping broker must not wait for an unresponsive issuer.

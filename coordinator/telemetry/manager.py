@@ -318,7 +318,7 @@ class ClientTelemetry:
         try:
             yield from report.apply(pushed, self._clock.now_ms())
         finally:  # even a push that is cancelled midway has changed the report
-            # Other requests may have replaced the instance meanwhile, or dropped it.
+            # Other requests may have replaced or dropped the instance in the meantime.
             current = self._instances.get(instance_id)
             if current is not None and current.report is report:
                 self._count_series(report)

@@ -1,9 +1,9 @@
-"""Users, quotas and ACLs of a cluster on ZooKeeper, which any broker reads, watches and changes.
+"""Users, quotas and ACLs of a cluster on ZooKeeper, which every broker reads, watches and changes.
 
-No controller takes part. The broker that receives a change reads the znodes concerned and writes
-them conditionally on their versions; after a conflict it starts over. The same transaction creates
-notifications for the other brokers. The broker then applies its own change by reading the znodes
-back, like every other broker.
+The controller is not involved. The broker that receives a change reads the znodes concerned, and
+writes them if their versions have not changed; after a conflict it starts over. The same
+transaction creates notifications for the other brokers. The broker then applies its own change by
+reading the znodes again, like every other broker.
 
 Source: ``AclAuthorizer.updateResourceAcls``, ``ZkAdminManager``, ``AdminZkClient``,
 ``ZkConfigManager.startup``.
@@ -63,27 +63,27 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 100
-"""The shortest pause before a retry (kafka: ``retryBackoffMs``); up to half of it is added at
-random."""
+"""The minimum pause before a retry (kafka: ``retryBackoffMs``). A random time of up to 50 ms is
+added."""
 
 GIVE_UP_MS: Final = 30_000
-"""The time limit of a change, including its wait for earlier changes: clients do not wait longer.
+"""The time limit of a change, including its wait for earlier changes. Clients do not wait longer.
 """
 
 MAX_PATHS: Final = 100
-"""Znodes that one transaction may change."""
+"""The maximum number of znodes that one transaction may change."""
 
 MAX_ZNODE_BYTES: Final = 1_000_000
-"""The size limit of a znode: ZooKeeper closes the session of a client that sends over 1 MiB."""
+"""The maximum size of a znode. ZooKeeper disconnects a client that sends over 1 MiB."""
 
 MAX_TRANSACTION_BYTES: Final = 500_000
-"""The size limit of a transaction that changes several znodes."""
+"""The maximum size of a transaction that changes several znodes."""
 
 MAX_RECORDS: Final = 500
-"""The most records applied in one step: more would block the event loop for too long."""
+"""The maximum number of records applied in one step, so that the event loop is not blocked."""
 
 LONG_BYTES: Final = 32_768
-"""Longer znodes are parsed in a thread."""
+"""The size in bytes above which a znode is parsed in a thread."""
 
 
 class _RecordDiff(NamedTuple):
@@ -96,7 +96,7 @@ class _RecordDiff(NamedTuple):
     record: MetadataRecord
     """The record that changes the image."""
     loosens: bool
-    """Whether the change may permit more than before."""
+    """Whether the change may permit operations that were not permitted before."""
 
 
 class _PendingChanges:
@@ -109,10 +109,10 @@ class _PendingChanges:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
-        """Set the error for the caller, unless it has stopped waiting."""
+        """Set the error for the caller, unless the caller has stopped waiting."""
         if not self.done.done():
             self.done.set_exception(without_traceback(error))
-            self.done.exception()  # retrieved here, as perhaps no caller awaits it
+            self.done.exception()  # retrieved here, in case no caller awaits the future
 
 
 class SecurityZnodes:
@@ -134,7 +134,7 @@ class SecurityZnodes:
         folders = formats.RULE_CHANGES.values() if has_rules else ()
         self._notifications = [ChangeNotifications(session, clock, folder) for folder in folders]
         self._written: dict[str, dict[Hashable, AccessRecord]] = {}
-        """The records of each znode, as far as they could be parsed."""
+        """The records of each znode that could be parsed."""
         self._reading = asyncio.Lock()
         self._queue: deque[_PendingChanges] = deque()
         self._wake = asyncio.Event()
@@ -193,8 +193,8 @@ class SecurityZnodes:
     async def reread(self, paths: Iterable[str]) -> None:
         """Apply the current contents of these znodes. Raises ZooKeeperError.
 
-        A cancelled call may have applied only a part; the next call for these znodes applies the
-        rest.
+        A cancelled call may have applied only some of the differences. The next call for these
+        znodes applies the others.
         """
         async with self._reading:
             for batch in batched([*dict.fromkeys(paths)]):
@@ -204,8 +204,8 @@ class SecurityZnodes:
                 for path, node in zip(batch, nodes, strict=True):
                     for one in await self._differences(path, node):
                         (loosening if one.loosens else differences).append(one)
-                # Changes that permit more come last: no intermediate image may permit an operation
-                # that neither the old nor the new ACLs permit.
+                # Changes that permit more come last, because an intermediate image must not permit
+                # operations that neither the old nor the new ACLs permit.
                 differences += loosening
                 for start in range(0, len(differences), MAX_RECORDS):
                     self._take_differences(differences[start : start + MAX_RECORDS])
@@ -213,8 +213,8 @@ class SecurityZnodes:
 
     def _take_differences(self, differences: Sequence[_RecordDiff]) -> None:
         self._take([one.record for one in differences])
-        # Only records in the image count as known: a record that is known but not in the image
-        # would never be applied, and it may be a denial.
+        # Note only records that are in the image now. A record that is noted here, but missing in
+        # the image, would never be applied, and it may be a denial.
         for difference in differences:
             records = self._written.setdefault(difference.path, {})
             if difference.now is not None:
@@ -246,7 +246,7 @@ class SecurityZnodes:
     # --- writing ---
 
     def change(self, by_path: Mapping[str, Sequence[SecurityChange]]) -> asyncio.Future[None]:
-        """Queue changes of znodes; the future is done once they are written and read back.
+        """Queue changes of znodes; the future is done once they are written and read again.
 
         The future raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
         """
@@ -282,14 +282,14 @@ class SecurityZnodes:
         return batch
 
     def _is_wanted(self, one: _PendingChanges, late: RequestTimedOutError | None = None) -> bool:
-        """Return whether a caller still waits for a change; fail an expired one with ``late``."""
+        """Return whether a caller waits for a change; fail an expired change with ``late``."""
         if self._clock.monotonic_ms() > one.until_ms:
             waited = "The change has waited too long for earlier ones."
             one.fail(late or RequestTimedOutError(waited))
         return not one.done.done()
 
     async def _write_together(self, batch: Sequence[_PendingChanges]) -> None:
-        """Write changes in one transaction; if it fails, one by one, so that only bad ones fail."""
+        """Write changes in one transaction; if that fails, in one transaction per change."""
         changes: dict[str, list[SecurityChange]] = {}
         for one in batch:
             for path, more in one.by_path.items():
@@ -375,7 +375,7 @@ class _MultiWrite:
         """Approximate size in bytes."""
 
     def takes_long(self, path: str) -> bool:
-        """Return whether the change should run in a thread, to keep the loop free."""
+        """Return whether the change should run in a thread, to avoid blocking the event loop."""
         node = self._nodes[path]
         size = 0 if node is None else len(node.data)
         return size > LONG_BYTES or len(self._changes[path]) > MAX_RECORDS
@@ -429,7 +429,7 @@ class _MultiWrite:
                 if not znodes.config_of(path, user.data):
                     self._writes.append(Delete(path, user.version))
             except NotOurFormatError:
-                continue  # another program may understand it
+                continue  # another program may be able to parse the znode
         return [*self._writes, *self._notifications]
 
 

@@ -1,8 +1,8 @@
 """Users, quotas and ACLs in the znodes of Apache Kafka 3.9.
 
 This module converts znodes into metadata records and back, without I/O. Parsing a znode never
-raises: an entry that cannot be parsed is logged and skipped. An ACL that may be a DENY is not
-skipped: it denies everything that it could have denied.
+raises: an entry that cannot be parsed is logged and skipped. But if it may be a DENY, it is parsed
+as an ACL that denies everything that the entry may have denied.
 
 Source: ``ConfigEntityZNode``, ``ZkAclStore``, ``ZkAclChangeStore``, ``AclEntry``; ``Sanitizer``;
 ``ScramCredentialUtils``; ``ZkAdminManager.alterClientQuotas``.
@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 N = TypeVar("N", bound=IntEnum)
 
 AccessRecord = UserScramCredentialRecord | ClientQuotaRecord | AccessControlEntryRecord
-"""Records that these znodes hold, one or more in each."""
+"""The types of records in these znodes; a znode may hold several records."""
 
 Removal = RemoveUserScramCredentialRecord | ClientQuotaRecord | RemoveAccessControlEntryRecord
 
@@ -72,14 +72,14 @@ RULE_CHANGES: Final = {
     LITERAL_RULES: LITERAL_CHANGES,
     PREFIXED_RULES: PREFIXED_CHANGES,
 }
-"""The folder of ACL notifications, by the folder of the ACLs."""
+"""The parent path of ACL notifications, by the parent path of the ACLs."""
 
 MAX_ITERATIONS: Final = 1_000_000
-"""The most iterations that are accepted. Kafka's tools write credentials to ZooKeeper directly,
-without a limit on the iterations."""
+"""The maximum number of iterations that is accepted. Kafka's tools write credentials directly to
+ZooKeeper, without a limit on the iterations."""
 
 MAX_PATH: Final = 8_192
-"""The longest path, in characters."""
+"""The maximum length of a path in characters."""
 
 _BETWEEN: Final = "/clients/"
 _FOLDERS: Final = {(USER,): USERS, (CLIENT_ID,): CLIENTS, (IP,): IPS}
@@ -177,7 +177,7 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
 
 
 def key_of(record: AccessRecord) -> Hashable:
-    """Return the key of a record in its znode: a later record with this key replaces it."""
+    """Return the key of a record in its znode; a later record with the same key replaces it."""
     match record:
         case UserScramCredentialRecord():
             return record.name, record.mechanism
@@ -188,7 +188,7 @@ def key_of(record: AccessRecord) -> Hashable:
 
 
 def removal_of(record: AccessRecord) -> Removal:
-    """Return the record that removes another one."""
+    """Return the metadata record that removes a record."""
     match record:
         case UserScramCredentialRecord():
             return RemoveUserScramCredentialRecord(record.name, record.mechanism)
@@ -201,7 +201,7 @@ def removal_of(record: AccessRecord) -> Removal:
 def changed(path: str, data: bytes | None, changes: Iterable[SecurityChange]) -> bytes | None:
     """Return a znode's data after changes; None if the znode is no longer needed.
 
-    Raises NotOurFormatError if the present data cannot be parsed.
+    Raises NotOurFormatError if the current data cannot be parsed.
     """
     if is_of_rules(path):
         return _changed_rules(path, data, changes)
@@ -227,7 +227,7 @@ _MECHANISMS: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
 
 
 def entity_of(path: str) -> tuple[EntityData, ...] | None:
-    """Return the entity of a znode of ``/config``; None if it is no user, client or IP."""
+    """Return the entity of a znode of ``/config``; None if it is not a user, client or IP."""
     for (kind,), folder in _FOLDERS.items():
         name = path.removeprefix(f"{folder}/")
         if name == path:
@@ -263,7 +263,7 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
             records.append(
                 ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False)
             )
-        except ValueError as error:  # the text of the error contains no secret
+        except ValueError as error:  # the error message contains no secret
             _log.error("setting in ZooKeeper skipped", path=path, key=key, cause=str(error))
     return records
 
@@ -280,7 +280,7 @@ def credential_text(record: UserScramCredentialRecord) -> str:
 
 
 def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRecord:
-    """Parse a SCRAM credential. Raises ValueError, whose text does not quote the value."""
+    """Parse a SCRAM credential. Raises ValueError, whose message does not quote the value."""
     one = SCRAM_MECHANISMS[mechanism]
     parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
@@ -390,8 +390,8 @@ def _entries(path: str, data: bytes) -> list[Any]:
 def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRecord | None:
     """Return an entry's ACL.
 
-    For an unreadable ALLOW return None; any other unreadable entry becomes a DENY of everything
-    that it may have denied.
+    Return None for an ALLOW that cannot be parsed. Any other entry that cannot be parsed becomes a
+    DENY of everything that it may have denied.
     """
     fields = entry if isinstance(entry, dict) else {}
     principal, host = fields.get("principal"), fields.get("host")
@@ -429,7 +429,7 @@ def _rule(
         int(operation),
         int(permission),
     )
-    # The same ACL gets the same id in every broker, and after every start.
+    # An ACL has the same id on every broker, also after a broker restarts.
     return AccessControlEntryRecord(uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)), *parts)
 
 
@@ -446,9 +446,9 @@ def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
 def _changed_rules(
     path: str, data: bytes | None, changes: Iterable[SecurityChange]
 ) -> bytes | None:
-    """Return a znode's data after changes of its ACLs; entries that do not change stay as they are.
+    """Return a znode's data after changes of its ACLs, without reformatting the unchanged entries.
 
-    An unreadable entry is removed together with the ACL that was derived from it.
+    An entry that cannot be parsed is removed together with the ACL that was derived from it.
     """
     resource = _resource_of(path)
     if resource is None:

@@ -2,8 +2,8 @@
 
 The controller removes a partition from ``/admin/reassign_partitions`` when its reassignment is
 complete or has failed, and deletes the znode when no partition is left. After a failover, the new
-controller continues with the remaining partitions. The controller deletes an unreadable znode,
-which would block later requests.
+controller continues with the remaining partitions. The controller deletes a znode that it cannot
+parse, because the znode would block later requests.
 
 Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkReassignment``,
 ``processReplicaLeaderElection``.
@@ -37,7 +37,7 @@ from fencepost.logcore.machine import DomainError
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""The most partitions in one decision; the loop runs other tasks between two decisions."""
+"""The maximum number of partitions in one decision; other tasks run between two decisions."""
 
 Partition = tuple[str, int]
 Targets = Mapping[Partition, tuple[int, ...]]
@@ -46,7 +46,7 @@ Targets = Mapping[Partition, tuple[int, ...]]
 class AdminNodes:
     """Handles the reassignment znode and the election znode.
 
-    ``on_change`` holds the watch callbacks for these two znodes, in this order.
+    ``on_change`` contains the watch callbacks for these two znodes, in this order.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AdminNodes:
         )
 
     async def process_partition_reassignment(self) -> None:
-        """Begin the requested reassignments, and remove the finished ones from the node."""
+        """Begin the requested reassignments, and remove the finished ones from the znode."""
         path = znodes.REASSIGN_PARTITIONS
         node = await self._session.get(path, self._watches.once(path, self._reassigned))
         if node is None:
@@ -123,7 +123,7 @@ class AdminNodes:
     # --- elections ---
 
     async def process_preferred_replica_election(self) -> None:
-        """Elect the preferred replicas as leaders, where they are eligible."""
+        """Elect each requested partition's preferred replica as leader, if it is eligible."""
         path = znodes.PREFERRED_ELECTION
         node = await self._session.get(path, self._watches.once(path, self._elected))
         if node is None:
@@ -150,7 +150,7 @@ class AdminNodes:
             await written
 
     async def _do(self, write: Write, again: Changed) -> None:
-        """Write, or look at the node again if another client wrote it in between."""
+        """Write the znode, or call ``again`` if another client has written it in the meantime."""
         try:
             await self._store.do([write])
         except RefusedError as refused:

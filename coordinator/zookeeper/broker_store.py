@@ -1,10 +1,10 @@
-"""The changes that a broker of a cluster on ZooKeeper makes by itself, as Apache Kafka 3.9 does.
+"""Changes that a broker of a cluster on ZooKeeper writes itself, like Apache Kafka 3.9's brokers.
 
 Clients send changes of settings, users, quotas and ACLs to any broker. A controller of Apache Kafka
 3.9 accepts no forwarded client requests, so each broker validates a change by the controller's
 rules and writes the znodes itself. The broker reads settings before it changes them, and writes
-them unconditionally: the last writer wins, as in Kafka. Users, quotas and ACLs are merged into the
-current contents of their znode (``access.py``).
+them unconditionally: the last writer wins, as in Kafka. Changes of users, quotas and ACLs are
+merged into the current contents of their znode (``access.py``).
 
 Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateEntityConfigs``.
 """
@@ -82,11 +82,11 @@ class BrokerStore(ZooKeeperMetadata):
 
     @property
     def next_offset(self) -> int:
-        """The number of the next change: this store has no log offsets."""
+        """The number of the next change, since this store has no log offsets."""
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: appends never wait, see :meth:`durable`."""
+        """Return a context that does nothing, because appends never wait (see :meth:`durable`)."""
         return nullcontext()
 
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
@@ -128,7 +128,7 @@ class BrokerStore(ZooKeeperMetadata):
             self._changes.setdefault(access_znodes.path_of(change.record), []).append(change)
 
     def _encoded(self, record: MetadataRecord) -> MetadataRecord:
-        """Return a change as its znode holds it, with a password encoded."""
+        """Return a change as it is stored in its znode, where passwords are encoded."""
         if (
             not isinstance(record, ConfigRecord)
             or record.resource_type != BROKER_RESOURCE
@@ -137,7 +137,7 @@ class BrokerStore(ZooKeeperMetadata):
         ):
             return record
         now = self.settings(record.resource_name).get(record.name)
-        if record.value == now:  # an unchanged setting, which is already encoded
+        if record.value == now:  # the setting is unchanged, and already encoded
             return record
         value = self._passwords.encoded(record.resource_name, record.name, record.value)
         return replace(record, value=value)
@@ -149,7 +149,7 @@ class BrokerStore(ZooKeeperMetadata):
     def durable(self) -> asyncio.Future[None] | None:
         """Write the changes since the last call; the future is done once ZooKeeper has them.
 
-        The caller may call it for each item of a request, so that each has its own result. The
+        A handler may call it for each item of a request, so that each item has its own result. The
         future raises MetadataUnavailableError, RequestTimedOutError, or the errors of
         :meth:`SecurityZnodes.change`.
         """

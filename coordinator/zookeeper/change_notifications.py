@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
 
 KEPT_MS: Final = 900_000
-"""Notifications are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
+"""The age at which notifications are removed: 15 minutes (kafka: ``changeExpirationMs``)."""
 
 LOOKED_AT: Final = 10
-"""The most notifications whose age one call checks."""
+"""The maximum number of notifications whose age one call checks."""
 
 
 class ChangeNotification(NamedTuple):
@@ -38,13 +38,13 @@ class ChangeNotifications:
         self._handled: set[str] = set()
 
     async def skip(self) -> None:
-        """Ignore all present notifications: the caller reads the changed znodes after this."""
+        """Ignore all existing notifications; the caller reads all changed znodes afterwards."""
         self._handled = set(await self._session.children(self.folder))
 
     async def new(self, changed: Callable[[], object] | None = None) -> list[ChangeNotification]:
         """Return unhandled notifications in order; ``changed`` is called when more arrive.
 
-        The caller must handle them, and then call :meth:`mark_handled`.
+        The caller must handle the notifications, and then call :meth:`mark_handled`.
         """
         self._names = await self._session.children(self.folder, changed)
         notifications = []

@@ -1,7 +1,7 @@
 """The controller's channel to each broker: one connection, one request at a time, in order.
 
-A request is retried until the broker answers or is gone: a broker that missed a request would keep
-outdated metadata forever.
+A request is retried until the broker responds or is no longer alive, because a broker that missed a
+request would keep outdated metadata forever.
 
 Source: ``ControllerChannelManager``, ``RequestSendThread``.
 """
@@ -53,7 +53,7 @@ class _BrokerChannel:
         self._task = spawn(self._run(), f"tell broker {broker.broker_id}")
 
     def send(self, request: Entity) -> None:
-        """Queue a request behind the earlier ones."""
+        """Queue a request behind the earlier requests."""
         self._queue.append(request)
         self._wake.set()
 

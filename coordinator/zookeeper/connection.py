@@ -1,4 +1,4 @@
-"""A broker's connection settings for ZooKeeper: TLS, login, and ACLs of the znodes it creates.
+"""A broker's connection settings for ZooKeeper: TLS, login, and ACLs of znodes that it creates.
 
 Source: ``ZkConfigs``, ``KafkaZkClient.createZkClient``, ``ZkData.defaultAcls``; ``X509Util``.
 """
@@ -33,7 +33,7 @@ _UNSERVED: Final = {
 
 _OF_CLIENTS: Final[Mapping[str, str]] = {
     "zookeeper.ssl.keystore.location": "ssl.keystore.location",
-    # ZooKeeper has no other password for the key.
+    # In ZooKeeper the key has the same password as the keystore.
     "zookeeper.ssl.keystore.password": "ssl.key.password",
     "zookeeper.ssl.keystore.type": "ssl.keystore.type",
     "zookeeper.ssl.truststore.location": "ssl.truststore.location",
@@ -53,14 +53,14 @@ class ZooKeeperConfig:
     timeout_ms: int
     """The session timeout."""
     connection_timeout_ms: int
-    """How long a start waits for the connection."""
+    """The time limit for connecting when the broker starts."""
     max_in_flight: int
-    """The most requests in flight at the same time."""
+    """The maximum number of requests in flight."""
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     login: tuple[str, str] | None = field(default=None, repr=False)
     """User and password of SASL's DIGEST-MD5."""
     sets_acls: bool = False
-    """Whether the broker creates znodes with an ACL by which only their creator may change them."""
+    """Whether the broker creates znodes with an ACL that lets only their creator change them."""
 
     @classmethod
     def of(cls, config: BrokerConfig) -> ZooKeeperConfig:

@@ -1,4 +1,4 @@
-"""The client's side of SASL's DIGEST-MD5, by which brokers log in to ZooKeeper's servers.
+"""The client side of SASL's DIGEST-MD5, with which brokers log in to ZooKeeper's servers.
 
 Only authentication is supported (``qop=auth``). The protocol prescribes MD5, so an eavesdropper can
 guess the password from an exchange that TLS does not protect.
@@ -15,14 +15,14 @@ from typing import Final
 from urllib.request import parse_http_list, parse_keqv_list
 
 SERVER_NAME: Final = "zk-sasl-md5"
-"""The name of every ZooKeeper server in this protocol; its host does not matter."""
+"""The server name in this protocol, which is the same for every ZooKeeper server."""
 
 URI: Final = f"zookeeper/{SERVER_NAME}"
 _COUNT: Final = "00000001"
 
 
 class DigestError(ValueError):
-    """The server's message violates the protocol. The text contains no secret."""
+    """The server's message violates the protocol. The error message contains no secret."""
 
 
 class DigestMd5:

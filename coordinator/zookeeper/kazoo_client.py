@@ -1,8 +1,8 @@
 """kazoo's client, extended with TLS by Kafka's settings, and with a SASL login.
 
-kazoo leaves SASL to a library that is no longer maintained (pure-sasl, of 2019), and gives up for
-good if a connection breaks during a login. Here, a login that breaks off counts as a failed attempt
-to connect, and the client tries the next server.
+kazoo's own SASL login needs a library that is no longer maintained (pure-sasl, of 2019), and kazoo
+gives up for good if a connection breaks during the login. With this client, an interrupted login
+counts as a failed attempt to connect, and the client tries the next server.
 
 Source: ``ZooKeeperSaslClient``, ``ClientCnxnSocketNetty``.
 """
@@ -76,7 +76,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 sock = self._config.tls.wrap_socket(sock, server_hostname=hostname)
         except (OSError, ValueError) as error:
             self.failed(error)
-            # For example a half-written certificate: kazoo only retries after an OSError.
+            # For example for a half-written certificate. kazoo only retries after an OSError.
             raise OSError(str(error)) from error
         if self._config.login is None:
             self.problem = ""

@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 AT_ONCE: Final = 500
-"""Reads in flight at the same time."""
+"""The maximum number of reads in flight."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
@@ -61,13 +61,13 @@ class ZkImage:
 
     image: MetadataImage
     without_id: tuple[KnownTopic, ...]
-    """Topics without an id; the image does not contain them."""
+    """Topics without an id, which the image does not contain."""
     deleting: Mapping[str, TopicZnode | None]
-    """Topics under deletion, which the image does not contain; None if a topic has no znode."""
+    """Topics under deletion, which the image does not contain; None for a topic without a znode."""
 
 
 async def clear_notifications(session: ZkSession, epoch_version: int) -> None:
-    """Remove notifications to the previous controller: the new one reads all znodes anyway."""
+    """Remove old notifications, since a newly elected controller reads all znodes anyway."""
     for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
         names = await session.children(folder)
         for transaction in fenced([Delete(f"{folder}/{name}") for name in names], epoch_version):
@@ -77,8 +77,8 @@ async def clear_notifications(session: ZkSession, epoch_version: int) -> None:
 async def make_partitions(session: ZkSession, image: MetadataImage, epoch_version: int) -> None:
     """Create the missing parents of state znodes, for partitions that never had a leader.
 
-    The previous controller may have created only the topic's znode, and a state znode needs its
-    parents.
+    The previous controller may have created only the topic's znode. A state znode can be created
+    only if its parents exist.
     """
     for topic in image.topics.values():
         parts = enumerate(topic.partitions)
@@ -111,7 +111,7 @@ async def load(session: ZkSession) -> ZkImage:
             records += records_of(topic)
     there = {one.name for one in records if isinstance(one, TopicRecord)}
     for (kind, name), values in configs.items():
-        # Settings of a topic under deletion must not pass to the next topic with its name.
+        # A new topic must not get the settings of a deleted topic with the same name.
         if kind != TOPIC_RESOURCE or name in there:
             records += config_records(kind, name, {}, values)
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
@@ -143,7 +143,7 @@ async def read_brokers(
     for name in await session.children(znodes.BROKER_IDS, watch(znodes.BROKER_IDS)):
         path = f"{znodes.BROKER_IDS}/{name}"
         node = await session.get(path, watch(path))
-        if node is None:  # the broker may have gone by now
+        if node is None:  # the broker may have gone away in the meantime
             continue
         try:
             broker = znodes.broker_of(int(name), node.data)
@@ -200,7 +200,7 @@ async def read_states(
 
 
 def batched(items: Sequence[T], count: int = AT_ONCE) -> Iterator[Sequence[T]]:
-    """Yield the items in pieces of ``count``."""
+    """Yield the items in batches of ``count``."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
 

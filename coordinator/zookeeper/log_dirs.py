@@ -30,7 +30,7 @@ from fencepost.protocol.schema import Entity
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""The most partitions in one decision; the loop runs other tasks between two decisions."""
+"""The maximum number of partitions in one decision; other tasks run between two decisions."""
 
 
 async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[int]:
@@ -50,7 +50,7 @@ async def read_log_dir_events(session: ZkSession, names: Sequence[str]) -> set[i
 class LogDirs:
     """The offline replicas of all brokers.
 
-    ``on_change`` is called when :meth:`decide_on_replicas` has changes to decide on.
+    ``on_change`` is called when there are changes on which :meth:`decide_on_replicas` must decide.
     """
 
     def __init__(self, decide: Decide, on_change: Changed) -> None:
@@ -74,7 +74,7 @@ class LogDirs:
             self._on_change()
 
     def forget(self, broker_id: int) -> None:
-        """Treat the replicas of a newly registered broker as online until it reports otherwise."""
+        """Treat a newly registered broker's replicas as online, unless it reports otherwise."""
         for place in self._lost.pop(broker_id, set()):
             self._news.setdefault(broker_id, {})[place] = False
         if self._news:

@@ -1,7 +1,7 @@
 """A broker's membership in a cluster on ZooKeeper: registration, election, and controller requests.
 
 A watch or a session event only marks a kind of work as due. A single task handles the marked work,
-one kind at a time, and reads the current znodes, so watches may fire late, twice or out of order.
+one kind at a time, and reads the current znodes. So watches may fire late, twice or out of order.
 When the session expires, the broker loses its registration, its broker epoch and its role as
 controller; it registers again in the next session.
 
@@ -77,10 +77,10 @@ Address = tuple[str, int]
 """Host and port."""
 
 RETRY_MS: Final = 100
-"""The pause before work that failed in ZooKeeper is tried again."""
+"""The pause before work is retried after an error of ZooKeeper."""
 
 MAX_TAKEN: Final = 500
-"""Partitions of a controller request that are applied to the image in one step."""
+"""The maximum number of partitions of a controller request that are applied in one step."""
 
 _REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
 _TOPICS: Final = "topics that may be gone"
@@ -141,12 +141,12 @@ class ZooKeeperNode:
         self._former: tuple[int, int] | None = None
         """The id and session of the controller that this broker saw last."""
         self.remember: Remember | None = None
-        """Adds an event to the history: an election or resignation of the controller, and why."""
+        """Adds an election or resignation of the controller, with its reason, to the history."""
         self.in_controlled_shutdown = False
-        """Whether this broker has asked for a controlled shutdown: it must not join an ISR, nor
-        become the leader of a partition."""
+        """Whether this broker has asked for a controlled shutdown. If so, it must not join an ISR
+        or become the leader of a partition."""
         self._maybe_gone: dict[UUID, None] = {}
-        """Topics known before the registration, some of which may have been deleted since."""
+        """Topics known before the registration, which may have been deleted since."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -176,7 +176,7 @@ class ZooKeeperNode:
             raise MembershipError(str(error)) from error
 
     async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
-        """Return the metadata, without leaders for replicas here. Raises MembershipError."""
+        """Return the metadata without leaders for own replicas. Raises MembershipError."""
         self._registration.end_points = tuple(end_points)
         try:
             await self._notifications.skip()
@@ -233,7 +233,7 @@ class ZooKeeperNode:
         self._resign(f"the session is {state.value}")
         if state is SessionState.LOST:
             self._registration.lose()
-            self._mark(_ALL)  # notifications may have come and expired in the meantime
+            self._mark(_ALL)  # notifications may have been created and expired in the meantime
 
     async def _run(self) -> None:
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -284,12 +284,12 @@ class ZooKeeperNode:
         """Remove topics that were deleted while this broker was not registered.
 
         A controller reports a deletion only to the brokers that are live at that time, but
-        completes it only after every broker with a replica has answered. So this broker can have
-        missed only deletions of topics without a replica here, and the removal deletes no data.
+        completes it only after every broker with a replica has responded. So this broker can have
+        missed only deletions of topics of which it has no replica, and the removal deletes no data.
         """
         async with self._arriving:
-            # Even a lagging server has applied this session's own registration, and hence lists
-            # every topic that was created before it and still exists.
+            # Even a lagging server has applied this session's registration. So it lists every
+            # topic that was created before the registration and still exists.
             there = set(await self._session.children(znodes.TOPICS))
             gone = [
                 topic
@@ -314,8 +314,8 @@ class ZooKeeperNode:
         self._former = znodes.controller_of(node.data), node.owner
         is_own = node.owner == self._session.session_id
         if is_own and self.elected is None:
-            # This broker has resigned, and deletes its znode so that an election follows. If it is
-            # elected again, it has a new epoch.
+            # This broker has resigned. It deletes its znode, so that an election with a new epoch
+            # follows.
             await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
         if not is_own:
@@ -325,8 +325,8 @@ class ZooKeeperNode:
     async def _find_controller(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
-            # This broker has resigned meanwhile, or the znode belongs to a session that has ended.
-            # Another look at the controller follows in both cases.
+            # This broker has resigned in the meantime, or the znode belongs to an earlier session.
+            # In both cases the znode is read again soon.
             self.controller_id, self.controller = -1, None
             return
         address, takes_envelopes = None, self.takes_envelopes
@@ -375,7 +375,7 @@ class ZooKeeperNode:
         self._mark(_CONTROLLER)
 
     async def _why_elected(self, epoch: int) -> tuple[int | None, str]:
-        """Return the previous controller, if this broker knew it, and why its term ended."""
+        """Return the previous controller, if known, and the reason for this broker's election."""
         if self._former is None:
             first = "nobody was before" if epoch == 1 else "nobody was when this broker looked"
             return None, first
@@ -429,8 +429,8 @@ class ZooKeeperNode:
     async def catch_up(self) -> None:
         """Apply every change of users, quotas and ACLs that was acknowledged before this call.
 
-        If ZooKeeper does not answer within the session timeout, return with the changes applied so
-        far: the caller then makes a change, which itself waits for ZooKeeper.
+        If ZooKeeper does not respond within the session timeout, return with only some changes
+        applied: the caller will make a change, and that change also waits for ZooKeeper.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -441,7 +441,7 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Return services that decide on one change of the settings, as ZooKeeper has them now.
+        """Return services that decide on one change of the settings currently in ZooKeeper.
 
         Raises MetadataUnavailableError, RequestTimedOutError.
         """
@@ -452,8 +452,8 @@ class ZooKeeperNode:
     def own_access_decisions(self, acls: AclIndex | None) -> ControllerServices:
         """Return services that decide on one change of users, quotas or ACLs.
 
-        ``acls`` are the authorizer's ACLs. The caller must not yield to the loop between reading
-        them and this call, so that they are the ACLs of this broker's current image.
+        ``acls`` are the authorizer's ACLs. They must be those of this broker's current image, so
+        the caller must not yield to the event loop between reading them and this call.
         """
         return self._decided_on(self._own_store(), acls)
 
@@ -479,7 +479,7 @@ class ZooKeeperNode:
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:
             values = await read_config(self._session, kind, name) or {}
-            # Settings of an unknown topic come with the topic, or belong to a deleted one.
+            # Settings of an unknown topic are applied with the topic, or the topic was deleted.
             if kind != TOPIC_RESOURCE or name in self._image.topics:
                 now = self._image.configs.get((kind, name), {})
                 self._apply_records(config_records(kind, name, now, values))
@@ -531,7 +531,7 @@ class ZooKeeperNode:
         settings: Mapping[str, Sequence[MetadataRecord]],
         records: Sequence[MetadataRecord] = (),
     ) -> None:
-        """Apply ``records``, then partitions in pieces, and yield to the loop between pieces."""
+        """Apply ``records``, then the partitions in batches; yield to the loop between batches."""
         piece, count = [*records], 0
         for topic in body.topic_states:
             for batch in batched(topic.partition_states, MAX_TAKEN):
@@ -563,9 +563,9 @@ class ZooKeeperNode:
     async def _settings_of(
         self, body: Entity, connected_s: float
     ) -> tuple[int, Mapping[str, Sequence[MetadataRecord]]]:
-        """Return the request's error, and the settings of topics that are new here, by name.
+        """Return the request's error, and by name the settings of topics new to this broker.
 
-        The log of a new topic needs the topic's settings, so both are applied together.
+        A new topic's log needs the topic's settings, so topic and settings are applied together.
         """
         while True:
             if refused := self._request_applier.refuses(body, self.broker_epoch, connected_s):
@@ -574,8 +574,7 @@ class ZooKeeperNode:
                 return 0, await self._read_settings_of(body)
             except ZooKeeperError as error:
                 _log.warning("settings of new topics not read", cause=str(error))
-                # The controller takes any answer as final: after an error it would not send the
-                # request again.
+                # Retry here, because the controller does not resend a request after an error.
                 await asyncio.sleep(RETRY_MS / 1000)
 
     async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:

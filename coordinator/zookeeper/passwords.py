@@ -1,7 +1,7 @@
 """Passwords among a broker's settings in ZooKeeper, encoded as Kafka 3.9 does.
 
 Each password is encrypted with a key derived from ``password.encoder.secret`` and a random salt.
-The stored text contains all parameters of the decryption except the secret. A broker decodes only
+The stored form contains all parameters of the decryption except the secret. A broker decodes only
 its own passwords.
 
 Source: ``EncryptingPasswordEncoder``, ``CbcParamsEncoder``, ``Csv``,
@@ -37,11 +37,11 @@ _KEY_BITS: Final = frozenset({128, 192, 256})
 _SALT_BYTES, _BLOCK_BYTES = 256, 16
 
 MAX_ITERATIONS: Final = 1_000_000
-"""The most iterations that are accepted: more would block the broker for over a second."""
+"""The maximum number of accepted iterations; more would block the broker for over a second."""
 
 
 class PasswordError(ValueError):
-    """A password cannot be decoded. The text contains no secret."""
+    """A password cannot be decoded. The message contains no secret."""
 
 
 class Encoder:
@@ -186,7 +186,7 @@ class Passwords:
         return decoded
 
     def reencoded(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Re-encode this broker's passwords that the old secret encoded; return those settings."""
+        """Re-encode and return this broker's passwords that were encoded with the old secret."""
         encoded: dict[str, str] = {}
         if self._encoder is None or self._former is None:
             return encoded
@@ -195,7 +195,7 @@ class Passwords:
                 try:
                     encoded[name] = self._encoder.encode(self._former.decode(value))
                 except PasswordError:
-                    continue  # it is already encoded with the new secret
+                    continue  # the password is already encoded with the new secret
         return encoded
 
 

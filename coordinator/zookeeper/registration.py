@@ -76,10 +76,10 @@ class BrokerZnodeRegistration:
                 continue
             if (
                 registered.owner == session_id
-            ):  # an earlier attempt succeeded, but its answer was lost
+            ):  # an earlier attempt succeeded, but its response was lost
                 self._on_created(session_id, registered.czxid)
                 return
-            # ZOOKEEPER-2985: the znode of this broker's expired session may still be there.
+            # ZOOKEEPER-2985: the znode of this broker's expired session may still exist.
             if registered.owner == self._made_by:
                 await self._session.has_done([Delete(path, registered.version)])
                 continue

@@ -36,14 +36,16 @@ EPOCH_DURING_DELETE: Final = -2
 """The values in requests that mark a topic as under deletion (kafka: ``LeaderAndIsr``)."""
 
 MAX_UPDATED_PARTITIONS: Final = 500
-"""The most partitions in one UpdateMetadata; both sides run other tasks between two requests.
+"""The maximum number of partitions in one UpdateMetadata, so that controller and broker can run
+other tasks between two requests.
 
-A LeaderAndIsr is never split: after the first one, Apache Kafka's brokers checkpoint the high
-watermarks of only the partitions it named (kafka: ``ReplicaManager.becomeLeaderOrFollower``).
+A LeaderAndIsr is never split, because Apache Kafka's brokers begin to checkpoint high watermarks
+after the first LeaderAndIsr, and only those of the partitions in that request (kafka:
+``ReplicaManager.becomeLeaderOrFollower``).
 """
 
 _Part = tuple[TopicImage, int, int | None]
-"""A partition by topic and index, and the leader to send if it differs from the image's."""
+"""A partition by topic and index, and the leader to send if the image has another leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class _BrokerRequests:
     """The partitions of the requests to one broker."""
 
     led: dict[tuple[str, int], tuple[TopicImage, int, bool]] = field(default_factory=dict)
-    """The partitions of a LeaderAndIsr, each with a flag that a replica is new on the broker."""
+    """The partitions of a LeaderAndIsr, each with a flag whether its replica is new."""
     stopped: dict[str, list[Entity]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -71,7 +73,7 @@ _UPDATE = request_factory(ApiKey.UPDATE_METADATA, 8)
 
 
 def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
-    """Return the brokers that can receive requests: those not fenced."""
+    """Return the brokers that can receive requests: those that are not fenced."""
     return {key: one for key, one in image.brokers.items() if not one.fenced}
 
 
@@ -83,8 +85,8 @@ def requests_after(
 ) -> Iterator[tuple[int, Entity]]:
     """Yield the requests that report ``after`` to the brokers, each with its broker's id.
 
-    ``deleted`` are topics whose deletion was sent before: a newly registered broker may still have
-    them.
+    ``deleted`` are topics whose deletion was sent before; a newly registered broker may still have
+    their replicas.
     """
     live_before, live = alive(before), alive(after)
     new_ids = {
@@ -134,7 +136,8 @@ def _requests_by_broker(
 ) -> dict[int, _BrokerRequests]:
     """Return the partitions of each broker's requests.
 
-    These are the changed partitions, and for a broker in ``new_ids`` all of its replicas.
+    A broker's requests contain the changed partitions; for a broker in ``new_ids``, they contain
+    all partitions of which it has a replica.
     """
     each: dict[int, _BrokerRequests] = defaultdict(_BrokerRequests)
     for topic, index, old in changed:
@@ -153,7 +156,7 @@ def _endpoints_changed(
 ) -> bool:
     """Return whether a broker has left or changed its listeners.
 
-    Brokers in ``new_ids`` do not count: the other brokers have already been sent their listeners.
+    Brokers in ``new_ids`` are ignored, because their listeners have already been sent.
     """
     return any(
         key not in after or after[key].listeners != one.listeners

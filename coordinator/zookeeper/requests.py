@@ -1,9 +1,9 @@
 """Requests from the controller to a broker, turned into metadata records.
 
-This module has no I/O. The rest of the broker sees only the resulting image, and works as it does
-with a KRaft controller. Both LeaderAndIsr and UpdateMetadata carry a partition's state; the state
-with the highest leader and partition epoch wins, whichever request arrives first. A broker's own
-replica becomes a leader or a follower only after a request says so.
+This module has no I/O. Other parts of the broker see only the resulting image, and work as with a
+KRaft controller. Both LeaderAndIsr and UpdateMetadata contain a partition's state. The state with
+the highest leader and partition epoch wins, whichever request arrives first. A replica on this
+broker becomes leader or follower only after a request has named its leader.
 
 Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
 ``ZkMetadataCache.updateMetadata``.
@@ -41,22 +41,22 @@ FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103
 """Kafka's error codes."""
 
 UNKNOWN_EPOCH: Final = -1
-"""The broker epoch is unknown: UpdateMetadata does not carry it."""
+"""The epoch of a broker in UpdateMetadata, which does not contain broker epochs."""
 
 UNTOLD: Final = -1
 """The epochs of a partition before the first request about it."""
 
 MAX_GONE: Final = 10_000
-"""The most deleted topics that are remembered."""
+"""The maximum number of deleted topics that are remembered."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
 
 def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
-    """Return the image at a broker's start, in which no replica of the broker has a leader.
+    """Return the image of a starting broker, in which the broker's partitions have no leaders.
 
-    The broker may have lost records since its previous session: if it led again in the same leader
-    epoch, replicas could diverge.
+    The broker may have lost records since its previous session. If it became leader again in the
+    same leader epoch, replicas could diverge.
     """
     delta = MetadataDelta(image)
     for topic in image.topics.values():
@@ -84,9 +84,9 @@ class ControllerRequestApplier:
         """The highest controller epoch received."""
         self.controller_id = -1
         self._connected_s = 0.0
-        """When the latest connection from that controller was accepted, by the loop's clock."""
+        """When the controller's latest connection was accepted, by the loop's clock."""
         self._gone: dict[UUID, None] = {}
-        """Recently deleted topics: a request that names one of them is late, and not applied."""
+        """Recently deleted topics; a request that names one of them is outdated, and ignored."""
 
     def forget(self, topic_id: UUID) -> RemoveTopicRecord:
         """Return the removal of a topic, and remember its id, which is never reused."""
@@ -103,8 +103,8 @@ class ControllerRequestApplier:
         """
         if body.controller_epoch < self.controller_epoch:
             return STALE_CONTROLLER_EPOCH
-        # Compare the ages of the connections: the list of live brokers in an UpdateMetadata has no
-        # epoch that would show that it is outdated.
+        # Compare the ages of the connections, because the list of live brokers in an UpdateMetadata
+        # has no epoch to compare.
         if body.controller_epoch == self.controller_epoch and connected_s < self._connected_s:
             return STALE_CONTROLLER_EPOCH
         if body.broker_epoch < broker_epoch:
@@ -262,7 +262,7 @@ def _led(one: Any) -> PartitionRegistration:
 def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
     """Return a partition's new state; fields that UpdateMetadata lacks come from the old state.
 
-    If the replicas have changed, those fields come with a LeaderAndIsr.
+    If the replicas have changed, a LeaderAndIsr will set these fields.
     """
     replicas = tuple(one.replicas)
     same = old is not None and set(old.replicas) == set(replicas)
@@ -285,7 +285,7 @@ def _topic_records(
 ) -> Iterator[MetadataRecord]:
     """Yield records for partition states.
 
-    A partition with a lower index that no request has reported yet gets a record without replicas.
+    A partition with a lower index that is not in any request yet gets a record without replicas.
     """
     if not states:
         return

@@ -1,7 +1,7 @@
 """A ZooKeeper session for an event loop, on top of kazoo, which runs threads of its own.
 
-Nothing here blocks the loop. Calls are passed to kazoo's connection thread; their results, watches
-and session states come back to the loop that created the session.
+This module never blocks the loop. Calls are passed to kazoo's connection thread. Their results,
+watches and session states are passed back to the loop that created the session.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class RefusedError(ZooKeeperError):
 class ZkSession:
     """A session, which calls ``on_state`` on the loop for every change of its state.
 
-    After LOST, a new session starts by itself. Methods raise ZooKeeperError if the connection is
-    lost; the operation may or may not have been applied in that case.
+    After LOST, a new session starts automatically. Methods raise ZooKeeperError if the connection
+    is lost; in that case the operation may or may not have been applied.
     """
 
     def __init__(self, reach: ZooKeeperConfig, on_state: Callable[[SessionState], None]) -> None:
@@ -218,11 +218,11 @@ class ZkSession:
             raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {why}") from error
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
-        """Return a watch for kazoo; it fires once, and also if the connection is lost."""
+        """Return a watch for kazoo, which fires once: on a change or if the connection is lost."""
         return None if changed is None else lambda _event: self._call_on_loop(changed)
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Znode | None:
-        """Return a znode; None if it does not exist, and the watch then fires on its creation."""
+        """Return a znode; None if it does not exist. The watch also fires if it is created."""
         try:
             data, stat = await self._answer(
                 partial(self._client.get_async, path, watch=self._watch(changed))
@@ -251,7 +251,7 @@ class ZkSession:
         await self._answer(partial(self._client.sync_async, "/"))
 
     async def ensure(self, path: str) -> None:
-        """Create a persistent znode and its parents, where they are missing."""
+        """Create a persistent znode and its parents, unless they exist."""
         await self._answer(
             partial(self._client.ensure_path_async, path, acl=acl_of(self._reach, path))
         )
@@ -298,7 +298,7 @@ class ZkSession:
                 case Check():
                     transaction.check(write.path, write.version)
         results: list[Any] = await self._answer(transaction.commit_async)
-        # Only the rejected write has an error of its own; each other write has one of these two.
+        # Only the rejected write has its own error; every other write has one of these two errors.
         for at, result in enumerate(results):
             if isinstance(result, Exception) and not isinstance(
                 result, (RolledBackError, RuntimeInconsistency)

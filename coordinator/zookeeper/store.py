@@ -1,9 +1,9 @@
 """The metadata of the active controller, whose decisions are written to ZooKeeper in order.
 
-Like an appended metadata record, a change takes effect at once for later decisions; the controller
-sends it to brokers once ZooKeeper has it. If ZooKeeper rejects a change or cannot be reached, all
-later changes are void as well: the broker resigns as controller, and the next controller reads the
-znodes.
+Like an appended metadata record, a change takes effect at once for later decisions. The controller
+sends the change to brokers once it is in ZooKeeper. If ZooKeeper rejects a change or cannot be
+reached, all later changes are void as well: the broker resigns as controller, and the next
+controller reads the znodes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PendingDecision:
 class ZkMetadataStore(Metadata):
     """The controller's metadata, and the queue of changes to write.
 
-    ``on_written`` is called with the images before and after each change, once it is written.
-    ``on_refused`` is called once, if a change cannot be written.
+    When a change is written, ``on_written`` is called with the images before and after the change.
+    ``on_refused`` is called for the first change that cannot be written.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class ZkMetadataStore(Metadata):
 
     @property
     def next_offset(self) -> int:
-        """The number of the next change: this store has no log offsets."""
+        """The number of the next change, since this store has no log offsets."""
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: appends never wait, see :meth:`durable`."""
+        """Return a context that does nothing, because appends never wait (see :meth:`durable`)."""
         return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
@@ -134,16 +134,16 @@ class ZkMetadataStore(Metadata):
         self.marked.discard(topic)
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once ZooKeeper has all changes so far; None if it has them.
+        """Return a future that is done once all changes so far are in ZooKeeper; None if they are.
 
         The future raises NotControllerError if a change cannot be written. After :meth:`close`,
-        every returned future has failed, even if the caller's changes were written: the store no
-        longer knows which changes were void.
+        every returned future has failed, even if the caller's changes were written, because the
+        store no longer knows which changes were void.
         """
         if self._is_over:
             failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             failed.set_exception(without_traceback(_resigned()))
-            failed.exception()  # retrieved here, as a caller may only compare it with None
+            failed.exception()  # retrieved here, in case no caller awaits the future
             return failed
         return asyncio.shield(self._changes[-1].done) if self._changes else None
 
@@ -184,7 +184,7 @@ class ZkMetadataStore(Metadata):
             change.done.set_result(None)
 
     def close(self) -> None:
-        """Accept no more changes; those not yet written are void."""
+        """Accept no more changes; changes that are not written yet are void."""
         if self._is_over:
             return
         self._is_over = True
@@ -193,7 +193,7 @@ class ZkMetadataStore(Metadata):
         for change in self._changes:
             if not change.done.done():
                 change.done.set_exception(without_traceback(error))
-                change.done.exception()  # retrieved here, as perhaps no caller awaits it
+                change.done.exception()  # retrieved here, in case no caller awaits the future
         self._changes.clear()
 
 

@@ -1,6 +1,6 @@
-"""The controller's watches: at most one on each znode, however often the znode is read.
+"""The controller's watches: at most one on each znode, even if the znode is read often.
 
-A ZooKeeper watch fires once. Each read asks for the next watch, unless one is still set.
+A ZooKeeper watch fires once. A read sets a new watch, unless the previous watch has not fired yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ZnodeWatches:
         self._armed: set[str] = set()
 
     def once(self, path: str, changed: Changed) -> Changed | None:
-        """Return the watch to set with the next read of a path; None if one is set already."""
+        """Return the watch to set with the next read of a path; None if a watch is already set."""
         if path in self._armed:
             return None
         self._armed.add(path)

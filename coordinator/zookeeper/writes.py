@@ -1,8 +1,8 @@
 """Turns decisions of the controller's state machine into writes of Apache Kafka 3.9's znodes.
 
 This module has no I/O: the writes follow from records and the images before and after them. The
-version of a partition's state znode is the partition epoch, and each write names the version that
-it replaces, so that a concurrent write is detected.
+version of a partition's state znode is the partition epoch. Each write of such a znode names the
+version that it replaces, so that a concurrent write is detected.
 
 Source: ``KafkaZkClient``, ``TopicDeletionManager``, ``AdminZkClient``, ``ZkProducerIdManager``.
 """
@@ -39,7 +39,7 @@ from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Put, Set, Write
 
 MAX_WRITES: Final = 500
-"""The most writes in one transaction, which must fit into a megabyte (``jute.maxbuffer``)."""
+"""The maximum number of writes in a transaction, which must fit into 1 MiB (``jute.maxbuffer``)."""
 
 _OF_SESSIONS: Final = (
     RegisterBrokerRecord,
@@ -60,7 +60,7 @@ _WRITTEN: Final = (
 
 
 def check_storable(records: Iterable[MetadataRecord]) -> None:
-    """Raise NotInZooKeeperError for records that ZooKeeper does not hold."""
+    """Raise NotInZooKeeperError for records that cannot be stored in ZooKeeper."""
     for record in records:
         if isinstance(record, ConfigRecord):
             if znodes.config_path(record.resource_type, record.resource_name) is None:
@@ -72,7 +72,7 @@ def check_storable(records: Iterable[MetadataRecord]) -> None:
 
 
 class ZnodeWriter:
-    """Turns one decision into writes; ``marked`` are topics already marked for deletion."""
+    """Turns one decision into writes; ``marked`` are the topics already marked for deletion."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class ZnodeWriter:
         self._before, self._after = before, after
         self._epoch, self._marked = controller_epoch, marked
         self._states: dict[tuple[UUID, int], PartitionRegistration] = {}
-        """The partition states after the records so far."""
+        """The partition states after the records that were converted so far."""
         self._new: set[UUID] = set()
         self._assigned: dict[UUID, None] = {}
         self._resources: dict[tuple[int, str], None] = {}
         self._writes: list[Write] = []
 
     def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
-        """Return the writes, in an order in which a failure after any of them does no harm."""
+        """Return the writes, ordered so that a failure after any of them does no harm."""
         for record in records:
             match record:
                 case TopicRecord():
@@ -142,7 +142,7 @@ class ZnodeWriter:
             self._assigned[record.topic_id] = None
         name = self._after.topics_by_id[record.topic_id].name
         path = znodes.state_path(name, record.partition_id)
-        if was.partition_epoch == NEVER_LED:  # only the topic was created so far
+        if was.partition_epoch == NEVER_LED:  # there is no state znode yet
             self._writes.append(Create(path, self._state(now)))
         else:
             self._writes.append(Set(path, self._state(now), was.partition_epoch))
@@ -165,7 +165,7 @@ class ZnodeWriter:
                 yield Set(znodes.topic_path(topic.name), data, ANY_VERSION)
 
     def _settings(self) -> Iterator[Write]:
-        """Yield the writes of settings, without versions: brokers and tools write these too."""
+        """Yield the writes of settings, without versions: brokers and tools also write settings."""
         new = self._new_names()
         for kind, name in self._resources:
             values = self._after.configs.get((kind, name), {})

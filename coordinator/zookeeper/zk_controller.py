@@ -1,8 +1,8 @@
 """The active controller of a cluster on ZooKeeper, from its election to its resignation.
 
-The controller sends all metadata to every broker; from then on it acts when a watch fires. A watch
-says only that a znode may have changed, so the controller compares the znode with its image. The
-controller's state machine makes decisions, the store writes them, and the channels send them.
+The controller first sends all metadata to every broker, and then acts whenever a watch fires. A
+watch tells only that a znode may have changed, so the controller compares the znode with its image.
+The controller's state machine makes decisions, the store writes them, and the channels send them.
 
 Source: ``KafkaController.onControllerFailover``, ``onControllerResignation``, ``processXxx``;
 ``TopicDeletionManager``.
@@ -85,13 +85,14 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 NEVER_MS: Final = 10 * 365 * 86_400_000
-"""A session timeout that never expires: brokers have their sessions with ZooKeeper."""
+"""A session timeout that never expires, because brokers have their sessions with ZooKeeper."""
 
 GO_ON_AT_ONCE: Final = 200
-"""The most reassignments that one decision continues."""
+"""The maximum number of reassignments that one decision continues."""
 
 MAX_GONE: Final = 1_000
-"""The most deleted topics that are kept, to be reported to brokers that register later."""
+"""The maximum number of deleted topics that are kept to be reported to brokers that register later.
+"""
 
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
 _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
@@ -101,7 +102,7 @@ _LOG_DIRS, _REPLICAS = "log directories", "replicas"
 class ZkController:
     """The active controller. Used only on the event loop.
 
-    ``on_lost`` is called if a write fails: this controller must resign.
+    ``on_lost`` is called if a write fails, because this controller must then resign.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class ZkController:
         self._deleting: dict[str, set[int]] = {}
         """Topics under deletion, and the brokers that may still have replicas of them."""
         self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
-        """The last images of topics under deletion, and of deleted topics: a broker that registers
-        later must still be sent their deletion."""
+        """The last images of topics under deletion, and of deleted topics. The deletion must also
+        be sent to brokers that register later."""
         self.store = ZkMetadataStore(
             config,
             session,
@@ -202,7 +203,7 @@ class ZkController:
     def _being_deleted(self) -> MetadataImage:
         """Return an image of only the topics under deletion, which brokers may still have.
 
-        The first requests report the change from this image, and so repeat the deletions.
+        The first requests report the changes from this image, and therefore repeat the deletions.
         """
         records: list[MetadataRecord] = []
         for name, node in self._loaded.deleting.items():
@@ -218,7 +219,7 @@ class ZkController:
         self._channels.close()
         for task in self._tasks:
             task.cancel()
-        self.active.stop_timers()  # its timers would use a closed store
+        self.active.stop_timers()  # the timers would use a closed store
         spawn(self.active.stop(), "stop a controller")
 
     async def _run_vital(self, work: Coroutine[Any, Any, None]) -> None:
@@ -311,7 +312,7 @@ class ZkController:
             is_more = self._decide(decision)
 
     async def _place_new(self) -> None:
-        """Elect a first leader for each partition that never had one."""
+        """Elect a first leader for each partition that never had a leader."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
                 self._decide(methodcaller("elect_first_leaders", topic.topic_id))
@@ -372,7 +373,7 @@ class ZkController:
                     )
 
     async def _adopt(self, topic: KnownTopic) -> None:
-        """Take in a topic that another program created in ZooKeeper, as Kafka's tools did."""
+        """Add a topic that another program, such as an older tool, has created in ZooKeeper."""
         node = topic.node
         if node.topic_id is None:
             node = replace(node, topic_id=new_topic_id())

@@ -53,7 +53,7 @@ PERSISTENT: Final = (
     PRODUCER_IDS,
     LOG_DIR_EVENTS,
 )
-"""Znodes that every broker creates at its start (kafka: ``PersistentZkPaths``)."""
+"""Znodes that every broker creates when it starts (kafka: ``PersistentZkPaths``)."""
 
 _TAKES_ENVELOPES: Final = "takes_envelopes"
 """A key of Fencepost; Apache Kafka ignores unknown keys."""
@@ -133,8 +133,8 @@ class BrokerZnode:
     takes_envelopes: bool = False
     """Whether this broker, as controller, accepts requests that other brokers forward for clients.
 
-    Apache Kafka 3.9 has no such key: its brokers close a connection on which an Envelope arrives,
-    although ApiVersions lists it.
+    Apache Kafka 3.9 has no such key. Its brokers close a connection on which an Envelope arrives,
+    although their ApiVersions response lists Envelope.
     """
 
 
@@ -197,7 +197,7 @@ class TopicZnode:
     """A topic and its replica assignment, by partition."""
 
     topic_id: UUID | None
-    """None for a topic of an older release; the controller assigns an id."""
+    """None for a topic created by an older release; the controller assigns an id."""
     replicas: Mapping[int, tuple[int, ...]]
     adding: Mapping[int, tuple[int, ...]]
     removing: Mapping[int, tuple[int, ...]]
@@ -311,7 +311,7 @@ def delete_path(topic: str) -> str:
 
 
 def config_path(kind: int, name: str) -> str | None:
-    """Return the path of a resource's settings; None for a kind that ZooKeeper does not hold."""
+    """Return the path of a resource's settings; None for a kind that has no znodes."""
     folder = _KINDS.get(kind)
     return None if folder is None else f"{CONFIGS}/{folder}/{name or DEFAULT_ENTITY}"
 

@@ -1,1 +1,1 @@
-"""Apache Kafka as oracle: its tools read our files, and its responses are compared with ours."""
+"""Comparisons with Apache Kafka: it reads Fencepost's files, and its responses must be the same."""

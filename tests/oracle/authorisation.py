@@ -1,9 +1,9 @@
 """The vocabulary of the authorization matrix: requests, the rights they depend on, and all cases.
 
-A :class:`Request` names the rights that it needs, as in ``"write x, read t"``: an operation, and
-the slot of a resource. The resource in a slot exists or not, or is internal. The cases of a request
-are the same request by a client with every subset of those rights, with other rights, and with the
-same rights granted by other rules or denied again.
+A :class:`Request` names the rights that it needs, as in ``"write x, read t"``. A right is an
+operation and the slot of a resource; the resource in a slot may exist, be missing or be internal.
+The cases of a request are the same request by clients with every subset of those rights, with
+other rights, and with the same rights granted by other rules or denied by a further rule.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Request:
 
     api: str
     versions: Sequence[int]
-    """All cases run at the last version; only those with subsets of the rights run at every one."""
+    """Cases with subsets of the rights run at all these versions, other cases only at the last."""
     rights: str
     body: Callable[[Names], Body]
     title: str = ""
@@ -90,7 +90,7 @@ class Request:
     others: str = ""
     """Rights that may replace the rights of ``rights``."""
     is_fresh: bool = False
-    """Whether every case needs its own resources, because the request changes them."""
+    """Whether each case needs resources of its own, because the request changes them."""
     is_silent: bool = False
     """Whether the request has no response, so that only a closed connection shows an error."""
 
@@ -112,7 +112,7 @@ class Case:
     kinds: Mapping[str, str]
     title: str
     rules: Sequence[Acl]
-    """The ACLs, whose resource names come from :attr:`names`."""
+    """The ACLs of the client; their resource names come from :attr:`names`."""
     names: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -176,7 +176,7 @@ def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
 
 
 def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[Case, Case]]:
-    """Yield pairs of the same request without rights, for an existing and a missing resource."""
+    """Yield pairs of a request without rights: for an existing and for a missing resource."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     for version, slot in itertools.product(request.versions, slots):
         if ABSENT in request.kinds.get(slot, ()):
@@ -219,7 +219,7 @@ def _plain(rights: Sequence[tuple[str, str]]) -> Make:
 
 
 MOST_FOR_SUBSETS: Final = 4
-"""With more rights, only subsets with none, one, all or all but one of them are cases."""
+"""A request with more rights than this has only the subsets with none, one, all or all but one."""
 
 
 def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
@@ -232,7 +232,7 @@ def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
 
 
 def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
-    """Yield variants with all rules changed alike; some variants no longer grant the rights."""
+    """Yield variants in which all rules are changed alike. Some no longer grant the rights."""
 
     def each(change: Callable[[Acl], Acl]) -> Make:
         return lambda names: [change(one) for one in _plain(rights)(names)]

@@ -109,7 +109,7 @@ SETTINGS: Sequence[Request] = (
             (
                 "validate_only",
                 "alter_configs t",
-                # An internal topic needs this value, so both brokers accept it there.
+                # Internal topics require this value, so both brokers accept it there.
                 lambda n: _altered((TOPIC, n["t"], "cleanup.policy", "compact")),
                 {"t": (HERE, ABSENT, "internal")},
                 False,

@@ -47,14 +47,14 @@ from tests.support.waits import until
 T = TypeVar("T")
 
 USERS: Final = 100
-"""Concurrent clients; each has ACLs of its own."""
+"""Number of concurrent clients, each of which has its own ACLs."""
 
 PASSWORD: Final = "no secret"
 LISTENER: Final = "clients"
 LONG_MS: Final = 600_000
 PASSING_S: Final = 5.0
 LEFT_S: Final = 20.0
-"""The time within which both brokers must reach the same state."""
+"""The deadline for both brokers to reach the same state."""
 
 SILENT: Final = "no answer"
 ANSWER_S: Final = 20.0
@@ -168,7 +168,7 @@ class MatrixMasks(LifeMasks):
         self.names = {("topic", found): f"the id of {name}" for found, name in self._ids.items()}
 
     def answered(self, api: str, answer: Answer | str | None) -> Any:
-        """Return a response, or the text of the error instead of one, with masks applied."""
+        """Return the masked response, or the text of the error if there is none."""
         if api in self.listing and isinstance(answer, dict):
             rows, name = self.listing[api]
             kept = [row for row in answer[rows] if row[name] in self._known]
@@ -192,7 +192,7 @@ class MatrixMasks(LifeMasks):
 
 
 class OnOneBroker:
-    """The names of one case, with their ids on one broker."""
+    """The names of one case's resources, with their ids on one broker."""
 
     def __init__(self, broker: Broker, names: Mapping[str, str]) -> None:
         self._broker = broker
@@ -268,8 +268,8 @@ class Broker:
     def await_rules(self) -> None:
         """Wait until the broker has applied all preceding ACL changes.
 
-        Apache Kafka responds before its brokers have replayed a change. They replay in order, so
-        this adds a rule as a marker, and waits until the broker describes it.
+        Apache Kafka responds before its brokers have replayed a change. Because they replay changes
+        in order, this adds a rule as a marker, and waits until the broker describes that rule.
         """
         marker = f"User:marker-{next(self._markers)}"
         self._create_rules([replace(rule("read", ResourceType.GROUP, MARKER), principal=marker)])
@@ -362,7 +362,7 @@ class Broker:
         assert answer["error_code"] == "none", answer
 
     def _share(self, group: str, ends: Mapping[str, int]) -> None:
-        """Have the broker load the share partitions of topics, so that no case waits for that.
+        """Have the broker load the share partitions of topics, so that no case has to wait for it.
 
         Apache Kafka leaves a share partition out of responses until it has read the state.
         """
@@ -440,7 +440,7 @@ class Broker:
         return found
 
     def told(self, case: Case, user: str) -> str:
-        """Return the full text of a response, its messages included, with slots for the names."""
+        """Return the whole response, including its messages, in which slots replace the names."""
         told = repr(_in_one_order(self._asked(case, user, self.body(case))))
         for known in (str(NOBODYS), *map(str, self.topic_ids.values())):
             told = told.replace(known, "an id")
@@ -518,7 +518,7 @@ class Broker:
 
 
 def _in_one_order(value: Any) -> Any:
-    """Return ``value`` with its rows sorted: some have the order of a hash table."""
+    """Return ``value`` with its rows sorted, because the order of a hash table may differ."""
     if isinstance(value, Mapping):
         return {name: _in_one_order(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -570,7 +570,7 @@ class Pair:
             one.close()
 
     def at_once(self, play: Callable[[Broker], T]) -> tuple[T, T]:
-        """Call ``play`` for both brokers concurrently; return ours and Apache Kafka's result."""
+        """Call ``play`` for both brokers concurrently; return Fencepost's and Kafka's result."""
         ours, theirs = self._threads.map(play, self.both)
         return ours, theirs
 
@@ -587,7 +587,7 @@ class Pair:
                 yield case
 
     def telling(self, cases: Sequence[tuple[Case, Case]]) -> tuple[list[str], list[str]]:
-        """Return for each broker the pairs of cases whose two responses differ."""
+        """Return for each broker the pairs of cases (existing, missing) whose responses differ."""
 
         def told_apart(broker: Broker) -> list[str]:
             broker.make_fresh([case for pair in cases for case in pair])
@@ -601,7 +601,7 @@ class Pair:
         return self.at_once(told_apart)
 
     def _left(self, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return both brokers' states once they agree, at the latest after ``LEFT_S`` seconds.
+        """Return the states of both brokers once they agree, or after ``LEFT_S`` seconds.
 
         Apache Kafka creates topics and writes transaction markers after its response.
         """

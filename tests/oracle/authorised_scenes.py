@@ -1,6 +1,6 @@
 """Scenes of the matrix: rights that change while clients are connected, and unusual rules.
 
-A scene runs on each broker by itself, and yields the responses.
+A scene runs on each broker separately, and yields the responses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOSTS: Final = (
     "*",
     "127.0.0.1",
     "127.0.0.2",
-    # No range, such as 127.0.0.1/32: Fencepost applies it, as Apache Kafka does since 4.4.
+    # Not a range, such as 127.0.0.1/32, which both brokers apply: Apache Kafka does since 4.4.
     "127.0.0.*",
     "localhost",
     "::1",
@@ -72,7 +72,7 @@ def _fetch(member: Member, topic: str, session: tuple[int, int], *, wait_ms: int
 
 
 def a_session_of_fetches(broker: Broker) -> Iterator[Told]:
-    """The next request fails after a right is removed, also in a fetch session that had it."""
+    """After a right is removed, the next request fails, even in an existing fetch session."""
     topic = broker.admin.create_topic(unique(f"{STEM}session"))
     read = by("u1", rule("read", TOPIC, topic))
     broker.set_rules(read)
@@ -88,7 +88,7 @@ def a_session_of_fetches(broker: Broker) -> Iterator[Told]:
 
 
 def a_long_poll(broker: Broker) -> Iterator[Told]:
-    """A Fetch in purgatory keeps the authorization of the moment when it arrived."""
+    """A Fetch in purgatory is authorized only when it arrives, not again when it completes."""
     topic = broker.admin.create_topic(unique(f"{STEM}poll"))
     broker.set_rules(by("u1", rule("read", TOPIC, topic)))
     with broker.connect("u1") as member, broker.connect("u1") as other:
@@ -113,7 +113,7 @@ def a_long_poll(broker: Broker) -> Iterator[Told]:
 
 
 def a_member_of_a_group(broker: Broker) -> Iterator[Told]:
-    """A member that loses its rights is still a member when it gets them back."""
+    """A member that loses its rights and gets them back is still a member."""
     group = unique(f"{STEM}members")
     read = by("u1", rule("read", GROUP, group))
     broker.set_rules(read)
@@ -140,7 +140,7 @@ def a_member_of_a_group(broker: Broker) -> Iterator[Told]:
 
 
 def an_expression(broker: Broker) -> Iterator[Told]:
-    """A regex matches only topics that the member may describe, also after the rules change."""
+    """A regex matches only topics that the member may describe, even after the ACLs change."""
     stem = unique(f"{STEM}re")
     topics = [broker.admin.create_topic(f"{stem}-{number}") for number in range(3)]
     names = {str(broker.admin.topic_id(one)): one[-1] for one in topics}
@@ -186,7 +186,7 @@ def an_expression(broker: Broker) -> Iterator[Told]:
 
 
 def a_transaction(broker: Broker) -> Iterator[Told]:
-    """To end a transaction, a producer needs the right on its id, but none on the topic."""
+    """To end a transaction, a producer needs a right on its id, but none on topics."""
     topic, name = broker.admin.create_topic(unique(f"{STEM}txn")), unique(f"{STEM}txn")
     broker.admin.coordinator(name, 1)
     whole = by("u1", rule("write", TRANSACTION, name), rule("write", TOPIC, topic))
@@ -267,7 +267,7 @@ def _taken(broker: Broker, gone: Acl) -> Sequence[Any]:
 
 
 def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
-    """One rule about all topics closes them to other users, but not to super users."""
+    """A rule about all topics closes them to other users, but not to super users."""
     topic = broker.admin.create_topic(unique(f"{STEM}all"))
     anything = rule("all", TOPIC, "*")
     with broker.connect("u1") as one, broker.connect("admin") as admin:
@@ -297,7 +297,7 @@ def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
 
 
 def addresses(broker: Broker, hosts: Sequence[str] = HOSTS) -> Iterator[Told]:
-    """A rule's host is compared as text: it is an address, not a host name or a network."""
+    """A rule's host is compared as text: it must be an address, not a host name or a network."""
     topic = broker.admin.create_topic(unique(f"{STEM}hosts"))
     with broker.connect("u1") as member:
         for host in hosts:
@@ -309,7 +309,7 @@ def addresses(broker: Broker, hosts: Sequence[str] = HOSTS) -> Iterator[Told]:
 
 
 def letters(broker: Broker) -> Iterator[Told]:
-    """Names are compared exactly; a name of one letter may be a prefix."""
+    """Names are compared exactly; a prefix may be a single letter."""
     topic = broker.admin.create_topic(unique(f"{STEM}letters"))
     with broker.connect("u1") as member:
         for name, pattern in (
@@ -332,7 +332,7 @@ def letters(broker: Broker) -> Iterator[Told]:
 
 
 def filters(broker: Broker) -> Iterator[Told]:
-    """Random rules, and the rules that random filters describe and delete."""
+    """Create random rules, then describe and delete rules by random filters."""
     draw = random.Random(7)
     names = ("m-a", "m-ab", "m-", "*", "kafka-cluster")
     rules = [
@@ -375,7 +375,7 @@ def filters(broker: Broker) -> Iterator[Told]:
 
 
 def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the rules sorted, without those that :meth:`Broker.await_rules` adds as markers."""
+    """Return the sorted rules, without those that :meth:`Broker.await_rules` adds as markers."""
     keys = ("resource_type", "resource_name", "pattern_type", "principal", "host")
     return sorted(
         repr([row[key] for key in (*keys, "operation", "permission_type")])

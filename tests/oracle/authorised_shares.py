@@ -11,7 +11,7 @@ from tests.support import requests
 KINDS: Final = (HERE, ABSENT)
 MEMBER: Final = "11111111-2222-4333-8444-555555555555"
 NEXT: Final = 1
-"""The epoch of the second request of a session, which no case has opened."""
+"""The epoch of the second request of a session. No case has opened such a session."""
 
 
 def _of_topics(n: Names, topics: str) -> list[tuple[Any, list[int]]]:

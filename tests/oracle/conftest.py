@@ -1,4 +1,4 @@
-"""Fixtures of several modules: a broker's files after one history, a broker in a cluster."""
+"""Fixtures of several modules: a broker's files after a history, and a broker in a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.zookeeper_brokers import Brokers
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
-    """Print the logs of a failed test's brokers, which are gone after the test."""
+    """Print the logs of a failed test's brokers, which are deleted after the test."""
     try:
         yield
     except Exception as error:
@@ -40,7 +40,7 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
 
 @dataclass
 class Written:
-    """The state of a broker, and its directory after each kind of end."""
+    """The state of a broker, and its directory after each way of stopping the broker."""
 
     records: dict[str, Any]
     coordinators: dict[str, Any]

@@ -1,7 +1,7 @@
-"""The intended differences between Fencepost's responses and Kafka's; any other one is a failure.
+"""The intended differences between Fencepost's and Kafka's responses; other differences fail.
 
 An entry that no longer matches a difference fails its trace as well, so that the list stays true.
-The differences that random lives find are at the end, by kind.
+The differences that random lives find are listed at the end, by kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.oracle.authorisation import NOBODYS
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Our value instead of Kafka's, as the comparison prints them, and the reason."""
+    """Fencepost's value instead of Kafka's, as the comparison prints both, and the reason."""
 
     trace: str
     ours: str
@@ -269,12 +269,12 @@ class Kind:
     """The leaf of the response, without the indexes of its rows."""
     ours: str | int | list[str] | Anything | None
     theirs: str | int | Anything | None
-    """The value of Apache Kafka; ``...`` stands for any."""
+    """The value of Apache Kafka; ``...`` stands for any value."""
     why: str
     when: Callable[[Mapping[str, Any]], bool] = lambda _: True
     """A condition on the request."""
     parts: bool = False
-    """Whether the brokers' states differ from then on, so that the life ends there."""
+    """Whether the brokers' states differ afterwards, so that the life must end."""
 
     def __str__(self) -> str:
         api, where, ours, theirs = (

@@ -1,7 +1,7 @@
-"""The intended differences in the output of Apache Kafka's tools; any other one is a failure.
+"""The intended differences in the output of Apache Kafka's tools; other differences fail.
 
 An entry that no longer matches a difference fails its scene as well, so that the list stays true.
-docs/compatibility-tools.md lists the same for users.
+docs/compatibility-tools.md lists these differences for users.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs of Apache Kafka's command-line tools on a broker, with comparable output.
 
-All of them run in one JVM (``KafkaTools.java``), because starting one costs more than most runs.
+All tools run in one JVM (``KafkaTools.java``), because starting a JVM takes longer than most runs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
 """The beginning of a log line of a tool: a client's warnings depend on timing."""
 
 NO_LINE = re.compile(r"\tat |\s*\.\.\. \d+ more|\S*KafkaTools\$Ended: |exit \d+$|\s*$")
-"""Lines of stack traces, and the exit that the driver catches and reports."""
+"""Lines of stack traces, and the lines of the exit, which the driver catches and reports."""
 
 WORDING = (
     re.compile(r"(?<=Exception: ).*"),
     re.compile(r"(?<=(?:topic|trics) command : ).*"),
 )
-"""The messages of errors, which may differ; the exceptions' names must be equal."""
+"""Messages of errors, which may differ. The names of the exceptions must be equal."""
 
 NAMED = {
     "id": re.compile(r"A{8}QACA{10}Q|(?<![\w-])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{22}(?![\w(-])"),
     "member": re.compile(r"[\w.-]*?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
 }
-"""Random ids of brokers and clients; the same id gets the same name each time."""
+"""Random ids of brokers and clients. Each id gets a name, which is the same every time."""
 
 MASKED = (
     (re.compile(r"\b1[6-9]\d{11}\b"), "an-instant"),
@@ -81,7 +81,7 @@ class Tools:
 
 @contextmanager
 def tools_at_hand() -> Iterator[Tools]:
-    """Start the JVM, which ends with the block."""
+    """Start the JVM, which is stopped at the end of the block."""
     with subprocess.Popen(
         java_command(str(DRIVER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -92,7 +92,7 @@ def tools_at_hand() -> Iterator[Tools]:
 
 
 class Desk:
-    """One broker and the tools' output about it, with names of owners instead of producer ids."""
+    """One broker and the tools' output about it, in which owners' names replace producer ids."""
 
     def __init__(self, tools: Tools, bootstrap: str, data_dir: Path, scratch: Path) -> None:
         self.bootstrap = bootstrap
@@ -132,9 +132,9 @@ class Desk:
     ) -> str:
         """Run a tool, and keep its exit status and its lines, or only the lines with ``only``.
 
-        ``where`` is the tool's option for the broker, empty for a tool without one. Without
-        ``figures`` all numbers are masked. A tool that ``stays`` works until ``limit_ms`` is over,
-        and is then interrupted. Return the tool's output.
+        ``where`` is the tool's option for the broker's address, "" for a tool without one. Without
+        ``figures`` all numbers are masked. A tool that ``stays`` runs for ``limit_ms`` and is then
+        interrupted. Return the tool's output.
         """
         place = [where, self.bootstrap] if where else []
         status, text = self._tools.run(main, [*place, *words], read, limit_ms, stays=stays)
@@ -180,7 +180,7 @@ class Desk:
 
 
 def differences(ours: list[Said], theirs: list[Said]) -> list[str]:
-    """Return the differences between the tools' output for two brokers."""
+    """Return the differences between the tools' output with the two brokers."""
     found = []
     for our, their in zip(ours, theirs, strict=True):
         if our[1] != their[1]:

@@ -1,6 +1,6 @@
 """The output of Apache Kafka's DumpLogSegments, as rows of ``fencepost dump-log``.
 
-Its text differs little from release to release; an unknown line fails the test.
+The tool's text differs little between releases; an unknown line fails the test.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _NO_ROW = re.compile(
     r"|  -?\d+ is followed by \d+"
     r"|Found timestamp mismatch in :.*|  Index timestamp: \d+, log timestamp: -1"
 )
-"""Lines without a counterpart in our rows.
+"""Lines that have no counterpart in Fencepost's rows.
 
-Compaction leaves offset gaps, and the tool reports one before the first batch of a segment. A batch
-whose records are all compacted away has the log timestamp -1: the tool reads records only, while
-the batch's header still has the time of the index entry.
+Compaction leaves offset gaps, and the tool reports a gap before the first batch of a segment. For a
+batch whose records are all compacted away, the tool shows the log timestamp -1, because it reads
+records only; the batch's header still has the timestamp of the index entry.
 """
 
 
 def by_kafka(paths: Sequence[Path], *options: str) -> dict[str, list[Row]]:
-    """Return rows by file, with the kinds of our rows; AssertionError for an unknown line."""
+    """Return rows by file, of the same kinds as Fencepost's; AssertionError for an unknown line."""
     said = run_tool(
         "org.apache.kafka.tools.DumpLogSegments",
         "--deep-iteration",
@@ -265,11 +265,11 @@ _NAMES = {
     "initialized_topics": "initialized",
     "deleting_topics": "deleting",
 }
-"""Kafka's names of fields whose names differ from ours by more than the case."""
+"""Kafka's names of fields whose names in Fencepost differ in more than their case."""
 
 
 def decoded_by_kafka(row: Row) -> Row:
-    """Return our row's ``decoded`` field from the JSON that DumpLogSegments prints of a record."""
+    """Return Fencepost's ``decoded`` field from the JSON that DumpLogSegments prints."""
     key = json.loads(row["key"])
     data = {_name(name): value for name, value in key["data"].items()}
     if "transactional_id" in data:
@@ -325,7 +325,7 @@ def _value(name: str, item: Any) -> Any:
 
 
 def without_defaults(ours: Row, theirs: Row) -> Row:
-    """Return our decoded record without the fields that Kafka's record version does not have.
+    """Return Fencepost's decoded record without the fields that Kafka's record version lacks.
 
     These fields must hold their default values.
     """

@@ -13,12 +13,12 @@ FRANZ_GO = Path(__file__).with_name("franz_go")
 
 
 def built(package: str, binary: str, module: Path = FRANZ_GO) -> Path:
-    """Build the package ``.`` or ``./NAME`` of a module; return its path, skip without Go."""
+    """Build the package ``.`` or ``./NAME`` of a module; return its path; skip if Go is missing."""
     return _built(("build",), package, binary, module)
 
 
 def built_tests(package: str, binary: str) -> Path:
-    """Build the tests of a package that franz_go requires, like :func:`built`."""
+    """Build the tests of a package that the module ``franz_go`` requires, like :func:`built`."""
     return _built(("test", "-c"), package, binary, FRANZ_GO)
 
 

@@ -1,7 +1,7 @@
-"""A single broker that grows into a cluster of Apache Kafka's brokers, and leaves it.
+"""A single broker that becomes a member of a cluster of Apache Kafka's brokers, and leaves it.
 
-The same moves run for Fencepost, which ``fencepost cluster promote`` makes a member of a cluster,
-and for a broker of Apache Kafka that was in a cluster from the beginning.
+The steps are the same for Fencepost, which ``fencepost cluster promote`` makes a member of a
+cluster, and for a broker of Apache Kafka, which is in a cluster from the beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.waits import until
 FIRST: Final = 1
 JOINING: Final = 2, 3
 CONTROLLERS: Final = 101, 102, 103
-"""Node ids of the first broker, of the brokers that join, and of the controllers."""
+"""Node ids: the first broker, the brokers that join, and the controllers."""
 
 COORDINATORS: Final = "__consumer_offsets", "__transaction_state"
 SETTINGS: Final = {
@@ -46,13 +46,13 @@ SETTINGS: Final = {
 }
 START_S: Final = 180.0
 SETTLED_S: Final = 300.0
-"""Deadline for the moves of all partitions."""
+"""Deadline for a change of all partitions."""
 
 ELECTIONS: Final = {"election_type": 0, "topic_partitions": None, "timeout": 20_000}
 
 
 class Growing(ABC):
-    """The brokers and their moves; the first one serves alone once :meth:`begin` returns."""
+    """The brokers and the steps. When :meth:`begin` returns, the first broker serves alone."""
 
     name: str
     first: Kafka | Daemon
@@ -80,7 +80,7 @@ class Growing(ABC):
 
     @abstractmethod
     def become_a_member(self) -> None:
-        """Restart the first broker, from now on as a member of a cluster."""
+        """Restart the first broker as a member of a cluster."""
 
     def stop(self) -> None:
         """Kill all running nodes."""
@@ -102,7 +102,7 @@ class Growing(ABC):
         self.reassign(lambda _: [FIRST, *JOINING])
 
     def hand_over(self) -> None:
-        """Let Apache Kafka's brokers share all leaderships, which moves the coordinators too."""
+        """Move all leaderships to Apache Kafka's brokers, and with them the coordinators."""
         self.reassign(lambda index: [*turned(JOINING, index), FIRST])
         self._elect()
         until(lambda: self.are_led_by(JOINING), "Apache Kafka's brokers lead", deadline_s=START_S)
@@ -113,7 +113,7 @@ class Growing(ABC):
         assert answer["error_code"] == "none", answer
 
     def leave(self) -> None:
-        """Shut the first broker down; the others must have all its records, byte by byte."""
+        """Shut the first broker down; the other brokers must have all its records, byte by byte."""
         assert self.first.child is not None
         self.first.child.terminate()
         assert self.are_led_by(JOINING)
@@ -145,11 +145,11 @@ class Growing(ABC):
         one.start()
 
     def replicate_while_it_is_killed(self) -> None:
-        """As :meth:`replicate`, while the only broker with data is killed."""
+        """As :meth:`replicate`, but the only broker with data is killed meanwhile."""
         self.reassign(lambda _: [FIRST, *JOINING], meanwhile=self.first_is_killed)
 
     def lead_again_and_be_killed(self) -> None:
-        """Make the first broker the leader of all partitions again, and kill it."""
+        """Make the first broker the leader of all partitions once more, and kill it."""
         self.reassign(lambda index: [FIRST, *turned(JOINING, index)])
         self._elect()
         until(lambda: self.are_led_by([FIRST]), "the first leads", deadline_s=START_S)
@@ -158,7 +158,7 @@ class Growing(ABC):
         self.first.start()
 
     def hand_over_without_a_controller(self) -> None:
-        """As :meth:`hand_over`, while the active controller is killed."""
+        """As :meth:`hand_over`, but the active controller is killed meanwhile."""
         self.reassign(
             lambda index: [*turned(JOINING, index), FIRST], meanwhile=self.controller_is_killed
         )
@@ -218,7 +218,7 @@ class Growing(ABC):
 
 
 class OfKafka(Growing):
-    """Apache Kafka, a member of a cluster from the beginning."""
+    """A broker of Apache Kafka, which is a member of a cluster from the beginning."""
 
     name = "kafka"
 
@@ -247,7 +247,7 @@ class OfKafka(Growing):
             created(self.first.bootstrap, name, [[FIRST]] * partitions)
 
     def become_a_member(self) -> None:
-        """Restart all nodes: the broker is a member already."""
+        """Restart all nodes, because the broker is a member already."""
         for one in (self.first, *self.controllers):
             assert one.child is not None
             one.child.terminate()
@@ -263,7 +263,7 @@ class OfKafka(Growing):
 
 
 class OfFencepost(Growing):
-    """Fencepost, at first a single process."""
+    """A broker of Fencepost, which is at first a single process."""
 
     name = "fencepost"
 
@@ -315,7 +315,7 @@ class OfFencepost(Growing):
         assert self.first.bootstrap == before.bootstrap
 
     def join(self) -> None:
-        """See :class:`Growing`; formats the new brokers' storage with the present cluster id."""
+        """See :class:`Growing`; formats the storage of the new brokers with this cluster's id."""
         meta = read_meta_properties(OsFileSystem(), str(self.first.data_dir))
         assert meta is not None
         for one in self.joining:
@@ -339,7 +339,7 @@ def turned(brokers: Sequence[int], by: int) -> list[int]:
 
 
 def assert_has_all_of(one: Path, other: Path) -> None:
-    """Check that every log of ``other`` is a prefix of the same log in ``one``."""
+    """Check that every log of ``other`` is a prefix of the corresponding log of ``one``."""
     logs = {path.name for path in other.iterdir() if path.is_dir() and path.name[-1].isdigit()}
     logs.discard("__cluster_metadata-0")
     assert logs

@@ -1,4 +1,4 @@
-"""One history of writes for either broker, and everything that readers see of it afterwards."""
+"""A history of writes to either broker, and everything that readers see of it afterwards."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def write_records(cluster: Cluster, bootstrap: str, data_dir: Path) -> dict[str,
 
 
 def _write_transactions(cluster: Cluster) -> None:
-    """Commit and abort transactions of two interleaved producers; leave one open."""
+    """Commit and abort transactions of two producers in turn, and leave one transaction open."""
     modern, other = Producer(cluster, "modern").init(), Producer(cluster, "other").init()
     for number in range(12):
         for partition in range(2):
@@ -130,7 +130,7 @@ def wait_for_cleaner(data_dir: Path, topic: str) -> None:
 
 
 def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
-    """Continue the idempotent producer: its last batch is a duplicate, a gap is refused."""
+    """Continue the idempotent producer: its last batch is a duplicate, and a gap is refused."""
 
     def send(sequence: int) -> Answer:
         data = batch(
@@ -149,7 +149,7 @@ def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
 
 
 def fencepost(*arguments: object) -> str:
-    """Run a command and return its output; any exit status but 0 fails the test."""
+    """Run a command and return its output. The test fails unless the exit status is 0."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *map(str, arguments)],
         capture_output=True,
@@ -239,7 +239,7 @@ def _at_time(cluster: Cluster, topic: str, index: int, timestamp: int) -> tuple[
 
 
 def write_groups(cluster: Cluster, bootstrap: str, data_dir: Path) -> None:
-    """Create groups of both protocols, with and without members, and offsets of every origin."""
+    """Create groups of both protocols, with and without members; commit offsets in every way."""
     for name, protocol in (("classic", "classic"), ("modern-group", "consumer")):
         conf = {} if protocol == "classic" else {"group_protocol": protocol}
         with _consumer(bootstrap, name, conf) as consumer:
@@ -281,14 +281,14 @@ def write_groups(cluster: Cluster, bootstrap: str, data_dir: Path) -> None:
 
 
 SHARED, SHARING = "shared", "sharing"
-"""A share group without members, and one with a member."""
+"""Two share groups: the first without members, the second with one member."""
 
 FIRST_SHARED = 10
-"""The first record of ``plain-none`` for the group :data:`SHARED`."""
+"""The first record of ``plain-none`` that the group :data:`SHARED` gets."""
 
 
 def _write_share_groups(cluster: Cluster) -> None:
-    """Create share groups with outcomes of records, and with a member that has an assignment."""
+    """Create share groups with acknowledged records, and with a member that has an assignment."""
     for group in (SHARED, SHARING):
         cluster.coordinator(group, GROUP)
     altering = requests.alter_share_group_offsets(SHARED, "plain-none", {0: FIRST_SHARED})
@@ -326,7 +326,7 @@ def _acquired(member: Member, topic_id: uuid.UUID) -> Answer | None:
 
 
 def released_records_are_acquired_again(cluster: Cluster) -> None:
-    """Fetch in the group :data:`SHARED` on the broker that took over."""
+    """Fetch in the group :data:`SHARED` from the broker that now has the log."""
     member = Member(cluster, SHARED)
     found = cluster.topic_id("plain-none")
     part = until(lambda: _acquired(member, found), "records of a share group")

@@ -1,7 +1,7 @@
 """Groups with live members and open transactions, before and after a broker is killed.
 
-The second part runs on the broker that then has the log: the restarted Apache Kafka, or Fencepost
-with the imported log. The members and producers are the same, with their former ids.
+The second part runs on the broker that has the log afterwards: the restarted Apache Kafka, or
+Fencepost with the imported log. The members and producers continue with their former ids.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from tests.support.raw import Answer
 from tests.support.waits import until
 
 LONG_MS = 600_000
-"""Timeout of sessions and transactions that must outlive the move."""
+"""Timeout of sessions and transactions that must not expire during the move."""
 
 SHORT_MS = 20_000
-"""Timeout of sessions and transactions that must expire, but not before the first part ends."""
+"""Timeout of sessions and transactions that must expire, but only after the first part."""
 
 State = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One scenario; ``after`` gets the state that ``before`` returned."""
+    """One scenario. ``after`` gets the state that ``before`` has returned."""
 
     before: Callable[[Tracer], State]
     after: Callable[[Tracer, State], None]
     groups: tuple[str, ...] = ()
-    """The groups that are described right before and right after the move."""
+    """The groups that are described right before and after the move."""
     is_short: bool = False
     """Whether the scenario waits for a member to expire, which needs a short session timeout."""
 
@@ -69,7 +69,7 @@ def looked_at(t: Tracer, groups: tuple[str, ...]) -> None:
 
 
 def position(t: Tracer, group: str, member: str, epoch: int) -> Answer:
-    """Fetch the offsets of a member of the consumer protocol."""
+    """Fetch the committed offsets of a member of the consumer protocol."""
     topics = [{"name": f"{group}-a", "partition_indexes": [0]}]
     asked = {"group_id": group, "member_id": member, "member_epoch": epoch, "topics": topics}
     return t("offset_fetch", 9, groups=[asked], require_stable=True)
@@ -84,7 +84,7 @@ def held(joined: Answer) -> dict[str, Any]:
 
 
 def second(t: Tracer, group: str, first: Answer, name: str, *given: tuple[int, ...]) -> Answer:
-    """Join a second classic member, and assign partitions to both; the first one leads."""
+    """Join a second classic member; the first one leads, and assigns partitions to both."""
     body: dict[str, Any] = {
         "group_id": group,
         "session_timeout": LONG_MS,
@@ -229,7 +229,7 @@ def in_the_middle_of_a_revocation(t: Tracer) -> State:
 
 
 def a_revocation_is_finished_under_a_new_subscription(t: Tracer, state: State) -> None:
-    # The first heartbeat changes the subscription, so that every broker raises the group epoch.
+    # The first heartbeat changes the subscription, so that both brokers raise the group epoch.
     first, other = copy.deepcopy(state)
     other.beats(t, rebalance_timeout=LONG_MS, subscribed_topic_names=["v-con-a", "v-con-b"])
     position(t, "v-con", "m1", first.epoch)
@@ -351,7 +351,7 @@ def members_of_both_kinds(t: Tracer) -> State:
 
 
 def again(t: Tracer, joined: Answer) -> Answer:
-    """Rejoin the classic member, to get the partitions that have become free."""
+    """Rejoin the classic member, so that it gets the partitions that others have given up."""
     owned = {"version": 1, "owned": {}}
     place = join(
         *(t, "v-mix", joined["member_id"], "v-mix-a"),
@@ -371,7 +371,7 @@ def members_of_both_kinds_come_back(t: Tracer, state: State) -> None:
     alive(t, "v-mix", classic)
     describe(t, "v-mix")
     commit(t, "v-mix", 7, ("v-mix-a", 0, 3, ""), **held(classic))
-    # The last member of the consumer protocol leaves: the group becomes a classic one.
+    # When the last member of the consumer protocol leaves, the group becomes classic.
     beat(t, "v-mix", "m", -1)
     t("describe_groups", 6, groups=["v-mix"])
     alive(t, "v-mix", classic)
@@ -423,8 +423,8 @@ def offsets(t: Tracer, version: int, name: str, who: Ids, group: str, offset: in
 def shown(t: Tracer, *partitions: int, is_open: bool = False) -> None:
     """Note the committed records, the last stable offset and the open producers of partitions.
 
-    Unless a transaction is open, wait for the end of the last one first: Apache Kafka writes the
-    markers after its response.
+    Unless a transaction is open, first wait until the last transaction has ended, because Apache
+    Kafka writes the markers after its response.
     """
     for partition in partitions:
         where = {"partition": partition}
@@ -451,11 +451,11 @@ def claimed(t: Tracer, name: str, timeout_ms: int = LONG_MS) -> Ids:
 
 
 def open_transactions(t: Tracer) -> State:
-    """Open a transaction of TV1 and of TV2 for their producers to end, and one to time out."""
+    """Open transactions of TV1 and TV2, which their producers end, and one that times out."""
     t.cluster.create_topic("v-txn", 4)
     ready(t, "v-exact")
     old, new = claimed(t, "v-old"), claimed(t, "v-new")
-    # A former transaction of each producer, so that epochs and sequences do not start at zero.
+    # Each producer runs an earlier transaction, so that epochs and sequences do not start at zero.
     sent(t, "v-new", new, 0, b"former", 1)
     ended = end(t, 5, "v-new", new, commit=True)
     new = ended["producer_id"], ended["producer_epoch"]
@@ -483,7 +483,7 @@ def open_transactions_end(t: Tracer, state: State) -> None:
     shown(t, 0, 1, is_open=True)
     asked = [{"name": "v-txn", "partition_indexes": [0]}]
     t("offset_fetch", 7, group_id="v-exact", require_stable=True, topics=asked)
-    # A repeated batch, a batch that leaves a gap, and a batch of a former epoch.
+    # A duplicate batch, a batch after a gap, and a batch with a former epoch.
     sent(t, "v-new", new, 0, b"new 1", 1)
     sent(t, "v-new", new, 5, b"gap", 1)
     sent(t, "v-new", (new[0], new[1] - 1), 1, b"late", 1)
@@ -571,6 +571,6 @@ MOVES = (
     Move(one_with_an_expression, an_expression_still_holds, ("v-rx",)),
     Move(members_of_both_kinds, members_of_both_kinds_come_back, ("v-mix",)),
     Move(silent_members, silent_members_are_removed, ("v-dead", "v-half"), is_short=True),
-    # This scenario is the last, because its timeout runs from its first record.
+    # This scenario is the last, because its timeout begins with its first record.
     Move(open_transactions, open_transactions_end),
 )

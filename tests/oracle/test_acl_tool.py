@@ -1,4 +1,4 @@
-"""Apache Kafka's kafka-acls on two brokers with an authorizer has the same output for both."""
+"""Apache Kafka's kafka-acls has the same output on both brokers, each with an authorizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rules(desk: Desk) -> int:
 
 
 def scene(desk: Desk) -> None:
-    """Run the tool with each option; a broker replays ACLs a moment after its controller."""
+    """Run the tool with each option; a broker replays ACLs shortly after its controller."""
     tool = partial(desk.run, ACLS)
 
     def change(count: int, *words: str) -> None:

@@ -1,4 +1,4 @@
-"""The responses of admin APIs in mixed clusters equal the recorded ones (``tests/answers``)."""
+"""The responses of admin APIs in mixed clusters are equal to recorded ones (``tests/answers``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The authorization matrix: the same requests to Apache Kafka and to Fencepost.
+"""The authorization matrix: both brokers get the same requests from clients with the same rules.
 
-Clients with the same rules send the same frames, and whole responses are compared. Each request of
-``authorised_*.py`` makes its cases (authorisation.py); deliberate.py lists the intended
-differences.
+Clients send the same frames to both, and whole responses are compared. authorisation.py makes the
+cases of each request of ``authorised_*.py``; deliberate.py lists the intended differences.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ DRAWN: Final = 300
 
 OPEN: Final = {**GUARDED, "allow.everyone.if.no.acl.found": "true"}
 OPEN_STEP: Final = 5
-"""With OPEN, only every fifth case runs: only the authorizer's default differs there."""
+"""With OPEN, every fifth case runs, because OPEN changes only the authorizer's default."""
 
 OPEN_APIS: Final = {
     *("create_acls", "create_topics", "delete_topics", "describe_cluster", "describe_groups"),
@@ -62,7 +61,7 @@ def by_api() -> Mapping[str, list[Request]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Yield both brokers for the whole module, and print the number of compared cases."""
+    """Yield both brokers for all tests of the module; print how many cases were compared."""
     with pair_of_brokers(tmp_path_factory.mktemp("brokers")) as both:
         yield both
     told = ", ".join(f"{api} {count}" for api, count in sorted(both.compared.items()))
@@ -72,7 +71,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
-    """Return the differences of no listed kind, and count the others in ``meant``."""
+    """Return the differences that are of no listed kind; count the listed ones in ``meant``."""
     strange = []
     for one in found:
         kind = kind_of(one, (*RIGHTS, *KINDS))
@@ -85,7 +84,7 @@ def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
 
 @pytest.mark.parametrize("api", by_api())
 def test_responses_with_and_without_each_right_are_the_same(api: str, pair: Pair) -> None:
-    """With and without each right, for existing and missing resources."""
+    """Requests with each subset of the rights, for existing and missing resources."""
     for request in by_api()[api]:
         strange = unmeant(list(pair.differences(cases_of(request, NUMBER))), pair.meant)
         assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
@@ -95,7 +94,7 @@ def test_responses_with_and_without_each_right_are_the_same(api: str, pair: Pair
 def test_responses_under_changing_rights_are_the_same(
     scene: Callable[[Broker], Iterator[tuple[str, Any]]], pair: Pair
 ) -> None:
-    """Rights that change, and unusual rules."""
+    """Rights that change while clients are connected, and unusual rules."""
     ours, theirs = pair.at_once(lambda broker: list(scene(broker)))
     assert ours == theirs
 
@@ -119,7 +118,7 @@ def test_random_rules_and_requests_get_the_same_responses(
 
 
 def test_resource_without_acl_is_open_if_the_broker_allows_it(tmp_path: Path) -> None:
-    """With allow.everyone.if.no.acl.found a resource is open until there is a rule about it."""
+    """With allow.everyone.if.no.acl.found, a resource is open until a rule names it."""
     with pair_of_brokers(tmp_path, OPEN) as pair:
         chosen = [one for one in REQUESTS if one.api in OPEN_APIS]
         cases = [case for one in chosen for case in cases_of(one, NUMBER)][::OPEN_STEP]
@@ -130,7 +129,7 @@ def test_resource_without_acl_is_open_if_the_broker_allows_it(tmp_path: Path) ->
 
 
 def test_refusal_is_the_same_for_existing_and_missing_resources(pair: Pair) -> None:
-    """The response is the same for a missing resource, except where Kafka's reveals a topic id."""
+    """For a missing resource the response is the same, except where Kafka's reveals a topic id."""
     pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
     assert len(pairs) >= LEAST_PAIRS
     ours, theirs = pair.telling(pairs)
@@ -138,7 +137,7 @@ def test_refusal_is_the_same_for_existing_and_missing_resources(pair: Pair) -> N
 
 
 def test_acl_host_matches_an_address_in_any_form(pair: Pair) -> None:
-    """In Apache Kafka, an address in another form than Java's matches no client: ANY_FORM."""
+    """In Apache Kafka, a host that is not in Java's form of the address matches no client."""
     ours, theirs = pair.at_once(lambda broker: list(addresses(broker, ("::ffff:127.0.0.1",))))
     refused = ["none", "topic_authorization_failed"]
     assert [told for _, told in ours] == [["none", "none"], refused], ANY_FORM
@@ -155,8 +154,8 @@ def test_each_right_of_a_request_changes_its_response(pair: Pair) -> None:
 
 
 def test_every_api_and_version_has_authorization_cases() -> None:
-    # Logins have tests of their own. Client telemetry needs no rights, and neither broker serves it
-    # by default: tests/wire/test_client_telemetry.py compares both.
+    # Other tests cover logins. Client telemetry needs no rights, and by default neither broker
+    # serves it: tests/wire/test_client_telemetry.py compares both.
     others = {"sasl_handshake", "sasl_authenticate"} | {APIS[key].module for key in TELEMETRY_APIS}
     ends = {one.module: {one.min_version, one.stable_max} for one in APIS.values()}
     assert ends.keys() - others == by_api().keys()

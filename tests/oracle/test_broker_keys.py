@@ -1,8 +1,8 @@
-"""Every configuration key of Apache Kafka: its name, type, default, bounds and scope.
+"""All configuration keys of Apache Kafka, with their types, defaults, bounds and scopes.
 
 ``BrokerKeys.java`` queries the real definitions for brokers, topics, groups and client metrics,
-including the texts that each key accepts. Where several versions have a key, the newest decides.
-The tables list deliberate differences; a key that no longer differs fails too.
+including the texts that each key accepts. If several versions have a key, the newest version
+decides. The tables list deliberate differences; an entry whose key no longer differs fails as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OURS: dict[str, Mapping[str, ConfigKey]] = {
     "client-metrics": CLIENT_METRICS_KEYS,
 }
 REFUSED = REPLACED.keys() | REFUSED_TOPIC_KEYS.keys()
-"""Keys that are refused on purpose; the two tables give the reasons."""
+"""Keys that are refused on purpose, for the reasons in the two tables."""
 MAX_REFUSED = 10
 
 DEFAULTS = {
@@ -108,7 +108,7 @@ NARROWER = {
     "zookeeper.ssl.enabled.protocols": "only TLS 1.2 and 1.3 are served",
     "zookeeper.ssl.protocol": "only TLS 1.2 and 1.3 are served",
 }
-"""Keys that refuse texts which Kafka's definition accepts."""
+"""Keys whose definition refuses texts that Kafka's definition accepts."""
 
 WIDER = {
     "advertised.listeners": "empty means that it is not set",
@@ -125,7 +125,7 @@ WIDER = {
     "sasl.oauthbearer.expected.audience": "an item of a list that is named twice counts once",
     "ssl.cipher.suites": "an item of a list that is named twice counts once",
 }
-"""Keys that accept texts which Kafka's definition refuses."""
+"""Keys whose definition accepts texts that Kafka's definition refuses."""
 
 FIXED = {
     "listener.security.protocol.map": "listeners are bound at the start",
@@ -139,7 +139,7 @@ FIXED = {
     "ssl.endpoint.identification.algorithm": "only certificates are exchanged while it is open",
     "ssl.protocol": "only certificates are exchanged while a listener is open",
 }
-"""Keys that are dynamic in Kafka only, besides the keys that Fencepost does not store."""
+"""Keys that are dynamic in Kafka only. Keys that Fencepost does not store are not listed."""
 
 LOOSER = {
     "log.retention.hours": "SIGHUP has the file read again, and this may change with it",
@@ -178,12 +178,12 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 RESOURCE_DIFFERENCES: dict[str, dict[str, set[str]]] = {
     # Kafka's definition accepts negative sizes.
     "topic": {"internal.segment.bytes": {"narrower"}},
-    # Group settings are checked together, with the broker's: ``group_settings.check``.
+    # ``group_settings.check`` checks the settings of a group together with the broker's.
     "group": {"share.auto.offset.reset": {"wider"}},
-    # A repeated item of a list counts once, as after Kafka's ``ConfigDef.parseValue``.
+    # A repeated item of a list counts once, as in Kafka's ``ConfigDef.parseValue``.
     "client-metrics": {"metrics": {"wider"}, "match": {"wider"}},
 }
-"""The aspects in which keys of other resources differ, by kind of resource and by key."""
+"""How keys of other resources differ from Kafka's: kind of resource → key → aspects."""
 
 
 @pytest.mark.parametrize("version", COMMANDS)
@@ -233,7 +233,7 @@ def test_keys_of_other_resources_are_kafkas(lines: dict[str, list[str]], kind: s
         theirs = KafkaKey.read(line)
         if theirs.name not in REFUSED:
             ours = OURS[kind][theirs.name]
-            # These keys have no scope: they may be changed at any time.
+            # These keys have no scope, and may be changed at any time.
             differ = differences(ours, theirs, line) - {"fixed", "looser"}
             if kind == "group" and ours.default is None and ours.name != "streams.assignor.name":
                 key = BROKER_KEYS[broker_key(ours.name)]
@@ -245,7 +245,7 @@ def test_keys_of_other_resources_are_kafkas(lines: dict[str, list[str]], kind: s
 
 
 def of_kind(kind: str, *versions: list[str]) -> Iterator[str]:
-    """Yield the lines of one kind of resource, from the name of the key on."""
+    """Yield the lines of one kind of resource, each without the columns before the key's name."""
     for version in versions:
         for line in version:
             found, _, rest = line.partition("\t")
@@ -254,7 +254,7 @@ def of_kind(kind: str, *versions: list[str]) -> Iterator[str]:
 
 
 def decisive(kind: str, lines: dict[str, list[str]]) -> list[str]:
-    """Return one line for each key of a kind, from the newest version that has the key."""
+    """Return one line for each key of a kind, from the newest version with that key."""
     newest: dict[str, str] = {}
     for version in COMMANDS:
         newest |= {KafkaKey.read(line).name: line for line in of_kind(kind, lines[version])}
@@ -262,7 +262,7 @@ def decisive(kind: str, lines: dict[str, list[str]]) -> list[str]:
 
 
 def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
-    """Return the aspects of a key that differ from Kafka's."""
+    """Return the aspects in which a key differs from Kafka's."""
     is_internal, *texts = line.split("\t")[4:]
     accepted, refused = (column.split("|")[:-1] for column in texts)
     assert accepted
@@ -295,7 +295,7 @@ CONTRADICTIONS = Path(__file__).with_name("BrokerContradictions.java")
 
 
 def contradictions() -> Iterator[dict[str, str]]:
-    """Yield settings of groups, many of which contradict each other or a default."""
+    """Yield settings of groups. Many of them contradict each other or a default."""
     for kind in ("consumer", "share", "streams"):
         bounds = [name for name in BROKER_KEYS if name.startswith(f"group.{kind}.")]
         for name in bounds:
@@ -329,7 +329,7 @@ def test_contradictions_are_refused_as_by_kafka(tmp_path: Path) -> None:
     done = subprocess.run(
         command, input=lines, capture_output=True, text=True, timeout=240, check=True, cwd=tmp_path
     )
-    # Kafka's warnings are in the output as well.
+    # The output contains Kafka's warnings as well.
     told = [line for line in done.stdout.splitlines() if line in {"accepted", "refused"}]
     theirs = [line == "accepted" for line in told]
     assert len(theirs) == len(cases)

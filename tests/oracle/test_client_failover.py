@@ -1,8 +1,8 @@
-"""During failovers of brokers, clients get only errors that Apache Kafka causes as well.
+"""When brokers fail, clients get no errors that they would not get with Apache Kafka, too.
 
-librdkafka, Java's clients, aiokafka and franz-go run at the same time (``failover/``), on three
-brokers of Apache Kafka and then on three of Fencepost, with the same faults. Each writes, reads in
-a group, and copies in transactions, and reports every error that its application sees.
+librdkafka, Java's clients, aiokafka and franz-go run at the same time (``failover/``): first on
+three brokers of Apache Kafka, then on three of Fencepost, with the same faults. Each client writes,
+reads in a group, copies in transactions, and reports every error that its application sees.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LOOK_S: Final = 0.1
 ATTEMPTS: Final = 2
 
 NOT_IN_EACH_RUN: Final[Mapping[str, set[str]]] = {}
-"""Errors that Apache Kafka causes as well, but not in every run: they depend on timing."""
+"""Errors that Apache Kafka causes as well, but not in every run, because they depend on timing."""
 
 
 class Scene(NamedTuple):
@@ -133,11 +133,11 @@ def story(
 ) -> dict[str, Errors]:
     """Run all steps on ``cluster``; return each client's errors.
 
-    Check that every record is there once, and in order.
+    Check that every record is in the topics once, and in order.
     """
     cluster.start()
     first = cluster.node(1).bootstrap
-    # Brokers 2 and 3 fail: the first one is also Apache Kafka's controller.
+    # Brokers 2 and 3 fail, because the first broker is also Apache Kafka's controller.
     for name in COORDINATORS:
         created(first, name, [[3, 1, 2]])
     for name in TOPICS:
@@ -169,7 +169,7 @@ def test_failover_causes_no_client_error_that_kafka_does_not_cause(tmp_path: Pat
             cluster.stop()
 
     theirs: dict[str, set[str]] = {name: set(NOT_IN_EACH_RUN.get(name, ())) for name in NAMES}
-    # An error that depends on timing may occur with Apache Kafka only in a later attempt.
+    # With Apache Kafka, an error that depends on timing may occur only in a later attempt.
     for attempt in range(ATTEMPTS):
         kafka, ours = told_by(KafkaCluster, attempt), told_by(MemberCluster, attempt)
         for name in NAMES:
@@ -190,6 +190,8 @@ def test_failover_causes_no_client_error_that_kafka_does_not_cause(tmp_path: Pat
 
 
 def is_out_of_place(step: str, what: str) -> bool:
-    """Return whether the step does not explain the error: any error in the quiet step, and lost
-    connections while leaders move."""
+    """Return whether the step does not explain the error.
+
+    No error is explained in the quiet step, and no lost connection while leaders move.
+    """
     return step == QUIET or (step == MOVE and what.endswith(GONE))

@@ -1,6 +1,6 @@
-"""Real clients × security protocols and SASL mechanisms: produce and consume on both brokers.
+"""Real clients produce and consume on both brokers, with all protocols and SASL mechanisms.
 
-docs/security-clients.md has the table; a checked cell means that the test passes.
+docs/security-clients.md has the table, in which a checked cell means that the test passes.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def by_kafka_python(door: Door) -> None:
 
 
 class Lines:
-    """A client in another language, driven by one line per command and per result."""
+    """A client in another language, which reads a command and writes a result per line."""
 
     def __init__(self, command: list[str], prefix: str = "") -> None:
         self._prefix = prefix
@@ -347,7 +347,7 @@ def test_client_logs_in_if_it_supports_the_mechanism(
 def knows(client: str, way: Way) -> bool:
     """Return whether a client supports ``way``.
 
-    Debian's kcat has a librdkafka below 2.6.1, which doubles the nonce of SCRAM, and both brokers
+    Debian's kcat has a librdkafka below 2.6.1, which sends the nonce of SCRAM twice. Both brokers
     accept only the nonce that they have sent (CVE-2024-56128).
     """
     return client != "kcat" or not way.mechanism.startswith("SCRAM")
@@ -360,7 +360,7 @@ def test_client_reports_a_wrong_password(
     client: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two of the clients only log the failed login, and retry."""
+    """Two of the clients do not report the failed login, but log it and retry."""
     with pytest.raises((AssertionError, OSError, KafkaError, OtherError)) as failed:
         clients[client](Door(broker, WRONG))
     told = f"{failed.value} {caplog.text}"

@@ -63,7 +63,7 @@ def test_replicas_are_reassigned_and_moved_back(three: KafkaCluster, tmp_path: P
     begun = rows(three, "topics", "reassign", "--file", str(plan), "--execute")
     assert {row["result"] for row in begun} == {"moving"}
     until(lambda: finished(three, plan), "the move")
-    # Apache Kafka's tool reads our file, and reports the same.
+    # Apache Kafka's tool reads Fencepost's file, and reports the same assignment.
     told = run_tool(
         "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
         "--bootstrap-server", three.bootstrap,
@@ -110,7 +110,7 @@ def test_throttled_reassignment_is_cancelled_and_its_throttle_removed(three: Kaf
 
 
 def test_killed_broker_is_reported_and_its_return_allows_an_election(three: KafkaCluster):
-    """This test is the last, because it kills one of the brokers."""
+    """This is the last test, because it kills one of the brokers."""
     topic, lone = created(three, 3), unique("lone")
     cli(three.bootstrap, "topics", "create", lone, "-p", "3", "-r", "1")
     three.node(3).kill()

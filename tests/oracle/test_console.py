@@ -1,4 +1,4 @@
-"""The console as a client of a real Apache Kafka: the same pages, with a note about the history."""
+"""The console on a real Apache Kafka has the same pages, with a note about the history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_console_pages_on_apache_kafka_note_the_missing_history(kafka, tmp_path)
             page.go("topic", name=topic, isolation="read_uncommitted")
             page.reads("thrown away", ".message.open")
             producer.abort_transaction(60)
-        # Apache Kafka writes the marker a little later.
+        # Apache Kafka writes the marker after its response.
         page.go("transactions")
         page.reads("Nobody is held back")
         page.go("topic", name=topic, isolation="read_uncommitted", limit=20)

@@ -1,7 +1,7 @@
-"""The requests of two web consoles, as in their sources, have the same results as on Apache Kafka.
+"""The requests of two web consoles have the same results as on Apache Kafka.
 
-Kafbat UI (2026-07) uses Java's AdminClient, Redpanda Console (2026-08) franz-go, whose requests the
-test sends itself. The contents of a page depend on these responses alone.
+Kafbat UI (2026-07) uses Java's AdminClient. Redpanda Console (2026-08) uses franz-go; the test
+sends the same requests as the console. Only the responses determine the contents of a page.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ PAGES = {
     "quotas": (48,),
     "users": (50, 51),
 }
-"""Redpanda Console's pages, with the APIs that a broker must advertise for each."""
+"""The pages of Redpanda Console, with the APIs that a broker must advertise for each page."""
 
 
 def asked_by_console(bootstrap: str) -> list[tuple[str, list[str]]]:
-    """Send each request; return its name with the errors of its response."""
+    """Send each request; return the request's name with the errors of its response."""
     name, group = unique("console"), unique("console")
     said: list[tuple[str, list[str]]] = []
     with Cluster(bootstrap) as cluster:

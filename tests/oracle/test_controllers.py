@@ -1,6 +1,6 @@
-"""The controllers of Fencepost and of Apache Kafka get the same requests from played brokers.
+"""The controllers of Fencepost and Apache Kafka get the same requests, from brokers the test plays.
 
-The responses must be equal, and so must the records that each controller writes.
+Their responses must be equal, and so must the records that they write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seen = list[tuple[str, Any]]
 
 
 class Scene:
-    """Requests of the brokers 101, 102 and 103, and the results, with names for random ids."""
+    """Requests of the brokers 101, 102 and 103, and their results, with names for random ids."""
 
     def __init__(self, controller: str, cluster_id: str) -> None:
         self.controller, self.cluster_id = controller, cluster_id
@@ -95,7 +95,7 @@ def observe(scene: Scene) -> None:
     part = one.part(1 << 30, epoch)
     end = part["diverging_epoch"]["end_offset"]
     scene.tell("far behind the end", (part["diverging_epoch"]["epoch"] == epoch, end > 0))
-    # No request for an unknown snapshot: Kafka's error is UNKNOWN_SERVER_ERROR, ours is specific.
+    # An unknown snapshot is not requested: Kafka's error is UNKNOWN_SERVER_ERROR, ours is specific.
     answer = one.controller.call(
         "fetch_snapshot",
         1,
@@ -237,7 +237,7 @@ def move(scene: Scene) -> None:
     ask("cancelled", None)
     ask("again", [102, 103])
     all_three = [(each.broker_id, each.broker_epoch) for each in (one, two, three)]
-    # The first step, its end by the cancellation, the first step again.
+    # The first step, the cancellation, and the first step once more.
     epochs = partition_epochs(scene, end)
     scene.tell("some of them", one.alter_partition(topic_id, *epochs, all_three[:2]))
     leader_epoch, partition_epoch = epochs
@@ -249,7 +249,7 @@ def move(scene: Scene) -> None:
 
 
 def partition_epochs(scene: Scene, begin: int) -> tuple[int, int]:
-    """Return leader and partition epoch of the only partition, from its changes since ``begin``."""
+    """Return leader and partition epoch of the only partition, from the records since ``begin``."""
     changes = [one for one in scene.one.records(begin) if isinstance(one, PartitionChangeRecord)]
     return sum(one.leader != -2 for one in changes), len(changes)
 
@@ -293,7 +293,7 @@ def hand_on(scene: Scene) -> None:
 
 
 def records(scene: Scene, begin: int) -> None:
-    """Note the records since ``begin``, without the NoOpRecords of an idle controller.
+    """Note the records from ``begin`` on, without the NoOpRecords of an idle controller.
 
     Consecutive partition changes are sorted, because their order depends on a hash table.
     """

@@ -1,8 +1,8 @@
-"""Coordinators that move between Apache Kafka and Fencepost, and back, unnoticed by clients.
+"""Coordinators that move between Apache Kafka and Fencepost, in both directions.
 
 One partition of ``__consumer_offsets`` has groups of every kind, and one of ``__transaction_state``
-transactions in every state, of TV1 and of TV2. After every kind of move the new coordinator
-describes all of them as before, and members and producers continue without an error.
+has transactions in every state, of TV1 and of TV2. After every kind of move the new coordinator
+must describe all of them as before, and members and producers must continue without an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SESSIONS = {
     for kind in ("consumer", "share", "streams")
     for which in ("max.", "")
 }
-"""No member expires while the coordinator is away, even on a slow machine."""
+"""Long enough that no member expires while the coordinator moves, even on a slow machine."""
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +76,11 @@ MIN_ISR = "min.insync.replicas"
 
 
 class Story:
-    """The groups and transactions of the cluster, which continue through all moves."""
+    """The groups and transactions of the cluster, which continue after every move."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        # The share group of Apache Kafka's coordinator keeps its states there.
+        # Apache Kafka's coordinator keeps the state of its share group in this topic.
         pair.create("__share_group_state", [(KAFKAS,)])
         pair.create(zoo_of_transactions.DATA, [(KAFKAS, OURS), (OURS, KAFKAS)])
         for topic in (zoo_of_groups.TOPIC, zoo_of_groups.TABLE):
@@ -90,7 +90,7 @@ class Story:
         self.foreign = zoo_of_groups.Foreign(pair, "theirs")
         self.strangers = self.foreign.strangers(KAFKAS)
         self.groups = [zoo_of_groups.Zoo(pair, KAFKAS, "theirs")]
-        # A replica that goes silent, in a topic whose min.insync.replicas needs all replicas.
+        # A replica that stops fetching, in a topic whose min.insync.replicas requires all replicas.
         with closing(Pretender(pair.quorum, PRETENDER, CLUSTER_ID)) as silent:
             silent.join()
             pair.create(STUCK, [(KAFKAS, OURS, PRETENDER)], {MIN_ISR: "3"})
@@ -135,7 +135,7 @@ class Story:
         if target == KAFKAS:
             self.foreign.go_on()
         if way in {"stop", "kill"}:
-            # The return of the other broker causes no election: parked requests stay parked.
+            # No election occurs when the other broker returns, so parked requests stay parked.
             parked = zoo_of_groups.Parked(pair, f"parked-{way}-{target}", target)
             pair.restart_broker(origin)
             parked.resume()
@@ -186,7 +186,7 @@ def test_transactions_work_in_every_pairing_of_coordinators(pair: Pair) -> None:
 
 
 def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
-    """Three clients write, read in groups and copy in transactions: exactly once, in order."""
+    """Three clients write, read in groups and copy in transactions: all records once, in order."""
     commands = {
         "librdkafka": python_command("librdkafka"),
         "java": java_program(),

@@ -1,7 +1,7 @@
-"""Coordinators of Fencepost and Apache Kafka 4.3 in one cluster lose nothing when one is killed.
+"""Fencepost and Apache Kafka 4.3 coordinate in one cluster, and lose nothing when one is killed.
 
-Transactions span partitions that brokers of both kinds lead, so markers and verifications go in
-both directions; the logs of transactions and of groups have replicas of both kinds.
+Transactions span partitions whose leaders are of both kinds, so markers and verifications are sent
+in both directions. The logs of transactions and of groups have replicas of both kinds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTITIONS = 3
 
 
 def turned(count: int) -> list[list[int]]:
-    """Return replica assignments in which each broker comes first in turn."""
+    """Return replica assignments in which each broker is the first replica in turn."""
     return [[BROKERS[(at + one) % 3] for one in range(3)] for at in range(count)]
 
 
@@ -82,7 +82,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
 
 
 def test_transactions_across_brokers_of_both_kinds_are_atomic(mixed: Mixed) -> None:
-    """Eight transactional ids give every broker some to coordinate."""
+    """With eight transactional ids, every broker coordinates some of them."""
     expected = set()
     for number in range(8):
         producer = mixed.clients.producer(f"id-{number}")
@@ -120,7 +120,7 @@ def test_pipelines_stay_exactly_once_while_brokers_are_killed_or_stopped(mixed: 
         for node_id, how in ((OURS, "kill"), (ALSO_OURS, "stop")):
             send(2)
             getattr(mixed.members[node_id], how)()
-            send(6)  # longer than its session
+            send(6)  # longer than the session timeout
             mixed.start(node_id)
             send(2)
         assert producer.flush(60) == 0

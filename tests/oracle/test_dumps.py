@@ -28,13 +28,13 @@ DECODERS = {
 
 @pytest.fixture
 def stopped(request: pytest.FixtureRequest, written: str) -> Path:
-    """Return the directory of a broker after a clean stop."""
+    """Return the directory of a broker that was stopped cleanly."""
     found: Written = request.getfixturevalue(written)
     return found.images["stopped"]
 
 
 def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return our rows and Kafka's rows for each file."""
+    """Return Fencepost's and Kafka's rows for each file."""
     said: dict[str, list[Any]] = {str(file): [] for file in files}
     for row in json.loads(fencepost("dump-log", "--records", "--format", "json", *files)):
         said[row["file"]].append(row)
@@ -53,7 +53,7 @@ def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[An
 def test_dump_log_prints_kafkas_rows_for_every_kind_of_file(
     stopped: Path, topics: str, options: tuple[str, ...], kinds: set[str]
 ) -> None:
-    """Payloads are only compared if they are text, because Kafka's tool prints bytes as text."""
+    """Only payloads that are text are compared, because Kafka's tool prints bytes as text."""
     files = [file for kind in FILES for file in sorted(stopped.glob(f"{topics}-[0-9]*/*.{kind}"))]
     seen: set[str] = set()
     for name, (ours, theirs) in both(files, *options).items():

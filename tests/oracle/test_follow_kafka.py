@@ -1,7 +1,7 @@
-"""Fencepost follows Apache Kafka: its replicas equal Kafka's logs, byte by byte.
+"""Fencepost follows Apache Kafka: its replicas are equal to Kafka's logs, byte by byte.
 
-The follower registers and replays the metadata as a broker does, but serves no clients: only its
-fetchers run.
+The follower registers and replays the metadata as a broker does, but runs only its fetchers, and
+serves no clients.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KAFKA = {
 
 
 class Follower:
-    """The parts of a broker that a follower needs; it is also the log manager of its fetchers."""
+    """The parts of a broker that a follower needs. It is also the log manager of its fetchers."""
 
     def __init__(self, kafka: Kafka, directory: Path) -> None:
         self.directory = directory
@@ -125,7 +125,7 @@ class Follower:
         return self.partitions[key]
 
     async def local(self, topic: str, newer_than: int = -1) -> LocalPartition:
-        """Wait for metadata in which Kafka leads in a later epoch; return the partition."""
+        """Wait for metadata with a later epoch in which Kafka leads; return the partition."""
 
         def found() -> bool:
             known = self.image.topics.get(topic)
@@ -177,7 +177,7 @@ def create(kafka: Kafka, topic: str, **configs: str) -> None:
 
 
 def produce(kafka: Kafka, topic: str, count: int, **settings: object) -> None:
-    """Produce ``count`` records of 100 bytes with ten keys in turn."""
+    """Produce ``count`` records of 100 bytes, with ten different keys in turn."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, **settings})
     for number in range(count):
         producer.produce(topic, key=f"k{number % 10}", value=f"{number:0100d}")
@@ -215,7 +215,7 @@ def assert_equal(kafka: Kafka, follower: Follower, topic: str, suffixes: Sequenc
 
 
 async def replicated(kafka: Kafka, partition: Partition) -> None:
-    """Wait until the replica has all of Kafka's log, and its high watermark is the end."""
+    """Wait until the replica has all of Kafka's log, and its high watermark has reached the end."""
 
     def ends() -> tuple[int, int]:
         with Cluster(kafka.bootstrap) as cluster:
@@ -272,7 +272,7 @@ async def in_thread(work: Callable[..., None], *args: object, **settings: object
 
 
 async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follower) -> None:
-    """Compressed batches, transactions, gaps of compaction, and a tail that must be truncated."""
+    """Compressed batches, transactions, gaps after compaction, and a tail that is truncated."""
     await in_thread(create, kafka, "plain")
     await in_thread(create, kafka, "txn")
     compact = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01"}
@@ -284,7 +284,7 @@ async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follo
         )
     await in_thread(produce, kafka, "plain", 500, **{"enable.idempotence": True})
     await in_thread(transactions, kafka, "txn")
-    # Kafka compacts the log before the follower fetches it, so it has gaps.
+    # Kafka compacts the log before the follower fetches it, so that the log has gaps.
     for _ in range(3):
         await in_thread(produce, kafka, "table", 300, acks="1")
         await asyncio.sleep(0.6)  # Kafka rolls a segment by its age at the next append
@@ -315,7 +315,7 @@ async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follo
     assert "endTxnMarker: ABORT" in dumped
     assert "isvalid: false" not in dumped
 
-    # Kafka is killed and returns in a later epoch; the follower has more records than Kafka.
+    # Kafka is killed and restarts in a later epoch. The follower has more records than Kafka.
     one = await follower.local("plain")
     epoch = one.registration.leader_epoch
     follower.fetchers.stop([(one.topic_id, 0)])

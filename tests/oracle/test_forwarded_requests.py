@@ -1,7 +1,7 @@
-"""Requests for the controller get the same response through a broker of either kind.
+"""Requests for the controller have the same response whether Fencepost or Kafka forwards them.
 
-Under a controller of either kind the same requests go to both brokers and to the controller itself,
-from a super user, from a user without rights, and from a user with a quota.
+The same requests are sent to both brokers and to the controller itself, as a super user, as a user
+without rights, and as a user with a quota. The controller is Apache Kafka's, or Fencepost's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Case = tuple[str, int, dict[str, Any]]
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Yield the two brokers under Apache Kafka's controller, and under ours."""
+    """Yield the two brokers under Apache Kafka's controller, and then under Fencepost's."""
     one = Pair(
         tmp_path_factory.mktemp("pair"),
         GUARD,
@@ -84,7 +84,7 @@ def rule(name: str, user: str, operation: int = READ, kind: int = TOPIC) -> dict
 
 
 def cases(name: str) -> Iterator[Case]:
-    """Yield all requests to the controller, in an order in which each builds on earlier ones."""
+    """Yield all requests to the controller in order, because each builds on earlier ones."""
     yield from topics_come(name)
     yield from settings_change(name)
     yield from clients_change(name)
@@ -197,7 +197,7 @@ def partitions_move(name: str) -> Iterator[Case]:
 
 
 def told(client: Cluster, name: str) -> list[str]:
-    """Return the responses to all cases, without the values that differ in each run."""
+    """Return the responses to all cases, without the values that differ between runs."""
     found = []
     for api, version, body in cases(name):
         answer = client.call(api, version, **body)
@@ -245,7 +245,7 @@ def test_user_without_rights_gets_the_same_errors_through_each_broker(pair: Pair
 
 
 def test_broker_setting_is_validated_by_the_broker_that_is_asked(pair: Pair) -> None:
-    """A controller of Apache Kafka does not validate settings that only brokers know."""
+    """A controller of Apache Kafka does not validate settings that only brokers define."""
     codes = set()
     for node_id in BOTH:
         for name in ("", str(node_id)):
@@ -256,7 +256,7 @@ def test_broker_setting_is_validated_by_the_broker_that_is_asked(pair: Pair) -> 
 
 
 def test_forwarded_request_has_the_rights_and_quotas_of_its_client(pair: Pair) -> None:
-    """The controller applies both to the client, which it knows only from the envelope."""
+    """The controller applies the rights and quotas of the client, which the envelope names."""
     allowed = {"creations": [rule("kafka-cluster", "u1", CREATE, CLUSTER)]}
     assert pair.call(OURS, "create_acls", 3, **allowed)["results"][0]["error_code"] == "none"
 

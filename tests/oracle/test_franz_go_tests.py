@@ -1,7 +1,8 @@
 """franz-go's own tests of its share consumers, on this broker and on Apache Kafka.
 
-They are the tests in the package ``kgo`` that use share groups and a broker, which they get from
-``KGO_SEEDS``. Go's module proxy has their source, in the version of ``franz_go/go.mod``.
+They are the tests in the package ``kgo`` that use share groups and a broker. They get the broker's
+address from ``KGO_SEEDS``. Their source is on Go's module proxy, in the version of
+``franz_go/go.mod``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ TESTS: Final = {
     "TestShareGroupOffsetsAdmin",
 }
 RECORDS: Final = 20_000
-"""Records that TestShareGroupETL copies through two share groups."""
+"""How many records TestShareGroupETL copies through two share groups."""
 
 LIMIT: Final = {"group.share.delivery.count.limit": "10"}
-"""The broker's highest default. In TestShareGroupETL one consumer releases all records of three
-polls, two release records once, and five close with unread records: together they may deliver a
-record five times. The default limit would then archive it, and the test would wait in vain."""
+"""The highest value that the broker allows by default. In TestShareGroupETL one consumer releases
+all records of three polls, two consumers release records once, and five close with unread records.
+Together they may deliver a record five times. With the default limit the record would then be
+archived, and the test would wait for it forever."""
 
 OUTCOME: Final = re.compile(r"^--- (PASS|FAIL|SKIP): (\w+) ", re.MULTILINE)
 
@@ -64,7 +66,7 @@ def bootstrap(
 def test_share_consumers_of_franz_go_pass_their_own_tests(
     program: Path, bootstrap: str, connections: str
 ) -> None:
-    """With ``cut``, the consumers' connections are closed at random."""
+    """With ``cut``, connections of the consumers are closed at random."""
     names = "|".join(sorted(TESTS))
     done = subprocess.run(
         [program, "-test.v", f"-test.run=^({names})$", "-test.timeout=300s"],

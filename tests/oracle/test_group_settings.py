@@ -1,4 +1,4 @@
-"""Groups under static broker settings: the responses must equal Apache Kafka's."""
+"""Groups under static settings of their broker: the responses must equal Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def full_groups(t: Tracer) -> None:
     beat(t, "fk", "a", one["member_epoch"], instance_id="i")
     beat(t, "fk", "b", -1)
     enter(t, "fk", "c", "f-a")
-    # The group is full again, and a static member takes its own place in it (KAFKA-20601).
+    # The group is full again; a static member that rejoins does not exceed its size (KAFKA-20601).
     join(t, "fk", "", "f-a", version=5, group_instance_id="k")
     join(t, "fk", "", "f-a", version=5, group_instance_id="i")
     describe(t, "fk")
@@ -78,7 +78,7 @@ def full_groups(t: Tracer) -> None:
 
 
 def preferred_assignors(t: Tracer) -> None:
-    """Change the assignor that most members prefer: it bumps the group epoch (KAFKA-20434)."""
+    """Change which assignor most members prefer, which bumps the group epoch (KAFKA-20434)."""
     ready(t, "ap")
     topic(t, "a-p", 4)
     names = ("one", "two", "three")
@@ -89,7 +89,7 @@ def preferred_assignors(t: Tracer) -> None:
         beat(t, "ap", name, -2, instance_id=name)
         enter(t, "ap", f"{name}-again", "a-p", instance_id=name, server_assignor="range")
         describe(t, "ap")
-    # A member that takes another instance id gives the former one up (KAFKA-20747).
+    # A member that changes its instance id gives the former instance id up (KAFKA-20747).
     enter(t, "ap", "three-again", "a-p", instance_id="four", server_assignor="range")
     beat(t, "ap", "three-again", -1, instance_id="four")
     enter(t, "ap", "five", "a-p", instance_id="three")
@@ -97,7 +97,7 @@ def preferred_assignors(t: Tracer) -> None:
 
 
 def expiry(t: Tracer) -> None:
-    """Expire offsets with a retention time: of simple, empty and active groups, consumed or not."""
+    """Expire offsets that have a retention time, in simple, empty and active groups."""
     for name in ("x-mine", "x-other"):
         topic(t, name, 1)
     ready(t, "x-simple", "x-classic", "x-consumer", "x-empty")
@@ -120,7 +120,7 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-simple", 2, *offsets, **soon)
     commit(t, "x-simple", 9, ("x-mine", 0, 1, ""))
     gone("x-simple", "x-mine")
-    # An old version needs only one JoinGroup: between two, the empty group might expire.
+    # An old version needs one JoinGroup only. Between two, the empty group might expire.
     joined = stable(t, "x-empty", "x-mine", 0, version=3)
     who = {"generation_id_or_member_epoch": joined["generation_id"]}
     commit(t, "x-empty", 4, *offsets, **soon, **who, member_id=joined["member_id"])
@@ -131,7 +131,7 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-classic", 4, *offsets, **soon, **who, member_id=joined["member_id"])
     gone("x-classic", "x-mine")
     alive(t, "x-classic", joined)
-    # Long enough that the group does not expire before its member joins.
+    # The retention time is long enough for a member to join before the group expires.
     commit(t, "x-consumer", 4, *offsets, retention_time=3_000)
     enter(t, "x-consumer", "m", "x-mine")
     gone("x-consumer", "x-mine")
@@ -198,7 +198,7 @@ def own_settings(t: Tracer, group: str) -> None:
 
 
 def settings_within_bounds(t: Tracer) -> None:
-    """Give a group settings of its own, which the broker's bounds allow."""
+    """Give a group settings that are within the broker's bounds."""
     ready(t, "sb")
     topic(t, "s-b", 1)
     alter(t, "sb", OWN)
@@ -207,7 +207,7 @@ def settings_within_bounds(t: Tracer) -> None:
 
 
 def settings_beyond_bounds(t: Tracer) -> None:
-    """Use and change settings that the bounds of a later start forbid."""
+    """Use and change settings that are outside of the bounds with which the broker restarts."""
     ready(t, "sb")
     own_settings(t, "sb")
     enter(t, "sb", "n", "s-b")
@@ -227,11 +227,11 @@ REFUSABLE: dict[ConfigType, tuple[str, ...]] = {
     ConfigType.LONG: ("x", "", "-1", "9223372036854775808"),
     ConfigType.LIST: ("x",),
 }
-"""Values of each type; some keys refuse some of them."""
+"""Values of each type, some of which are refused for some keys."""
 
 
 def refusals(bootstrap: str) -> dict[str, tuple[str, str | None]]:
-    """Return the error and its message for each refused setting or pair of settings of a group."""
+    """Return error and message for each refused setting, or pair of settings, of a group."""
     tried = [{name: text} for name, key in GROUP_OWN_KEYS.items() for text in REFUSABLE[key.type]]
     tried += [
         {f"{kind}.session.timeout.ms": "6000", f"{kind}.heartbeat.interval.ms": text}

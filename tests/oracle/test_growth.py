@@ -1,14 +1,15 @@
-"""Clients of all kinds while one broker grows into a cluster of Apache Kafka, and leaves it.
+"""Clients of all kinds while one broker becomes a member of an Apache Kafka cluster, and leaves it.
 
-Fencepost serves them alone, is promoted, Apache Kafka's brokers join, replicas are added, leaders
-and coordinators move, and in the end Fencepost is stopped and unregistered. No client restarts.
-librdkafka, Java's clients, Kafka Streams' exactly-once application, aiokafka, franz-go, a
-Spark query with our source and sink, and sensors whose messages come over MQTT through our bridge
-(``failover/``): each writes, reads in a group and copies in transactions.
+At first Fencepost serves the clients alone. Then it is promoted, Apache Kafka's brokers join,
+replicas are added, and leaders and coordinators move. In the end Fencepost is stopped and
+unregistered. No client is restarted. The clients are librdkafka, Java's clients, an exactly-once
+application of Kafka Streams, aiokafka, franz-go, a Spark query with Fencepost's source and sink,
+and sensors whose MQTT messages Fencepost's bridge writes (``failover/``). Each writes, reads in a
+group and copies in transactions.
 
-``GROWTH=long`` has three controllers, and kills a controller and two brokers on the way.
-``GROWTH=kafka`` or ``GROWTH=kafka,long`` runs with Apache Kafka as the first broker, and only
-prints the errors.
+``GROWTH=long`` has three controllers, and kills a controller and two brokers meanwhile.
+``GROWTH=kafka`` and ``GROWTH=kafka,long`` run with Apache Kafka as the first broker, and only
+print the errors.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ VISIBLE: Final = re.compile(r"\w+ (?!log\b|error_cb\b)[\w ']+: ")
 """An error that a program gets as the result of a call."""
 
 NEVER: Final = re.compile(r"writer |copier (state|a thread's end): |any the end of a thread: ")
-"""Errors that no failure of a broker excuses: a lost record, or an ended application."""
+"""Errors that no fault of a broker excuses: a lost record, or an application that has ended."""
 
 EXPECTED: Final = re.compile(
     r"(reader|copier) .*(NOT_COORDINATOR|COORDINATOR_LOAD_IN_PROGRESS|COORDINATOR_NOT_AVAILABLE|"
     r"_WAIT_COORD|_TIMED_OUT|Timeout)"
 )
-"""Errors of a moving coordinator, and timeouts, which a busy machine causes too."""
+"""Errors of a coordinator that moves, and timeouts, which a busy machine causes as well."""
 
 IS_AWAY: Final = re.compile(r"becomes a member|kill")
-"""Steps with a period without any broker, in which every error is allowed except NEVER."""
+"""Steps during which at times no broker runs; every error is allowed, except NEVER."""
 
 NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark", MQTT
 
 
 @contextmanager
 def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[Client]]:
-    """Yield all clients; clients that reconnect all the time get every broker's address."""
+    """Yield all clients. Clients that create connections often get the addresses of all brokers."""
     go = franz_go_program()  # building it may take a while, the first time
     many = ",".join([brokers.first.bootstrap, *(one.address for one in brokers.joining)])
     mosquitto = Mosquitto(directory / "mosquitto").start()
@@ -133,7 +134,7 @@ Told = tuple[str, str, str]
 
 
 def visible(errors: dict[str, Errors]) -> set[Told]:
-    """Return the errors that applications get, without lost connections and logged errors."""
+    """Return the errors that calls return, without lost connections and logged errors."""
     return {
         (name, step, what)
         for name, by_step in errors.items()
@@ -144,7 +145,7 @@ def visible(errors: dict[str, Errors]) -> set[Told]:
 
 
 def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
-    """Return the errors that must never occur, and those that may if Apache Kafka causes them."""
+    """Return the errors that must never occur, and those allowed if Kafka causes them too."""
     never = {one for one in told if NEVER.match(one[2])}
     explained = {one for one in told if EXPECTED.match(one[2]) or IS_AWAY.search(one[1])}
     return never, told - never - explained

@@ -1,7 +1,7 @@
 """An OpenTelemetry collector receives the history's logs and spans.
 
-The collector is built from OpenTelemetry's Go modules, with the OTLP receiver and the debug
-exporter, which prints what it gets.
+The collector is built from OpenTelemetry's Go modules. It has the OTLP receiver and the debug
+exporter, which prints what the collector receives.
 """
 
 from __future__ import annotations

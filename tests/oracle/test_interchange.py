@@ -37,10 +37,10 @@ INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) -> None:
     """Compare two fingerprints; Apache Kafka's is the first (``kafkas=0``) or the second (1).
 
-    Kafka searches for a timestamp in one segment only, the first whose largest timestamp is not
-    below the given one. If compaction or DeleteRecords has removed the record, Kafka finds none,
-    whereas Fencepost continues the search. Kafka's largest timestamp may belong to a deleted
-    record, Fencepost's does not.
+    Kafka searches for a timestamp in one segment only: the first one whose largest timestamp is not
+    below the given timestamp. If compaction or DeleteRecords has removed the record, Kafka finds no
+    record, whereas Fencepost searches the next segments. Kafka's largest timestamp may be that of a
+    deleted record, Fencepost's is not.
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted
@@ -84,9 +84,9 @@ def test_partitions_of_kafka_are_served_by_fencepost(imported: Daemon, by_kafka:
         assert coordinators(cluster) == by_kafka.coordinators
         released_records_are_acquired_again(cluster)
         continue_producing(cluster, by_kafka.producer)
-        # A new producer gets an unused producer id.
+        # A new producer gets a producer id that Kafka has not given out.
         assert cluster.init_producer()[0] > by_kafka.producer["producer_id"]
-        # This aborts the transaction that was left open on Kafka.
+        # This aborts the transaction that was still open on Kafka.
         cluster.init_producer("open")
         until(lambda: cluster.lso("txn", 1) == cluster.offset("txn", 1), "the end of it")
     imported.stop()

@@ -1,4 +1,4 @@
-"""A broker of Fencepost in a cluster whose controller is Apache Kafka's."""
+"""A broker of Fencepost in a cluster with Apache Kafka's controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.member import Member
 from tests.support.waits import until
 
 SESSION_MS = 4_000
-"""``broker.session.timeout.ms`` of the controller: short, for the tests that let it run out."""
+"""``broker.session.timeout.ms`` of the controller, short because tests wait until it expires."""
 
 KAFKA = {
     "auto.create.topics.enable": "true",
@@ -56,7 +56,7 @@ def said(tools: Tools, main: str, *words: str) -> str:
 
 
 def brokers(kafka: Kafka | Member) -> dict[int, bool]:
-    """Return for each registered broker whether it is fenced, by DescribeCluster."""
+    """Return whether each registered broker is fenced, according to DescribeCluster."""
     with Cluster(kafka.bootstrap) as client:
         answer = client.call("describe_cluster", 2, include_fenced_brokers=True)
     return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
@@ -139,7 +139,7 @@ def test_requests_for_the_controller_are_forwarded(
 def test_broker_settings_of_the_metadata_override_the_file(
     kafka: Kafka, tmp_path: Path, tools: Tools
 ) -> None:
-    """Cluster defaults, this broker's settings and topic settings, in ascending precedence."""
+    """Topic settings override this broker's settings, which override cluster defaults."""
     told = {"min.insync.replicas": "2", "message.max.bytes": "500"}
     member, name = Member(tmp_path, kafka.controller, settings=told), unique("t")
     other = Pretender(kafka.controller, 103, CLUSTER_ID)
@@ -166,7 +166,7 @@ def test_broker_settings_of_the_metadata_override_the_file(
         created(kafka.bootstrap, name, [[101, 103]])
         other.heartbeat(want_fence=True)
         until(lambda: partitions(member.bootstrap, name)[0]["isr_nodes"] == [101], "one in sync")
-        comes_to("none")  # the cluster's first record says 1, the file 2
+        comes_to("none")  # the metadata's value is 1, the file's 2
         configure(everybody, "min.insync.replicas", "2")
         comes_to("not_enough_replicas")
         configure(topic, "min.insync.replicas", "1")
@@ -232,7 +232,7 @@ def test_records_produced_to_the_joined_broker_can_be_read(kafka: Kafka, member:
 def test_controlled_shutdown_moves_leadership_and_keeps_the_epoch(
     kafka: Kafka, member: Member
 ) -> None:
-    """The broker returns with the same id and directory, and sends its former broker epoch."""
+    """The broker restarts with the same id and directory, and sends its former broker epoch."""
     name = unique("t")
     created(kafka.bootstrap, name, [[101, 1]])
     until(
@@ -269,7 +269,7 @@ def test_killed_broker_has_no_clean_shutdown_epoch(kafka: Kafka, member: Member)
 def test_broker_restarted_too_early_registers_once_its_session_ends(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """Another process with the id is registered and alive, as after a kill (KAFKA-14392)."""
+    """Another process with the same id is still registered, as after a kill (KAFKA-14392)."""
     before = Pretender(kafka.controller, 104, CLUSTER_ID)
     member, over = Member(tmp_path, kafka.controller, node_id=104), threading.Event()
 

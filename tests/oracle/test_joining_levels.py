@@ -1,4 +1,4 @@
-"""A broker of Fencepost in clusters of Apache Kafka with different finalized feature levels."""
+"""A broker of Fencepost joins clusters of Apache Kafka with different finalized feature levels."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.
 KAFKA, OTHER_CONTROLLER, OURS = 1, 2, 101
 BOOTSTRAP = "controller.quorum.bootstrap.servers"
 LATEST = {"metadata.version": 33, "share.version": 2}
-"""Levels of a new cluster of Apache Kafka 4.4."""
+"""The feature levels of a new cluster of Apache Kafka 4.4."""
 
 DEFAULTS: dict[str, str] = {}
-"""No settings: both brokers must place coordinators on the same number of partitions."""
+"""No settings, because both brokers must compute the same partitions for coordinators."""
 
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Broker and only voter of a dynamic quorum."""
+    """A broker that is also the only voter of a dynamic quorum."""
     own = Kafka(tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"])
     own.add_settings({BOOTSTRAP: own.controller})
     yield from served(own)
@@ -64,7 +64,7 @@ def test_broker_joins_cluster_finalized_at_4_4(kafka: Kafka, member: Member) -> 
 
 
 def moved(bootstrap: str, name: str, replicas: list[int]) -> None:
-    """Put partition 0 on these brokers in this order, and have the first of them lead."""
+    """Make these brokers the replicas of partition 0, in this order; the first one leads."""
     with Cluster(bootstrap) as client:
         part = {"partition_index": 0, "replicas": replicas}
         topics = [{"name": name, "partitions": [part]}]
@@ -98,7 +98,8 @@ def test_transactions_are_complete_whichever_broker_leads(kafka: Kafka, member: 
             moved(kafka.bootstrap, name, other)
             leader = member if other[0] == OURS else kafka
             with Cluster(leader.bootstrap) as client:
-                # ListOffsets fails until the new leader's high watermark reaches its epoch's start.
+                # ListOffsets fails while the new leader's high watermark is below its epoch's
+                # start.
                 until(
                     lambda client=client: client.leaders(name) == 1, "a leader that tells offsets"
                 )

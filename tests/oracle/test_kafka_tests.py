@@ -1,8 +1,8 @@
-"""Apache Kafka 4.3's own tests of its requests, the last that are published, on this broker.
+"""Apache Kafka 4.3's own tests of its requests run on this broker; 4.4's are not published.
 
-They take their cluster from a JUnit extension, where RaftClusterInvocationContext.java replaces
-Kafka's: each test gets a daemon of its own. Every test must pass, except those that ``OTHERWISE``
-names.
+The tests get their cluster from a JUnit extension, in which RaftClusterInvocationContext.java
+replaces Kafka's class of this name: each test gets its own daemon. Every test must pass, except
+the tests in ``OTHERWISE``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ OTHERWISE: dict[str, tuple[str, str]] = {
         for name in ("SuccessMultiplePartitionsMultipleBrokers", "ToNonLeaderReplica")
     },
 }
-"""Tests that fail as intended: a part of the failure's message, and the reason."""
+"""Tests that must fail: a part of the failure's message, and the reason."""
 
 
 def outcomes(report: Path) -> dict[str, str]:
@@ -112,7 +112,7 @@ def outcomes(report: Path) -> dict[str, str]:
     found = {}
     for case in ET.parse(report).iter("testcase"):
         method, number = case.attrib["name"].removesuffix("]").split("()[")
-        if number != "1":  # the same test on a cluster type that is the same for Fencepost
+        if number != "1":  # the same test on another cluster type; Fencepost has only one
             continue
         said = [
             f"{one.get('message')} {one.text}"

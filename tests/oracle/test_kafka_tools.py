@@ -1,4 +1,4 @@
-"""Apache Kafka's tools print the same for the same state of both brokers."""
+"""Apache Kafka's tools print the same for both brokers, if the brokers have the same state."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 SMALL = 1000
 """The smallest producer id in these scenes.
 
-A ``Desk`` replaces a producer id wherever it is a word of the output, so it must not equal a
+A ``Desk`` replaces a producer id wherever the output has it as a word, so it must not equal a
 partition, an offset or an epoch.
 """
 
 REFUSED = {"acls", "delegation_tokens"}
-"""Scenes in which Apache Kafka, too, refuses all requests, because it has no authorizer."""
+"""Scenes in which Apache Kafka also refuses all requests, because it has no authorizer."""
 
 
 def transactions(desk: Desk) -> None:
     """Run every subcommand of kafka-transactions."""
     cluster = desk.cluster
-    # The raw client's records have a fixed timestamp, which retention would delete one day.
+    # The raw client's records have a fixed timestamp, so retention must not delete old records.
     cluster.create_topic(TOPIC, 4, configs={"retention.ms": "-1"})
     assert any(cluster.init_producer()[0] >= SMALL for _ in range(SMALL + 1))
     clients = {}
@@ -98,7 +98,7 @@ def transactions(desk: Desk) -> None:
 
 
 def hang_at(desk: Desk, partition: int) -> tuple[str, int]:
-    """Make a hanging transaction in ``partition``, which no coordinator knows."""
+    """Make a transaction hang in ``partition``; no coordinator knows the transaction."""
     produce = desk.cluster.produce
 
     class Aimed(Cluster):
@@ -143,7 +143,7 @@ def tools(java_tools: Path) -> Iterator[Tools]:
 def pair(
     java_tools: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Kafka]]:
-    """Yield two brokers without other clients, because tools list everything."""
+    """Yield two brokers that have no other clients, because tools list everything."""
     assert java_tools.is_dir()
     ours = Daemon(tmp_path_factory.mktemp("tools-fencepost")).start()
     theirs = Kafka(tmp_path_factory.mktemp("tools-kafka"))
@@ -171,7 +171,7 @@ def test_kafka_tools_print_the_same_for_both_brokers(
 
 
 def said(scene: Scene, tools: Tools, broker: Kafka | Daemon, scratch: Path) -> list[Said]:
-    """Return the output of the tools for one broker."""
+    """Return the tools' output for one broker."""
     desk = Desk(tools, broker.bootstrap, broker.data_dir, scratch)
     try:
         scene(desk)

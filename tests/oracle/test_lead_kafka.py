@@ -1,6 +1,6 @@
-"""Fencepost leads beside Apache Kafka, in one cluster with Kafka's controller.
+"""Fencepost and Apache Kafka lead partitions in one cluster with Kafka's controller.
 
-Apache Kafka follows, and a third broker, which the test plays, sends both leaders the same
+Apache Kafka also follows. A third broker, which the test plays, sends both leaders the same
 requests.
 """
 
@@ -43,7 +43,7 @@ LAG_MS = 3_000
 
 
 class Played:
-    """A broker that is registered and alive, but idle; the test sends its requests."""
+    """A registered and live broker that does nothing by itself; the test sends its requests."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -85,7 +85,7 @@ class Played:
 
 
 class Mixed:
-    """Apache Kafka, Fencepost, and the played broker."""
+    """A cluster of Apache Kafka, Fencepost, and the played broker."""
 
     def __init__(self, kafka: Kafka, bootstrap: str, played: Played) -> None:
         self.played = played
@@ -198,7 +198,7 @@ def producing(topic: str, records: bytes, **how: Any) -> dict[str, Any]:
 
 
 class Asked:
-    """One leader's responses to clients and to the played follower, in order."""
+    """The responses of one leader to clients and to the played follower, in order."""
 
     def __init__(self, mixed: Mixed, leader: int) -> None:
         self.mixed, self.leader = mixed, leader
@@ -208,7 +208,7 @@ class Asked:
         self.said: list[tuple[str, Any]] = []
 
     def note(self, what: str, part: Answer) -> Answer:
-        """Keep the comparable fields of a response: no messages, and no timestamps."""
+        """Keep the comparable fields of a response, that is, no messages and no timestamps."""
         kept = {
             key: value
             for key, value in part.items()
@@ -272,7 +272,7 @@ class Asked:
         return self.note(f"delete {what}", answer["topics"][0]["partitions"][0])
 
     def tell(self) -> list[tuple[str, Any]]:
-        """Run all steps and return the responses, which both leaders must agree on."""
+        """Run all steps; return the responses, which must be the same from both leaders."""
         idempotent = batch([b"i"], producer_id=7, producer_epoch=0, sequence=0)
         self.produce("acks of one", batch([b"0", b"1"]), acks=1)
         self.fetch("of a client, uncommitted", 0, replica=-1)

@@ -1,9 +1,9 @@
-"""Random lives on Apache Kafka and on Fencepost in lockstep; the responses must be the same.
+"""Random lives on Apache Kafka and on Fencepost, step by step; the responses must be the same.
 
-A run plays a life for each of ``SEEDS``, on new brokers, until enough responses are compared or an
-intended difference separates the brokers' states. ``make compared-lives SEED=7 N=1000`` plays lives
-of another seed until 1000 responses are compared. Any difference of a kind that is not in
-deliberate.py fails the run.
+A run plays a life for each of ``SEEDS``, each on new brokers. A life ends when enough responses
+have been compared, or when an intended difference makes the brokers' states differ. ``make
+compared-lives SEED=7 N=1000`` plays lives of another seed until 1000 responses have been compared.
+A difference whose kind is not in deliberate.py fails the run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CLIENTS = 12
 SEEDS = (22, 27, 29)
 REQUESTS = 300
 LEAST = 100
-"""The least number of compared responses of each of SEEDS; it varies with the brokers' ids."""
+"""The minimum number of compared responses of each seed, which varies with the brokers' ids."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
-    """Count the kinds of one step's differences, and return whether the life continues.
+    """Count the kinds of a step's differences; return whether the life continues.
 
-    A difference of no listed kind is an AssertionError.
+    AssertionError for a difference that is of no listed kind.
     """
     kinds = [kind_of(one) for one in found]
     seen.update({kind for kind in kinds if kind is not None})
@@ -73,7 +73,7 @@ def test_random_requests_get_the_same_responses(
 
 
 def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
-    """Play a life until ``most`` responses are compared or states differ; return the number."""
+    """Play a life until ``most`` responses are compared or the states differ; return the number."""
     with brokers(root) as (ours, theirs):
         lockstep = LockStep(life, ours, theirs)
         try:

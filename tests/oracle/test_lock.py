@@ -1,8 +1,8 @@
-"""The first of two brokers on one data directory keeps the second one out.
+"""Of two brokers with the same data directory, only the first one can start.
 
 Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but only after it has checked the
-metadata log. It already refuses a data directory because of Fencepost's metadata log, whatever its
-own ``metadata.log.dir`` is. So in the test of our lock, a process holds nothing but the lock.
+metadata log. Kafka refuses a data directory that contains Fencepost's metadata log, whatever its
+own ``metadata.log.dir`` is. So in the test of Fencepost's lock, a process has only the lock file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_kafkas_lock_keeps_fencepost_from_starting(tmp_path: Path) -> None:
         assert f"the data directory {kafka.data_dir} is in use by another process" in said
         assert names(kafka.data_dir) == before
         cluster.create_topic("topic")
-    # After a kill the file stays, but its lock is released.
+    # After a kill the lock file remains, but the lock is released.
     OsFileSystem().close(OsFileSystem().lock(str(kafka.data_dir / LOCK)))
 
 
@@ -80,7 +80,7 @@ def test_kafka_does_not_start_beside_a_running_fencepost(tmp_path: Path, metadat
     own = {"metadata.log.dir": str(tmp_path / "metadata")} if metadata == "elsewhere" else {}
     kafka = Kafka(tmp_path, {**SETTINGS, **own})
     if own:
-        # The start formats both directories.
+        # Both directories are formatted when the broker starts.
         kafka.start()
         assert kafka.child is not None
         kafka.child.kill()
@@ -112,7 +112,7 @@ def names(directory: Path) -> list[str]:
 
 @contextmanager
 def killed(kafka: Kafka) -> Iterator[None]:
-    """Kill the broker at the end of the block, also after a failure."""
+    """Kill the broker at the end of the block, even after a failure."""
     try:
         yield
     finally:

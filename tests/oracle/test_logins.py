@@ -1,4 +1,4 @@
-"""Logins, frame by frame: the responses before, during and after them equal Apache Kafka's."""
+"""Logins, frame by frame: the responses before, during and after a login equal Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.oracle
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 ONCE, AGAIN, OPEN = "ONCE", "AGAIN", "PLAINTEXT"
-"""Listeners with a permanent login, with reauthentication, and without authentication."""
+"""The listeners: logins without a time limit, logins that must be renewed, no authentication."""
 
 Places = dict[str, str]
 """Listener → address."""
@@ -40,7 +40,7 @@ CLOSED = "closed"
 
 
 class Door:
-    """One connection, and the result of each step on it."""
+    """One connection, and the results of the steps on it."""
 
     def __init__(self, places: Places, listener: str = ONCE) -> None:
         self.steps: list[object] = []
@@ -50,9 +50,9 @@ class Door:
         self._client.close()
 
     def call(self, api: str, version: int, **body: Any) -> dict[str, Any]:
-        """Send a request; note and return its response, empty if the connection is closed.
+        """Send a request; note and return the response, ``{}`` if the connection is closed.
 
-        The note leaves random values out.
+        The noted response has no random values.
         """
         try:
             answer = dict(self._client.call(api, version, **body))
@@ -72,7 +72,7 @@ class Door:
         return answer
 
     def bytes(self, data: bytes, keep: int = 64) -> bytes:
-        """Send bytes; return the response, and note its first ``keep`` bytes."""
+        """Send bytes and return the response; note the first ``keep`` bytes of it."""
         try:
             self._client.send_bytes(data)
             answer = self._client.receive_frame()
@@ -104,7 +104,7 @@ class Door:
         self.call("sasl_authenticate", 2, auth_bytes=final)
 
     def look(self) -> None:
-        """Send a Metadata request, to note whether requests are served."""
+        """Send a Metadata request, and note whether the broker serves it."""
         self.call("metadata", 1, topics=[])
 
 
@@ -248,7 +248,7 @@ def during(api: str) -> Scene:
 
 
 def again(first: str, second: str, token: bytes, version: int = 1) -> Scene:
-    """Return a scene with a second login, on the listener with reauthentication."""
+    """Return a scene with two logins, on the listener where logins must be renewed."""
 
     def scene(places: Places) -> Door:
         door = Door(places, AGAIN)

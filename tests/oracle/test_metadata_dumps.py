@@ -1,6 +1,6 @@
 """``fencepost dump-log`` and Apache Kafka's DumpLogSegments agree on metadata logs.
 
-Both kinds of file, log and snapshot, are read from either broker.
+The log and the snapshots of either broker are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Apache Kafka's broker and Fencepost's in one cluster, whose controller is Fencepost's."""
+"""Brokers of Apache Kafka and Fencepost in one cluster, whose controller is Fencepost's."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.waits import until
 KAFKAS, OURS, LATE = 2, 101, 3
 SESSION_MS = 4_000
 MANY = 2_500
-"""Enough records of the metadata log for the controller to write a snapshot when it stops."""
+"""So many records of the metadata log that the controller writes a snapshot when it stops."""
 
 
 @pytest.fixture(scope="module", params=["apart", "combined"])
 def is_combined(request: pytest.FixtureRequest) -> bool:
-    """Return whether Fencepost's broker is the controller, too."""
+    """Return whether Fencepost's broker is also the controller."""
     return bool(request.param == "combined")
 
 
@@ -42,7 +42,7 @@ def tools() -> Iterator[Tools]:
 
 @pytest.fixture(scope="module")
 def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
-    """Yield the active controller: a process of its own, or combined with a broker."""
+    """Yield the active controller: a separate process, or one that is also a broker."""
     home = tmp_path_factory.mktemp("controller")
     with closing(hold_port()) as held, closing(hold_port()) as clients:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -69,7 +69,7 @@ def quorum(controller: Member) -> Quorum:
 def kafka(
     member: Member, quorum: Quorum, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    """Yield a broker of release 4.3 if the controller is combined, otherwise of 4.4."""
+    """Yield a broker of release 4.3 if the controller is also a broker, otherwise of 4.4."""
     home = tmp_path_factory.mktemp("kafka")
     libs = kafka43.jars if is_combined else jars
     broker = Kafka(home, node_id=KAFKAS, controller=quorum, libs=libs)
@@ -187,7 +187,7 @@ def test_settings_take_effect_on_kafkas_broker(kafka: Kafka, member: Member, too
         until(lambda limit=limit: takes(limit - 500) and not takes(limit + 500), f"{key}={limit}")
         shown = [configs("--describe", *where, of=one) for one in (kafka, member)]
         assert f"{key}={limit}" in shown[0]
-        if where != topic:  # for a topic, each broker shows its own synonyms
+        if where != topic:  # for a topic, the synonyms of the two brokers differ
             assert shown[0] == shown[1]
     for where, key in ((topic, "max.message.bytes"), (it, "message.max.bytes")):
         configs("--alter", *where, "--delete-config", key, of=kafka)
@@ -198,7 +198,7 @@ def test_settings_take_effect_on_kafkas_broker(kafka: Kafka, member: Member, too
 
 def test_brokers_of_both_kinds_lead_and_follow(kafka: Kafka, member: Member) -> None:
     name = create(kafka.bootstrap, unique("t"), (KAFKAS, OURS), (OURS, KAFKAS))
-    for broker in (kafka, member):  # each broker replays the change at its own time
+    for broker in (kafka, member):  # each broker replays the change independently
         led(broker.bootstrap, name, KAFKAS, OURS)
     for bootstrap, index in ((kafka.bootstrap, 0), (member.bootstrap, 1)):
         with Cluster(bootstrap) as client:
@@ -260,7 +260,7 @@ def test_controlled_shutdown_of_kafkas_broker_moves_leadership_first(
 def test_killed_broker_leaves_the_elr_when_it_registers_again(
     kafka: Kafka, member: Member, quorum: Quorum, way: str
 ) -> None:
-    """A killed broker is fenced after its session; its next registration drops it from the ELR."""
+    """A killed broker is fenced when its session expires, and leaves the ELR when it registers."""
     until_unfenced(member, KAFKAS)
     strict = {"min.insync.replicas": "2"}
     name = create(member.bootstrap, unique("t"), (KAFKAS, OURS), configs=strict)
@@ -284,8 +284,8 @@ def test_killed_broker_leaves_the_elr_when_it_registers_again(
             and one.topic_id == topic_id
             and (one.eligible_leader_replicas is not None or one.isr == (OURS, KAFKAS))
         ]
-    # The broker entered the ELR when it left the ISR. After a kill, its registration removed it
-    # from the ELR before it was back in the ISR.
+    # The broker entered the ELR when it left the ISR. When it registered after a kill, it left the
+    # ELR before it was in the ISR again.
     assert changes == ([(KAFKAS,), (), None] if way == "kill" else [(KAFKAS,), ()])
     with Cluster(member.bootstrap) as client:
         assert client.values(name) == []
@@ -294,7 +294,7 @@ def test_killed_broker_leaves_the_elr_when_it_registers_again(
 def test_brokers_survive_a_kill_of_their_controller(
     kafka: Kafka, member: Member, controller: Member
 ) -> None:
-    """The controller is killed, with its broker if combined, and handles missed requests later."""
+    """The controller, which may also be a broker, is killed, and handles requests afterwards."""
     alone, shared = (
         create(member.bootstrap, unique("t"), ids) for ids in ((KAFKAS,), (KAFKAS, OURS))
     )
@@ -313,7 +313,7 @@ def test_brokers_survive_a_kill_of_their_controller(
 def test_late_broker_starts_from_a_metadata_snapshot(
     kafka: Kafka, member: Member, controller: Member, quorum: Quorum, tmp_path: Path
 ) -> None:
-    """The controller wrote the snapshot when it stopped; caught-up brokers just continue."""
+    """The controller wrote the snapshot when it stopped; only the late broker needs it."""
     directory = controller.data_dir / "__cluster_metadata-0"
     before = set(directory.glob("*.checkpoint"))
     kept = create(member.bootstrap, unique("t"), (KAFKAS, OURS), (KAFKAS, OURS))

@@ -1,13 +1,13 @@
-"""Replicas of Apache Kafka and Fencepost as real processes through failures and elections.
+"""Replicas of Apache Kafka and Fencepost, as real processes, in failures and elections.
 
-A *turn* gives three of four brokers, two of each kind, the roles A, B and C; there is one for each
-of the six assignments of kinds (J and O are Java, O of the release 4.3, P Python) to these roles.
-Where one exact step of another broker matters, a test plays that broker
+A *turn* gives three of four brokers, two of each kind, the roles A, B and C. There are six turns,
+one for each assignment of kinds (J and O are Java, O of the release 4.3, P Python) to these roles.
+In scenarios that need one exact step of another broker, the test plays that broker
 (``test_mixed_replicas_played.py``).
 
-The known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py`` covers for
-Fencepost alone, and their tests with mixed kinds; "turn" is here, "played" and "moves" are the
-other modules of this name:
+The table has the known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py``
+tests with Fencepost alone, and their tests with both kinds. Tests of a "turn" are in this module,
+"played" and "moves" are the other modules with these names:
 
 ====================================  =========================================  ==================
 scenario                              test                                       roles
@@ -36,8 +36,8 @@ KAFKA-13972, cancelled                moves: throttled                          
 KAFKA-18723, late answer              played: later epoch                        both follow
 ====================================  =========================================  ==================
 
-Not forced here: a controller that is behind its brokers (KAFKA-14154 needs three controllers), and
-an answer of NOT_ENOUGH_REPLICAS_AFTER_APPEND; the unit tests have both for Fencepost.
+Two cases are only in the unit tests of Fencepost: a controller that is behind its brokers
+(KAFKA-14154 needs three controllers), and a response with NOT_ENOUGH_REPLICAS_AFTER_APPEND.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ TURNS = (1, 3, 4), (3, 1, 4), (3, 4, 1), (1, 2, 3), (1, 3, 2), (3, 1, 2)
 UNCLEAN = {"unclean_leader_election_enable": "true"}
 ROTATED = (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2)
 LOAD, BIG = "load", "big"
-"""Topics in which each broker at first leads one partition."""
+"""Topics in which each broker initially leads one partition."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
 
 
 def whole(directory: Path) -> bytes:
-    """Return the bytes of a log; a corrupt batch is an error."""
+    """Return the bytes of a log; AssertionError for a corrupt batch."""
     data = b"".join(one for _, one in batches_in(directory))
     for position, header in iter_headers(data):
         verify_crc(data, position, header)
@@ -125,7 +125,7 @@ def acked(answer: Answer, offset: int) -> None:
 
 
 def test_replicas_of_every_batch_kind_are_identical(mixed: ReplicaCluster) -> None:
-    """Each codec, idempotent and transactional batches, and one larger than a fetch."""
+    """Batches of each codec, idempotent and transactional batches, and one larger than a fetch."""
     noise = random.Random(7)
     common = {"bootstrap.servers": mixed.bootstrap, "linger.ms": 20, "acks": "all"}
     for codec in CODECS:
@@ -162,7 +162,7 @@ def test_replicas_of_every_batch_kind_are_identical(mixed: ReplicaCluster) -> No
 def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed: ReplicaCluster, roles: tuple[int, int, int]
 ) -> None:
-    """C and B stop, A is killed; B returns first and leads, then A with a shorter log, then C."""
+    """C and B stop, A is killed; B restarts first and leads, then A with a shorter log, then C."""
     a, b, c = roles
     names = kept, split, thrice, last, forced = [
         unique(one) for one in ("kept", "split", "thrice", "last", "forced")
@@ -203,7 +203,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed.prefer(forced, is_unclean=True)
     mixed.settled(forced, leader=b, isr={b})
     with mixed.client(b) as client:
-        # B has m2, but must not expose it before m2 is committed, which needs two replicas.
+        # B has m2, but must not expose it before it is committed, which takes two replicas.
         assert list_offset(client, kept) == {"error": "offset_not_available"}
         assert client.fetch(kept)["high_watermark"] == 1
         assert client.fetch(kept, offset=2)["error_code"] == "none"
@@ -234,7 +234,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
 
 
 def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluster) -> None:
-    """After all brokers stop: logs, transaction indexes, producer snapshots, leader epochs."""
+    """After all brokers have stopped: logs, transaction indexes, producer snapshots, epochs."""
     for name in (LOAD, BIG):
         for index in range(len(ROTATED)):
             mixed.settled(name, index, isr=set(ROTATED[index]))
@@ -252,7 +252,7 @@ def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluste
             said = [row for file in what_is_read(one) for row in rows[str(file)]]
             said.sort(key=lambda row: row["id"] if row["kind"] == "producer" else -1)
             kinds |= {row["kind"] for row in said}
-            # Each replica rolls segments at other offsets, depending on the size of its fetches.
+            # Where a replica rolls a segment depends on the size of its fetches.
             told.append([{k: v for k, v in row.items() if k != "position"} for row in said])
         assert len(directories) > 1, name
         for one in told:
@@ -267,7 +267,7 @@ def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluste
 
 
 def what_is_read(directory: Path) -> list[Path]:
-    """Return the segments, the transaction indexes and the newest producer snapshot of a log."""
+    """Return the segments, transaction indexes and newest producer snapshot of a log."""
     logs = sorted(directory.glob("*.log"))
     aborted = sorted(directory.glob("*.txnindex"))
     return [*logs, *aborted, max(directory.glob("*.snapshot"))]

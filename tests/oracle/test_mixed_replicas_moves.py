@@ -1,4 +1,4 @@
-"""Replicas that move between Apache Kafka and Fencepost, and a follower's duties beside copying.
+"""Replicas that move between Apache Kafka and Fencepost, and what followers do besides fetching.
 
 Each test runs in both directions: Java leads and Python follows, Python leads and Java follows.
 """
@@ -44,9 +44,9 @@ BOTH_WAYS = pytest.mark.parametrize(
 SIDES = "leader", "follower"
 CHUNK = random.Random(3).randbytes(900_000)
 CHUNKS = 12
-"""Size of the topic in MB, which takes minutes to copy at one byte a second.
+"""Size of the topic in MB, so large that copying it at one byte a second takes minutes.
 
-A fetch returns one MB, and then the quota's window of eleven seconds has to pass.
+A fetch returns one MB. After the fetch, the quota's window of eleven seconds has to pass.
 """
 
 
@@ -76,9 +76,9 @@ def equal(mixed: ReplicaCluster, name: str) -> None:
 def test_throttled_reassignment_is_cancelled_and_completes_on_a_retry(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The leader throttles a new replica, then the follower does.
+    """First the leader throttles a new replica, then the follower throttles it.
 
-    In between the reassignment is cancelled, and the follower deletes the log.
+    In between, the reassignment is cancelled, and the follower deletes the log.
     """
     big, small = unique("big"), unique("small")
     both = dict.fromkeys((f"{side}_replication_throttled_replicas" for side in SIDES), "*")
@@ -98,7 +98,7 @@ def test_throttled_reassignment_is_cancelled_and_completes_on_a_retry(
         )
         mixed.reassign(big, (leader, follower))
         until(copy.is_dir, f"{follower} has begun")
-        # The same fetcher meanwhile copies a replica that is not throttled.
+        # Meanwhile the same fetcher copies a replica that is not throttled.
         mixed.reassign(small, (leader, follower))
         mixed.settled(small, leader=leader, isr={leader, follower})
         mixed.settled(big, leader=leader, isr={leader}, replicas=(leader, follower))
@@ -118,7 +118,7 @@ def test_throttled_reassignment_is_cancelled_and_completes_on_a_retry(
 
 
 def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
-    """Return a setting of a broker by its own DescribeConfigs."""
+    """Return a setting of a broker, as its own DescribeConfigs shows it."""
     asked = {"resource_type": BROKER, "resource_name": str(broker)}
     names = [key.replace("_", ".")]
     with mixed.client(broker) as client:
@@ -234,7 +234,7 @@ def test_consumers_read_from_the_replica_of_their_rack(
         assert preferred(client, name, f"rack-{leader}") == -1
         assert preferred(client, name, "nowhere") == -1
     assert [one.decode() for one in values] == by_librdkafka(mixed, name, rack, follower)
-    # Java's consumer logs its preferred read replica only at this level.
+    # Java's consumer logs its preferred read replica only at log level DEBUG.
     config = tmp_path / "log4j2.xml"
     config.write_text(LOG4J.replace('level="warn"', 'level="debug"'))
     command = java_command(
@@ -252,7 +252,7 @@ def test_consumers_read_from_the_replica_of_their_rack(
 
 
 def preferred(client: Cluster, name: str, rack: str) -> int:
-    """Return the preferred read replica for a consumer of ``rack``, -1 for the leader itself."""
+    """Return the preferred read replica of a consumer in ``rack``, -1 if it is the leader."""
     part = {"partition": 0, "fetch_offset": 0, "current_leader_epoch": -1}
     topics = [{"topic": name, "partitions": [{**part, "partition_max_bytes": 1 << 20}]}]
     sizes = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "session_epoch": -1}
@@ -264,7 +264,7 @@ def preferred(client: Cluster, name: str, rack: str) -> int:
 
 
 def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) -> list[str]:
-    """Return the records that a librdkafka consumer reads once it fetches from the follower."""
+    """Return the records that a librdkafka consumer gets once it reads from the follower."""
     seen: list[int] = []
 
     def note(text: str) -> None:
@@ -295,7 +295,7 @@ def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) ->
 def test_compaction_on_leader_and_follower_keeps_the_same_values(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The leader compacts before the follower copies the gaps; then each compacts its own log."""
+    """The leader compacts before the follower fetches; later each replica compacts its own log."""
     name = unique("table")
     compacted = {
         "cleanup_policy": "compact",
@@ -353,9 +353,9 @@ def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None
 def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """SIGSTOP a follower of one topic that leads another; after SIGCONT it still acts as leader.
+    """A follower of one topic, which leads another one, gets SIGSTOP; after SIGCONT it still leads.
 
-    Produce requests with acks=all complete when it has left the ISR, or is in sync again.
+    Produce requests with acks=all complete when it has left the ISR, or has caught up again.
     """
     free, bound, lost = (unique(one) for one in ("free", "bound", "lost"))
     mixed.create(free, (leader, follower))
@@ -394,10 +394,10 @@ def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
 def test_killed_leader_with_a_lost_tail_is_not_elected(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The follower shuts down cleanly; the leader loses its log's tail, and is the first to return.
+    """The follower stops cleanly. The leader loses its log's tail, and restarts first.
 
-    It must register as uncleanly shut down. Otherwise the controller would elect it, and the
-    follower would truncate acknowledged records.
+    It must report an unclean shutdown when it registers. Otherwise the controller would elect it,
+    and the follower would truncate acknowledged records.
     """
     name = unique("trusted")
     mixed.create(name, (leader, follower), min_insync_replicas="2")

@@ -1,8 +1,8 @@
-"""The scenarios that need an exact step of another broker: the test plays that broker.
+"""Scenarios that need an exact step of another broker, which the test plays.
 
-A played follower sends a leader of each kind the same requests; a played leader serves followers of
+A played follower sends leaders of both kinds the same requests; a played leader serves followers of
 both kinds at once. All connections to the controller, which is Apache Kafka's, go through a proxy
-that can hold requests back.
+that can hold requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     # The history topic would have replicas on the played brokers, and changes of its own.
-    # The long timeout keeps brokers from giving up requests that the proxy holds back.
+    # With the long timeout, brokers do not give up requests that the proxy holds.
     alone = {"fencepost.history.enable": "false", "controller.socket.timeout.ms": "240000"}
     with (
         ReplicaCluster(tmp_path_factory.mktemp("played"), "JP", alone, is_proxied=True) as cluster,
@@ -66,7 +66,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 class Led:
-    """A topic of one partition, its leader, and a connection to that leader."""
+    """A topic of one partition, its leader, and a connection to the leader."""
 
     def __init__(
         self, stage: Stage, leader: int, replicas: tuple[int, ...], **configs: str
@@ -78,7 +78,7 @@ class Led:
         self.epoch = 0
 
     def moved(self, leader: int, epoch: int) -> None:
-        """Connect to the new leader, and use its epoch from now on."""
+        """Connect to the new leader, and use the new leader epoch from now on."""
         self.client.close()
         self.client = self.stage.cluster.client(leader)
         self.leader, self.epoch = leader, epoch
@@ -95,12 +95,12 @@ class Led:
         )
 
     def fetched(self, offset: int, by: PlayedFollower | None = None, **how: int) -> Answer:
-        """Send a follower's Fetch to the leader; return the partition's response."""
+        """Send a follower's Fetch request to the leader; return the partition's response."""
         follower = by or self.stage.nine
         return follower.fetch_replica(self.client, self.topic_id, offset, self.epoch, **how)
 
     def until_joined(self, offset: int, *expected: int, by: PlayedFollower | None = None) -> None:
-        """Fetch at the log end until the ISR is ``expected``."""
+        """Fetch at the log end until the ISR equals ``expected``."""
 
         def probe() -> bool:
             part = self.fetched(offset, by, last_epoch=0)
@@ -122,7 +122,7 @@ class Led:
         until(probe, "the follower is proposed", deadline_s=120, poll_s=0.1)
 
     def commits(self, offset: int) -> None:
-        """Fetch at ``offset`` until the high watermark reaches it."""
+        """Fetch at ``offset`` until the high watermark reaches this offset."""
 
         def probe() -> bool:
             self.fetched(offset, last_epoch=0)
@@ -138,7 +138,7 @@ class Led:
         return int(answer["topics"][0]["partitions"][0]["offset"])
 
     def close(self) -> None:
-        """Delete the topic: its silent follower would leave the ISR during other scenarios."""
+        """Delete the topic, because its silent follower would leave the ISR in other scenarios."""
         self.client.close()
         self.stage.cluster.delete(self.name)
 
@@ -179,7 +179,7 @@ def test_diverging_fetch_does_not_advance_the_high_watermark(stage: Stage, leade
 
 @BY_BOTH
 def test_silent_follower_leaves_the_isr(stage: Stage, leader: int) -> None:
-    """The shrink completes waiting produce requests, or leaves the ISR below its minimum."""
+    """When the ISR shrinks, waiting produce requests complete, or the ISR is below its minimum."""
     with (
         led(stage, leader, NINE) as one,
         led(stage, leader, NINE, min_insync_replicas="2") as two,
@@ -203,7 +203,7 @@ def test_silent_follower_leaves_the_isr(stage: Stage, leader: int) -> None:
 
 
 def test_fenced_or_former_broker_epoch_is_not_proposed_for_the_isr(stage: Stage) -> None:
-    """Both kinds of leader in one test: the former incarnation's session must first expire."""
+    """Both kinds of leader in one test, because the former session must first expire."""
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
         both = first, second
@@ -254,7 +254,7 @@ def test_pending_isr_addition_holds_the_high_watermark_until_refused(
             proxy.release()
 
             def is_refused() -> bool:
-                # Apache Kafka checks the high watermark again at the next append.
+                # Apache Kafka checks the high watermark again only at the next append.
                 assert write(one.client, one.name, b"nudge", acks=1)["error_code"] == "none"
                 return one.high_watermark() > 10
 
@@ -278,7 +278,7 @@ def test_lost_alter_partition_response_is_requested_again(stage: Stage, leader: 
             until(lambda: one.end() == 11, "it is appended")
             one.commits(11)
             acked(written(waiting), 10)
-        # The next change gets through, so no change is pending.
+        # The next ISR change is accepted, so no change is pending.
         acked(write(one.client, one.name, b"11"), 11)
         one.has_isr(leader)
 
@@ -362,7 +362,7 @@ def test_reassignment_completes_when_all_targets_are_in_sync(stage: Stage, leade
 
 
 class Followed:
-    """A topic that the test leads; a broker of each kind follows."""
+    """A topic whose leader the test plays, and which a broker of each kind follows."""
 
     def __init__(self, stage: Stage, leader: PlayedLeader, *more: int) -> None:
         self.cluster, self.leader = stage.cluster, leader
@@ -385,7 +385,7 @@ class Followed:
             until(lambda one=one: self.script.end_of(one) == end, what, deadline_s=120)
 
     def high_watermark(self, follower: int, offset: int = 0) -> int:
-        """Return the high watermark in the response to a consumer's Fetch from the follower."""
+        """Return the high watermark that a follower sends in a consumer's Fetch response."""
         with self.cluster.client(follower) as client:
             return int(client.fetch(self.name, offset=offset, version=12)["high_watermark"])
 
@@ -399,7 +399,7 @@ class Followed:
             )
 
     def answer_once(self, *answers: Answer) -> dict[int, int]:
-        """Queue these responses for both followers; return how often each has fetched so far."""
+        """Queue these responses for both followers; return the current number of their fetches."""
         with self.leader.lock:
             before = {one: len(self.script.asked[one]) for one in (JAVA, PYTHON)}
             for one in before:
@@ -407,7 +407,7 @@ class Followed:
         return before
 
     def after(self, before: dict[int, int], count: int) -> dict[int, Answer]:
-        """Wait for each follower's fetch number ``before`` + ``count``, and return them."""
+        """Wait for fetch number ``before`` + ``count`` of each follower; return these fetches."""
         for one, seen in before.items():
             until(
                 lambda one=one, seen=seen: len(self.script.asked[one]) > seen + count,
@@ -419,7 +419,7 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def each_begins_alike(stage: Stage) -> Iterator[None]:
-    """After each test release the held requests, and bring the played broker back to life."""
+    """After each test, release the held requests, and unfence the played broker."""
     yield
     stage.proxy.release()
     stage.proxy.lose()
@@ -435,7 +435,7 @@ def played(stage: Stage) -> Iterator[PlayedLeader]:
 
 @pytest.fixture
 def followed(stage: Stage, played: PlayedLeader) -> Iterator[Followed]:
-    """Yield a topic of 20 records, 10 of them committed, which both followers have copied."""
+    """Yield a topic of 20 records, of which 10 are committed; both followers have copied all."""
     one = Followed(stage, played)
     with played.lock:
         one.script.high_watermark = 10
@@ -452,7 +452,7 @@ def test_empty_fetch_response_keeps_last_epoch_and_updates_high_watermark(
     script = followed.script
     for asked in followed.after(followed.answer_once(), 2).values():
         assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
-    script.high_watermark = 7  # as from another leader with an older high watermark
+    script.high_watermark = 7  # like a newly elected leader with an older high watermark
     followed.shown(7)
     script.high_watermark = 30
     followed.shown(20)
@@ -474,7 +474,7 @@ def test_diverging_fetch_response_does_not_update_the_high_watermark(followed: F
 
 
 def test_batch_of_a_later_leader_epoch_is_not_appended(followed: Followed) -> None:
-    """A fetch response that arrives after an election contains a batch of the later epoch."""
+    """A fetch response after an election contains a batch of the later leader epoch."""
     late = bytearray(batch([b"late"]))
     late[0:8], late[12:16] = (20).to_bytes(8, "big"), (1).to_bytes(4, "big")
     gate = threading.Event()
@@ -533,7 +533,7 @@ def test_fetcher_restarts_only_on_a_new_leader_epoch(stage: Stage, played: Playe
     stage.cluster.settled(followed.name, isr={PLAYED_LEADER, JAVA, PYTHON})
     for asked in followed.after(before, 3).values():
         assert (asked["fetch_offset"], asked["current_leader_epoch"]) == (20, 0)
-    # Removing a replica raises the leader epoch, although the leader stays.
+    # The removal of a replica raises the leader epoch, although the leader does not change.
     stage.cluster.reassign(followed.name, (PLAYED_LEADER, JAVA, PYTHON))
     state = stage.cluster.settled(
         followed.name, leader=PLAYED_LEADER, replicas=(PLAYED_LEADER, JAVA, PYTHON)
@@ -546,7 +546,7 @@ def test_fetcher_restarts_only_on_a_new_leader_epoch(stage: Stage, played: Playe
     for one in (JAVA, PYTHON):
         asked = followed.script.asked[one][-1]
         assert (asked["current_leader_epoch"], asked["last_fetched_epoch"]) == (1, 1)
-    # Truncate into the older epoch, past the start of the later one.
+    # Truncate into the older epoch, below the start of the later epoch.
     told = {"diverging_epoch": {"epoch": 0, "end_offset": 15}}
     for asked in followed.after(followed.answer_once(told), 1).values():
         assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (15, 0)

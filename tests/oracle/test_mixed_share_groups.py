@@ -1,9 +1,9 @@
 """Share groups in a cluster of one broker of Apache Kafka and one of Fencepost.
 
-Three roles can be at either broker: group coordinator, share coordinator (the leader of a partition
-of ``__share_group_state``) and leader of the data partition. The leader writes outcomes to the
-share coordinator, and the group coordinator initializes states there, so requests between the
-brokers go both ways.
+Each of three roles can be at either broker: group coordinator, share coordinator (the leader of a
+partition of ``__share_group_state``) and leader of the data partition. The leader of the data and
+the group coordinator write states at the share coordinator, so the brokers send each other requests
+in both directions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SETTINGS = {
     "group.share.min.record.lock.duration.ms": "1000",
 }
 PAIRINGS = list(itertools.product(BOTH, repeat=3))
-"""Group coordinator, share coordinator and leader."""
+"""The brokers that are group coordinator, share coordinator and leader."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def other(node_id: int) -> int:
 
 
 def coordinated(pair: Pair, topic: str, node_id: int) -> None:
-    """Have a broker lead the partition of a kind of coordinator."""
+    """Make a broker the coordinator of a kind, as the leader of the coordinators' partition."""
     if pair.leader(topic) != node_id:
         pair.elect(topic, node_id)
 
@@ -107,7 +107,7 @@ def produce(pair: Pair, topic: str, count: int, first: int = 0) -> None:
 
 
 def offsets(pair: Pair, node_id: int, group: str) -> dict[int, tuple[int, int]]:
-    """Return start offset and lag by partition, as a group coordinator describes them."""
+    """Return start offset and lag of each partition, as the group coordinator describes them."""
     body = requests.describe_share_group_offsets(group, None)
     (found,) = pair.call(node_id, "describe_share_group_offsets", 1, **body)["groups"]
     return {
@@ -185,7 +185,7 @@ def test_kafkas_console_share_consumer_gets_every_record(
 
 
 def fetched(member: Member, topic: uuid.UUID, **fields: Any) -> Answer:
-    """Fetch until the partition has records: leader and coordinator may have just moved."""
+    """Fetch until the response has records, because leader and coordinator may have just moved."""
 
     def probe() -> Answer | None:
         part = parts_of(member.fetch({topic: {0: []}}, max_wait=500, **fields)).get(0)
@@ -199,13 +199,13 @@ def fetched(member: Member, topic: uuid.UUID, **fields: Any) -> Answer:
 def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     pair: Pair, leader: int, of_state: int
 ) -> None:
-    """A partition moves to the other broker and back, with records in flight each time."""
+    """A partition moves to the other broker and back, each time with in-flight records."""
     coordinated(pair, STATES, of_state)
     topic, group = pair.create(unique("t"), [(leader, other(leader))]), unique("g")
     known = topic_id(pair, topic)
     states_served(pair, of_state, group, known)
     initialize(pair.connection(of_state), group, known)
-    for number in range(10):  # batches of one record, each with its own state
+    for number in range(10):  # batches of one record, so that each record has its own state
         produce(pair, topic, 1, number)
     first = Member(pair.connection(leader), group)
     got: list[tuple[int, int, int]] = []
@@ -220,7 +220,8 @@ def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     ranges: list[tuple[int, int, int]] = []
     while not ranges or ranges[-1][1] < 9:
         ranges += acquired(fetched(second, known))
-    # Offset 3 has its count, and the acquisitions of 4 to 9 are unknown to the new leader.
+    # The delivery count of offset 3 was written; the new leader does not know acquisitions of 4 to
+    # 9.
     assert ranges[0] == (3, 3, 2)
     assert {count for _, _, count in ranges[1:]} == {1}
     late = first.acknowledge({known: {0: [(4, 4, ACCEPT)]}})
@@ -229,7 +230,7 @@ def test_leaders_of_both_brands_continue_with_each_others_outcomes(
     answer = second.acknowledge({known: {0: [(3, 5, ACCEPT), (6, 6, RELEASE)]}})
     assert parts_of(answer)[0]["error_code"] == "none"
 
-    # The share coordinator moves too, and the state it loads is the other brand's.
+    # The share coordinator moves too, and loads a state that the other broker wrote.
     pair.elect(STATES, other(of_state))
     states_served(pair, other(of_state), group, known)
     pair.elect(topic, leader)

@@ -1,4 +1,4 @@
-"""Client telemetry in clusters: every broker has the subscription, and one command asks all."""
+"""Client telemetry in clusters: every broker has the subscription; one command asks them all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Apache Kafka's tools on a mixed cluster work, and print the same through either broker.
+"""Apache Kafka's tools work on a mixed cluster, and print the same with either broker.
 
-The controller is Apache Kafka's, in a process of its own; one broker is Apache Kafka's, one ours.
+Apache Kafka's controller is a separate process. One broker is Apache Kafka's, one Fencepost's.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ COPIER = PACKAGE + "TransactionalMessageCopier"
 TRANSACTIONS = PACKAGE + "TransactionsCommand"
 JAVA, OURS, GONE = 1, 2, 103
 WRITTEN = 100
-"""Number of records of each verifiable producer, in partitions of its choice."""
+"""How many records each verifiable producer writes, to partitions that it chooses."""
 TRIMMED = 5
-"""Number of earlier records in each partition, which are deleted."""
+"""How many earlier records each partition has; they are deleted."""
 
 
 SETTINGS = {
@@ -65,7 +65,7 @@ SETTINGS = {
 
 
 class Mixed:
-    """The cluster, with a desk for each broker; :meth:`tool` uses them in turn."""
+    """The cluster, with a desk for each broker; :meth:`tool` uses the desks in turn."""
 
     def __init__(self, directory: Path, tools: Tools) -> None:
         self.cluster = MixedCluster(directory, "JP", SETTINGS).start()
@@ -85,14 +85,14 @@ class Mixed:
         ]
 
     def tool(self, main: str, *words: str, where: str = "--bootstrap-server", **how: int) -> str:
-        """Run a tool on the broker whose turn it is; it must succeed. Return its output."""
+        """Run a tool on the next broker in turn, check that it succeeds, and return its output."""
         self.desks.reverse()
         text = self.desks[0].run(main, *words, where=where, **how)  # type: ignore[arg-type]
         assert self.desks[0].said[-1][1] == 0, text
         return text
 
     def both(self, main: str, *words: str, where: str = "--bootstrap-server", **how: bool) -> str:
-        """Run a tool on both brokers; it must succeed, and print the same."""
+        """Run a tool on both brokers, and check that it succeeds and prints the same."""
         text = ""
         for desk in self.desks:
             text = desk.run(main, *words, where=where, **how)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ class Mixed:
         return name
 
     def settled(self, name: str, leader: int, *isr: int, index: int = 0) -> None:
-        """Wait until both brokers' Metadata have this leader and this ISR."""
+        """Wait until this leader and this ISR are in both brokers' Metadata."""
         for one in (self.kafka, self.ours):
 
             def told(bootstrap: str = one.bootstrap) -> bool:
@@ -124,7 +124,7 @@ class Mixed:
             until(told, f"{leader} leads {name}-{index} with {isr}")
 
     def write(self, name: str, leader: int, *values: bytes, index: int = 0) -> None:
-        """Write a batch to the leader, once it has become leader."""
+        """Write a batch to the leader, once it serves."""
         one = self.kafka if leader == JAVA else self.ours
 
         def written() -> bool:
@@ -160,7 +160,8 @@ def test_cluster_tools_print_the_same_through_either_broker(mixed: Mixed) -> Non
         one, other = (desk.said[-1:] for desk in mixed.desks)
         assert one[0][1] == 0
         assert differences(one, other) == []
-    # The tool describes any broker of the cluster, and ours supports the levels of 4.4 as well.
+    # The tool describes any broker of the cluster, and Fencepost supports the levels of 4.4 as
+    # well.
     level = re.compile(r"Feature: (\S+)\s.*FinalizedVersionLevel: (\S+)")
     one, other = (level.findall(desk.run(FEATURES, "describe")) for desk in mixed.desks)
     assert one == other != []
@@ -235,7 +236,7 @@ def test_produced_records_are_consumed_and_identical_in_both_logs(mixed: Mixed) 
 
 
 def _verify(mixed: Mixed, name: str) -> None:
-    """Wait until kafka-replica-verification reports equal replicas; it never ends by itself."""
+    """Wait until kafka-replica-verification, which never ends, reports equal replicas."""
     words = ("--topics-include", name, "--report-interval-ms", "200")
     child = Child(java_command(REPLICA_VERIFICATION, "--broker-list", mixed.bootstrap, *words))
     try:
@@ -245,7 +246,7 @@ def _verify(mixed: Mixed, name: str) -> None:
 
 
 def _trim(mixed: Mixed, name: str) -> None:
-    """Delete records of both partitions, and check it on both brokers."""
+    """Delete records of both partitions, and check on both brokers that they are gone."""
     parts = [{"topic": name, "partition": index, "offset": TRIMMED} for index in (0, 1)]
     plan = mixed.file("trim.json", {"version": 1, "partitions": parts})
     told = mixed.tool(DELETE_RECORDS, "--offset-json-file", plan)
@@ -333,7 +334,7 @@ def _group(mixed: Mixed, coordinator: int) -> str:
 
 
 def test_share_groups_are_served_by_both_and_streams_groups_by_kafka(mixed: Mixed) -> None:
-    """Coordinator, leader of the partition and leader of the state are on either broker."""
+    """Coordinator, leader of the partition, and leader of the state are on either broker."""
     created(mixed.kafka.bootstrap, "__share_group_state", [[JAVA], [OURS]])
     groups = [_group(mixed, JAVA), _group(mixed, OURS)]
 
@@ -363,7 +364,7 @@ def test_share_groups_are_served_by_both_and_streams_groups_by_kafka(mixed: Mixe
 
 
 def test_leader_election_tool_elects_unclean_and_preferred_leaders(mixed: Mixed) -> None:
-    """This test is the last, because both brokers restart.
+    """This is the last test, because both brokers restart.
 
     An unclean leader loses the records that only the other broker had.
     """

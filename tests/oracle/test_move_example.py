@@ -1,4 +1,4 @@
-"""The example that moves topics and a group succeeds with a real Apache Kafka."""
+"""The example that moves topics and a group works with a real Apache Kafka."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Live members and open transactions of Apache Kafka continue on Fencepost.
 
-Apache Kafka is killed with members and open transactions. Fencepost imports its log, and its
-responses to these members and producers equal a restarted Apache Kafka's on the same log.
+Apache Kafka is killed while it has members and open transactions. Fencepost imports its log. Then
+Fencepost's responses to the members and producers must equal those of Apache Kafka, restarted on
+the same log.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 SESSION_MS = {False: "600000", True: "8000"}
-"""Session timeout of consumer groups: short where a scenario waits for a member to expire."""
+"""Session timeouts of consumer groups, short in scenarios that wait until a member expires."""
 
 
 def settings(*, short: bool) -> dict[str, str]:
@@ -108,7 +109,7 @@ def goes_on(move: Move, found: Killed, bootstrap: str) -> list[Step]:
 def taken_over(
     killed: Killed, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[bool, Daemon]]:
-    """Yield two daemons with an import each: one with long and one with short sessions."""
+    """Yield two daemons with imported logs, one with long and one with short session timeouts."""
     directories = sorted(
         one
         for one in killed.image.glob("*-[0-9]*")

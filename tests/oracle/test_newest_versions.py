@@ -1,6 +1,6 @@
-"""The versions that Apache Kafka 4.4 added to 4.3: the same requests to both, and its Java client.
+"""The API versions that are new in Apache Kafka 4.4: equal responses, and its Java client.
 
-``test_overlay_messages.py`` compares their messages.
+``test_overlay_messages.py`` compares the encodings of their messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Apache Kafka with the levels of 4.3, with which a standalone broker of Fencepost begins."""
+    """Apache Kafka with the feature levels of 4.3, which are those of a new Fencepost broker."""
     words = ["--release-version", "4.3"]
     own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words)
     yield from served(own)
@@ -60,7 +60,7 @@ def versions(t: Tracer) -> None:
 
 
 class Producer:
-    """A producer of transaction version 2, and the group and topic of its offsets."""
+    """A TV2 producer, with the group and the topic of the offsets that it commits."""
 
     def __init__(self, t: Tracer, stem: str) -> None:
         self.t, self.topic, self.group, self.name = t, f"{stem}-t", f"{stem}-g", f"{stem}-x"
@@ -71,7 +71,7 @@ class Producer:
         self.id, self.epoch = t.cluster.init_producer(self.name)
 
     def commit(self, version: int, *topics: tuple[Any, list[int]], **member: Any) -> None:
-        """Commit offset 7 of partitions, by default of partition 0; note the response."""
+        """Commit offset 7 of partitions, by default of partition 0, and note the response."""
         generation = member.pop("generation", -1)
         self.t(
             "txn_offset_commit",
@@ -194,7 +194,7 @@ def _id(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deleted(t: Tracer, *groups: str) -> list[Any]:
-    """Delete groups; return their rows with the messages, which the tracer leaves out."""
+    """Delete groups; return their rows, including messages, which the tracer leaves out."""
     answer = t.cluster.call("delete_groups", 3, groups_names=list(groups))
     rows = [(one["group_id"], one["error_code"], one["error_message"]) for one in answer["results"]]
     return sorted(map(list, rows))
@@ -210,7 +210,7 @@ def deleted_groups(t: Tracer) -> None:
 
 
 def controllers(t: Tracer) -> None:
-    """UnregisterController before and after an upgrade to the first level that allows it."""
+    """Send UnregisterController before and after an upgrade to the first level that allows it."""
     level = {"feature": "metadata.version", "max_version_level": 33, "upgrade_type": 1}
     for _ in range(2):
         for controller_id in (77, -1, 2**31 - 1, 1):
@@ -278,7 +278,7 @@ def copied_by_java(bootstrap: str) -> None:
 
 
 async def test_java_client_copies_exactly_once(tmp_path: Path) -> None:
-    """The client names the cluster and the node, and the topics of its offsets by id."""
+    """The client sends cluster id and node id, and topic ids in its offset commits."""
     settings = {**SETTINGS, "fencepost.metrics.listen": "127.0.0.1:0"}
     async with Broker(tmp_path, config=settings) as broker:
         await asyncio.to_thread(copied_by_java, broker.bootstrap)

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads every file that Fencepost writes without a complaint.
+"""Apache Kafka's DumpLogSegments reads every file of Fencepost without a complaint.
 
 The tool always exits with status 0, so the test checks its output.
 """
@@ -27,12 +27,12 @@ COMPLAINT = re.compile(
     r"|exception|error|could not|unknown|\bfail",
     re.IGNORECASE,
 )
-"""A pattern that matches every complaint of the tool."""
+"""A pattern of all complaints of the tool."""
 
 FIRST_OF_A_SEGMENT = re.compile(
     r"^Non-consecutive offsets in \S*?/0*(\d+)\.log\n  -1 is followed by \1$", re.MULTILINE
 )
-"""The tool expects every segment to begin at offset 0, even a segment of Apache Kafka."""
+"""The tool expects each segment to begin at offset 0, even a segment from Apache Kafka."""
 
 KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -48,7 +48,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
             daemon.bootstrap, compression_type=codec, linger_ms=5, batch_size=20_000
         ) as producer:
             for i in range(600):
-                # Hex compresses to half; librdkafka sends incompressible data uncompressed.
+                # Hex digits compress to half; librdkafka sends incompressible data uncompressed.
                 text = os.urandom(2500).hex()
                 producer.produce(f"plain-{codec}", text, b"%d" % i, headers=[("h", b"v")])
                 producer.poll(0)
@@ -72,7 +72,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
             drain(consumer, 100)
             consumer.commit(asynchronous=False)
             poll_until([consumer], consumer.assignment, "assignment")
-        # One transaction stays open: the snapshot and the indexes must contain it.
+        # One transaction stays open: it must be in the snapshot and the indexes.
         classic.begin_transaction()
         classic.produce("txn", b"open", partition=1)
         classic.flush(60)
@@ -100,7 +100,7 @@ def files(data_dir: Path, *kinds: str, topic: str = "*") -> list[str]:
 
 
 def dump(paths: list[str], *options: str) -> str:
-    """Return the tool's output; complaints fail the test, each shown with the line before it."""
+    """Return the tool's output. Complaints fail the test, with the line before each of them."""
     said = run_tool("org.apache.kafka.tools.DumpLogSegments", *options, "--files", ",".join(paths))
     lines = [
         line
@@ -155,8 +155,8 @@ def test_transaction_indexes_list_the_aborted_transactions(data_dir: Path) -> No
     dump(files(data_dir, ".txnindex"))
     said = dump(files(data_dir, ".txnindex", topic="txn"))
     entries = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+)", said)
-    # Four of the TV2 producer's twelve transactions are aborted, each in both partitions, and two
-    # of the TV1 producer's four, in one partition.
+    # Of the TV2 producer's twelve transactions four are aborted, each in both partitions. Of the
+    # TV1 producer's four transactions two are aborted, each in one partition.
     assert len(entries) == 4 * 2 + 2
     assert all(int(first) < int(last) for _, first, last in entries)
 

@@ -1,4 +1,4 @@
-"""The messages that kio lacks, against the schemas and the classes of Apache Kafka."""
+"""Messages that kio lacks, compared with the schemas and the classes of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MESSAGES = list(overlay.messages())
 
 
 def libs_of(message: overlay.Message) -> Libs:
-    """Return the release that has the message."""
+    """Return the jars of the release that has the message."""
     return kafka39.jars if message[0] in ZOOKEEPER_APIS else jars
 
 
@@ -62,7 +62,7 @@ def snake(name: str) -> str:
 
 
 def default_of(field: Mapping[str, Any], kind: str) -> object:
-    """Return the default of a field that is not an array."""
+    """Return the default of a field, which must not be an array."""
     default = field.get("default")
     if default is None:
         return {"string": "", "bool": False, "uuid": None}.get(kind, 0)
@@ -76,7 +76,7 @@ def rows_of_schema(
 ) -> list[tuple[Any, ...]]:
     """Return name, type, array, nullable, tag, default and inner rows of a structure's fields.
 
-    The tagged fields are the last ones. ``common`` has structures that a schema uses more than
+    Tagged fields are the last rows. ``common`` has the structures that a schema uses more than
     once.
     """
     rows = []
@@ -179,7 +179,7 @@ def ours_as_bytes(entity: Any) -> bytes:
 
 @pytest.mark.parametrize("libs", [kafka39.jars, jars], ids=["3.9", "4.4"])
 def test_bytes_are_those_of_kafkas_classes(libs: Libs) -> None:
-    """Java reads our bytes as the same values, and writes the same bytes."""
+    """Java decodes Fencepost's bytes to the same values, and encodes these to the same bytes."""
     rng = random.Random(SEED)
     made = [
         (message[1], random_entity(message_class(*message), rng))

@@ -1,4 +1,4 @@
-"""Apache Kafka's own tools accept the client configuration that the plugin makes for Java."""
+"""Apache Kafka's own tools accept the client settings that the plugin makes for Java."""
 
 from __future__ import annotations
 

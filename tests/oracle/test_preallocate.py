@@ -72,7 +72,7 @@ def test_preallocated_log_of_a_killed_broker_is_served_by_kafka(tmp_path: Path) 
 
 
 def dumped(path: Path, *, killed: bool = False) -> str:
-    """Return the tool's output; at the zeros it fails, after it has shown all batches."""
+    """Return the tool's output. The tool fails at the zeros, after it has printed all batches."""
     tool = "org.apache.kafka.tools.DumpLogSegments"
     done = subprocess.run(
         java_command(tool, "--deep-iteration", "--files", str(path)),

@@ -1,6 +1,6 @@
-"""A broker of Fencepost is promoted: Apache Kafka's controllers start from its metadata.
+"""A broker of Fencepost is promoted: Apache Kafka's controllers start with its metadata.
 
-test_growth.py runs clients of all kinds during a promotion and the following growth, and
+test_growth.py runs clients of all kinds while a broker is promoted and its cluster grows, and
 tests/unit/tools/test_promotion.py checks the files after an interrupted promotion.
 """
 
@@ -96,7 +96,7 @@ class Grown:
         self.controllers: list[PromotedController] = []
 
     def promote(self, *options: str) -> None:
-        """Stop the broker, and write the controllers' directories."""
+        """Stop the broker, and write the directories of the controllers."""
         self.broker.stop()
         pairs = (item for pair in SETTINGS.items() for item in ("--config", "=".join(pair)))
         at = ",".join(f"{one}@{address}" for one, address in self.named.items())
@@ -105,7 +105,7 @@ class Grown:
         self.controllers = [PromotedController(one, self.output, self.libs) for one in self.named]
 
     def start(self) -> None:
-        """Start the controllers, and the broker as a member of their cluster."""
+        """Start the controllers, and then the broker as a member of their cluster."""
         for one in self.controllers:
             one.launch()
         self.broker = PromotedBroker(self.data_dir, self.output)
@@ -123,7 +123,7 @@ class Grown:
 
 @contextmanager
 def grown(directory: Path, *controllers: int, libs: Libs = jars) -> Iterator[Grown]:
-    """Yield a running broker; kill all nodes at the end. ``libs`` are those of the controllers."""
+    """Yield a running broker; kill all nodes at the end. The controllers use the jars ``libs``."""
     one = Grown(directory, *controllers, libs=libs)
     one.broker.start()
     try:
@@ -161,7 +161,7 @@ def test_promotion_and_its_reversal_keep_metadata_and_records(tmp_path: Path) ->
         for change in CHANGES:
             told(tools, one.address, *change)
         client = StubbornClient(one.address, "open", version=1)
-        client.claim(timeout_ms=900_000)  # it must outlive the JVM starts of a slow machine
+        client.claim(timeout_ms=900_000)  # longer than slow JVMs take to start
         client.send("orders.eu", 0, b"open 1")
         producer = Producer({"bootstrap.servers": one.address, "enable.idempotence": True, **QUIET})
         producer.produce("orders.eu", b"before", partition=1)
@@ -223,7 +223,7 @@ def test_promotion_and_its_reversal_keep_metadata_and_records(tmp_path: Path) ->
 def test_promotion_to_a_finalized_4_4_quorum_and_back_keeps_the_levels(
     tmp_path: Path,
 ) -> None:
-    """The levels that the cluster was raised to are kept, also through the way back."""
+    """The cluster's finalized levels are kept, even when the broker is alone again."""
     with grown(tmp_path, 100) as one:
         values: list[bytes | None] = []
 
@@ -274,7 +274,7 @@ def check_all_is_there(
 
 
 def back(one: Grown) -> None:
-    """Let the broker stand alone again, with its controllers' metadata."""
+    """Let the broker serve alone again, with its controllers' metadata."""
     one.broker.stop()
     for controller in one.controllers:
         controller.stop()
@@ -284,7 +284,7 @@ def back(one: Grown) -> None:
 
 
 def test_promotion_to_three_controllers_survives_loss_of_the_active_one(tmp_path: Path) -> None:
-    """One controller starts with its identity only, and fetches the metadata from the others.
+    """One controller starts with only an identity, and fetches the metadata from the others.
 
     The controllers run Apache Kafka 4.3, which supports the levels of a new broker too.
     """
@@ -308,7 +308,7 @@ def test_promotion_to_three_controllers_survives_loss_of_the_active_one(tmp_path
 
 
 def by_status(tools: Tools, one: Grown) -> int:
-    """Return the active controller of a dynamic quorum by kafka-metadata-quorum."""
+    """Return the active controller of a dynamic quorum, according to kafka-metadata-quorum."""
     lines = told(tools, one.address, METADATA_QUORUM, "describe --status")
     text = "\n".join(lines)
     assert text.count('"directoryId"') == 1 + len(one.named), text

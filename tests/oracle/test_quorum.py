@@ -1,4 +1,4 @@
-"""A broker of Fencepost under a quorum of three Apache Kafka controllers, whose leader fails."""
+"""A broker of Fencepost in a cluster with three Apache Kafka controllers, whose leader fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUORUM = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
 
 
 class Voters:
-    """Controllers without broker roles, and the settings that name them in a broker's file."""
+    """Controllers that are no brokers, and the settings with which a broker finds them."""
 
     def __init__(self, directory: Path, *, is_dynamic: bool, libs: Libs) -> None:
         self.nodes = quorum_of_three(
@@ -39,7 +39,7 @@ class Voters:
         return Member(home, self.addresses, node_id=node_id, settings=self.told)
 
     def active(self, *, but: Kafka | None = None) -> Kafka | None:
-        """Return the controller that leads by its own DescribeQuorum, None if none does."""
+        """Return the controller that leads according to its own DescribeQuorum, or None."""
         for one in self.nodes:
             if one is not but:
                 with Cluster(one.controller) as client:
@@ -66,7 +66,7 @@ class Voters:
 
 @contextmanager
 def without(voters: Voters, way: str) -> Iterator[None]:
-    """Stop or kill the active controller, and restart it when another one has taken over."""
+    """Stop or kill the active controller; restart it once another controller is active."""
     gone = until(voters.active, "an active controller")
     assert gone.child is not None
     if way == "kill":

@@ -1,4 +1,4 @@
-"""The recipes of the command line print the same on Apache Kafka and on Fencepost."""
+"""The recipes for the command line print the same on Apache Kafka and on Fencepost."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 r"""Clients' regular expressions, compared with RE2/J, which evaluates them in Apache Kafka.
 
-Both engines must accept the same expressions, from a table of the grammar and at random, and match
-the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more random
-expressions.
+Both engines must accept the same expressions, which are from a table of the grammar or random, and
+must match the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more
+random expressions.
 """
 
 # ruff: noqa: RUF001 - letters that look alike are part of what is tested
@@ -479,13 +479,13 @@ FLAGS = ("(", "(?:", "(?i:", "(?-i:", "(?is-m:", "(?U:")
 
 
 def some_regex(draw: random.Random, depth: int = 0) -> str:
-    """Draw an expression; most are valid, some are broken at one place."""
+    """Draw an expression, which is usually valid, and otherwise broken at one place."""
     parts = []
     for _ in range(draw.randint(0, 4)):
         if depth < 3 and draw.random() < 0.3:
             part = draw.choice(FLAGS) + some_regex(draw, depth + 1) + ")"
         else:
-            # The broken atoms are at the end of the list.
+            # The atoms at the end of the list are broken.
             most = len(ATOMS) if draw.random() < 0.05 else ATOMS.index("{")
             part = ATOMS[draw.randrange(most)]
         parts.append(part + draw.choice(SIGNS[: len(SIGNS) - (draw.random() < 0.97)]))
@@ -500,7 +500,7 @@ def re2j(java_tools: Path) -> Iterator[Path]:
 
 
 def judged(re2j: Path, regexes: Sequence[str]) -> list[str]:
-    """Return RE2/J's result for each expression: a digit for each name, or the refusal."""
+    """Return RE2/J's result for each expression: one digit for each name, or the error."""
     asked = (
         "\n".join(
             [
@@ -553,7 +553,7 @@ def test_random_regex_matches_what_re2j_matches(re2j: Path) -> None:
 
 
 def test_only_large_counted_repetitions_are_refused(re2j: Path) -> None:
-    """Both sides of the bound that RE2/J lacks, and the longest expression of a request."""
+    """Test both sides of the limit, which RE2/J lacks, and the longest expression of a request."""
     longest = 32_767
     fits = ("(?:a{1000}){64}", "a" * longest, "|" * longest, "a*" * (longest // 2))
     assert all(not ours(regex).startswith("refused") for regex in fits)

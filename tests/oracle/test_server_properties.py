@@ -1,4 +1,4 @@
-"""Properties files are read as Java reads them; a data directory of Apache Kafka is refused."""
+"""Fencepost reads properties files as Java does, and refuses data directories of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.kafka import Kafka, java_command, required
 
 FILES = 300
 ALPHABET = "ab  \t\f=:#!\\\\\\\n\n\r\\u00e9\\ud83d\\ude00\\n\\t\\qü"
-"""All characters with a meaning in a properties file, and some without."""
+"""All characters that have a meaning in a properties file, and some other characters."""
 
 READER = """
 import java.nio.file.*;
@@ -53,7 +53,7 @@ def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]
 
 
 def told_by_java(line: str) -> dict[str, str] | None:
-    """Return the properties of a line of :data:`READER`, None if Java refused the file.
+    """Return the properties in a line of :data:`READER`'s output, None if Java refused the file.
 
     A lone surrogate is not a character. A backslash at the very end of a file makes an empty key
     in Java, which no setting has.
@@ -95,7 +95,7 @@ def test_properties_are_read_as_java_does(tmp_path: Path, seed: int) -> None:
 
 
 def test_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:
-    """Apache Kafka's own file names it; Fencepost would move its unknown folders aside."""
+    """A file of Apache Kafka identifies the directory, whose unknown folders must not be moved."""
     with Cluster(kafka.bootstrap) as cluster:
         cluster.create_topic(unique("theirs"))
     data = shutil.copytree(kafka.data_dir, tmp_path / "data")

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.oracle
 
 TOPIC, METRICS, GROUP = 2, 16, 32
 OWN_SOURCES = {TOPIC: 1, METRICS: 7, GROUP: 8}
-"""The config source of a setting that was made for the resource itself."""
+"""The config source of a setting of the resource itself."""
 
 NAME = "settings"
 BOUND = "max.decompressed.message.bytes"
 MAX_TIMESTAMP = -3
 
 ELIGIBLE = "min.insync.replicas"
-"""Not compared: with eligible leader replicas, Apache Kafka has a dynamic default for this key."""
+"""Not compared, because Apache Kafka's default for this key changes with the ELR feature."""
 
 VALUES: dict[int, dict[str, tuple[str, ...]]] = {
     TOPIC: {
@@ -60,7 +60,7 @@ VALUES: dict[int, dict[str, tuple[str, ...]]] = {
         "no.such.key": ("1",),
     },
 }
-"""Values on both sides of the limits; the last accepted one stays."""
+"""Values on both sides of the limits. The last accepted value is kept."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cl
 
 
 def described(client: Cluster, kind: int) -> dict[str, tuple[Any, ...]]:
-    """Return what DescribeConfigs says about each key."""
+    """Return the rows of DescribeConfigs for each key."""
     row = requests.described_resource(kind, NAME)
     body = requests.describe_configs(row, include_synonyms=True)
     (result,) = client.call("describe_configs", 4, **body)["results"]
@@ -107,9 +107,9 @@ def set_and_wait(client: Cluster, kind: int, key: str, value: str) -> str:
     """Change a setting; if that is accepted, wait until it is described."""
     code = changed(client, kind, key, value)
     if code == "none":
-        # An item of a list that is named twice counts once.
+        # A repeated item of a list counts once.
         shown = ",".join(dict.fromkeys(value.split(",")))
-        # The value alone does not show the change, as it may equal the default.
+        # Compare the source too, because the value may equal the default.
         expected = shown, OWN_SOURCES[kind]
         until(lambda: described(client, kind)[key][:2] == expected, f"{key} is {shown}")
     return code

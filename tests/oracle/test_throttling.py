@@ -1,4 +1,4 @@
-"""Java's clients honour their quotas on Fencepost as on Apache Kafka, and lose no record."""
+"""Java's clients obey their quotas on Fencepost as on Apache Kafka, and lose no record."""
 
 from __future__ import annotations
 

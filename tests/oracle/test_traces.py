@@ -1,4 +1,4 @@
-"""The same requests to Apache Kafka and to Fencepost must have the same responses."""
+"""The same requests to Apache Kafka and to Fencepost must get the same responses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(trace: Callable[[Tracer], None], bootstrap: str) -> list[Step]:
     tracer = Tracer(bootstrap)
     try:
         trace(tracer)
-    except Exception as broke:  # noqa: BLE001 - that one broker alone breaks the trace is a finding
+    except Exception as broke:  # noqa: BLE001 - if only one broker breaks the trace, they differ
         tracer.steps.append((BROKE, repr(broke)))
     finally:
         tracer.close()
@@ -92,12 +92,12 @@ def test_responses_of_a_trace_are_the_same(
 
 
 def unexpected(trace: str, ours: list[Step], theirs: list[Step]) -> list[str]:
-    """Return the unintended differences of two runs; AssertionError if Apache Kafka broke off."""
+    """Return the unintended differences of two runs. Apache Kafka's run must be complete."""
     assert theirs[-1][0] != BROKE, f"Apache Kafka itself broke the trace: {theirs[-1]}"
     found = []
     for number, pair in enumerate(zip_longest(ours, theirs, fillvalue=("nothing", None))):
         (our_step, our_answer), (their_step, their_answer) = pair
-        # A request may contain ids of the broker, so only the APIs' names are compared.
+        # Compare only the names of the APIs, because a request may contain ids from the broker.
         if our_step.split()[0] != their_step.split()[0]:
             found.append(f"step {number}: {our_step}, {our_answer} | {their_step}, {their_answer}")
             break
@@ -109,7 +109,7 @@ def unexpected(trace: str, ours: list[Step], theirs: list[Step]) -> list[str]:
 
 
 def test_advertised_api_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -> None:
-    """Every API that Fencepost serves has Apache Kafka's versions."""
+    """Each API that Fencepost serves has the versions that Apache Kafka advertises."""
 
     def ranges(bootstrap: str) -> dict[int, tuple[int, int]]:
         with Cluster(bootstrap) as cluster:

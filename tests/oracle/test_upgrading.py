@@ -1,4 +1,4 @@
-"""Apache Kafka 4.4 in the place of 4.3: a rolling upgrade, and brokers under our controller.
+"""Apache Kafka 4.4 replaces 4.3: a rolling upgrade, and brokers under Fencepost's controller.
 
 Clients of all kinds work throughout; at the end nothing is lost, duplicated or reordered, and the
 replicas of both brokers are equal.
@@ -41,7 +41,7 @@ ASSIGNED = {
     OFFSETS: [[OURS, KAFKA]],
     TRANSACTIONS: [[KAFKA, OURS]],
 }
-"""Each broker coordinates for the other one's partitions until it stops."""
+"""Each broker coordinates for the partitions that the other broker leads, until it stops."""
 
 ONE_SUFFICES = {
     **SETTINGS,
@@ -50,17 +50,18 @@ ONE_SUFFICES = {
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "30000",
 }
-"""Clients do not wait for the return of a broker.
+"""Clients must not have to wait until a broker has restarted.
 
-A broker leaves the ISRs when its session ends, not when it is slow. Otherwise a pause of the JVM
-just before the other broker is killed would leave that one alone in an ISR, and the partition would
-have no leader until its return: :func:`pause` lasts longer than the times in SETTINGS.
+A broker must leave an ISR only when its session expires, not because it is slow. Otherwise a pause
+of the JVM just before the other broker is killed could leave the other broker alone in an ISR, and
+the partition would have no leader until that broker restarts, because a :func:`pause` lasts longer
+than the times in SETTINGS.
 """
 
 
 @contextmanager
 def working(directory: Path, controllers: str, libs: Libs) -> Iterator[tuple[Nodes, AtWork]]:
-    """Yield a broker of either kind with clients at work; check at the end what they have done."""
+    """Yield a broker of either kind with active clients; at the end, check their records."""
     cluster = MixedCluster(directory, "JP", ONE_SUFFICES, controllers=controllers, libs=libs)
     nodes = None
     try:
@@ -78,7 +79,7 @@ def working(directory: Path, controllers: str, libs: Libs) -> Iterator[tuple[Nod
 
 
 def whole(nodes: Nodes, work: AtWork, after: str) -> None:
-    """Wait until all replicas are in sync, and let each preferred leader lead."""
+    """Wait until all replicas are in sync, and elect the preferred leaders."""
     settled(nodes.has_isr, f"all in sync after {after}")
     settled(
         lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), f"leaders after {after}"
@@ -88,7 +89,7 @@ def whole(nodes: Nodes, work: AtWork, after: str) -> None:
 
 
 def pause(nodes: Nodes, node_id: int) -> None:
-    """Freeze a broker, for less than a session."""
+    """Freeze a broker for less than its session timeout."""
     nodes.inject_fault(node_id, "freeze")
     end = time.monotonic() + LONGER_THAN_SESSIONS_S
     settled(lambda: time.monotonic() > end, f"the pause of {node_id}")
@@ -102,7 +103,7 @@ def upgraded(nodes: Nodes, node_id: int) -> None:
 
 
 def finalize(nodes: Nodes, *level: str) -> None:
-    """Have the 4.4 release of kafka-features raise levels."""
+    """Raise feature levels with kafka-features of release 4.4."""
     address = nodes.cluster.node(KAFKA).bootstrap
     run_tool(FEATURES, "--bootstrap-server", address, "upgrade", *level)
 

@@ -1,4 +1,4 @@
-"""The example of a share group succeeds on Apache Kafka as well."""
+"""The example of a share group also works on Apache Kafka."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ A, B, C, D = 1005, 1011, 1012, 1013
 """The broker ids of the example in Kafka's documentation."""
 
 SESSION_MS = 18_000
-"""Kafka's default, long enough that no session ends only because the machine is busy."""
+"""Kafka's default, long enough that no session expires only because the machine is busy."""
 
 SETTINGS = {
     "zookeeper.session.timeout.ms": str(SESSION_MS),
@@ -131,7 +131,7 @@ def test_replicated_records_and_transactions_are_read_by_a_group(brokers: Broker
             counts.append(len(values))
         return counts
 
-    # The markers follow the response.
+    # The markers are written after the response.
     until(lambda: committed() == [101] * 3, "one was aborted, one was committed")
     block = brokers.node("/latest_producer_id_block")
     assert int(block["block_end"]) - int(block["block_start"]) == 999
@@ -141,7 +141,7 @@ def test_replicated_records_and_transactions_are_read_by_a_group(brokers: Broker
 def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers: Brokers,
 ):
-    """The example of Kafka's documentation, with its broker ids; the end differs today."""
+    """The example of Kafka's documentation, with its broker ids; the last step differs today."""
     name = brokers.create([A, B, C], [B, C, D], [C, D, A])
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, B, C]
@@ -152,8 +152,8 @@ def test_next_live_in_sync_replica_of_the_assignment_becomes_leader(
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, C, C], "who comes back takes nothing"
 
-    # In the documentation's example, stopping a follower made the first replica leader again.
-    # Today a controlled shutdown only elects leaders where the broker leads; D leads nothing.
+    # In the documentation, the first replica became the leader again when a follower stopped.
+    # Today a controlled shutdown only moves partitions that the broker leads; D leads none.
     brokers.stop(D)
     until(lambda: all(D not in isr for isr in brokers.isrs(name)), "it has left the ISRs")
     assert brokers.leaders(name) == [A, C, C]
@@ -289,7 +289,7 @@ def test_describe_configs_at_any_broker_shows_acknowledged_changes(brokers: Brok
 
 
 def test_topic_written_by_a_tool_is_created_and_deleted(brokers: Brokers):
-    """``kafka-topics --zookeeper`` wrote only an assignment of version 1."""
+    """``kafka-topics --zookeeper`` writes only an assignment, in the format of version 1."""
     name = unique("written")
     brokers.znodes.create(
         f"/brokers/topics/{name}",
@@ -327,7 +327,7 @@ def test_isr_written_by_a_leader_is_read_and_propagated(brokers: Brokers):
     until(lambda: not brokers.znodes.get_children(notes), "the note is gone")
     assert brokers.znodes.exists(path).version == version
 
-    # The leader learns of the shrink with its next epoch, and expands the ISR again.
+    # The leader learns of the smaller ISR with its next epoch, and expands the ISR again.
     brokers.stop(B)
     until(lambda: B not in brokers.live_brokers(A), "it has gone")
     told(A, C)
@@ -408,7 +408,7 @@ def test_resumed_former_controller_makes_no_decisions(brokers: Brokers):
 
 
 def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
-    # The entry appears once its broker leads a partition of the history topic.
+    # The entry is written once its broker leads a partition of the history topic.
     elections = until(lambda: _history(brokers, "controller-elected"), "is told", poll_s=0.5)
     first = elections[0]
     assert (first["detail"]["controller"], first["detail"]["epoch"]) == (A, 1)
@@ -442,7 +442,7 @@ def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
         return [one for one in told if (one["controller"], one["epoch"]) == (old, epoch - 1)]
 
     (detail,) = until(resigned, "who was it tells of its end", poll_s=0.5)
-    # By the time the former controller reads the znode, another one may have been elected.
+    # When the former controller reads the znode, another controller may have been elected.
     assert detail["cause"] in {"there is no controller", "another controller was elected"}
     assert detail.keys() == {"controller", "epoch", "cause"}
 
@@ -472,7 +472,7 @@ def _cli(brokers: Brokers, *arguments: str) -> str:
 def _each_writes_history(brokers: Brokers) -> None:
     """Elect leaders so that every broker leads a partition of the history topic.
 
-    A broker without one, as after a restart, holds its entries back.
+    A broker that leads none, as after a restart, cannot write its entries yet.
     """
     until(lambda: brokers.node(f"/brokers/topics/{HISTORY_TOPIC}"), "there is a history")
     brokers.all_in_sync(HISTORY_TOPIC)
@@ -493,7 +493,7 @@ def _history(brokers: Brokers, what: str) -> list[Any]:
 
 
 def test_expired_session_ends_controllership_and_registration(zookeeper: ZooKeeper, tmp_path: Path):
-    """The server ends the sessions, so the test does not wait for timeouts."""
+    """The server expires the sessions, so the test does not wait for session timeouts."""
 
     chroot = f"/{unique('two')}"
 

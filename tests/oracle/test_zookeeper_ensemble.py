@@ -44,7 +44,7 @@ def brokers(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 class Load(threading.Thread):
-    """A producer that writes all the time, with its acknowledged values."""
+    """A producer that writes all the time, and its acknowledged values."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -94,7 +94,7 @@ def _topic(name: str) -> Answer:
 
 
 def _controllers(brokers: Brokers) -> set[int]:
-    """Return the brokers that name themselves as controller."""
+    """Return the brokers that name themselves as the controller."""
     found = set()
     for node_id in brokers.nodes:
         with brokers.client(node_id) as client:
@@ -130,7 +130,7 @@ def test_brokers_survive_ensemble_failures_without_losing_records(
         until(lambda: _can_create(brokers), "a controller again", deadline_s=PATIENCE_S)
         answer = waiting.receive()["topics"][0]["error_code"]
     assert brokers.controller_epoch > epoch
-    # A request without a timely response may have been sent twice.
+    # A request that got no response in time may have been sent twice.
     exists = brokers.node(f"/brokers/topics/{later}") is not None
     assert exists == (answer in {"none", "topic_already_exists"}), answer
     load.goes_on()

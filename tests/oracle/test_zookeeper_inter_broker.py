@@ -1,8 +1,8 @@
-"""Encryption and logins between brokers of Fencepost and of Apache Kafka 3.9 on one ZooKeeper.
+"""TLS and logins between brokers of Fencepost and of Apache Kafka 3.9 on one ZooKeeper.
 
-Three clusters cover three configurations: a listener for the brokers and another one for the
-controller, with certificates; and `security.inter.broker.protocol`, with PLAIN and with
-certificates. Clients of the PLAINTEXT listener on loopback act as the operator.
+Three clusters have different configurations. One has a listener for the brokers and another for
+the controller, with certificates. The others have `security.inter.broker.protocol`, one with PLAIN
+and one with certificates. Clients of the PLAINTEXT listener on loopback act as the operator.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def _as_text(certificate: Certificate) -> dict[str, str]:
-    """Return the settings that present ``certificate``; both have the type PASSWORD."""
+    """Return the settings with ``certificate`` as text, all of type PASSWORD."""
     return {
         "ssl.keystore.key": certificate.key,
         "ssl.keystore.certificate.chain": certificate.chain,
@@ -63,7 +63,7 @@ def _as_text(certificate: Certificate) -> dict[str, str]:
 
 
 class Secured(ListeningBrokers):
-    """One broker of Fencepost and one of Apache Kafka, each with a certificate of its name."""
+    """One broker of Fencepost and one of Apache Kafka, each with a certificate for its name."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Secured(ListeningBrokers):
             shown = ((NameOID.COMMON_NAME, name),)
             certificate = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
             logins = {key: text.replace("{}", name) for key, text in jaas.items()}
-            # In a properties file a line break is written as an escape.
+            # A line break is escaped in a properties file.
             shows = {key: text.replace("\n", "\\n") for key, text in _as_text(certificate).items()}
             return {"ssl.keystore.type": "PEM", **shows, **logins}
 
@@ -109,7 +109,7 @@ class Secured(ListeningBrokers):
         return len(child.lines)
 
     def replicate(self) -> str:
-        """Create a topic of two partitions, one led by each broker and copied by the other."""
+        """Create a topic of two partitions; each broker leads one and follows the other."""
         name = self.create([P, J], [J, P], via=self.controller)
         for index, leader in enumerate((P, J)):
             with self.client(leader) as client:
@@ -162,7 +162,7 @@ def _sockets(address: str) -> int:
 
 
 def test_brokers_log_in_with_users_of_either_tool(two_listeners: Secured):
-    """Brokers reach the controller all the time, through a listener of its own."""
+    """The brokers send requests to the controller all the time, through a separate listener."""
     brokers = two_listeners
     name = brokers.create([P, J], [J, P])
     brokers.said(P, "user 'broker-1' cannot log in by SCRAM-SHA-512")
@@ -204,7 +204,7 @@ def _set(brokers: Secured, node_id: int, **values: str) -> tuple[str, str | None
 
 
 def _shown(brokers: Secured, node_id: int, certificate: Certificate) -> str:
-    """Return the serial number of a broker's certificate on the controller's listener."""
+    """Return the serial number of a broker's certificate from the controller's listener."""
     host, _, port = brokers.listeners[node_id]["CONTROL"].partition(":")
     with (
         socket.create_connection((host, int(port))) as plain,
@@ -223,7 +223,7 @@ def _shows(brokers: Secured, node_id: int, certificate: Certificate) -> None:
 
 
 def _copy(brokers: Secured, source: int, to: int) -> None:
-    """Copy the dynamic settings of a broker to another, with the encoded passwords unchanged."""
+    """Copy a broker's dynamic settings to another broker, without decoding the passwords."""
     data = brokers.znodes.get(f"/config/brokers/{source}")[0]
     brokers.znodes.ensure_path(f"/config/brokers/{to}")
     brokers.znodes.set(f"/config/brokers/{to}", data)
@@ -254,10 +254,10 @@ def test_passwords_encoded_by_one_broker_are_used_by_the_other(
         assert not any("PRIVATE" in one or one.count(":") != 8 for one in map(kept.get, told))
         _copy(brokers, source, to)
         _shows(brokers, to, certificate)
-        # Unchanged settings keep their encoded values.
+        # Settings that do not change keep their encoded values.
         assert _set(brokers, source, **{"message.max.bytes": "900000"})[0] == "none"
         _shows(brokers, source, certificate)
-    # With another secret, the broker encodes the stored passwords again when it starts.
+    # A broker with a new secret encodes the stored passwords again when it starts.
     member = brokers.nodes[P]
     assert isinstance(member, Member)
     brokers.stop(P)
@@ -307,7 +307,7 @@ def test_brokers_log_in_to_each_other_by_plain(
 def by_certificates(
     zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
-    """Yield brokers that may send each other requests, as the cluster resource has no ACLs yet."""
+    """Yield brokers that may send each other requests, because the cluster resource has no ACLs."""
     found = Secured(
         tmp_path_factory.mktemp("certificates"),
         zookeeper,
@@ -347,7 +347,7 @@ def _may(node_id: int, permission: Permission) -> dict[str, Any]:
 
 
 def _without_right(brokers: Secured, node_id: int) -> None:
-    """Allow ClusterAction to both brokers but deny it to this one, and wait until both know."""
+    """Allow ClusterAction to both brokers, deny it to this one; wait until both have the ACLs."""
     rules = [_may(P, Permission.ALLOW), _may(J, Permission.ALLOW), _may(node_id, Permission.DENY)]
     with brokers.client(P) as client:
         answer = client.call("create_acls", 3, creations=rules)
@@ -386,7 +386,7 @@ def _take_back(brokers: Secured) -> None:
 
 
 def _elect_anew(brokers: Secured, wanted: int) -> None:
-    """Have ``wanted`` win a new election, even if no broker accepts its requests."""
+    """Have ``wanted`` win a new election, even if no broker accepts the requests of ``wanted``."""
     before = brokers.controller_epoch
     brokers.znodes.delete("/controller")
 
@@ -404,7 +404,7 @@ REFUSALS: Final = {
     P: '"broker": {}, "error": "CLUSTER_AUTHORIZATION_FAILED"',
     J: "[Rr]eceived error .*broker {}",
 }
-"""Broker → the line that its controller logs about a broker that refuses its requests."""
+"""Broker → the log line of its controller about another broker that refuses its requests."""
 
 
 @pytest.mark.parametrize("controller", [P, J], ids=["ours", "theirs"])

@@ -1,6 +1,6 @@
-"""Brokers of Apache Kafka 3.9 under a controller of Fencepost, and external writes to ZooKeeper.
+"""Apache Kafka 3.9 brokers with a controller of Fencepost, while tools write to ZooKeeper.
 
-Controllers of both kinds react to znodes that tools write, in one set of scenarios for both.
+The controllers of both kinds react to znodes that tools write; both have the same scenarios.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOPIC, BROKER = 2, 4
 """Resource types of settings."""
 
 SETTINGS = {
-    # Kafka's default, long enough that no session ends only because the machine is busy.
+    # Kafka's default, long enough that no session expires only because the machine is busy.
     "zookeeper.session.timeout.ms": "18000",
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "3",
@@ -176,7 +176,7 @@ def under_ours(brokers: Brokers) -> Brokers:
 
 @pytest.mark.parametrize("name", ["reassign_partitions", "preferred_replica_election"])
 def test_malformed_admin_znode_is_deleted(under_ours: Brokers, name: str):
-    """Fencepost deletes all such znodes, whereas Apache Kafka's controller leaves the first one."""
+    """Fencepost deletes all malformed znodes; Apache Kafka's controller leaves the first one."""
     path, epoch = f"/admin/{name}", under_ours.controller_epoch
     for nonsense in (b"", b"{", b'{"version":1,"partitions":[{"topic":"t","partition":1e999}]}'):
         under_ours.znodes.create(path, nonsense)
@@ -255,7 +255,7 @@ def test_transactions_and_groups_span_brokers_of_both_kinds(under_ours: Brokers)
             "bootstrap.servers": servers,
             "group.id": unique("group"),
             "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,  # otherwise the last commit may find no new offsets
+            "enable.auto.commit": False,  # otherwise the last commit might have no new offsets
             "isolation.level": "read_committed",
         }
     )
@@ -314,7 +314,7 @@ def test_deleted_topic_is_gone_from_every_broker_and_can_be_recreated(under_ours
 
 
 def test_shutting_down_broker_leads_its_last_replica_until_it_stops(under_ours: Brokers):
-    """One broker is killed. The other one sends ControlledShutdown three times, then stops."""
+    """One broker is killed. The other broker sends ControlledShutdown three times, then stops."""
     name = under_ours.create([J, K])
     under_ours.nodes[K].kill()
     until(lambda: under_ours.isrs(name) == [{J}], "its session has ended")
@@ -343,7 +343,7 @@ def test_shutting_down_broker_leads_its_last_replica_until_it_stops(under_ours: 
 def test_reassignment_and_deletion_are_completed_by_later_controllers(
     brokers: Brokers, order: tuple[int, ...]
 ):
-    """A reassignment and a deletion wait for a broker, while the controller changes."""
+    """A reassignment and a deletion wait for a broker; meanwhile the controller changes."""
     brokers.elect(order[0])
     moved = brokers.create([J, P], via=order[0])
     deleted = brokers.create([P, K], via=order[0])
@@ -369,7 +369,7 @@ def test_reassignment_and_deletion_are_completed_by_later_controllers(
 
 
 def test_replicas_in_a_failed_log_directory_lead_nothing(under_ours: Brokers):
-    """A broker of Apache Kafka with two log directories writes a notification for the lost one."""
+    """An Apache Kafka broker with two log directories writes a notification when one fails."""
     broker = under_ours.nodes[K]
     lost = broker.data_dir.parent / "lost"
     under_ours.stop(K)

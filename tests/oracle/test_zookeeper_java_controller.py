@@ -1,4 +1,4 @@
-"""Brokers of Fencepost under a controller of Apache Kafka 3.9, with Apache Kafka's brokers too."""
+"""Brokers of Fencepost and Apache Kafka with a controller of Apache Kafka 3.9."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ J, P, Q, K = 1, 2, 3, 4
 """Two brokers of Apache Kafka, J and K, and two of Fencepost."""
 
 ROTATED = [J, P, Q], [P, Q, K], [Q, K, J], [K, J, P]
-"""Replicas of four partitions; each broker leads one of them."""
+"""The replicas of four partitions. Each broker leads one of the partitions."""
 
 TOPIC, BROKER = 2, 4
 """Resources that have settings."""
 
 SESSION_MS = 18_000
-"""Kafka's default, long enough that no session ends only because the machine is busy."""
+"""Kafka's default, long enough that no session expires only because the machine is busy."""
 
 SETTINGS = {
     "zookeeper.session.timeout.ms": str(SESSION_MS),
@@ -92,7 +92,7 @@ def alter(brokers: Brokers, via: int, kind: int, name: str, values: Mapping[str,
 
 
 def setting(brokers: Brokers, via: int, kind: int, name: str, key: str) -> str | None:
-    """Return the value of a setting according to a broker, None if it shows none."""
+    """Return a setting's value as a broker describes it, None if the broker does not show it."""
     asked = {"resource_type": kind, "resource_name": name, "configuration_keys": [key]}
     with brokers.client(via) as client:
         (found,) = client.call("describe_configs", 1, resources=[asked])["results"]
@@ -121,7 +121,7 @@ def test_replicas_are_identical_whichever_broker_leads(brokers: Brokers):
 
 @pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
 def test_controller_requests_to_other_brokers_get_not_controller(brokers: Brokers, via: int):
-    """Other brokers answer NOT_CONTROLLER, and Metadata names the controller, as in Kafka."""
+    """All brokers but the controller answer NOT_CONTROLLER; Metadata names the controller."""
     name = unique("asked")
     with brokers.client(via) as client:
         topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
@@ -209,7 +209,7 @@ def test_reassignment_moves_replicas_between_both_kinds_of_brokers(brokers: Brok
 
 
 def keys_of(brokers: Brokers, internal: str, kind: int) -> dict[int, str]:
-    """Return for each coordinator a group or transactional id that it is responsible for."""
+    """Return a group id or a transactional id for each coordinator."""
     found: dict[int, str] = {}
 
     def all_found() -> bool:
@@ -225,7 +225,7 @@ def keys_of(brokers: Brokers, internal: str, kind: int) -> dict[int, str]:
 
 
 class Pairs:
-    """For each broker a transactional producer and a group that it coordinates."""
+    """A transactional producer and a group for each broker, which coordinates them."""
 
     def __init__(self, brokers: Brokers, topic: str) -> None:
         self._topic = topic
@@ -265,7 +265,7 @@ class Pairs:
             one.abort_transaction(60)
 
     def read(self, count: int) -> None:
-        """Let each group read ``count`` more records, and commit its position."""
+        """Let each group read ``count`` more records and commit its position."""
         for node_id, one in self._consumers.items():
             expected = self.seen[node_id] + count
 
@@ -287,7 +287,7 @@ class Pairs:
 
 
 def test_groups_and_transactions_survive_coordinator_moves(brokers: Brokers):
-    """Each broker coordinates a transaction and a group; P's coordinators move and return."""
+    """Each broker coordinates a transaction and a group; P's coordinators move away and back."""
     name = brokers.create(*ROTATED)
     pairs = Pairs(brokers, name)
     each = len(ROTATED) * len(brokers.nodes)
@@ -312,7 +312,7 @@ def test_groups_and_transactions_survive_coordinator_moves(brokers: Brokers):
 
 
 def test_broker_retries_its_controlled_shutdown(brokers: Brokers):
-    """No other broker can lead its partition: P serves until its shutdown retries run out."""
+    """No other broker can lead P's partition: P serves until its last shutdown retry has failed."""
     name = brokers.create([P, K])
     brokers.stop(K)
     until(lambda: brokers.isrs(name) == [{P}], "it is alone")
@@ -337,10 +337,10 @@ def test_broker_retries_its_controlled_shutdown(brokers: Brokers):
 
 
 FAULTS = 6
-"""The number of brokers that are killed, stopped or suspended while ``Load`` writes."""
+"""How many brokers are killed, stopped or suspended while ``Load`` writes."""
 
 UNANSWERED = 5_000
-"""The most unacknowledged records of a partition: the client's queue holds 100,000."""
+"""The maximum of unacknowledged records per partition; the client's queue holds 100,000."""
 
 
 class Load(threading.Thread):
@@ -355,8 +355,8 @@ class Load(threading.Thread):
                 "enable.idempotence": True,
                 "max.in.flight.requests.per.connection": 1,
                 "delivery.timeout.ms": 300_000,
-                # The client retries a request to a suspended broker on another one only after
-                # this time. The default is as long as the tests' deadlines.
+                # Only after this time, the client sends the request of a suspended broker to
+                # another one. The default is as long as the tests' deadlines.
                 "socket.timeout.ms": SESSION_MS + 2_000,
                 "linger.ms": 5,
             }
@@ -412,7 +412,7 @@ class Load(threading.Thread):
 
 
 def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load) -> None:
-    """Check that every record was acknowledged, and is in the log in order and exactly once.
+    """Check that every record was acknowledged, and is in the log once and in order.
 
     librdkafka's own retries under another epoch do not count; see ``tests/support/epochs.py``.
     """
@@ -431,10 +431,10 @@ def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load)
 
 
 def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
-    """Elect the preferred leaders, with a client that is connected to the broker ``via``.
+    """Elect the preferred leaders, by a client that is connected to the broker ``via``.
 
     Wait for the new leaders, not for the response, which Apache Kafka may delay until the request
-    times out: if it handles the UpdateMetadata before the delayed operation is on its timer, no
+    times out. If Kafka handles the UpdateMetadata before the delayed operation is on its timer, no
     later event completes the operation (``hasDelayedElectionOperations`` counts the timer only).
     """
     with brokers.client(via) as client:

@@ -63,7 +63,7 @@ def settings(secured: SecuredZooKeeper, authority: Authority, chroot: str) -> di
 
 
 def login(password: str = PASSWORD) -> dict[str, str]:
-    """Return the setting of the login, which only Fencepost has."""
+    """Return the setting for the login, which Kafka does not have."""
     jaas = f'{MODULE} required username="{USER}" password="{password}";'
     return {"fencepost.zookeeper.jaas.config": jaas}
 
@@ -74,7 +74,7 @@ def write_some(bootstrap: str) -> None:
         topic = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
 
         def is_made() -> bool:
-            # A newly elected controller may not know its broker yet.
+            # A newly elected controller may not know the brokers yet.
             answer = client.call("create_topics", 5, timeout=30_000, topics=[topic])
             return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
 
@@ -137,7 +137,7 @@ WRITTEN: Final = (
 
 
 def who_may(znodes: Any, chroot: str) -> dict[str, Any]:
-    """Return the ACLs of znodes by path, including change notifications."""
+    """Return the ACLs of all znodes by path, including change notifications."""
     found = {}
     znodes.chroot = f"/{chroot}"
     for path in WRITTEN:
@@ -259,7 +259,7 @@ def test_start_with_wrong_zookeeper_security_fails_with_a_reason(
 
     async def scenario() -> None:
         broker = begin(tmp_path, told)
-        if message is None:  # the certificate has the address as well
+        if message is None:  # the certificate also contains the address
             async with broker:
                 return
         with pytest.raises(BrokerError, match=message):
@@ -271,7 +271,7 @@ def test_start_with_wrong_zookeeper_security_fails_with_a_reason(
 def test_session_survives_a_server_restart_and_failed_logins(
     secured: SecuredZooKeeper, authority: Authority, tmp_path: Path
 ):
-    """Each connection begins with a login, and a failed login is retried."""
+    """Each connection begins with a login; a failed login is retried."""
 
     async def scenario() -> None:
         told = {**settings(secured, authority, unique("again")), **login()}

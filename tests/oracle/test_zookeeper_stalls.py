@@ -1,6 +1,6 @@
 """No decision, write or request of a controller on ZooKeeper blocks its event loop for long.
 
-ZooKeeper is real. There are many partitions, whose brokers are registered but do not listen.
+ZooKeeper is real. The brokers of the many partitions are registered, but do not listen.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TOPICS, PARTITIONS = 8, 1_250
 OWN, FIRST, SECOND = 0, 1, 2
 PLAINTEXT = "PLAINTEXT"
 NOWHERE = 1
-"""A port without a listener, so that requests to a broker stay queued."""
+"""A port on which nothing listens, so that requests to a broker stay in the queue."""
 
 
 class Many:
-    """A controller on this loop, and two brokers with 10,000 partitions, all led by the first."""
+    """A controller on this loop, and two brokers with 10,000 partitions, led by the first one."""
 
     def __init__(self, broker: Broker, session: Any) -> None:
         self.broker, self.session = broker, session
@@ -64,7 +64,7 @@ class Many:
         return self.broker.services.zookeeper.elected
 
     def written(self) -> MetadataImage | None:
-        """Return the image that the active controller has written, None while it writes."""
+        """Return the image that the active controller has written, None while it is writing."""
         elected = self.elected
         is_busy = elected is None or elected.store.durable() is not None
         return None if is_busy else elected.store.image

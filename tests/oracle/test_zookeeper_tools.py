@@ -1,6 +1,7 @@
 """The tools of Apache Kafka 3.9 on brokers of both kinds, under a controller of each kind.
 
-The same steps run under both: the tools' output must be equal except for names and addresses.
+The same steps run with both controllers. The tools' output must be equal except for names and
+addresses.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ STEPS = {
 """Step → a part of the tools' output."""
 
 TOLD_ALIKE = re.compile(r"org\.apache\.kafka\.common\.errors\.\w+")
-"""The exceptions must be equal; Fencepost has the messages of Kafka's newer controllers."""
+"""Only the exceptions must be equal: Fencepost has the messages of Kafka's newer controllers."""
 
 
 def _plain(said: str) -> str:
-    """Return the output without random ids, the order of ISRs, times and addresses."""
+    """Return the output without random ids, the order of replicas in ISRs, times and addresses."""
     errors = TOLD_ALIKE.findall(said)
     if errors:
         return "\n".join(sorted({*errors}))
@@ -81,7 +82,7 @@ def _plain(said: str) -> str:
 
 
 class Play:
-    """The tools' output during one topic's life; ``said`` has it by step."""
+    """The tools' output while one topic exists. ``said`` has the output of each step."""
 
     def __init__(self, brokers: Brokers, home: Path) -> None:
         self.brokers, self._home = brokers, home
@@ -91,7 +92,7 @@ class Play:
         self.servers = ("--bootstrap-server", ",".join(one.bootstrap for one in nodes))
 
     def tool(self, step: str, main: str, *arguments: str) -> str:
-        """Run a tool, and keep its output, also if it fails."""
+        """Run a tool, and keep its output even if it fails."""
         try:
             said = run_tool(main, *arguments)
         except AssertionError as error:
@@ -203,7 +204,7 @@ def _elections_and_the_end(play: Play) -> None:
 
 
 def _parts(said: str) -> dict[int, list[str]]:
-    """Return the partitions in each broker's directories from the JSON of kafka-log-dirs."""
+    """Return the partitions in each broker's directories, as kafka-log-dirs prints them."""
     told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     return {
         broker["broker"]: sorted(
@@ -226,7 +227,7 @@ def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> I
 def said(
     brokers: Brokers, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, str]]:
-    """Return a function from a controller to the tools' output under it."""
+    """Return a function that returns the tools' output for a controller."""
     plays: dict[int, Play] = {}
 
     def of(controller: int) -> dict[str, str]:
@@ -251,7 +252,7 @@ def test_kafka_tools_print_the_same_under_both_controllers(
 
 
 def test_tools_show_api_versions_and_group_offsets(brokers: Brokers):
-    """Tools that do not use the controller."""
+    """Run tools that do not use the controller."""
     servers = ("--bootstrap-server", ",".join(one.bootstrap for one in brokers.nodes.values()))
     told = run_tool(API_VERSIONS, *servers)
     for one in brokers.nodes.values():

@@ -1,4 +1,4 @@
-"""Users, quotas and rules in ZooKeeper, by brokers of Fencepost and of Apache Kafka 3.9 together.
+"""Users, quotas and ACLs in ZooKeeper, with brokers of Fencepost and Apache Kafka 3.9 together.
 
 Every broker of the cluster logs in to the others with a credential that Kafka's tool wrote to
 ZooKeeper before the first broker started.
@@ -56,7 +56,7 @@ Rule = dict[str, Any]
 
 
 class Place(ListeningBrokers):
-    """Two brokers of Fencepost, the first of them the controller, and one of Apache Kafka."""
+    """Two brokers of Fencepost, of which the first is the controller, and one of Apache Kafka."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
         layout = {OURS: "P", OTHER: "P", JAVA: "J"}
@@ -179,7 +179,7 @@ class Place(ListeningBrokers):
         }
 
     def sees(self, at: int, user: str, password: str, topic: str) -> str:
-        """Return the error that ``user`` gets for a topic: most operations imply Describe."""
+        """Return the error that ``user`` gets for a topic. Most operations imply Describe."""
         client = self.login(at, user, password)
         assert client is not None
         with client:
@@ -229,7 +229,7 @@ def _filter(
 
 
 def rewritten(path: str, data: bytes) -> bytes | None:
-    """Return the data that Fencepost writes after it has parsed a znode."""
+    """Return the data of a znode after Fencepost has parsed it and written it again."""
     return formats.changed(
         path, None, [SecurityChange(one) for one in formats.records_of(path, data)]
     )
@@ -389,7 +389,7 @@ def test_acls_are_stored_as_by_kafka(place: Place):
         by_us = place.data(f"{folder}/{ours}")
         assert by_java is not None
         assert by_us is not None
-        # The order is arbitrary, as the rules come from a set.
+        # The order is arbitrary, because the rules come from a set.
         assert _in_order(by_us) == _in_order(by_java)
         assert rewritten(f"{folder}/{theirs}", by_java) == by_java, "to the letter"
     for folder in ("/kafka-acl-changes", "/kafka-acl-extended-changes"):
@@ -406,7 +406,7 @@ def test_acls_are_stored_as_by_kafka(place: Place):
     for text in ("DENY", "operation=DESCRIBE_CONFIGS", f"name={ours}, patternType=PREFIXED"):
         assert text in told
     assert place.allow(OURS, rule("with/slash", "a")) == ["invalid_request"]
-    # Each broker deletes the rules that the other has made, and no znode is left.
+    # Each broker deletes the rules that the other one has created, and no znode is left.
     assert place.drop(OTHER, name=theirs) == 6
     assert place.drop(JAVA, name=ours) == 6
     for name in (ours, theirs):
@@ -460,13 +460,13 @@ def test_concurrent_acl_additions_lose_no_rule(place: Place):
     assert len(place.node(f"/kafka-acl/Topic/{name}")["acls"]) == 45
     for at in EVERY:
         until(lambda at=at: len(place.rules(at, name=name)) == 45, f"{at} knows all")  # type: ignore[misc]
-    # A broker reads the current rules from ZooKeeper before a change, even without a notification.
+    # Before a change, a broker reads the current rules from ZooKeeper, even without a notification.
     assert place.allow(JAVA, rule(name, "last")) == ["none"]
     assert place.drop(OTHER, name=name, pattern=PatternType.LITERAL) == 46
 
 
 def test_first_start_adds_the_configured_user(zookeeper: ZooKeeper, tmp_path: Path):
-    """The first start adds the user, and a later start with another password leaves it alone."""
+    """The first start adds the user; a later start with another password does not change it."""
 
     async def scenario() -> None:
         chroot = f"{zookeeper.connect}/{unique('first')}/of/all"
@@ -493,7 +493,7 @@ def test_first_start_adds_the_configured_user(zookeeper: ZooKeeper, tmp_path: Pa
 
 
 def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Place):
-    """Fencepost ignores unreadable znodes; Kafka's broker logs the failure and continues."""
+    """Fencepost ignores unreadable znodes; Kafka's broker logs the error and continues."""
     topic, user, password = place.create([OURS, OTHER]), unique("user"), "password"
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     assert place.allow(OURS, rule("*", user)) == ["none"]
@@ -521,7 +521,7 @@ def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Plac
     told("topic_authorization_failed")
     (created,) = place.allow(OTHER, rule(topic, user))
     assert created == "unknown_server_error", "nobody knows what stands there"
-    # One denial that cannot be parsed, among rules that can.
+    # One denial cannot be parsed, the other rules can.
     entries = [
         {"principal": f"User:{user}", "permissionType": "Deny", "operation": "New", "host": "*"},
         {"principal": f"User:{user}", "permissionType": "Allow", "operation": "Read", "host": "*"},
@@ -531,7 +531,7 @@ def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Plac
     for at in ours:
         until(lambda at=at: len(place.rules(at, name=topic)) == 2, "the rest is known")  # type: ignore[misc]
     told("topic_authorization_failed")
-    # A filter by its listed form deletes it, and the other rules stay.
+    # A filter with the values of the listing deletes the denial, and the other rules stay.
     denial = {**_filter(name=topic), "permission_type": int(Permission.DENY)}
     with place.client(OTHER) as client:
         answer = client.call("delete_acls", 3, filters=[denial])
@@ -551,7 +551,7 @@ def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Plac
         )
         quotas = place.quotas(at)[frozenset({("user", user)})]
         assert quotas == {"request_percentage": 5.0}
-    # A broker that starts finds all of these znodes too.
+    # A starting broker reads all of these znodes, too.
     place.stop(OTHER)
     znodes.set(path, b"{")
     znodes.set(f"/config/topics/{topic}", b"no JSON")

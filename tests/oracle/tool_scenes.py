@@ -1,4 +1,4 @@
-"""Runs of Apache Kafka's tools on either broker, with one scene for each tool."""
+"""Runs of Apache Kafka's tools on either broker. Each tool has a scene."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ Scene = Callable[[Desk], None]
 
 
 def filled(desk: Desk, topic: str, partitions: int = 2, each: int = 5) -> str:
-    """Create a topic with the same few records in each partition."""
-    # The raw client's records have a fixed timestamp, which retention would delete one day.
+    """Create a topic with the same records in each partition."""
+    # The raw client's records have a fixed timestamp, so retention must not delete old records.
     desk.cluster.create_topic(topic, partitions, configs={"retention.ms": "-1"})
     for partition in range(partitions):
         for number in range(each):
@@ -128,7 +128,7 @@ def topics(desk: Desk) -> None:
 
 
 def retention(desk: Desk) -> str:
-    """Return the effective ``log.retention.ms``, which Apache Kafka changes after its response."""
+    """Return the effective ``log.retention.ms``; Apache Kafka changes it after the response."""
     asked = {"resource_type": 4, "resource_name": "1", "configuration_keys": ["log.retention.ms"]}
     (found,) = desk.cluster.call("describe_configs", 4, resources=[asked])["results"]
     return str(found["configs"][0]["value"])
@@ -415,7 +415,7 @@ def console(desk: Desk) -> None:
     produce(*keyed, read="no key\n")
     produce("--compression-codec", "gzip", "--sync", "--request-required-acks", "1", read="three\n")
     produce("--compression-codec", "none", read="\n")
-    # Runs with a count get enough time to join a group on a busy machine; others use it up.
+    # A consumer that gets its number of records ends at once; others wait for the whole timeout.
     consume = partial(desk.run, CONSOLE_CONSUMER, "--topic", "told", "--timeout-ms", "30000")
     consume("--from-beginning", "--max-messages", "5")
     shown = [
@@ -427,7 +427,7 @@ def console(desk: Desk) -> None:
     consume("--partition", "0", "--offset", "3", "--max-messages", "2")
     consume("--partition", "0", "--offset", "earliest", "--max-messages", "1")
     isolated = ("--isolation-level", "read_committed", "--max-messages", "5")
-    # The consumers commit only when they leave: the number of periodic commits would vary.
+    # The consumers commit only when they leave, because the number of periodic commits would vary.
     once = ("--group", "console", "--command-property", "auto.commit.interval.ms=600000")
     consume(*once, "--from-beginning", *isolated)
     takes_all = (CONSOLE_CONSUMER, "--timeout-ms", "10000")

@@ -25,7 +25,7 @@ from tests.support.waits import until
 
 VERIFIABLE_SHARE_CONSUMER = PACKAGE + "VerifiableShareConsumer"
 PERIOD_MS = "20000"
-"""The time within which a consumer must have got all records."""
+"""A consumer must get all records within this time."""
 
 
 class SharingMember:
@@ -155,11 +155,11 @@ def share_consumers(desk: Desk) -> None:
 
 
 CHOSEN = re.compile(r"^.*(?=keySize)|sequence: -?\d+ |(?<=metadataHash\":)-?[1-9]\d+")
-"""The place of a record, the number in its batch, and the hash of topic ids."""
+"""The position of a record, the number in its batch, and the hash of topic ids."""
 
 
 def share_logs(desk: Desk) -> None:
-    """Dump the records of a share group and of its state."""
+    """Dump the records of a share group and of its share state."""
     topic, group = filled(desk, "shared-logs", 1), "dumped"
     SharingMember(desk, group, topic, 1).leave()
     reset = ("--reset-offsets", "--group", group, "--topic", topic, "--to-offset", "1")
@@ -179,7 +179,7 @@ def share_logs(desk: Desk) -> None:
 
 
 def acknowledge(desk: Desk, group: str, topic: str) -> None:
-    """Acquire records 1 to 4, and accept, release and reject them in three requests."""
+    """Acquire records 1 to 4; accept, release and reject them in three requests."""
     topic_id = desk.cluster.topic_id(topic)
     member = Member(desk.cluster, group)
     acquired: list[int] = []

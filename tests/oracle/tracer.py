@@ -1,8 +1,8 @@
-"""Runs one request sequence against a broker, and notes the responses in a comparable form.
+"""Runs one sequence of requests against a broker, and notes the responses in a comparable form.
 
-Values that legitimately differ between two brokers (ids made by the server, addresses, timestamps,
-messages) are replaced by names in the order of their first occurrence, so that *the same id again*
-and *another id* still differ in the trace.
+Values that may differ between two brokers (ids made by the server, addresses, timestamps, messages)
+are replaced by names in the order of their first occurrence. So the trace still shows whether an id
+is *the same id again* or *another id*.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PASSING = frozenset(
         "not_coordinator",
     }
 )
-"""Transient errors, after which a request is retried: the timing of a broker is not compared."""
+"""Transient errors, after which a request is retried, because timing is not compared."""
 
 WORDING = frozenset(
     {"throttle_time", "error_message", "batch_index_error_message", "documentation"}
@@ -47,7 +47,7 @@ ADDRESSES = frozenset(
 
 NO_ID = str(uuid.UUID(int=0))
 FIRST_MADE_ID = 1 << 64
-"""Smaller topic ids are made up by the traces, and not masked."""
+"""Smaller topic ids are chosen by the traces, and are not masked."""
 
 UNORDERED = frozenset(
     {
@@ -74,7 +74,7 @@ Step = tuple[str, Any]
 
 
 class Masks:
-    """Makes responses of different brokers comparable; equal ids get equal names."""
+    """Makes the responses of different brokers comparable; equal ids get equal names."""
 
     unordered = UNORDERED
 
@@ -82,12 +82,12 @@ class Masks:
         self.names = dict(names or {})
 
     def shown(self, value: Any, name: str | None = None) -> Any:
-        """Return the value of the field ``name``, with everything that a broker chooses masked."""
+        """Return the value of the field ``name`` with masks for all that a broker chooses."""
         if isinstance(value, Mapping):
             return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
             items = [self.shown(item, name) for item in value]
-            # Apache Kafka responds in the order of its hash tables.
+            # The order in Apache Kafka's response is the order of its hash tables.
             return sorted(items, key=_order) if name in self.unordered else items
         if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
             return value
@@ -111,7 +111,10 @@ class Masks:
 
 
 def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the paths at which two responses differ, as ``.topics[0].error_code``, with values."""
+    """Yield the path and the values of each leaf in which two responses differ.
+
+    A path is, for example, ``.topics[0].error_code``.
+    """
     if ours == theirs:
         return
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
@@ -130,14 +133,14 @@ class Tracer:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.client_id = "raw"
-        """The client id of connections that are opened from now on."""
+        """The client id of connections that are opened after it is set."""
         self.steps: list[Step] = []
         self._masks = Masks()
         self._connection: Cluster | None = None
 
     @property
     def cluster(self) -> Cluster:
-        """Return the connection, opened again if the broker has closed it."""
+        """Return the connection; if the broker has closed it, open a new one."""
         if self._connection is None:
             self._connection = Cluster(self.bootstrap, client_id=self.client_id, deadline_s=60)
         return self._connection
@@ -148,13 +151,13 @@ class Tracer:
             self._connection = None
 
     def after_a_move(self, bootstrap: str) -> Tracer:
-        """Return a tracer on the broker that took over, where known ids keep their names."""
+        """Return a tracer for the broker that took over, in which known ids keep their names."""
         moved = Tracer(bootstrap)
         moved._masks = Masks(self._masks.names)
         return moved
 
     def note(self, what: str, value: Any) -> None:
-        """Note another value in a comparable form."""
+        """Note another value than a response in a comparable form."""
         self.steps.append((what, self._masks.shown(value)))
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
@@ -167,7 +170,7 @@ class Tracer:
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
         """Send a request without a note, and retry it after transient errors for five seconds.
 
-        Fields that its version does not have are left out.
+        Fields that the version of the request does not have are left out.
         """
         request = fitted(api, version, body)
         end = time.monotonic() + 5
@@ -184,7 +187,7 @@ class Tracer:
     def bytes(self, what: str, data: bytes) -> bytes | None:
         """Send raw bytes on a new connection, and note the result.
 
-        Return the frame that came back, None if there was none.
+        Return the response frame, None if there was none.
         """
         answer = None
         with Cluster(self.bootstrap, deadline_s=3) as alone:

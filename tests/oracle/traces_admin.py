@@ -1,4 +1,4 @@
-"""Request sequences of a cluster's administrator: directories, quorum, replicas, rights, quotas."""
+"""Request sequences of a cluster administrator: directories, quorum, replicas, ACLs, quotas."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ MATCHED = [
 
 
 def quotas_that_are_kept(t: Tracer) -> None:
-    """Describe set quotas with every filter; removed ones are gone."""
+    """Set quotas and describe them with every filter; removed quotas are gone."""
 
     def entry(entity: dict[str, str | None], **values: float | None) -> dict[str, Any]:
         return {
@@ -344,7 +344,7 @@ def quotas_that_are_kept(t: Tracer) -> None:
 
     def change(version: int, entries: list[dict[str, Any]], *, only: bool = False) -> None:
         t("alter_client_quotas", version, entries=entries, validate_only=only)
-        # Apache Kafka's broker applies a change after the response, but in order: make one more.
+        # Apache Kafka's broker applies changes after the response, but in order: make a last one.
         last = float(next(changes))
         mark = entry({"client-id": "mark"}, producer_byte_rate=last)
         t.quietly("alter_client_quotas", 1, entries=[mark], validate_only=False)
@@ -394,7 +394,7 @@ def quotas_that_are_kept(t: Tracer) -> None:
 
 
 def quotas_that_are_kept_otherwise(t: Tracer) -> None:
-    """Host names, and an entity that is named twice."""
+    """Set quotas of host names, and of an entity that is named twice."""
 
     def altered(entity: tuple[str, str], key: str, *values: float | None) -> None:
         named = [{"entity_type": entity[0], "entity_name": entity[1]}]
@@ -441,7 +441,7 @@ def credentials(t: Tracer) -> None:
 
 
 def quotas_that_are_refused(t: Tracer) -> None:
-    """No broker keeps any of these quotas, and none resolves a host name."""
+    """Neither broker stores any of these quotas, and neither resolves a host name."""
 
     def op(key: str = "producer_byte_rate", value: float = 1000.0, *, remove: bool = False) -> Any:
         return {"key": key, "value": value, "remove": remove}
@@ -493,7 +493,7 @@ def quotas_that_are_refused(t: Tracer) -> None:
 
 
 def credentials_that_are_refused(t: Tracer) -> None:
-    """No broker keeps any of these credentials."""
+    """Neither broker stores any of these credentials."""
 
     def altered(deletions: list[tuple[str, int]], upsertions: list[tuple[str, int, int]]) -> None:
         t(

@@ -1,4 +1,4 @@
-"""Request sequences at groups of the consumer protocol (KIP-848), in legal and illegal states."""
+"""Request sequences for groups of the consumer protocol (KIP-848), in legal and illegal states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def topic(t: Tracer, name: str, partitions: int = 4) -> str:
     """Create a topic and return its id."""
     t.cluster.create_topic(name, partitions)
     created = topic_id(t, name)
-    # The coordinator learns of a topic later than Metadata.
+    # The coordinator learns of a topic later than the broker's Metadata.
     probe, member = f"probe-{name}", str(uuid.uuid4())
     ready(t, probe)
     body = requests.join_consumer_group(probe, member, name)
@@ -61,7 +61,7 @@ def describe(t: Tracer, group: str, version: int = 1) -> None:
 
 
 def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
-    """Note the row of one group in ListGroups; sessions of other groups may end at any time."""
+    """Note the row of one group in ListGroups. Other groups may change at any time."""
     answer = t.quietly("list_groups", version, **filters)
     mine = [found for found in answer["groups"] if found["group_id"] == group]
     t.note(f"list_groups v{version} {filters}", {**answer, "groups": mine})
@@ -78,7 +78,7 @@ def joining_and_leaving(t: Tracer) -> None:
         beat(t, group, "m1", first["member_epoch"], version)
         second = enter(t, group, "m2", "cg-a", version=version)
         describe(t, group, version)
-        # The first member must give up two partitions before the second gets them.
+        # The first member must revoke two partitions before the second member gets them.
         told = beat(t, group, "m1", first["member_epoch"], version)
         describe(t, group, version)
         beat(t, group, "m2", second["member_epoch"], version)
@@ -135,7 +135,7 @@ def heartbeat_errors(t: Tracer) -> None:
 
 
 def what_refusals_say(t: Tracer) -> None:
-    """Compare error messages, which no other trace does: users know them from Kafka's tools."""
+    """Compare error messages, which users see in Kafka's tools; other traces leave them out."""
     ready(t, "cw", "cw-classic")
     topic(t, "cw-a", 2)
     enter(t, "cw", "m", "cw-a")
@@ -185,7 +185,7 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
         topics = answer["assignment"]["topic_partitions"]
         return of(one, *(index for part in topics for index in part["partitions"]))
 
-    # The member has given up the revoked partitions, and the next heartbeats revoke more, twice.
+    # The member has revoked partitions, and its next heartbeats revoke further ones, twice.
     again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
     describe(t, "targets")
     beat(t, "targets", "m", again["member_epoch"])
@@ -268,7 +268,7 @@ def topics_that_change(t: Tracer) -> None:
     topic(t, "ct-later", 1)
 
     def after(wanted: int) -> None:
-        """Heartbeat until the member learns of the change, and note that response."""
+        """Send heartbeats until the member learns of the change, and note the last response."""
 
         def told() -> bool:
             nonlocal epoch
@@ -344,7 +344,7 @@ def offsets_of_consumers(t: Tracer) -> None:
     fetch(t, "co", "", -1)
     fetch(t, "co", None, epoch)
     enter(t, "co", "n", "co-a")
-    # A member that must give up a partition may still commit it, also at its old epoch.
+    # A member that must revoke a partition may still commit its offset, even at its old epoch.
     told = beat(t, "co", "m", epoch)
     for partition in (0, 1):
         commit(t, "co", "m", epoch, partition=partition)

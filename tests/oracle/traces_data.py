@@ -1,4 +1,4 @@
-"""Request sequences at partitions, at topics and at the settings of both."""
+"""Request sequences for partitions, topics, and their settings."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def offset_deltas_that_lie(t: Tracer) -> None:
 
 
 def times_out_of_bounds(t: Tracer) -> None:
-    """The response lists every invalid record, up to a hundred."""
+    """The response lists the invalid records, but at most a hundred."""
     settings = {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "1000"}
     t.cluster.create_topic("bounded", configs=settings)
     for timestamp_ms in (NOW_MS * 2, NOW_MS // 2):
@@ -164,7 +164,7 @@ def fetch(
 
 
 def fetching_less_than_a_batch(t: Tracer) -> None:
-    """The first batch is returned in full regardless of the limit, a second one only if it fits."""
+    """The first batch is returned whole regardless of the limit, the second only if it fits."""
     t.cluster.create_topic("limited")
     for value in (b"one", b"two"):
         t.cluster.produce("limited", [value])
@@ -228,7 +228,7 @@ def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
     ask(1, 0)  # there is no session 0
     session = ask(0, 0, 1)
     ask(1)
-    ask(1)  # the same again
+    ask(1)  # a repeated request
     t.cluster.produce(name, [b"a"], partition=1)
     ask(2)
     ask(3, 1, offset=1)
@@ -243,13 +243,13 @@ def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
     ask(10, 2, offset=7)  # out of range, until the offset is corrected
     ask(11, 2, offset=1)
     ask(12)
-    ask(14)  # one too far
+    ask(14)  # one epoch too far
     if version == 12:
         t.note("by id", t.quietly("fetch", 13, session_id=session, session_epoch=13, topics=[]))
     ask(13, forget=(1, 2))
-    ask(14)  # nothing was left, so it was closed
+    ask(14)  # the session was closed because it had no partitions
     session = ask(0, 1)
-    session = ask(0, 2)  # closes one, makes another
+    session = ask(0, 2)  # closes one session and opens another one
     ask(-1, 0)
     ask(1)
 
@@ -304,7 +304,7 @@ def leader_epochs(t: Tracer) -> None:
 
 
 def _metadata(t: Tracer, version: int, *topics: tuple[str | None, uuid.UUID | None]) -> None:
-    """Ask for topics by name or id; the broker may create a topic that does not exist."""
+    """Request topics by name or id. The broker may create a topic that does not exist."""
     rows = [requests.named(name, topic_id) for name, topic_id in topics]
     t("metadata", version, **requests.metadata(*rows, allow_auto_topic_creation=True))
 
@@ -391,7 +391,7 @@ TOPICS_TO_MAKE = (
     requests.assigned("both", [1], num_partitions=1, replication_factor=1),
     requests.new_topic("gap", -1, -1, assignments=[{"partition_index": 1, "broker_ids": [1]}]),
 )
-"""Invalid topics, each refused for a reason of its own, beside a valid one."""
+"""Invalid topics, each of which is refused for another reason, and a valid topic."""
 
 
 def creating_topics(t: Tracer) -> None:
@@ -404,7 +404,7 @@ def creating_topics(t: Tracer) -> None:
         create(version, made)
     create(5, requests.new_topic("defaults", -1, -1))
     create(7, requests.new_topic("with.dot"))
-    # Metric names cannot tell a dot from an underscore.
+    # In the names of metrics, dots and underscores are the same.
     create(7, requests.new_topic("with_dot"))
 
 
@@ -483,7 +483,7 @@ GROUP_VALUES = {
     "share.no.such.key": ("1",),
     "group.share.session.timeout.ms": ("45000",),
 }
-"""Values of GROUP keys on both sides of the limits that the broker's own keys set."""
+"""Values of GROUP keys on both sides of the limits that the broker's settings impose."""
 
 
 def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | None) -> None:
@@ -533,7 +533,7 @@ def describing_settings(t: Tracer) -> None:
 
 
 def settings_of_every_kind_of_group(t: Tracer) -> None:
-    """Set all keys of GROUP resources on both sides of their bounds, and delete them again."""
+    """Set all keys of GROUP resources to values on both sides of their bounds, and delete them."""
     shown(t, 4, GROUP, "sg", None)
     for name, values in GROUP_VALUES.items():
         for value in values:
@@ -613,7 +613,7 @@ def changing_settings(t: Tracer) -> None:
 
 
 def settings_of_state_topics(t: Tracer) -> None:
-    """Change settings to values that lose no state before they are reset."""
+    """Change settings to values with which no state is lost before they are reset."""
     t.cluster.coordinator("state", cluster.GROUP)
     name = "__consumer_offsets"
     for key, value in (
@@ -654,7 +654,7 @@ def deleting_records(t: Tracer) -> None:
 
 
 def old_message_formats(t: Tracer) -> None:
-    """Formats 0 and 1 are refused from Produce v3 on."""
+    """From Produce v3 on, the formats 0 and 1 are refused."""
     t.cluster.create_topic("old-format")
     body = struct.pack(">bb", 1, 0) + struct.pack(">q", NOW_MS) + struct.pack(">i", -1)
     body += struct.pack(">i", 1) + b"v"
@@ -664,7 +664,7 @@ def old_message_formats(t: Tracer) -> None:
 
 
 def names_as_long_as_a_string_may_be(t: Tracer) -> None:
-    """The error messages quote the names, and the responses must still be encodable."""
+    """Error messages contain the names, and the responses must fit the encoding of strings."""
     name = "w" * 32_767
     for version in (1, 2, 4):
         resource = requests.described_resource(TOPIC, name, configuration_keys=[])

@@ -1,4 +1,4 @@
-"""Request sequences about feature levels, and the effects of their changes on transactions."""
+"""Request sequences about feature levels, and about transactions while levels change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UPDATES: Final = (
     to(1, UPGRADE, ""),
     to(2, UPGRADE),
 )
-"""Updates that are refused, or leave the level at 2."""
+"""Updates that are refused, or that leave the level at 2."""
 
 
 def updating_features(t: Tracer) -> None:
@@ -109,7 +109,7 @@ def levels_that_move_under_open_transactions(t: Tracer) -> None:
             settle(t, "moving")
             if how != "takeover":
                 t("describe_transactions", 0, transactional_ids=[name])
-            # The next transaction uses the other protocol.
+            # The next transaction uses the protocol of the other version.
             again = claimed(t, name)
             if then == 2:
                 produce(t, 12, "moving", name, again, 0)
@@ -138,13 +138,13 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     begun("lowered-taken")
     old, new, growing = (begun(f"lowered-{name}") for name in ("old", "new", "growing"))
     move(t, 0)
-    # Requests that Apache Kafka can still handle, because their records fit version 0.
+    # Apache Kafka can handle these requests, because their records can be written in version 0.
     end(t, 4, "lowered-old", old, True)
     ended(t, "lowered-old")
     add(t, 3, "lowered-old", claimed(t, "lowered-old"), [(topic, [0])])
     init(t, "lowered-taken")
     claimed(t, "lowered-fresh")
-    # Requests that fail: their records would need the field for clients of level 2.
+    # These requests fail, because their records need the field for clients of level 2.
     for _ in range(2):
         init(t, "lowered-finished")
         end(t, 5, "lowered-new", new, True)
@@ -152,7 +152,7 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     end(t, 5, "lowered-growing", growing, False)
     t.note("readers wait", t.cluster.lso(topic) < t.cluster.offset(topic))
     move(t, 2)
-    # The transition that Apache Kafka could not write stays pending until its log is reloaded.
+    # The transition that Apache Kafka could not write stays pending until its log is loaded again.
     init(t, "lowered-finished")
 
 

@@ -14,7 +14,7 @@ def framed(body: bytes) -> bytes:
 
 
 def header(key: int, version: int, *, client: bytes | None = b"raw") -> bytes:
-    """Return a request header v1, which is also the beginning of a v2."""
+    """Return a request header v1, which is also the beginning of a request header v2."""
     name = struct.pack(">h", -1) if client is None else struct.pack(">h", len(client)) + client
     return struct.pack(">hhi", key, version, 7) + name
 
@@ -35,7 +35,7 @@ def api_versions(t: Tracer) -> None:
     for version in (6, 99, 32767, -1):
         raw = t.bytes(f"api_versions v{version}", framed(header(18, version) + b"\0\4raw\0021\0"))
         if raw is not None:
-            # The body of version 0: an error and, for the client's retry, the supported range.
+            # A response in version 0: an error, and the supported range for the client's retry.
             error, count = struct.unpack_from(">hi", raw, 4)
             ranges = [struct.unpack_from(">hhh", raw, 10 + 6 * i) for i in range(count)]
             t.note("error, ranges, bytes left", [error, ranges, len(raw) - 10 - 6 * count])

@@ -1,4 +1,4 @@
-"""Request sequences at the group coordinator, in legal and illegal states."""
+"""Request sequences for the group coordinator, in legal and illegal states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.raw import Answer, fitted
 OTHER = [requests.join_protocol("other", b"x")]
 
 NOBODYS_ID = 1 << 40
-"""A producer id that no producer has; a small id might belong to one."""
+"""A producer id that no producer has. A small id might belong to one."""
 
 
 def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> Answer:
@@ -23,7 +23,7 @@ def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> 
 def sync(
     t: Tracer, version: int, group: str, joined: Answer, given: bytes | None = None, **more: Any
 ) -> Answer:
-    """Sync a joined member, as the leader with an assignment for itself if ``given``."""
+    """Sync a joined member; with ``given``, it is the leader, and assigns partitions to itself."""
     member = joined["member_id"]
     plan = [] if given is None else [requests.sync_assignment(member, given)]
     body = requests.sync_group(group, joined["generation_id"], member, assignments=plan, **more)
@@ -101,7 +101,7 @@ def join_errors(t: Tracer) -> None:
 
 
 def calls_of(t: Tracer, group: str, generation: int, member: str, instance: str | None) -> None:
-    """Send every request of a member, with the given identity."""
+    """Send each request that a member may send, with the given member id and generation."""
     joined = {"generation_id": generation, "member_id": member}
     static = {"group_instance_id": instance}
     heartbeat(t, 3, group, joined, **static)
@@ -150,7 +150,7 @@ def wrong_identities_in_every_state(t: Tracer) -> None:
 
 
 def a_rebalance_by_hand(t: Tracer) -> None:
-    """Take two members on two connections through every phase of a rebalance."""
+    """Take two members, each on its own connection, through every phase of a rebalance."""
     ready(t, "two")
     first = stable(t, "two", 5)
     with Cluster(t.bootstrap) as other:
@@ -173,16 +173,16 @@ def a_rebalance_by_hand(t: Tracer) -> None:
         t("describe_groups", 4, groups=["two"])
         other.send("sync_group", 3, **requests.sync_group("two", 2, second["member_id"]))
         sync(t, 3, "two", {**me, "generation_id": 2}, b"one")
-        # A member without an assignment from the leader gets an empty one.
+        # A member to which the leader assigns nothing gets an empty assignment.
         t.note("the second has synced", other.receive())
         t.note("leader", again["leader"] == first["member_id"])
-        # A follower's unchanged rejoin does not start a rebalance.
+        # If a follower rejoins without a change, no rebalance starts.
         t.note("an unchanged follower", other.call("join_group", 5, **body))
         heartbeat(t, 3, "two", {**me, "generation_id": 2})
 
 
 def _error(client: Cluster) -> str:
-    """Return the error of the next response; Apache Kafka never sends some of them."""
+    """Return the error of the next response. Apache Kafka never sends some of the responses."""
     try:
         return str(client.receive()["error_code"])
     except TimeoutError:
@@ -190,7 +190,7 @@ def _error(client: Cluster) -> str:
 
 
 def asking_again_while_one_waits(t: Tracer) -> None:
-    """A second JoinGroup or SyncGroup of one member replaces the waiting one."""
+    """A second JoinGroup or SyncGroup of a member replaces the first one, which is waiting."""
     ready(t, "twice")
     first = stable(t, "twice", 5)
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:

@@ -1,4 +1,4 @@
-"""Groups that change between the classic and the consumer protocol, empty and with members."""
+"""Groups that change between the classic and the consumer protocol, with and without members."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def leave(t: Tracer, group: str, member: str, instance: str | None = None) -> No
 
 
 def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> Answer:
-    """Join and sync a single classic member with these partitions of one topic."""
+    """Join and sync a single classic member, and assign these partitions of one topic to it."""
     joined = join(t, group, "", name, **more)
     instance = {k: v for k, v in more.items() if k == "group_instance_id"}
     sync(t, group, joined, assignment(name, *partitions), **instance)
@@ -85,9 +85,9 @@ def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> A
 
 
 def logged(t: Tracer, group: str) -> None:
-    """Note every record of the group, in order; records of a kind in a row are sorted.
+    """Note every record of the group, in order. Consecutive records of a kind are sorted.
 
-    Kafka writes these in the order of a hash table.
+    Kafka writes such records in the order of a hash table.
     """
     shown: list[dict[str, Any]] = []
     for partition in range(int(SETTINGS["offsets.topic.num.partitions"])):
@@ -101,7 +101,7 @@ def logged(t: Tracer, group: str) -> None:
         kind = (record["kind"], record["is_tombstone"])
         if not runs or runs[-1]["kind"] != kind or record["kind"] == "GroupMetadataKey":
             runs.append({"kind": kind, "members": []})
-        # A record that differs from the one before only in its previous epoch is left out.
+        # A record is left out if it differs from the previous one only in its previous epoch.
         if record not in runs[-1]["members"][-1:]:
             runs[-1]["members"].append(record)
     for run in runs:
@@ -208,7 +208,7 @@ def up_with_a_live_member(t: Tracer) -> None:
     alive(t, "mu", classic)
     sync(t, "mu", classic)
     beat(t, "mu", "m", first["member_epoch"])
-    # The member owns nothing now, so it gets its target, and the other's partitions are free.
+    # The member owns nothing now, so it gets its target; the other member's partitions are free.
     again = join(t, "mu", classic["member_id"], "mu-a")
     alive(t, "mu", again)
     sync(t, "mu", again)
@@ -251,7 +251,7 @@ def up_in_the_middle_of_a_rebalance(t: Tracer) -> None:
 
 
 def up_with_offsets_and_no_record(t: Tracer) -> None:
-    """The group exists because of its offsets; its first generation has no assignment yet."""
+    """A group that only has offsets; its first generation has no assignment yet."""
     ready(t, "mo")
     topic(t, "mo-a", 2)
     topic(t, "mo-b", 2)
@@ -268,7 +268,7 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
 
 
 def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
-    """JoinGroup requests without a member id get the ids under which they became members."""
+    """JoinGroup requests without a member id get the ids that the members have in the new group."""
     ready(t, "mj")
     topic(t, "mj-a", 2)
     classic = stable(t, "mj", "mj-a", 0, 1)
@@ -331,7 +331,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     told = beat(t, "mc", "m", told["member_epoch"])
     told = beat(t, "mc", "m", told["member_epoch"], topic_partitions=of(one, 0, 1))
     alive(t, "mc", joined)
-    # A cooperative member sends its owned partitions, and gets the others in addition.
+    # A cooperative member sends its owned partitions, and keeps them when it gets others.
     owned = {"version": 1, "owned": {"mc-a": [2]}}
     again = join(t, "mc", joined["member_id"], "mc-a", protocols=protocols("mc-a", **owned))
     sync(t, "mc", again)
@@ -344,7 +344,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
 
 
 def classic_members_that_commit_late(t: Tracer) -> None:
-    """Commits with the generation of the current assignment, and with an earlier one."""
+    """Send commits with the generation of the current assignment, and with an earlier one."""
     ready(t, "ml")
     topic(t, "ml-a", 2)
     topic(t, "ml-b", 1)
@@ -360,7 +360,7 @@ def classic_members_that_commit_late(t: Tracer) -> None:
 
 
 def classic_members_that_say_what_they_own(t: Tracer) -> None:
-    """JoinGroups with owned partitions, under member ids of the group and an unknown one."""
+    """Send JoinGroup with owned partitions, with member ids of the group and an unknown one."""
     ready(t, "mw", "mw-up")
     one = topic(t, "mw-a", 2)
     first = enter(t, "mw", "m", "mw-a")
@@ -404,7 +404,7 @@ def down_when_the_last_one_leaves(t: Tracer) -> None:
     sync(t, "md", again, assignment("md-a", 0, 1))
     t("describe_groups", 5, groups=["md"])
     logged(t, "md")
-    # Upgrade again.
+    # Upgrade the group again.
     enter(t, "md", "n", "md-a")
     describe(t, "md")
     logged(t, "md")
@@ -426,7 +426,7 @@ def static_members_change_their_protocol(t: Tracer) -> None:
     alive(t, "ms", down, group_instance_id="i")
     sync(t, "ms", down, group_instance_id="i")
     logged(t, "ms")
-    # With a second member, and with another subscription.
+    # The group has a second member, with another subscription.
     topic(t, "ms-b", 2)
     enter(t, "ms-two", "m", "ms-a", instance_id="i")
     other = join(t, "ms-two", "", "ms-a")

@@ -1,4 +1,4 @@
-"""Offsets of groups of every kind in every state: versions, both sides of limits, deletion."""
+"""Offsets of groups of every kind and state: all versions, both sides of limits, deletion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_THE_LIMIT = ("m" * METADATA_LIMIT, "ü" * METADATA_LIMIT, "😀" * (METADATA_
 
 
 def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> Answer:
-    """Commit (topic, partition, offset, metadata)s, from v10 on by topic ids."""
+    """Commit a list of (topic, partition, offset, metadata), from v10 on by topic id."""
     topics = [
         requests.offset_commit_topic(
             name,
@@ -98,7 +98,7 @@ def many_groups_in_one_request(t: Tracer) -> None:
         topic_id = _id(t, "of-many", version >= 10)
         whole = [
             requests.offset_fetch_topic("of-many", *wanted, topic_id=topic_id)
-            for wanted in ([0], [1, 7], [])  # a response names a repeated topic once
+            for wanted in ([0], [1, 7], [])  # a topic that is named twice is once in the response
         ]
         for stable in (False, True):
             for topics in (None, [], whole[:1], whole):
@@ -125,7 +125,7 @@ def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
 
 
 def transactional_offsets_of_consumers(t: Tracer) -> None:
-    """TxnOffsetCommit with and without a member, in a group with members of both protocols."""
+    """TxnOffsetCommit with and without a member, in a group that has members of both protocols."""
     topic(t, "of-txn", 2)
     ready(t, "of-txn")
     name = "of-txn"
@@ -159,7 +159,7 @@ def transactional_offsets_of_consumers(t: Tracer) -> None:
 
 
 def classic_groups_in_every_state(t: Tracer) -> None:
-    """Commit, fetch and delete in simple, completing, stable, empty and deleted groups."""
+    """Commit, fetch and delete offsets in simple, completing, stable, empty and deleted groups."""
     for name in ("of-a", "of-b"):
         t.cluster.create_topic(name, 2)
     ready(t, "of-classic", "of-completing", "of-gone")
@@ -226,12 +226,12 @@ def consumer_groups_in_every_state(t: Tracer) -> None:
 
 
 def _said(owned: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an assignment in the form of a heartbeat's owned partitions."""
+    """Return an assignment in the form of the owned partitions in a heartbeat."""
     return [{**part, "topic_id": uuid.UUID(str(part["topic_id"]))} for part in owned]
 
 
 def topics_that_match_an_expression(t: Tracer) -> None:
-    """Note a member's assignment while matching topics appear and disappear, without epochs.
+    """Note a member's assignment, without epochs, while matching topics are created and deleted.
 
     Apache Kafka resolves the regex in the background, and refreshes it every ten seconds.
     """

@@ -1,6 +1,6 @@
-"""Request sequences of a client that exceeds its quotas: throttling and responses.
+"""Request sequences of a client that exceeds its quotas: throttle times and responses.
 
-The length of a throttle time depends on timing; its presence and the rest of the response do not.
+The length of a throttle time depends on timing; whether there is one, and all else, does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
     asked = requests.describe_client_quotas(component, strict=True)
 
     def heard() -> bool:
-        t.close()  # a throttled connection is muted, so use another one
+        t.close()  # a throttled connection is muted, so open another one
         answer = t.quietly("describe_client_quotas", 1, **asked)
         told = {v["key"]: v["value"] for one in answer["entries"] for v in one["values"]}
         return told == wanted
@@ -38,8 +38,8 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
 
 @contextmanager
 def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator[None]:
-    # A client id without earlier traffic: Apache Kafka keeps old usage for a time that depends on
-    # the kinds of quotas it has ever had, and other traces have set some.
+    # A client id without earlier traffic. Apache Kafka keeps old usage, for a time that depends on
+    # the kinds of quotas it has ever had; other traces have set some.
     t.close()
     t.client_id = unique("limited")
     _change(t, kind, **values)
@@ -48,7 +48,7 @@ def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator
 
 
 def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
-    """Send a request on a new connection; note whether it is throttled, and the errors."""
+    """Send a request on a new connection; note the errors, and whether the client is throttled."""
     t.close()
     answer = t.quietly(api, version, **body)
     t.note(
@@ -75,11 +75,11 @@ def _grown(t: Tracer, version: int, *names: str) -> None:
 
 
 SLOW = 0.001
-"""Partitions per second, so low that one mutation exceeds the quota for a quarter of an hour."""
+"""Partitions per second, so low that after one mutation a quarter of an hour is over the quota."""
 
 
 def changes_of_topics(t: Tracer) -> None:
-    """The quota admits a first request; strict versions refuse a second, older ones throttle it."""
+    """The quota allows a first request; new versions refuse a second one, old ones throttle it."""
     for number, (change, strict) in enumerate(((_created, 6), (_grown, 3), (_deleted, 5))):
         for version in (strict - 1, strict):
             names = [f"limited-{number}-{version}-{each}" for each in range(3)]
@@ -122,7 +122,7 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
     t.cluster.create_topic("large")
     t.cluster.produce("large", [b"x" * 1000])
     row = requests.fetch_topic("large", 0, partition_max_bytes=2000)
-    # With a quota of the user, which has no earlier usage.
+    # A quota of the user, who has no earlier usage.
     with _limited(t, "user", consumer_byte_rate=50):
         answer = t.quietly("fetch", 11, **requests.fetch(row, max_bytes=2000))
         t.note("waits", answer["throttle_time"] > 0)
@@ -131,7 +131,7 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
 
 
 def time_of_the_broker(t: Tracer) -> None:
-    """Every response has the throttle time of ``request_percentage``."""
+    """Every response has a throttle time because of ``request_percentage``."""
     t.cluster.create_topic("timed")
     row = requests.list_offsets_topic("timed", 0)
     with _limited(t, request_percentage=0.000_001):

@@ -1,4 +1,4 @@
-"""Request sequences at share groups (KIP-932): members, offsets, sessions, states of records."""
+"""Request sequences for share groups (KIP-932): members, offsets, sessions, record states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.waits import until
 MEMBER = "11111111-2222-4333-8444-555555555555"
 LONG_MS = 5_000
 NOTHING = {"max_bytes": 0, "min_bytes": 0, "max_records": 0, "max_wait": 0}
-"""The limits of a ShareFetch that only renews."""
+"""The limits of a ShareFetch that only renews acquisition locks."""
 
 Topics = Mapping[uuid.UUID, Mapping[int, Sequence[tuple[Any, ...]]]]
 
@@ -44,7 +44,7 @@ def beat(t: Tracer, group: str, member: str, epoch: int, **more: Any) -> Answer:
 
 
 def assigned(t: Tracer, group: str, member: str, epoch: int, partitions: int, *topics: str) -> int:
-    """Send heartbeats until the member has ``partitions``; note the last one, return its epoch."""
+    """Heartbeat until the member has ``partitions``; note the last response, return its epoch."""
     answer: Answer = {}
 
     def is_assigned() -> bool:
@@ -75,7 +75,7 @@ def members_of_share_groups(t: Tracer) -> None:
     first = assigned(t, "sg", "m1", 2, 4, "sg-a")
     beat(t, "sg", "m1", first)
     beat(t, "sg", "m1", first, subscribed_topic_names=["sg-a"])
-    # The previous epoch is accepted once more.
+    # The previous member epoch is accepted once.
     beat(t, "sg", "m1", first - 1, subscribed_topic_names=["sg-a"])
     beat(t, "sg", "m1", first - 2)
     beat(t, "sg", "m1", first + 1)
@@ -244,7 +244,7 @@ class Session(Member):
 
 
 def shared(t: Tracer, group: str, *counts: int, start_offset: int = 0) -> uuid.UUID:
-    """Create a topic with a batch of each count, and state for a group; its id is not noted."""
+    """Create a topic with one batch for each count, and initialize a group's state for it."""
     name = t.cluster.create_topic(f"{group}-records", 2)
     found = t.cluster.topic_id(name)
     ready(t, group)
@@ -277,8 +277,8 @@ def share_sessions(t: Tracer) -> None:
     one.acknowledge({})
     one.acknowledge({found: {0: []}})
     one.acknowledge({found: {0: [], 1: []}})
-    # A partition that is named only for an acknowledgement belongs to the session; MaxWaitMs gives
-    # the broker time to read its state.
+    # A partition that is named only for an acknowledgement still joins the session. MaxWaitMs gives
+    # the broker time to read the partition's state.
     one.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
     one.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
     one.epoch += 1
@@ -333,7 +333,7 @@ def set_config(t: Tracer, group: str, key: str, value: str) -> None:
 
 
 def poisonous_records(t: Tracer) -> None:
-    """Release a batch until its records reach the limit of deliveries."""
+    """Release a batch until its records reach the delivery limit."""
     found = shared(t, "sp", 10)
     one = Session(t, "sp")
     one.fetch({found: {0: ()}}, max_wait=LONG_MS)
@@ -420,7 +420,7 @@ OUTCOMES = (*FINAL_OUTCOMES, RELEASE, RELEASE, RELEASE, RELEASE)
 
 
 class SharingClient(Session):
-    """A member that acknowledges runs of the offsets it has acquired, and sometimes others."""
+    """A member that acknowledges ranges of the offsets it has acquired, and sometimes others."""
 
     def __init__(self, t: Tracer, group: str, number: int, rng: random.Random) -> None:
         super().__init__(t, group, MEMBER.replace("1", str(number)))
@@ -432,7 +432,7 @@ class SharingClient(Session):
         if self.epoch and rng.random() < 0.5:
             self.acknowledge({topic_id: {0: self._drawn(OUTCOMES)}})
             return
-        # Whether a fetch acquires the records that it releases depends on the time of the write.
+        # Whether a fetch can acquire the records that it releases depends on when they are written.
         batches = self._drawn(FINAL_OUTCOMES) if self.epoch and rng.random() < 0.5 else []
         asked = {topic_id: {0: batches}} if batches or not self.epoch else {}
         answer = self.fetch(
@@ -447,7 +447,7 @@ class SharingClient(Session):
                 self._held.update(range(one["first_offset"], one["last_offset"] + 1))
 
     def _drawn(self, outcomes: Sequence[int]) -> list[tuple[int, ...]]:
-        """Draw up to three runs of offsets in order, each with one type or one per offset."""
+        """Draw up to three ranges of offsets in order; types are per range or per offset."""
         rng = self._rng
         batches: list[tuple[int, ...]] = []
         for first in sorted(rng.sample(sorted(self._held), min(rng.randrange(4), len(self._held)))):
@@ -465,13 +465,13 @@ class SharingClient(Session):
 
 
 def random_shares(t: Tracer) -> None:
-    """Random fetches and acknowledgements of three members, and records in between."""
+    """Run random fetches and acknowledgements of three members, and write records in between."""
     for life in range(LIVES):
         rng = random.Random(life)
         group = f"sr-{life}"
         found = shared(t, group, 5)
         clients = [SharingClient(t, group, number, rng) for number in (6, 7, 8)]
-        # Apache Kafka reads the state while this fetch waits.
+        # While this fetch waits, Apache Kafka reads the state.
         clients[0].fetch({found: {0: ()}}, max_wait=LONG_MS, max_records=1, share_acquire_mode=1)
         for _ in range(STEPS):
             if rng.random() < 0.15:

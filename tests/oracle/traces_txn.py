@@ -1,4 +1,4 @@
-"""Request sequences at the transaction coordinator and at the partitions it marks."""
+"""Request sequences for the transaction coordinator, and for partitions of transactions."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def produce(
 
 
 def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str = "") -> Answer:
-    """Commit one offset; the group and the topic have the name of the transactional id."""
+    """Commit one offset. The group and the topic have the name of the transactional id."""
     row = requests.offset_commit_topic(name, 0, committed_offset=5)
     body = requests.txn_offset_commit(name, who, name, row, member_id=member_id)
     return t("txn_offset_commit", version, **body)
 
 
 def settle(t: Tracer, topic: str, partition: int = 0) -> None:
-    """Wait for the markers, then note the log's end offset and contents."""
+    """Wait for the markers; then note the log end offset and the contents."""
     until(
         lambda: t.cluster.lso(topic, partition) == t.cluster.offset(topic, partition),
         f"the end of every transaction in {topic}",
@@ -93,7 +93,7 @@ def settle(t: Tracer, topic: str, partition: int = 0) -> None:
 
 
 def ended(t: Tracer, name: str) -> None:
-    """Wait until the transaction of ``name`` is in no Prepare state."""
+    """Wait until the transaction of ``name`` is no longer in a Prepare state."""
 
     def state() -> bool:
         listed = t.cluster.call("list_transactions", 0)["transaction_states"]
@@ -119,7 +119,7 @@ def initialising(t: Tracer) -> None:
         init(t, name, version, producer_id=pid)
         init(t, name, version, producer_epoch=epoch)
         init(t, name, version, producer_id=pid, producer_epoch=epoch)
-        # A retry of the epoch bump with the former epoch.
+        # A retry of the InitProducerId that bumped the epoch, with the former epoch.
         init(t, name, version, producer_id=pid, producer_epoch=epoch)
         init(t, name, version, producer_id=pid, producer_epoch=epoch + 5)
         init(t, name, version, producer_id=pid + 1000, producer_epoch=epoch)
@@ -149,7 +149,7 @@ def claiming_an_open_transaction(t: Tracer) -> None:
 
 
 def claiming_with_an_identity(t: Tracer) -> None:
-    """InitProducerId with each identity near the current one, after each history that leads there.
+    """InitProducerId with producer ids and epochs near the current ones, after different histories.
 
     See KIP-360 and KIP-890.
     """
@@ -246,7 +246,7 @@ def adding_as_a_broker_does(t: Tracer) -> None:
 
 
 def ending_in_every_state(t: Tracer) -> None:
-    """EndTxn v0–v5, commit and abort, in each stable state, then a retry of each."""
+    """EndTxn v0–v5, for commit and abort, in each stable state; then a retry of each request."""
     t.cluster.create_topic("ended", 6)
     for version in range(6):
         for first in (True, False):
@@ -258,7 +258,7 @@ def ending_in_every_state(t: Tracer) -> None:
             end(t, version, name, (pid + 1000, epoch), first)
             end(t, version, name, (pid, epoch + 1), first)
             end(t, version, name, (pid, epoch - 1), first)
-            # State Empty: no partition was ever added.
+            # The state is Empty, because no partition was ever added.
             answer = end(t, version, name, who, first)
             if version == 5 and answer["error_code"] == "none":
                 who = answer["producer_id"], answer["producer_epoch"]
@@ -274,7 +274,7 @@ def ending_in_every_state(t: Tracer) -> None:
                 for commit in (first, not first):
                     end(t, version, name, late, commit)
                     ended(t, name)
-                # The old request in the new state.
+                # The former request, repeated in the new state.
                 end(t, 4, name, late, first)
                 end(t, 4, name, (pid, who[1] + 2), first)
             else:
@@ -291,7 +291,7 @@ def producing_in_transactions(t: Tracer) -> None:
         name = f"produce-v{version}"
         who = claimed(t, name)
         pid, epoch = who
-        # Not added: an error before version 12, an implicit add from then on.
+        # Without AddPartitionsToTxn: an error before version 12, an implicit add from then on.
         produce(t, version, "produced", name, (pid + 1000, epoch), 0, acks=2)
         produce(t, version, "produced", name, who, 0, acks=2)
         produce(t, version, "produced", None, who, 0, acks=2)
@@ -305,8 +305,8 @@ def producing_in_transactions(t: Tracer) -> None:
         produce(t, version, "produced", name, who, 1, transactional=False)
         produce(t, version, "produced", None, who, 1)
         produce(t, version, "produced", f"{name}-unknown", who, 1)
-        # This request must be the last: Apache Kafka keeps the state of the refused verification
-        # with sequence 0, and refuses every other sequence until the next marker.
+        # This request must be the last. When Apache Kafka refuses the verification, it keeps a
+        # state with sequence 0, and refuses all other sequences until the next marker.
         produce(t, version, "produced", name, (pid, epoch + 1), 0)
         end(t, 4, name, who, version % 2 == 1)
         settle(t, "produced", 0)
@@ -351,7 +351,7 @@ def sequences(t: Tracer) -> None:
 
 
 def a_first_batch_that_is_refused(t: Tracer) -> None:
-    """Later batches do not overtake the refused one, and are accepted after its retry."""
+    """Later batches must not overtake the refused batch, and are accepted after its retry."""
     t.cluster.create_topic("overtaking", 4)
     for version, partition in ((9, 0), (11, 1)):
         name = f"overtaking-{version}"
@@ -364,7 +364,7 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
         end(t, 4, name, who, True)
         ended(t, name)
         settle(t, "overtaking", partition)
-    # A higher epoch starts at sequence 0, an unknown producer at any sequence.
+    # A higher epoch must start at sequence 0, but an unknown producer may start at any sequence.
     name = "overtaking-epoch"
     who = claimed(t, name)
     produce(t, 9, "overtaking", name, who, 0, partition=2)
@@ -377,7 +377,7 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
 
 
 def an_epoch_that_was_overtaken(t: Tracer) -> None:
-    """The log fences an older epoch before verification, during and after the transaction."""
+    """The log fences an older epoch before verification, in the transaction, and afterwards."""
     name = "overtaken"
     t.cluster.create_topic(name, 2)
     t.cluster.coordinator(name, GROUP)
@@ -401,7 +401,7 @@ def an_epoch_that_was_overtaken(t: Tracer) -> None:
     ended(t, name)
     late(old, 0)
     late(new, 1)
-    # A marker that the test sends, with an epoch that the coordinator does not know.
+    # The test sends a marker whose epoch the coordinator does not know.
     newest = claimed(t, name)
     marker = requests.marker(
         (newest[0], newest[1] + 1),
@@ -520,7 +520,7 @@ def markers_by_hand(t: Tracer) -> None:
     mark(1, (who[0] + 4444, 3), 5, "marked", 0)
     mark(1, (who[0] + 4444, 3), 4, "marked", 0)
     settle(t, "marked")
-    # If the last marker's partition does not exist, Apache Kafka never responds.
+    # If the partition of the last marker does not exist, Apache Kafka never responds.
     markers = [
         requests.marker((who[0] + 4445, 0), requests.indexes_of("marked", index))
         for index in (9, 0, 0)

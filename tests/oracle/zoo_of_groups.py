@@ -1,6 +1,6 @@
 """Groups of every kind on one partition of ``__consumer_offsets``, by raw requests.
 
-Members keep their ids, epochs and generations when they continue with another coordinator.
+When the coordinator moves, members keep their ids, epochs and generations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SESSION_MS: Final = 600_000
 
 
 class Classic:
-    """A classic group of two dynamic and one static member, each with its own connection."""
+    """A classic group of two dynamic members and one static one, each with its own connection."""
 
     def __init__(self, pair: Pair, name: str, node_id: int, protocols: tuple[str, ...]) -> None:
         self.pair, self.name, self.protocols = pair, name, protocols
@@ -28,7 +28,7 @@ class Classic:
         clients = [Cluster(pair.node(node_id).bootstrap) for _ in range(3)]
         instances = [None, None, f"{name}-static"]
         for client, instance in zip(clients, instances, strict=True):
-            # Up to v3 a new member joins at once, without MEMBER_ID_REQUIRED first.
+            # Up to v3 a new member joins at once, without a MEMBER_ID_REQUIRED response.
             client.send("join_group", 9 if instance else 3, **self.request("", instance))
         joined = [client.receive() for client in clients]
         assert {one["error_code"] for one in joined} == {"none"}, joined
@@ -73,7 +73,7 @@ class Classic:
         }
 
     def go_on(self, node_id: int, offset: int) -> None:
-        """Send a heartbeat and a commit of every member in the present generation."""
+        """Send a heartbeat and a commit of every member in the current generation."""
         for at, (member_id, instance) in enumerate(self.members.items()):
             who = {
                 "group_id": self.name,
@@ -151,7 +151,7 @@ class Modern:
         return answer
 
     def settles(self, node_id: int, partitions: int) -> bool:
-        """Return whether all partitions are assigned; Kafka resolves a regex after the join."""
+        """Return whether all partitions are assigned; Kafka resolves regexes after the join."""
         for member_id in self.epochs:
             self.beat(node_id, member_id, topic_partitions=self.owned[member_id])
         held = sum(len(one["partitions"]) for own in self.owned.values() for one in own)
@@ -260,7 +260,7 @@ class Parked:
 
 
 class Foreign:
-    """A share group and a streams group with one member each, which only Apache Kafka supports."""
+    """A share group and a streams group of one member each, which only Apache Kafka coordinates."""
 
     def __init__(self, pair: Pair, mark: str) -> None:
         self.pair = pair
@@ -329,17 +329,17 @@ class Foreign:
         ]
 
     def go_on(self) -> None:
-        """Check that both members can continue once Apache Kafka coordinates them again.
+        """Check that both members can continue when Apache Kafka coordinates their groups again.
 
-        The streams member must have its former epoch. The epoch of a share group may grow, because
-        Kafka raises it when it has initialized the partitions.
+        The streams member must have its former epoch. The epoch of the share group may be higher,
+        because Kafka raises it after it has initialized the partitions.
         """
         epochs = dict(self.epochs)
         assert self.share()["member_epoch"] >= epochs["share"]
         assert self.streams()["member_epoch"] == epochs["streams"]
 
     def strangers(self, node_id: int) -> dict[str, list[str]]:
-        """Return the errors of requests that are meant for groups of other kinds."""
+        """Return the errors of requests that only groups of other kinds accept."""
         return {kind: self._stranger(node_id, name) for kind, name in self.names.items()}
 
     def _stranger(self, node_id: int, name: str) -> list[str]:
@@ -371,7 +371,7 @@ class Foreign:
 
 
 class Zoo:
-    """Groups of every kind, with share and streams groups only where Apache Kafka coordinates."""
+    """Groups of every kind; share and streams groups only if Apache Kafka coordinates them."""
 
     def __init__(self, pair: Pair, node_id: int, mark: str) -> None:
         self.pair, self.mark = pair, mark
@@ -448,7 +448,7 @@ def state_of(listed: Answer) -> str:
 
 
 def picture(pair: Pair, node_id: int) -> dict[str, Any]:
-    """Return the descriptions of all groups of a coordinator."""
+    """Return a coordinator's descriptions of all groups."""
     listed = groups_of(pair, node_id)
     names = sorted(listed)
     classic = [name for name in names if listed[name][0] == "classic"]

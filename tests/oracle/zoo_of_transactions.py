@@ -1,8 +1,8 @@
 """Transactions of both versions, by raw requests, while their coordinator moves.
 
 A producer of TV1 sends AddPartitionsToTxn before it writes to a partition, and the leader verifies
-the transaction with the coordinator; for a producer of TV2 the leader adds the partition. The
-responses are noted by name, so that two histories can be compared.
+the transaction with the coordinator. For a producer of TV2 the leader adds the partition. The
+responses are noted with names, so that two histories can be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.raw import Answer
 from tests.support.waits import until
 
 DATA: Final = "data"
-"""Apache Kafka leads its first partition, Fencepost the second."""
+"""Apache Kafka leads the first partition, Fencepost the second."""
 
 LEADERS: Final = (KAFKAS, OURS)
 PASSING: Final = {
@@ -54,8 +54,8 @@ class Producer:
     ) -> Answer:
         """Send InitProducerId, and keep the producer id and epoch of the response.
 
-        ``as_known`` sends the present id and epoch, as a recovering producer does; ``keep`` keeps
-        a prepared transaction (KIP-939).
+        With ``as_known``, send the present id and epoch, as a recovering producer does. With
+        ``keep``, keep a prepared transaction (KIP-939).
         """
         more = {"enable2_pc": True, "keep_prepared_txn": True} if keep else {}
         answer = self.ask(
@@ -91,7 +91,7 @@ class Producer:
         return str(found)
 
     def append(self, index: int, value: bytes) -> str:
-        """Produce one record without any other request; return the error's name."""
+        """Produce one record, without any request before it; return the error's name."""
         topic = self.topic
         sequence = self.sequences.get((topic, index), 0)
         data = batch([value], sequence=sequence, transactional=True, **self._identity)
@@ -112,12 +112,12 @@ class Producer:
         return error
 
     def write(self, value: str) -> Errors:
-        """Write a record to each partition, which a producer of TV1 adds first."""
+        """Write a record to each partition; a producer of TV1 first adds the partition."""
         errors = [self.add(self.topic, 0, 1)] if self.version == 1 else []
         return [*errors, *(self.append(index, value.encode()) for index in range(len(LEADERS)))]
 
     def commit_offset(self, group: str, offset: int, *, unasked: bool = False) -> Errors:
-        """Commit an offset in the transaction; ``unasked`` leaves AddOffsetsToTxn out."""
+        """Commit an offset in the transaction; with ``unasked``, without AddOffsetsToTxn."""
         errors = []
         if self.version == 1 and not unasked:
             answer = self.ask(
@@ -172,7 +172,7 @@ class Producer:
         return str(answer["error_code"])
 
     def state(self) -> str:
-        """Return the transaction's state by DescribeTransactions."""
+        """Return the transaction's state, as DescribeTransactions shows it."""
         return str(described(self.pair, self.pair.leader(TRANSACTIONS), self.name)["state"])
 
     def completes(self) -> None:
@@ -181,7 +181,7 @@ class Producer:
 
 
 def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
-    """Return all responses of partition leaders and coordinators to one producer."""
+    """Return all responses that a producer gets from partition leaders and coordinators."""
     found: dict[str, Any] = {}
     one, group = Producer(pair, f"one-{version}-{mark}", version, topic), f"of-{version}-{mark}"
     one.init()
@@ -216,7 +216,7 @@ def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
 
 
 def zombie_marker(one: Producer, index: int) -> str:
-    """Return the leader's error for a marker with an outdated coordinator epoch."""
+    """Return the leader's error for a marker with an old coordinator epoch."""
     marker = {
         "producer_id": one.producer_id,
         "producer_epoch": one.epoch,
@@ -241,7 +241,7 @@ def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
     (one,) = answer["transaction_states"]
     topics = {row["topic"]: sorted(row["partitions"]) for row in one["topics"]}
     if one["transaction_state"].startswith("Prepare"):
-        topics = {}  # partitions without a marker: a newly loaded coordinator starts with all
+        topics = {}  # not compared: the partitions without a marker, or all of them after a load
     return {
         "error": one["error_code"],
         "state": one["transaction_state"],
@@ -253,7 +253,7 @@ def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
 
 
 def picture(pair: Pair, node_id: int) -> dict[str, Any]:
-    """Return the descriptions of all transactions of a coordinator, by transactional id."""
+    """Return a coordinator's descriptions of all transactions, by transactional id."""
     listed = pair.call(node_id, "list_transactions", 0)
     assert listed["error_code"] == "none", listed
     names = sorted(one["transactional_id"] for one in listed["transaction_states"])
@@ -281,7 +281,7 @@ class Zoo:
     STATES: Final = ("empty", "committed", "aborted", "open", "offsets", "claimed", "prepared")
 
     def __init__(self, pair: Pair, mark: str, stuck: str) -> None:
-        """``stuck`` is a topic that accepts no markers: too few of its replicas are in sync."""
+        """``stuck`` is a topic whose partitions accept no markers: too few replicas are in sync."""
         self.pair, self.mark, self.stuck = pair, mark, stuck
         self.expected: list[str] = []
         self.all = {
@@ -315,7 +315,7 @@ class Zoo:
         assert set(one.write(one.name)) == {"none"}, one.name
 
     def go_on(self) -> None:
-        """Continue after the move: end the open transactions in every way, and begin others."""
+        """Continue after the move: end the open transactions in every way, and begin new ones."""
         for version in (1, 2):
             empty, claimed = self.all["empty", version], self.all["claimed", version]
             self.write(empty)
@@ -340,7 +340,7 @@ class Zoo:
             assert state == "PrepareCommit", (prepared.name, state)
 
     def claim(self, old: Producer) -> None:
-        """Claim the id as another process: the open transaction aborts, ``old`` is fenced."""
+        """Claim the id as another process: the open transaction aborts, and ``old`` is fenced."""
         fresh = Producer(self.pair, old.name, old.version)
         assert fresh.init()["error_code"] == "none"
         assert (fresh.producer_id, fresh.epoch > old.epoch) == (old.producer_id, True)
@@ -351,6 +351,6 @@ class Zoo:
         self.expected.append(fresh.name)
 
     def finish(self) -> None:
-        """Wait until all transactions complete, after ``stuck`` accepts markers again."""
+        """Wait until all transactions are complete, once ``stuck`` accepts markers again."""
         for one in self.all.values():
             one.completes()

@@ -1,12 +1,12 @@
-"""Programs of several clients that do the same work while brokers fail, and report every error.
+"""Programs of several clients. They do the same work while brokers fail, and report every error.
 
-Each is started with BOOTSTRAP NAME FILE and further arguments of its own (MORE). It writes numbers
-to the three partitions of ``in-NAME`` in turn, as an idempotent producer, until FILE exists; reads
-them in the group ``reader-NAME``, which commits; and copies them to ``out-NAME`` in transactions,
-including the offsets, in the group ``copier-NAME``. The test ends it by a kill. Lines of its
-output:
+Each is started with the arguments BOOTSTRAP NAME FILE, and further ones that only this program has
+(MORE). It writes numbers to the three partitions of ``in-NAME`` in turn, as an idempotent producer,
+until FILE exists. It reads them in the group ``reader-NAME``, which commits, and copies them to
+``out-NAME`` in transactions, including the offsets, in the group ``copier-NAME``. The test kills
+the program at the end. Lines of its output:
 
 * ``AT sent acknowledged read copied``, four counts, every 100 ms;
-* ``ERROR role what``, the role one of ``writer``, ``reader``, ``copier``;
-* ``SENT number``, once the writer has stopped and has the outcome of every record.
+* ``ERROR role what``, where the role is ``writer``, ``reader`` or ``copier``;
+* ``SENT number``, when the writer has stopped and knows the outcome of every record.
 """

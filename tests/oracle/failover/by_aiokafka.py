@@ -13,7 +13,7 @@ from tests.oracle.failover import program
 from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
 
 PAUSE_S = 0.1
-"""Pause before a copier restarts: a refused connection fails it immediately."""
+"""The copier waits before it restarts, because a refused connection fails it immediately."""
 
 
 class Told(logging.Handler):
@@ -81,7 +81,7 @@ async def read() -> None:
             at["read"] = len(seen)
             if messages:
                 await reader.commit()
-        except Exception as error:  # noqa: BLE001 - all is told
+        except Exception as error:  # noqa: BLE001 - every error is reported
             raised("reader", "getmany or commit", error)
 
 
@@ -113,7 +113,7 @@ async def copy() -> None:
                 where = "commit_transaction"
                 await producer.commit_transaction()
                 at["copied"] += sum(len(some) for some in messages.values())
-        except Exception as error:  # noqa: BLE001 - all is told
+        except Exception as error:  # noqa: BLE001 - every error is reported
             raised("copier", where, error)
         for one in (producer, reader):
             with contextlib.suppress(Exception):

@@ -1,6 +1,6 @@
 """A sensor gateway that sends its records over MQTT: see the package.
 
-``MORE`` is the port of the MQTT broker. A bridge that the test runs writes the published messages
+``MORE`` is the port of the MQTT broker. The test runs a bridge, which writes the published messages
 to ``in-NAME``; librdkafka reads and copies them.
 """
 

@@ -1,6 +1,6 @@
 """A Spark structured streaming query with exactly-once source and sink copies: see the package.
 
-``MORE`` is a folder for its checkpoint. librdkafka writes and reads.
+``MORE`` is a folder for the query's checkpoint. librdkafka writes and reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def start(spark: SparkSession, folder: Path) -> StreamingQuery:
 
 
 def copy() -> None:
-    """Run the query; report its end and start it again, as an operator would."""
+    """Run the query. When it fails, report the error and restart it, as an operator would."""
     folder = Path(program.MORE[0])
     java.launch(scratch=folder)
     spark = session(**{"spark.ui.showConsoleProgress": "false"})
@@ -54,7 +54,7 @@ def copy() -> None:
                 for one in query.recentProgress:
                     rows[one["batchId"]] = max(one["numInputRows"], rows.get(one["batchId"], 0))
                 at["copied"] = sum(rows.values())
-        except Exception as error:  # noqa: BLE001 - all is told
+        except Exception as error:  # noqa: BLE001 - every error is reported
             tell("copier", f"query: {type(error).__name__}: {str(error)[:300]}")
 
 

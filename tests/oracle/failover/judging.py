@@ -1,4 +1,4 @@
-"""Runs of the programs: their progress, the errors that they report, and the records they wrote."""
+"""Runs of the programs: their progress, the errors that they report, and checks of the records."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LOOK_S: Final = 0.05
 
 START_S: Final = 600.0
 GO_ON_S: Final = 240.0
-"""Deadline for programs to start, and to continue after a step."""
+"""Deadline for programs to start, and to make progress after a step."""
 
 TOLD: Final = re.compile(r"(?:\d\d:\d\d:\d\d\.\d+ )?ERROR (.*)")
-"""An error line of a program, or in the log of Java's clients."""
+"""An error line of a program, or an error in the log of Java's clients."""
 
 NO_CONNECTION: Final = re.compile(
     r"^([\w ]+):.*(Connect to .* failed|ConnectionRefused|KafkaConnectionError|NodeNotReadyError|"
@@ -83,21 +83,21 @@ class Client:
         return Counter(plain(one[1]) for one in told if one)
 
     def end(self) -> None:
-        """Kill the program, and write its output next to the stop file."""
+        """Kill the program, and write its output to a file next to its stop file."""
         self.child.kill()
         said = self._stop.with_name(f"{self._stop.name}-{self.name}.txt")
         said.write_text("\n".join(self.child.lines), encoding="utf-8")
 
 
 def plain(text: str) -> str:
-    """Return an error without the parts that differ in each run: addresses and numbers."""
+    """Return an error without addresses and numbers, which differ in each run."""
     if gone := NO_CONNECTION.match(text):
         return f"{gone[1]}: {GONE}"
     return re.sub(r"\d+", "#", re.sub(r"(\w+://)?[\w.]+:\d+(/\w+)?", "…", text))
 
 
 def are_at_work(clients: Sequence[Client]) -> None:
-    """Wait until all clients have copied a record; AssertionError if one ends before."""
+    """Wait until all clients have copied a record; AssertionError if a client ends before."""
 
     def probe() -> bool:
         for one in clients:
@@ -139,9 +139,9 @@ def lead(
     stop: Path,
     bootstrap: str,
 ) -> dict[str, Errors]:
-    """Take the clients through all steps, :func:`check` them, and return each one's errors.
+    """Run the steps with all clients, :func:`check` the records, and return each client's errors.
 
-    ``bootstrap`` is for the consumers that read the results at the end. Print the errors and the
+    The consumers that read the records at the end use ``bootstrap``. Also print the errors and the
     longest pauses.
     """
     errors: dict[str, Errors] = {one.name: {} for one in clients}
@@ -172,7 +172,7 @@ def lead(
 
 
 def show_pauses(where: str, pauses: Mapping[str, Mapping[str, tuple[float, ...]]]) -> None:
-    """Print the longest pauses by client and step: of acknowledging, reading and copying."""
+    """Print the longest pauses of acknowledgements, reads and copies, by client and step."""
     for step, found in pauses.items():
         for name, longest in found.items():
             told = "".join(f"{one:7.1f}" for one in longest[1:])
@@ -190,7 +190,7 @@ def show(name: str, ours: Errors, theirs: Errors) -> None:
 def check(client: Client, readers: Clients) -> None:
     """Check that a client wrote, read and copied all numbers once and in order.
 
-    Both of its groups must have committed the end offsets.
+    Both groups of the client must have committed the end offsets.
     """
     sent = int(client.child.wait_for_line(r"^SENT (\d+)$", deadline_s=GO_ON_S)[1])
     until(lambda: client.at[2] == sent, f"{client.name} has read all", deadline_s=GO_ON_S)
@@ -249,7 +249,7 @@ class Watch(threading.Thread):
                     self._longest[key] = max(still, self._longest.get(key, 0.0))
 
     def longest(self) -> dict[str, tuple[float, ...]]:
-        """Return each client's longest pauses since the last call, by COUNTS, in seconds."""
+        """Return each client's longest pauses in seconds since the last call, by COUNTS."""
         taken, self._longest = self._longest, {}
         return {
             one.name: tuple(taken.get((one.name, what), 0.0) for what in COUNTS)

@@ -87,7 +87,7 @@ def consumer(role: str, protocol: str) -> Consumer:
 
 
 def found(role: str, reader: Consumer) -> list[Message]:
-    """Return the records of the next 100 ms, and report errors."""
+    """Return the records that arrive within 100 ms, and report errors."""
     messages = []
     for one in reader.consume(500, 0.1):
         if error := one.error():
@@ -113,8 +113,8 @@ def read(protocol: str = CLASSIC) -> None:
 
 def copy() -> None:
     while True:
-        # With the consumer protocol librdkafka 2.16 once hung forever on Apache Kafka, after it had
-        # closed a consumer and made another while the only broker was down.
+        # With the consumer protocol librdkafka 2.16 once hung forever on Apache Kafka: it had
+        # closed a consumer and created another one while the only broker was down.
         reader = consumer("copier", CLASSIC)
         reader.subscribe([SOURCE])
         # See tests/support/pipeline.py: without the idle time librdkafka may wait forever.

@@ -1,6 +1,6 @@
 """The shared code of the Python programs: arguments, counts and output lines.
 
-A program has one set of counts and one NAME, so both are globals of this module.
+There is one NAME and one set of counts per process, so both are globals of this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ seen: set[int] = set()
 
 
 def say(line: str) -> None:
-    """Print one line atomically, also while other threads print."""
+    """Print one line atomically, even while other threads print."""
     print(line.replace("\n", " ") + "\n", end="", flush=True)
 
 

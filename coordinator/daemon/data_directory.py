@@ -36,7 +36,7 @@ METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 _BEFORE_ITS_METADATA = frozenset(
     {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
 )
-"""Files that may exist in a data directory on which no broker has been started. A broker that is
+"""Names that may exist in a data directory on which no broker has been started. A broker that is
 interrupted on its first start leaves the first three; creating a file system leaves the last."""
 
 

@@ -41,7 +41,7 @@ FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103
 """Kafka's error codes."""
 
 UNKNOWN_EPOCH: Final = -1
-"""The epoch of a broker in UpdateMetadata, which does not contain broker epochs."""
+"""The epoch of other brokers in UpdateMetadata, which contains only the receiver's epoch."""
 
 UNTOLD: Final = -1
 """The epochs of a partition before the first request about it."""

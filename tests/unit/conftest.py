@@ -1,4 +1,4 @@
-"""Files that killed logs leave open, since the test process continues."""
+"""Close the files that killed logs leave open in the test process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.logcore.log_file import LogFile
 
 @pytest.fixture
 def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A real kill closes files; hundreds would pile up here, and some clients fail above 1,024."""
+    """Close open files after a test: a real kill closes them, and some clients fail above 1,024."""
     left: set[int] = set()
     openers = OsFileSystem.open, OsFileSystem.open_for_reading
     close, retire = OsFileSystem.close, LogFile.retire
@@ -33,7 +33,8 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         close(fs, handle)
 
     def retiring(file: LogFile) -> None:
-        # The file's finalizer closes the descriptor; closing it here could hit a reused number.
+        # The file's finalizer closes the descriptor. Closing it here could close another file that
+        # has reused the number.
         left.discard(file._handle)
         retire(file)
 
@@ -42,6 +43,6 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(OsFileSystem, "open_for_reading", opening_for_reading)
     monkeypatch.setattr(OsFileSystem, "close", closing)
     yield
-    while left:  # objects finalized meanwhile close their own
+    while left:  # finalizers may close files meanwhile
         with suppress(OSError):
             close(OsFileSystem(), left.pop())

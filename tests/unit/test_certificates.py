@@ -1,4 +1,4 @@
-"""The certificates that other tests use are as described."""
+"""The certificates of other tests have the described contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.certificates import KEY_PASSWORD, Authority, Certificate, tru
 
 
 def shaken(server: Certificate, client: ssl.SSLContext) -> str:
-    """Shake hands in memory and return the common name that the server sees."""
+    """Run a TLS handshake in memory and return the client's common name that the server gets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.file, password=server.password)
     context.load_verify_locations(cadata=server.authority.pem)

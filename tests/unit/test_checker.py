@@ -1,4 +1,4 @@
-"""The checker itself: it finds every planted anomaly, and none in the same history without it."""
+"""The checker finds every planted anomaly, and none in the same history without the anomaly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def abort(at: float, txn: str, outcome: Outcome = OK) -> End:
 
 
 def read(at: float, position: int, values: str, end: int | None = None, **more: Any) -> Read:
-    """Return a read of ``values``, written as ``"0:a 1:b"``."""
+    """Return a read with ``values`` like ``"0:a 1:b"``."""
     pairs = tuple((int(o), v) for o, _, v in (text.partition(":") for text in values.split()))
     upto = end if end is not None else max([position, *(offset + 1 for offset, _ in pairs)])
     fields = {
@@ -391,7 +391,7 @@ PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
         ],
     ),
 ]
-"""By class: the planted anomaly, the clean history, and the same history with the anomaly."""
+"""Anomaly class, description, clean history, and the same history with the anomaly."""
 
 CASES = [pytest.param(*pair, id=f"{pair[0]}: {pair[1]}") for pair in PAIRS]
 

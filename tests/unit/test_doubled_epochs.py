@@ -1,4 +1,4 @@
-"""The check for records that a producer may have duplicated by taking another epoch."""
+"""The check for records that a producer may have duplicated under a new epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch over the event loop finds blocking code, however slow the machine is."""
+"""The event loop's watch finds blocking code, even on a slow machine."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
 
 
 def test_thread_that_keeps_the_gil_is_found() -> None:
-    # The probe misses about one stall in fifty: it may lose the lock between its measurements.
+    # The probe misses about one stall in fifty, because it may lose the lock between measurements.
     watches = [_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3)]  # a single call
     assert any(not watch.is_short for watch in watches)
 

@@ -1,6 +1,6 @@
 """Transactions in checkpoints that a real Apache Flink 2.2.1 wrote.
 
-``python -m tests.ecosystem.flink_checkpoints`` makes the files again.
+``python -m tests.ecosystem.flink_checkpoints`` recreates the files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_file_that_is_no_known_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_version_of_a_committable_is_refused(tmp_path: Path) -> None:
     data = (FOLDER / "inline" / METADATA).read_bytes()
-    # Version 1 and 27 or 28 bytes: epoch, producer id, and the length and text of the id.
+    # Version 1, and 27 or 28 bytes: epoch, producer id, and the transactional id with its length.
     at = data.index(IDS[0].encode()) - 12 - 8
     assert data[at : at + 4] == b"\0\0\0\1"
     text = refused(changed(tmp_path, data[:at] + b"\0\0\0\2" + data[at + 4 :]))
@@ -108,7 +108,7 @@ def test_state_in_a_file_with_an_absolute_path_is_read_beside_the_checkpoint(
 
 
 def test_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Otherwise a state that is missing would look like one without transactions."""
+    """Otherwise a truncated state would look like a state without transactions."""
     data = (FOLDER / "inline" / METADATA).read_bytes()
     last = data.index(b"org.apache.flink.runtime.checkpoint.CheckpointProperties")
     folder = changed(tmp_path, data)

@@ -1,4 +1,4 @@
-"""Times and files of ``groups reset-offsets``."""
+"""The time and file arguments of ``groups reset-offsets``."""
 
 from __future__ import annotations
 

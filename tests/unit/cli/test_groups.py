@@ -1,4 +1,4 @@
-"""``fencepost groups`` with an offline partition: its row says so, and the rest is shown."""
+"""``fencepost groups`` with an offline partition: one row has an error, other rows are shown."""
 
 from __future__ import annotations
 

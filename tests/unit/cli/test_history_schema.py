@@ -56,7 +56,7 @@ def test_schema_describes_every_coordinator_event() -> None:
 
 
 def kinds_in(source: Path) -> Iterator[str]:
-    """Yield the kinds of the events that a module makes, except those that are never recorded."""
+    """Yield the kinds of events that a module creates, except kinds that are never recorded."""
     module = ast.parse(source.read_text(encoding="utf-8"))
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(module):

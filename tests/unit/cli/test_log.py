@@ -40,7 +40,7 @@ SETTINGS = {"offsets.topic.num.partitions": "2", "transaction.state.log.num.part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a stopped broker's directory: two topics, a group, transactions, one of them open."""
+    """Return a stopped broker's directory: two topics, a group, ended and open transactions."""
     root = tmp_path_factory.mktemp("written") / "data"
     with Broker.in_thread(root, config=SETTINGS) as broker, Cluster(broker.bootstrap) as cluster:
         cluster.create_topic("orders", 2)
@@ -96,7 +96,7 @@ def test_imported_directories_become_topics(data: Path, tmp_path: Path) -> None:
         assert cluster.values("orders") == [b"%d" % number for number in range(2, 8)]
         assert cluster.values("orders", partition=1, isolation=READ_COMMITTED) == [b"done"]
         assert cluster.lso("orders", 1) < cluster.offset("orders", 1)
-        # The broker starts serving before its coordinators have loaded.
+        # The broker serves before its coordinators have loaded, so wait for them.
         cluster.coordinator("exact", TRANSACTION)
         cluster.coordinator("group", GROUP)
         known = {
@@ -108,7 +108,7 @@ def test_imported_directories_become_topics(data: Path, tmp_path: Path) -> None:
         *_, last = cluster.read("orders")
         assert last.leader_epoch > moved[0]["leader_epoch"]
         assert cluster.committed("group", "orders", stable=True) == 5
-        # The imported coordinator has the open transaction; the next producer of that id ends it.
+        # The imported transaction state has the open transaction; the id's next producer aborts it.
         cluster.init_producer("exact")
         assert cluster.lso("orders", 1) == cluster.offset("orders", 1)
     assert not list(target.glob("*.import"))
@@ -169,7 +169,7 @@ def test_import_of_topics_with_a_common_prefix_needs_the_topic_option(
 
 def test_import_with_partition_count_adds_empty_partitions(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
-    # A former topic of that name was compacted up to offset 5.
+    # A former topic of the same name was compacted up to offset 5.
     with Broker.in_thread(target):
         pass
     write_offsets(FS, str(target), CLEANER_CHECKPOINT, {("orders", 1): 5}, copied=True)
@@ -262,7 +262,7 @@ def test_import_accepts_segment_emptied_below_the_cleaner_checkpoint(
     (data / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 4\n")
     moved = rows("log", "import", log.parent, "--data-dir", target)
     assert (moved[0]["log_end_offset"], moved[0]["cut_bytes"]) == (8, 0)
-    # Recovery after a crash of this broker accepts the log as well.
+    # Recovery after a crash also accepts the log.
     (target / CLEAN_SHUTDOWN).unlink()
     with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.values("orders") == [b"%d" % number for number in range(4, 8)]
@@ -287,7 +287,7 @@ def test_log_commands_on_directory_of_running_broker_are_refused(
 
 
 def kafka_directory(root: Path, name: str, partitions: int) -> Path:
-    """Return directories as Apache Kafka creates them for a new topic, made from a broker's own."""
+    """Return directories like those of Apache Kafka for a new topic, with empty logs."""
     with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
         cluster.create_topic(name, partitions)
         for index in range(partitions):
@@ -315,7 +315,7 @@ def test_export_replaces_the_directories_of_an_empty_topic(data: Path, tmp_path:
         shown = rows("dump-log", *sorted(path.glob("*.log")), "--verify")
         assert {row["leader_epoch"] for row in shown} == {0}
     assert len(list(kafka.glob("*-delete"))) == 2
-    # The exported directory is unchanged, and a broker starts on it.
+    # The exported directory is unchanged, and a broker can still use it.
     with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
         assert len(cluster.values("orders")) == 6
     refused = run("log", "export", "orders", "--data-dir", data, "--to", kafka)

@@ -1,4 +1,4 @@
-"""``fencepost log verify`` reports what the next start will truncate, and changes nothing."""
+"""``fencepost log verify`` reports the truncations of the next start, and changes nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def flip(data: Path, *offsets: int) -> None:
 
 
 def tear(data: Path) -> None:
-    """Append half a batch, as a torn write leaves it."""
+    """Append half a batch, like a torn write."""
     raw = log_of(data).read_bytes()
     log_of(data).write_bytes(raw + raw[:65])
 
@@ -101,7 +101,7 @@ def verify(data: Path, *arguments: str) -> Result:
 
 
 def told_before(data: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the report on the next start and the exit status; the table must agree with both."""
+    """Return the report on the next start and the exit status; check that the table agrees."""
     before = state(data)
     result, table = verify(data, "--format", "json"), verify(data)
     assert state(data) == before
@@ -169,12 +169,12 @@ def test_verify_reports_what_the_next_start_logs(
     assert told_by_the_start(data) == rows
     for row in rows:
         assert all(Path(one).exists() for one in row.get("kept", ()))
-    # The start has repaired the reported damage and closed the logs.
+    # The broker that started has repaired the reported damage and has closed the logs.
     assert told_before(data)[0] == []
 
 
 def test_verify_with_preallocate_does_not_report_zeros_at_the_end(data: Path) -> None:
-    """With ``log.preallocate`` the file ends in zeros, and their removal is not reported."""
+    """With ``log.preallocate`` the file ends with zeros, and trimming them is not reported."""
     log = log_of(data)
     log.write_bytes(log.read_bytes() + bytes(100_000))
     blank, status = told_before(data)

@@ -65,7 +65,7 @@ def test_complete_lines_are_passed_on_while_the_input_pauses():
     arrived = threading.Semaphore(0)
 
     def read() -> None:
-        with open(reading, "rb") as file:  # noqa: PTH123 - it is a descriptor
+        with open(reading, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
             for chunk in chunks(file):
                 seen.append(chunk)
                 arrived.release()

@@ -16,7 +16,7 @@ from tests.unit.cluster.replicas import LAG_MS, Following, Led, broker, registra
 
 
 def shown(event: Event) -> tuple[str, str | None, str | None]:
-    """Return what, change and why of an event after a round trip through the history's log."""
+    """Return the columns ``what``, ``change`` and ``why`` of an event in the history's log."""
     entry = Entry(0, PARTITION, event.subject, event.kind, "replication", detail=event.detail)
     read = decode_value(encode_value(entry))
     assert read is not None

@@ -1,4 +1,4 @@
-"""Both clients against a small broker: negotiation, routing, and retries."""
+"""Both clients with simulated brokers: negotiation, routing, and retries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fencepost.tools.ports import hold_port
 
 
 class Cluster:
-    """Two nodes on one loop in a thread; node 2 leads ``t-0`` and coordinates everything."""
+    """Two brokers on a loop in a thread; broker 2 leads ``t-0`` and is every coordinator."""
 
     def __init__(self) -> None:
         self.features = {"transaction.version": (0, 2, 2)}
@@ -371,7 +371,7 @@ def test_metadata_request_is_retried_after_its_connection_died(tmp_path: Path) -
 
 
 async def test_cancelled_connect_is_cancelled_even_if_it_fails():
-    """The caller relies on the cancellation, even if the connect fails at the same time."""
+    """The caller must see the cancellation, even if connecting fails at the same time."""
     held = hold_port()
     host, port = held.getsockname()
     with held:
@@ -385,7 +385,7 @@ async def test_cancelled_connect_is_cancelled_even_if_it_fails():
 
 
 async def test_call_cancelled_before_api_versions_closes_its_connection() -> None:
-    """No other object owns a connection that is not ready yet."""
+    """Only the call owns a connection that is not ready yet, so the call must close it."""
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

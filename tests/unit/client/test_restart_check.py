@@ -31,7 +31,7 @@ def partition(
         (partition((1, 2, 3), (1, 2)), 2, (), "under min ISR without it"),
         (partition((1, 2, 3), (1, 2, 3)), 2, (3,), "under min ISR without it"),
         (partition((1, 2, 3), (1, 2, 3), offline=(3,)), 2, (), "under min ISR without it"),
-        (partition((1, 2), (1, 2)), 3, (), "under min ISR without it"),  # writes need both
+        (partition((1, 2), (1, 2)), 3, (), "under min ISR without it"),  # min ISR 3 needs more
         (partition((1, 2, 3), (2, 3)), 2, (), None),
     ],
 )
@@ -44,7 +44,7 @@ def test_restart_is_refused_if_it_takes_a_partition_below_min_isr(
 @pytest.mark.parametrize(
     ("log_ends", "problem"),
     [
-        ({2: 10, 3: 10, 4: 10, 1: 0}, None),  # broker 1 is no voter
+        ({2: 10, 3: 10, 4: 10, 1: 0}, None),  # broker 1 is not a voter
         ({1: 10}, "broker 1 is the only controller"),
         ({1: 10, 2: 10, 3: 12}, None),
         ({1: 10, 2: 10, 3: 9}, "1 controllers would be left, and 2 are a majority"),

@@ -1,4 +1,4 @@
-"""Client settings under Kafka's keys, and the TLS contexts that they produce."""
+"""Client settings with Kafka's keys, and the resulting TLS contexts."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ class TestTls:
 
 
 def told_by_both(address: tuple[str, int], security: Security) -> list[str]:
-    """Return the errors of both clients for a broker that they cannot use."""
+    """Return the errors of both clients with a broker that they cannot use."""
     bootstrap = f"{address[0]}:{address[1]}"
 
     def blocking() -> None:
@@ -502,7 +502,7 @@ class TestWhatIsTold:
 def scram_broker(
     first: ClientFirst, *, iterations: int = 4096, nonce: str = "", knows: str = SECRET
 ) -> tuple[ServerFirst, Callable[[bytes], bytes]]:
-    """Return a broker's first message, and a function that answers the client's last one."""
+    """Return the broker's first message, and a function that answers the client's last."""
     salt = b"salt"
     answer = ServerFirst.of(nonce or first.nonce + "more", salt, iterations)
     salted = salted_password(SCRAM_SHA_256, knows, salt, iterations)

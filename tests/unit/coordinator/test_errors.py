@@ -21,7 +21,7 @@ BASES = {
     "DataError",
     "ReplicationError",
 }
-"""Base classes that are never raised themselves."""
+"""Base classes that are never raised."""
 
 
 def classes() -> list[type[DomainError]]:
@@ -53,7 +53,7 @@ def test_error_codes_map_contains_only_concrete_domain_errors():
 
 @pytest.mark.parametrize("cls", CODES, ids=lambda cls: cls.__name__)
 def test_error_code_is_the_one_named_in_the_docstring(cls):
-    """If a class's docstring names Kafka's error in capitals, the code must be that one."""
+    """If a class's docstring contains the name of Kafka's error, the class must have its code."""
     words = (cls.__doc__ or "").replace("(", " ").replace(")", " ").replace(",", " ").split()
     known = {code.name.upper(): code for code in ErrorCode}
     named = [known[word.strip(".")] for word in words if word.strip(".") in known]

@@ -1,4 +1,4 @@
-"""Former names of modules lead to the modules themselves."""
+"""Importing a module by its former name gives the same module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction closes at its limits: by count, bytes or time; no record is lost or reordered."""
+"""A transaction closes at its limits of records, bytes or time; no record is lost or reordered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_record_beyond_the_byte_limit_waits_for_the_next_batch() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 9, b"yy"], 5)
     assert waiting.take(7) == [b"x" * 9]
-    assert waiting.left_ms(7) == 1_000  # the wait of the remaining records starts here
+    assert waiting.left_ms(7) == 1_000  # the time limit of the remaining records starts now
     assert waiting.take(7) == [b"yy"]
 
 
@@ -52,7 +52,7 @@ def test_record_larger_than_the_byte_limit_is_a_batch_of_its_own() -> None:
 def test_batch_is_full_at_the_time_limit_of_its_first_record() -> None:
     waiting = batcher(max_ms=50)
     waiting.add([b"a"], 100)
-    waiting.add([b"b"], 140)  # later ones do not extend it
+    waiting.add([b"b"], 140)  # later records do not extend the time limit
     assert not waiting.is_full(149)
     assert waiting.is_full(150)
 

@@ -1,4 +1,4 @@
-"""Start and stop while the broker is down, starts, or disconnects."""
+"""A pipeline starts and stops while the broker is down, starts, or disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures that cost a transaction or the producer, and failures that end the pipeline."""
+"""Failures after which a transaction is aborted, the producer is replaced, or the pipeline ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fencepost.pipelines.failures import (
 
 
 def wrapped(inner: Exception) -> Exception:
-    """Wrap an exception as aiokafka does when its sender dies of it."""
+    """Wrap an exception as aiokafka does when the exception ends its sender."""
     error: Exception = kafka.KafkaError("Unexpected error during batch delivery")
     error.__cause__ = inner
     return error

@@ -1,4 +1,4 @@
-"""The handler's call: serdes, refusals, dead letters, threads, and exceptions."""
+"""Calls of the handler: serdes, refusals, dead letters, threads, and exceptions."""
 
 from __future__ import annotations
 
@@ -147,5 +147,5 @@ def test_bytes_serde_accepts_text_and_refuses_other_types() -> None:
 
 @pytest.mark.parametrize("broken", [b"\xc1", b"\x81", b""])
 def test_malformed_msgpack_is_a_value_error(broken: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - msgpack has a class per kind of damage
+    with pytest.raises(ValueError):  # noqa: PT011 - msgpack's class depends on the damage
         MSGPACK.load(broken)

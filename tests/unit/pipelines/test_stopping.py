@@ -1,4 +1,4 @@
-"""The stop request: it interrupts a wait, and limits the time after it."""
+"""A stop request interrupts a wait, and limits the remaining time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_steps_after_a_stop_request_share_its_time() -> None:
     assert LEAST_S < stop.left_s(LONG_S) <= CLEAN_UP_S
     stop._end -= CLEAN_UP_S
     assert stop.left_s(LONG_S) == LEAST_S
-    stop.set()  # a second signal does not extend it
+    stop.set()  # a second signal does not extend the time
     assert stop.left_s(LONG_S) == LEAST_S
 
 

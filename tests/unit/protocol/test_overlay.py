@@ -1,4 +1,4 @@
-"""Messages that kio lacks, against tables of Kafka's schemas and kio's older versions."""
+"""Messages that kio lacks, compared with tables of Kafka's schemas and kio's older versions."""
 
 from __future__ import annotations
 
@@ -160,7 +160,6 @@ def test_added_message_class_has_its_api_key_version_and_header(message: overlay
     ids=str,
 )
 def test_added_version_changes_only_the_fields_of_its_kip(message: overlay.Message) -> None:
-    """A version only changes what its KIP says."""
     key, version, side = message
     before, after = structures(message), structures((key, version + 1, side))
     changes: dict[overlay.Message, set[Row]] = {

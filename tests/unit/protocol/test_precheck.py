@@ -91,7 +91,7 @@ def test_peak_memory_per_object_of_the_worst_frame_is_bounded() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak / budget < 400  # so 100,000 elements stay below 40 MB
+    assert peak / budget < 400  # so 100,000 objects need less than 40 MB
 
 
 def test_refused_frame_allocates_almost_no_memory() -> None:
@@ -177,7 +177,7 @@ def test_decoding_step_allocates_and_frees_few_objects() -> None:
     frame = b"".join(encode_request(ApiKey.FETCH, 12, 1, None, make.message(topics=asked)))[4:]
     del make, wide, asked
     finish(decode_request_in_steps(frame))  # compiles the walker
-    gc.collect()  # no garbage of other tests may be collected during a step
+    gc.collect()  # garbage of other tests must not be collected during a step
     blocks, request = [sys.getallocatedblocks()], None
     steps = decode_request_in_steps(frame)
     while request is None:

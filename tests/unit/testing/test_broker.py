@@ -1,4 +1,4 @@
-"""A broker owned by the test: killed and restarted in the test's process."""
+"""A test's own broker, killed and restarted in the test's process."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_group_survives_a_crash_and_its_sessions_start_again(tmp_path: Path) -> 
         clock.advance(seconds=20)
         broker.restart()
         with RawClient(broker.bootstrap) as client:
-            # Sessions start again when the group is loaded, as in Kafka.
+            # As in Kafka, session timeouts start again when the group is loaded.
             clock.advance(seconds=29)
             assert client.call("heartbeat", 3, **me)["error_code"] == "none"
         (fired,) = clock.advance(seconds=31)

@@ -1,4 +1,4 @@
-"""Clients that a broker under test closes before its end."""
+"""Clients that the test broker closes before it stops."""
 
 from __future__ import annotations
 

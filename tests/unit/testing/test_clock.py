@@ -1,4 +1,4 @@
-"""A clock owned by the test: timers fire only when it moves, in order, at their deadlines."""
+"""A clock that tests control: timers fire only when it advances, in order, at their deadlines."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sync(client: RawClient, joined: dict, group: str = "g") -> None:
 
 
 def begin_transaction(client: RawClient, name: str, timeout_ms: int) -> dict:
-    """Begin a transaction that will have a record of offsets, and return its producer."""
+    """Begin a transaction that includes the group's offsets partition, and return its producer."""
     client.call("find_coordinator", 3, key=name, key_type=1)
     begun = client.call(
         "init_producer_id",
@@ -249,7 +249,7 @@ def test_random_timers_fire_at_their_deadlines_for_any_advances(
         name, timeout_ms = f"{seed}-{number}", rng.randrange(6_000, 90_000)
         if rng.random() < 0.5:
             begin_transaction(client, name, timeout_ms)
-            # A transaction times out when it is older than its timeout.
+            # A transaction times out once it is older than its timeout.
             due.append((clock.now_ms() + timeout_ms + 1, "transaction", name))
         else:
             sync(client, join(client, name, session_timeout=timeout_ms), name)

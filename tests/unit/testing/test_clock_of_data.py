@@ -1,4 +1,4 @@
-"""Expiration by a clock owned by the test: records, offsets, producers, transactional ids."""
+"""Expiration by a test's clock: records, offsets, producers, transactional ids."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_offsets_of_an_empty_group_expire(tmp_path: Path, clock: TestClock) -> N
         assert of(clock.advance(seconds=HOUR_S - 60), "offsets-expired") == []
         (expired,) = of(clock.advance(seconds=HOUR_S), "offsets-expired")
         assert expired.who == "g"
-        # The check runs every ten minutes.
+        # The expiration check runs every ten minutes.
         assert HOUR_S <= (expired.at_ms - begun_ms) / 1000 <= HOUR_S + 600
         again = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         (kept,) = again.committed([TopicPartition("t", 0)], 30)
@@ -165,7 +165,7 @@ def test_advance_of_a_week_runs_about_100_rounds_of_each_task(
         patch.setattr(Deadlines, "_compare", counting)
         fired = clock.advance(seconds=7 * DAY_S)
     assert of(fired, "retention")
-    # Retention, producers and the cleaner: a hundred rounds each, plus the final one.
+    # Retention, producers and the cleaner: a hundred rounds each, plus a final round.
     assert 3 * 99 <= rounds <= 3 * 101
 
 
@@ -191,7 +191,7 @@ def members_of(broker: OwnBroker, group: str) -> int:
 def test_live_member_expires_if_no_heartbeat_arrives_during_an_advance(
     tmp_path: Path, protocol: str
 ) -> None:
-    # The consumer protocol's assignment interval is measured by the broker's clock as well.
+    # The broker's clock also measures the consumer protocol's assignment interval.
     clock = TestClock()
     config = {"group.consumer.assignment.interval.ms": "0"}
     settings = {"group.id": "g", "group.protocol": protocol}
@@ -208,15 +208,16 @@ def test_live_member_expires_if_no_heartbeat_arrives_during_an_advance(
         try:
             joined(consumer)
             api = "Heartbeat" if protocol == "classic" else "ConsumerGroupHeartbeat"
-            # At 30 seconds per second there are 4 heartbeats in 62 seconds.
+            # At 30 seconds per real second, the client sends 4 heartbeats in 62 seconds.
             assert of(clock.advance(seconds=62, speed=30), "session") == []
-            # A single leap leaves no time for a heartbeat, except one in flight at that moment.
+            # A single leap leaves no time for heartbeats, except for a heartbeat that is already in
+            # flight.
             (out,) = until(lambda: of(clock.advance(seconds=61), "session"), "a leap between two")
             assert out.who == "g"
             assert "member-expired" in out.events
             # The consumer learns of its removal and rejoins.
             until(lambda: (consumer.poll(0.05), members_of(broker, "g"))[1], "a member again")
-            # The same happens at any speed if its heartbeats are lost.
+            # At any speed, the member is removed if its heartbeats are lost.
             broker.faults.add(api=api, drop="request", times=None)
             assert of(clock.advance(seconds=62, speed=90), "session")
             broker.faults.clear()
@@ -241,7 +242,7 @@ def test_commit_of_a_timed_out_transaction_fails(broker: OwnBroker, clock: TestC
     assert (fired.what, fired.who) == ("transaction", "x")
     with pytest.raises(KafkaException):
         producer.commit_transaction(30)
-    # The marker is in the log, so it does not block readers any longer.
+    # The abort marker is in the log, so the transaction no longer blocks readers.
     reader = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,

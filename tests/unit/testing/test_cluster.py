@@ -1,4 +1,4 @@
-"""Several brokers in one process: one fails in every possible way, and no record is lost."""
+"""Several brokers in one process: a broker fails in every possible way, and no record is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Writer:
-    """An idempotent producer of numbers, with the outcome of each."""
+    """An idempotent producer of numbers, with the outcome of each write."""
 
     def __init__(self, cluster: Cluster) -> None:
         settings = {"acks": "all", "enable.idempotence": True, "linger.ms": 1}
@@ -61,7 +61,7 @@ def numbers_of(cluster: Cluster, isolation: str = "read_uncommitted") -> list[in
 
 
 def assert_nothing_is_lost(cluster: Cluster, writer: Writer) -> None:
-    """Check that all acknowledged records exist, once, in order, and equal on every replica."""
+    """Check that all acknowledged records exist once, in order, and on every replica."""
     assert not writer.refused
     cluster.wait_for_isr("t")
     assert numbers_of(cluster) == writer.acknowledged == list(range(len(writer.acknowledged)))

@@ -1,4 +1,4 @@
-"""A cluster that is controlled over HTTP, in a separate process."""
+"""A cluster in a separate process that is controlled over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions in a cluster of three whose coordinator is killed at each step of them."""
+"""Transactions in a cluster of three brokers whose coordinator is killed at each step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(cluster: Cluster, topic: str) -> list[str]:
 
 
 def goes_through(cluster: Cluster, topic: str, step: str, go: Callable[[], None]) -> None:
-    """Run transactions with three leaders; call ``go`` when the first one reaches ``step``."""
+    """Run transactions on three leaders; call ``go`` when the first reaches ``step``."""
     cluster.topic(topic, PARTITIONS)
     settings = {"transactional.id": ID, "transaction.timeout.ms": 60_000, "log_level": 0}
     producer = Producer({**settings, "bootstrap.servers": cluster.bootstrap})

@@ -1,4 +1,4 @@
-"""Faults: errors of every API in their fields, lost requests and responses, and delays."""
+"""Faults: errors in the right fields of every API, lost requests and responses, and delays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def client(broker: OwnBroker) -> Iterator[Cluster]:
 
 
 def one_of_each(cls: type) -> dict[str, Any]:
-    """Return the fields of a request, every list with one element."""
+    """Return the fields of a request, with one element in each list."""
     values: dict[str, Any] = {}
     for info in all_fields(cls):
         if info.struct is not None:
@@ -79,7 +79,7 @@ def texts_in(answer: Any) -> list[object]:
 
 
 DEEP = {ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}
-"""APIs whose responses have this error in the partitions, and none at the top level."""
+"""APIs whose responses have the error in the partitions, and no error at the top level."""
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
@@ -92,8 +92,8 @@ def test_fault_error_is_in_the_response_of_every_version(
         answer = client.call(api.module, version, **request)
         errors = set(errors_in(answer))
         assert ERROR.lower() in errors, (version, answer)
-        # In DEEP's responses the top level has no error, in Metadata the partitions of the topic
-        # with the error have none, as in Kafka.
+        # As in Kafka, the top level of DEEP's responses has no error, nor have the partitions of a
+        # topic with an error in Metadata responses.
         if api.key not in {*DEEP, ApiKey.METADATA}:
             assert errors == {ERROR.lower()}, (version, answer)
         assert fault.hits == 1
@@ -353,7 +353,7 @@ def test_invalid_fault_is_refused_with_a_reason(told: dict[str, Any], why: str) 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 def test_every_field_of_a_request_can_be_matched(api: Api) -> None:
-    """This includes fields that only the oldest or the newest version has."""
+    """The fields include those that only the oldest or the newest version has."""
     for version in {api.min_version, api.max_version}:
         for info in all_fields(message_class(api.key, version, "request")):
             Faults().observe(api=api.key, match={info.name: 1, "client_id": "a", "topic": "t"})

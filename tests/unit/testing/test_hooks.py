@@ -27,7 +27,7 @@ from tests.support.share import Member, initialize, parts_of
 from tests.support.waits import until
 
 WAITING = 40
-"""More requests than asyncio's executor has threads."""
+"""A number of requests above that of threads in asyncio's executor."""
 
 
 class Served:
@@ -218,7 +218,7 @@ def test_waiting_queries_delay_neither_requests_nor_the_stop(tmp_path: Path) -> 
         for _ in range(WAITING):
             waiting = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
             waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: {served.hooks}\r\n\r\n".encode())
-        # The free space of a disk is determined in one of the executor's threads.
+        # The free space of a disk is determined in a thread of the executor.
         with RawClient(served.bootstrap) as client:
             assert client.call("describe_log_dirs", 4, topics=None)["results"]
         served.process.terminate()

@@ -1,4 +1,4 @@
-"""Share partitions in a cluster: their states are at share coordinators on other brokers."""
+"""Share partitions in a cluster: their state is at share coordinators on other brokers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clients:
         return until(probe, f"share coordinator of {key}")
 
     def initialize(self, topic: uuid.UUID, partition: int) -> None:
-        """Begin the state of a share partition, as the group coordinator does."""
+        """Initialize the state of a share partition, like the group coordinator."""
 
         def probe() -> bool:
             part = {"partition": partition, "state_epoch": 1, "start_offset": 0}
@@ -123,9 +123,10 @@ def test_new_leader_continues_with_the_persisted_share_state(cluster: Cluster) -
         until(lambda: cluster.leader("queue", 0) != former, "another leader")
         successor = Member(clients.of[cluster.leader("queue", 0)], GROUP)
         ranges: list[tuple[int, int, int]] = []
-        while not ranges or ranges[-1][1] < 2:  # the high watermark may follow
+        while not ranges or ranges[-1][1] < 2:  # the high watermark may advance later
             ranges += acquired(fetched(successor, topic, 0))
-        # Offset 1 keeps its count, the acquisition of offset 2 is unknown to the new leader.
+        # Offset 1 keeps its delivery count; the new leader does not know the acquisition of offset
+        # 2.
         assert ranges == [(1, 1, 2), (2, 2, 1)]
 
 
@@ -142,7 +143,7 @@ def test_partition_without_leader_has_no_in_flight_counts_and_a_reason(cluster: 
 
 
 def owners(cluster: Cluster) -> list[str]:
-    """Return the owner of the first open record of each partition, as the leaders report it."""
+    """Return each leader's report of the owner of the first in-flight record, by partition."""
     places = [("queue", partition) for partition in range(PARTITIONS)]
     with ClusterSession(cluster.bootstrap, 30) as session:
         found = in_flight(session, GROUP, places)

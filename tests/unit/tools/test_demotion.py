@@ -1,6 +1,6 @@
-"""A single broker joins controllers that started from its metadata, and leaves them again.
+"""A standalone broker joins controllers that started from its metadata, and leaves them again.
 
-The controllers here are Fencepost's; tests/oracle/test_promote.py has Apache Kafka's.
+These tests use Fencepost's controllers, and tests/oracle/test_promote.py uses Apache Kafka's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def metadata(self) -> Path:
-        """The directory of the controller."""
+        """The controller's metadata directory."""
         return self.output / "controller-100" / "metadata"
 
     def alone(self) -> Broker:
@@ -96,7 +96,7 @@ def place(tmp_path: Path) -> Place:
 
 
 async def topics_of(broker: Broker) -> Mapping[str, int]:
-    """Return topics' partition counts as a client sees them; every partition has a leader."""
+    """Return topic → partition count from a client; check that broker 1 leads every partition."""
     async with AsyncWireClient(broker.bootstrap) as client:
         known = (await client.metadata(refresh=True)).topics
     assert all(row.leader == 1 for topic in known.values() for row in topic.partitions.values())
@@ -108,7 +108,7 @@ def create(broker: Broker, name: str) -> None:
 
 
 async def begun(place: Place) -> None:
-    """Start and stop a single broker with one topic."""
+    """Start and stop a standalone broker with one topic."""
     async with place.alone() as broker:
         create(broker, "orders")
 
@@ -180,11 +180,11 @@ async def test_broker_started_alone_after_promotion_cannot_join_controllers(plac
 async def test_broker_does_not_join_controllers_with_older_metadata(
     place: Place, tmp_path: Path
 ) -> None:
-    """After two promotions into two directories, the older controller is started."""
+    """The broker is promoted twice, into two directories, and then the older controller starts."""
     await begun(place)
     place.promote()
     async with place.alone():
-        pass  # the start only changes all leader epochs
+        pass  # starting changes only the leader epochs
     place.promote(tmp_path / "newer")
     async with place.decides():
         with pytest.raises(BrokerError, match="orders is in an earlier state"):

@@ -1,6 +1,6 @@
 """Producer ids that Apache Kafka has allocated, as read from its metadata log.
 
-``fencepost log export`` warns if they collide with exported ones.
+``fencepost log export`` warns if exported producer ids collide with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FS = OsFileSystem()
 
 
 def block(next_id: int) -> bytes:
-    """Return a ``ProducerIdsRecord`` as Kafka's controller writes it: varints, fields, no tags."""
+    """Return a ``ProducerIdsRecord`` like Kafka's controller: varints, fields, no tags."""
     return b"\x01\x0f\x00" + struct.pack(">iqq", 1, 5, next_id) + b"\x00"
 
 
@@ -63,7 +63,7 @@ def test_export_warns_of_producer_ids_that_kafka_may_assign(tmp_path: Path) -> N
                 sent = batch([b"x"], producer_id=producer_id, producer_epoch=epoch, sequence=0)
                 assert cluster.produce("orders", sent)["error_code"] == "none"
             else:
-                # A topic directory as Kafka creates it: it exists and is empty.
+                # A topic directory of Kafka without records.
                 cluster.produce("orders", [b"x"])
             cluster.produce("plain", [b"x"])
     for log in (*kafka.glob("orders-0/*.log"), *kafka.glob("plain-0/*.log")):

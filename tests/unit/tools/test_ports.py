@@ -1,4 +1,4 @@
-"""A held port: no other process gets it while its server is down, and the server may rebind."""
+"""No other process gets a held port while its server is down, and the server may rebind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controllers' initial state when a broker is promoted, and interrupted promotions."""
+"""The initial state of the controllers after a broker is promoted, and interrupted promotions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ THREE = tuple(ControllerAddress(100 + n, f"10.0.0.{n}", 9093) for n in range(1, 
 
 
 def grown() -> MemoryDisk:
-    """Return the directory of a stopped broker with some metadata of every kind."""
+    """Return the directory of a stopped broker with metadata records of every type."""
     disk = MemoryDisk()
     for path in (DATA, "/home"):
         disk.make_directory(path)
@@ -101,7 +101,7 @@ def grown() -> MemoryDisk:
             UserScramCredentialRecord("alice", 2, b"salt", b"stored", b"server", 8192),
         ]
     )
-    storage(Path(DATA), fs=disk).logs.close()  # another start, for leader epochs above 0
+    storage(Path(DATA), fs=disk).logs.close()  # restarted, for leader epochs above 0
     write_clean_shutdown(disk, DATA, 1)
     return disk
 
@@ -365,7 +365,7 @@ def test_repeated_promotion_only_adds_new_metadata() -> None:
     ]
     assert again == owners
     assert {one: disk.read_file(f"{OUT}/{one}") for one in files} == files
-    metadata = start(disk).metadata  # the single broker runs for a while
+    metadata = start(disk).metadata  # the standalone broker runs for a while
     assert promoted_as(disk, LOG) is not None, "a storage is no broker"
     create_topic(metadata, "later", 1, {})
     plan = promote(disk, wanted(THREE))
@@ -412,7 +412,7 @@ def test_promotion_interrupted_at_any_step_can_be_repeated() -> None:
     assert ends > 0
 
 
-# --- the way back ---
+# --- demotion ---
 
 METADATA = Path(OUT) / "controller-100" / "metadata"
 

@@ -1,4 +1,4 @@
-"""The rules of the doctor on observations that no real client makes within a test's time."""
+"""The doctor's rules, with observations that a real client would take too long to cause."""
 
 from __future__ import annotations
 

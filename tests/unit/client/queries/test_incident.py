@@ -1,4 +1,4 @@
-"""The file of an incident: what is written can be read, and bad files are refused."""
+"""Incident files: written files can be read, and bad files are refused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_written_incident_is_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def put(*keys: Any, value: Any) -> Callable[[dict[str, Any]], object]:
-    """Return a change that sets one value."""
+    """Return a change that sets a value."""
 
     def change(incident: Any) -> None:
         for key in keys[:-1]:

@@ -1,4 +1,4 @@
-"""Reassignment plans: balanced over brokers and racks with the fewest moves, and their files."""
+"""Reassignment plans, balanced over brokers and racks with few moved replicas; plan files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict about a transaction, from records that the coordinator's own steps make."""
+"""Verdicts about transactions, from records that the coordinator's machine writes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_end_at_last_epoch_is_found_under_the_former_producer_id() -> None:
         assert told(judge(log, 0, producer_id=P + 1)) == (Verdict.NOT_BEGUN, True)
     log.begin()
     assert told(judge(log, LAST_CLIENT_EPOCH)) == (Verdict.COMMITTED, True)
-    # The record of the next transaction has forgotten the former producer id.
+    # The record of the next transaction no longer has the former producer id.
     assert told(judge(log.compacted(), LAST_CLIENT_EPOCH)) == (Verdict.NO_EVIDENCE, False)
 
 
@@ -141,7 +141,7 @@ def test_tv1_commit_is_proof_only_with_all_records_of_the_epoch() -> None:
     log = Log().begin(0).end(commit=True, version=0)
     assert told(judge(log, 0)) == (Verdict.COMMITTED, True)
     assert told(judge(log.compacted(), 0)) == (Verdict.COMMITTED, False)
-    # Sequence numbers begin at 0 in each epoch: no earlier batch of the identity is missing.
+    # Sequence numbers begin at 0 in each epoch, so no earlier batch of the identity is missing.
     assert told(judge(log, 0, [marker(0, commit=True)])) == (Verdict.COMMITTED, True)
     late = judge(log, 0, [marker(0, commit=True, sequence=7)])
     assert told(late) == (Verdict.COMMITTED, False)
@@ -184,7 +184,7 @@ def test_kept_transaction_can_only_be_ended_by_its_latest_client() -> None:
     log.end(commit=True)
     for epoch in (100, 102):
         assert told(judge(log, epoch)) == (Verdict.COMMITTED, True)
-    # The Complete record has forgotten that the transaction's own epoch was 100.
+    # The Complete record no longer has the transaction's own epoch, 100.
     log.compacted()
     assert told(judge(log, 102)) == (Verdict.COMMITTED, True)
     assert told(judge(log, 100)) == (Verdict.REPLACED, False)
@@ -207,7 +207,7 @@ def test_replaced_epoch_without_a_transaction_is_proven() -> None:
 
 
 def test_transaction_with_state_newer_than_the_log_is_not_proven() -> None:
-    """The coordinator was asked later than its log was read."""
+    """The coordinator's state was queried after its log was read."""
     log = Log().begin()
     before = tuple(log.records)
     later = log.end(commit=True).init().current
@@ -238,7 +238,7 @@ def test_expired_id_has_an_outcome_while_records_or_markers_remain() -> None:
 
 
 def test_complete_state_without_the_log_is_no_evidence_for_an_epoch() -> None:
-    """The same answer of the coordinator means different transactions under versions 1 and 2."""
+    """With versions 1 and 2, the same coordinator response refers to different transactions."""
     for version in (0, 2):
         log = Log().begin(version).end(commit=True, version=version)
         epoch = log.txn.producer_epoch

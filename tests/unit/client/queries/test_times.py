@@ -1,4 +1,4 @@
-"""Times as people type them: the meaning of each form, and the messages about invalid ones."""
+"""Times that users type: the meaning of each form, and the messages about invalid times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def at(*parts: int) -> int:
         ("02:13", at(2026, 3, 1, 2, 13)),
         ("2:13", at(2026, 3, 1, 2, 13)),
         ("14:30", at(2026, 3, 1, 14, 30)),
-        # 14:31 has not come yet today, so yesterday's is meant.
+        # It is before 14:31 today, so yesterday's 14:31 is meant.
         ("14:31", at(2026, 2, 28, 14, 31)),
         ("02:13:05.5", at(2026, 3, 1, 2, 13, 5) + 500),
         ("-10m", at(2026, 3, 1, 14, 20, 15) + 250),

@@ -81,7 +81,7 @@ class Pair(Scripted):
         )
 
     async def commit(self, version: int = 2) -> Producer:
-        """Commit a transaction with a local and a remote partition; return the EndTxn response."""
+        """Commit a transaction with a local and a remote partition; return its producer."""
         producer = await Producer(self.services).init()
         await producer.add(("t", 0), ("t", 1))
         producer.write("a")

@@ -36,8 +36,7 @@ def commit_offset(client: Cluster, topic: str, offset: int, group: str = "g") ->
     return str(answer["topics"][0]["partitions"][0]["error_code"])
 
 
-# --- one fsync for many requests
-# ---------------------------------------------------------------------------
+# --- one fsync for many requests ------------------------------------------------------------------
 
 
 def test_appends_that_wait_together_share_one_fsync(tmp_path):

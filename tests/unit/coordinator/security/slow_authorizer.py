@@ -1,4 +1,4 @@
-"""Rules written as text, and a model: an authorizer that scans all rules for each decision."""
+"""ACLs written as text, and a model: an authorizer that scans all ACLs for each decision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPLY = {
 
 
 def rule(text: str) -> Acl:
-    """Parse ``ALLOW READ User:bob * TOPIC PREFIXED foo``."""
+    """Parse an ACL like ``ALLOW READ User:bob * TOPIC PREFIXED foo``."""
     permission, operation, principal, host, kind, pattern, name = text.split(" ")
     return Acl(
         ResourceType[kind],

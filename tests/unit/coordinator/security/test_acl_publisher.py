@@ -1,7 +1,7 @@
-"""ACLs are created and deleted, and the authorizer follows.
+"""ACLs are created and deleted, and the authorizer applies the changes.
 
-The scenarios come from Kafka's AclControlManagerTest, and from AuthorizerTest as far as it is about
-existing rules.
+The scenarios come from Kafka's AclControlManagerTest, and from AuthorizerTest's cases of creating,
+deleting and listing ACLs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ READ_T = rule("ALLOW READ User:alice * TOPIC LITERAL t")
 
 
 class Kept:
-    """A metadata log with rules, and their authorizer."""
+    """A metadata log with ACLs, and their authorizer."""
 
     def __init__(self, directory: Path, **limits: int) -> None:
         self._directory, self._limits = directory, AclLimits(**limits)
@@ -67,7 +67,7 @@ class Kept:
         self.open()
 
     def creating(self, rules: Iterable[Acl]) -> Steps[list[DomainError | None]]:
-        """Carry out a creation request, one decision per step."""
+        """Create ACLs, with a decision per step."""
         machine = self.controller
         machine.image = self.storage.metadata.image
         errors, created = yield from machine.check_acl_creation(
@@ -80,7 +80,7 @@ class Kept:
         return errors
 
     def deleting(self, filters: Iterable[AclFilter]) -> Steps[list[list[Acl] | DomainError]]:
-        """Carry out a deletion request, one decision per step."""
+        """Delete ACLs, with a decision per step."""
         machine = self.controller
         machine.image = self.storage.metadata.image
         answers, deleted = yield from machine.check_acl_deletion(filters, self.authorizer.rules)
@@ -231,7 +231,7 @@ def test_acl_is_stored_as_access_control_entry_record(kept):
 
 @pytest.mark.parametrize("change", [{"operation": 99}, {"permission_type": 0}])
 def test_acl_record_with_unknown_value_prevents_startup(kept, change):
-    """The rule may be a denial."""
+    """Without the ACL, which may be a DENY, the broker might allow too much."""
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
     kept.storage.metadata.append([replace(record, **change)])
@@ -393,7 +393,7 @@ def test_acl_filter_selects_by_resource_pattern(kept):
 
 @pytest.mark.parametrize("where", ["LITERAL t", "LITERAL *", "PREFIXED t"])
 def test_acl_deletion_keeps_other_acls_of_the_resource(kept, where):
-    """Some rules are deleted, others kept; rules of other resources stay as they are."""
+    """Some ACLs of a resource are deleted; its other ACLs, and those of other resources, stay."""
     read, write, deny = (
         rule(f"{text} User:alice * TOPIC {where}")
         for text in ("ALLOW READ", "ALLOW WRITE", "DENY READ")
@@ -411,7 +411,7 @@ def test_acl_deletion_keeps_other_acls_of_the_resource(kept, where):
 
 
 def matches(wanted: AclFilter, one: Acl) -> bool:
-    """Match as ``ResourcePatternFilter`` and ``AccessControlEntryFilter`` do."""
+    """Match like Kafka's ``ResourcePatternFilter`` and ``AccessControlEntryFilter``."""
     if wanted.resource_type not in {ResourceType.ANY, one.resource_type}:
         return False
     how, name = wanted.pattern_type, wanted.resource_name
@@ -448,7 +448,7 @@ def drawn_filter(draw: random.Random) -> AclFilter:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_acl_table_equals_the_model_after_random_changes(tmp_path, seed):
-    """Deletion removes exactly the rules that the filters match (CVE-2024-27309)."""
+    """Deletion removes exactly the ACLs that the filters match (CVE-2024-27309)."""
     draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()
     for _ in range(12):
         wanted = drawn_filter(draw)
@@ -481,7 +481,7 @@ def large(count: int) -> Iterable[Acl]:
 
 @pytest.mark.slow
 def test_event_loop_stays_responsive_while_many_of_twenty_thousand_acls_change(kept):
-    """A turn runs steps until its slice is over, so its length is bounded by the longest step."""
+    """A turn runs steps until the slice is over, so the longest step limits its duration."""
     rules = list(large(20_000))
     half = rules[:10_000]
     with watched_loop() as watch:

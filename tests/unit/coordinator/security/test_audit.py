@@ -1,4 +1,4 @@
-"""Audit lines about denied requests and, at DEBUG, about allowed ones."""
+"""Audit lines about denied requests and, at level DEBUG, about allowed requests."""
 
 from __future__ import annotations
 

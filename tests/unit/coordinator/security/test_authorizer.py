@@ -1,6 +1,6 @@
 """The authorizer's decisions, with the scenarios of StandardAuthorizerTest and AuthorizerTest.
 
-Users, topics and hosts have the names that they have there.
+Users, topics and hosts have the same names as in Kafka's tests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def authorizer(*texts: str, **fields) -> Authorizer:
 
 
 def may(of: Authorizer, who: ClientSession | str, what: str, host: str = "127.0.0.1") -> bool:
-    """Decide on ``READ T foo``; the name may be empty."""
+    """Decide on an operation like ``READ T foo``; the resource name may be empty."""
     operation, kind, name = what.split(" ")
     asks = session(who, host) if isinstance(who, str) else who
     return of.allows(asks, Operation[operation], KINDS[kind], name)
@@ -105,7 +105,7 @@ def test_allow_everyone_if_no_acl_found_applies_to_resources_without_acl(text, a
     made = Authorizer.configured(BrokerConfig(settings))
     made.rules = RuleTable.of([rule("ALLOW READ User:Alice * TOPIC LITERAL topic1")])
     assert may(made, "Bob", "READ T topic2") is allowed
-    assert not may(made, "Bob", "READ T topic1")  # a rule for another user is a rule
+    assert not may(made, "Bob", "READ T topic1")  # another user's ACL is an ACL
     assert not may(made, "Alice", "WRITE T topic1")
     assert may(made, "admin", "WRITE T topic1")
 
@@ -115,7 +115,7 @@ def test_anonymous_principal_can_be_a_super_user():
     assert may(of, ClientSession("127.0.0.1", "PLAINTEXT"), "ALTER C kafka-cluster")
 
 
-# --- one rule ------------------------------------------------------------------------------------
+# --- one ACL --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["DESCRIBE", "READ", "WRITE", "DELETE", "ALTER"])
@@ -177,7 +177,7 @@ def test_empty_resource_name_matches_wildcard_acl():
     assert may(of, "alice", "READ G ")
 
 
-# --- many rules ----------------------------------------------------------------------------------
+# --- many ACLs ------------------------------------------------------------------------------------
 
 
 def test_acls_of_several_resources_and_principals_are_combined():
@@ -282,7 +282,7 @@ def test_one_form_leaves_text_that_is_no_ip_address_unchanged(host):
     ],
 )
 def test_acl_for_cidr_range_applies_to_addresses_in_it(written, inside, outside):
-    """The results of Apache Kafka 4.4's ``CidrUtils`` (KIP-1276)."""
+    """The results equal those of Apache Kafka 4.4's ``CidrUtils`` (KIP-1276)."""
     of = authorizer(
         f"DENY READ User:alice {written} TOPIC LITERAL foo",
         "ALLOW READ User:alice * TOPIC LITERAL foo",
@@ -370,7 +370,7 @@ def test_deny_for_a_host_overrides_allow_for_everyone():
     "name", ["*", "admin;User:x", "admin\n", "Admin", " admin", "", "User:admin"]
 )
 def test_user_name_with_special_characters_matches_only_its_own_acls(name):
-    """A user name never grants more than the rules for exactly that name."""
+    """A user name never has more rights than the ACLs for exactly this name allow."""
     of = authorizer(
         "ALLOW READ User:bob * TOPIC LITERAL foo",
         "ALLOW READ User:* * TOPIC LITERAL public",
@@ -378,7 +378,7 @@ def test_user_name_with_special_characters_matches_only_its_own_acls(name):
         super_users=parse_super_users("User:admin;User:*"),
     )
     who = ClientSession("127.0.0.1", "IN", Principal("User", name))
-    is_named = name == "*"  # the super user of that name, and no wildcard
+    is_named = name == "*"  # a super user named so, not a wildcard
     assert [may(of, who, f"READ T {one}") for one in ("foo", "public", "closed")] == [
         is_named,
         True,
@@ -472,7 +472,7 @@ def test_reason_names_the_acl_that_decides():
     assert why("root", "READ G bar") == "super user"
 
 
-# --- some resource of a type ---------------------------------------------------------------------
+# --- any resource of a type -----------------------------------------------------------------------
 
 
 def some(of: Authorizer, who: str, what: str, host: str = "192.168.1.1") -> bool:
@@ -624,7 +624,7 @@ def compare(of: Authorizer, rules: list[Acl], *, default: bool) -> None:
 
 
 def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
-    """Check that the table keeps no prefix without a rule."""
+    """Check that the table keeps no prefix without an ACL."""
     wanted = {
         kind: {
             one.resource_name
@@ -647,7 +647,7 @@ SEEDS, SLOW_SEEDS = range(12), range(12, 40)
     "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW_SEEDS)]
 )
 def test_authorizer_equals_the_model_after_random_changes(seed):
-    """Both also agree after removals that leave some rules of a resource (CVE-2024-27309)."""
+    """Both also agree after some of a resource's ACLs are removed (CVE-2024-27309)."""
     draw = random.Random(seed)
     default = draw.random() < 0.5
     of = Authorizer(allows_without_rules=default)
@@ -660,7 +660,7 @@ def test_authorizer_equals_the_model_after_random_changes(seed):
             before.changed(removed=[*gone, drawn(draw), *gone], added=dict.fromkeys(more, NO_ID))
         )
         rules = list(dict.fromkeys([*(one for one in rules if one not in gone), *more]))
-        # ``removed`` had a random rule as well, which may have been in the table.
+        # ``removed`` also has a random ACL, which may be in the table.
         rules = [one for one in rules if one in of.rules]
         assert of.rules.count == len(rules)
         assert all(one in before for one in known)
@@ -695,7 +695,7 @@ def test_authorizer_examines_only_acls_that_match_the_request(monkeypatch):
 
 
 def test_grant_is_rebuilt_once_per_change_of_its_acls(monkeypatch):
-    """These rules differ only in the spelling of one address."""
+    """These ACLs differ only in the spelling of an address."""
     hosts = [":".join("0" * (at >> bit & 1) + "1" for bit in range(8)) for at in range(256)]
     rules = [rule(f"ALLOW READ User:u {host} TOPIC LITERAL t") for host in hosts]
     write = rule(f"ALLOW WRITE User:u {hosts[0]} TOPIC LITERAL t")
@@ -713,7 +713,7 @@ def test_grant_is_rebuilt_once_per_change_of_its_acls(monkeypatch):
 
     made = RuleTable.of(rules)
     assert (built, allowed(made)) == ([256], read)
-    # The rule that is both removed and added exists afterwards.
+    # An ACL that is both removed and added exists afterwards.
     most = dict.fromkeys([rules[7], write], NO_ID)
     left = finish(made.changed(removed=rules[1:], added=most))
     assert (built, allowed(left), left.count) == ([256, 3], read | 1 << Operation.WRITE, 3)
@@ -732,7 +732,7 @@ def test_each_step_of_a_large_acl_change_is_short(request):
     table, added = RuleTable(), dict.fromkeys(map(rule, texts), NO_ID)
     longest = 0.0
     gc.collect()
-    gc.disable()  # as in a broker, which collects between requests
+    gc.disable()  # a broker collects garbage between requests, too
     request.addfinalizer(gc.enable)
     rules = [*added]
     few = dict.fromkeys(rules[:5], NO_ID)

@@ -1,4 +1,4 @@
-"""Names and dates of certificates. The expected names of Java come from a JDK 17."""
+"""Names and dates of certificates. JDK 17 computed the expected names of Java."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ JAVA = [
     ("3018310a300806035504030c0161310a300806035504030c0162", "CN=b,CN=a"),
     ("300f310d300b06035504030c0461202062", "CN=a  b"),
 ]
-"""Subjects in DER, each with the name that ``X500Principal.getName(RFC2253)`` returns."""
+"""Subjects in DER, with the names that Java's ``X500Principal.getName(RFC2253)`` returns."""
 
 OURS = [("300f310d300b06035504031e0400fc20ac", "CN=ü€")]
-"""Not as in Java, which reads each byte of a BMPString as a character, zeros included."""
+"""Differs from Java, which decodes each byte of a BMPString, even a zero, as a character."""
 
 
 @pytest.mark.parametrize(("der", "name"), [*JAVA, *OURS])
@@ -93,7 +93,7 @@ def test_certificate_is_read_with_subject_dates_and_alternative_names(tmp_path: 
     assert (
         read_certificate(ssl.PEM_cert_to_DER_cert(authority.pem)).alternative_names == frozenset()
     )
-    # Years after 2049 are encoded in another form.
+    # Dates after 2049 have another encoding.
     late = authority.server("late", valid=(0, 365 * 60))
     year = dt.datetime.fromtimestamp(
         read_certificate(ssl.PEM_cert_to_DER_cert(late.chain)).not_after_s, dt.UTC

@@ -1,4 +1,4 @@
-"""Brokers apply the changes of ACLs and quotas that their cluster's controller makes."""
+"""Brokers apply changes of ACLs and quotas from their cluster's controller."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_acl_record_with_unknown_value_is_logged_and_the_others_apply() -> None:
 
 
 def rule(number: int, permission: int = 3) -> AccessControlEntryRecord:
-    """Return an ACL of the topic ``t<number>`` whose id follows from the number."""
+    """Return an ACL for the topic ``t<number>``, with an id derived from the number."""
     id_ = UUID(int=number + 1)
     return AccessControlEntryRecord(
         id_, 2, f"t{number}", 3, f"User:{number % 50}", "*", 3, permission
@@ -123,7 +123,7 @@ def rule(number: int, permission: int = 3) -> AccessControlEntryRecord:
 
 
 class Following:
-    """An authorizer that follows the images of a cluster."""
+    """An authorizer that applies the images of a cluster."""
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -154,7 +154,7 @@ async def test_few_changed_acls_apply_at_once() -> None:
 
 
 async def test_many_changed_acls_apply_atomically_and_before_later_images() -> None:
-    """At every moment the rules match some image."""
+    """The authorizer's ACLs are always those of some image."""
     one = Following()
     one.cluster.change(*map(rule, range(400)))
     states = [one.rules()]

@@ -1,4 +1,4 @@
-"""Users, PLAIN, the configuration of logins, and log lines about them."""
+"""Users, PLAIN, the configuration of logins, and log lines about logins."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 class Plain:
-    """PLAIN with two SCRAM users and one from the configuration."""
+    """PLAIN with two SCRAM users and two users from the configuration."""
 
     def __init__(self, directory: Path) -> None:
         self.checks = PasswordChecks()
@@ -136,7 +136,7 @@ async def test_failed_plain_login_returns_javas_message_without_secrets(
 async def test_plain_login_costs_one_password_check_for_any_user_name(
     plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users of either kind and unknown ones: response times reveal no difference."""
+    """Response times do not reveal which users exist, and which have SCRAM credentials."""
     asked: list[tuple[str, int]] = []
 
     def counted(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
@@ -153,7 +153,7 @@ async def test_plain_login_costs_one_password_check_for_any_user_name(
 
 
 async def test_waiting_password_checks_are_limited_per_host_and_in_total(plain: Plain) -> None:
-    """A flood of logins hits the limits, while admitted ones complete."""
+    """A flood of logins exceeds the limits, while admitted logins complete."""
     credential = plain.login.users.stand_in("x")
 
     def begin(host: str) -> asyncio.Future[bytes]:
@@ -221,7 +221,7 @@ def test_corrupt_scram_record_error_does_not_reveal_its_content() -> None:
 
 
 def test_stand_in_credential_is_indistinguishable_from_a_real_one(tmp_path: Path) -> None:
-    """The credentials of an unknown name cost as much, never change, and match no password."""
+    """An unknown user's credential takes as long, never changes, and matches no password."""
     users = users_in(tmp_path)
     assert users.stand_in("x", SCRAM_SHA_256).iterations == 4096
     give(users, "alice", "right", SCRAM_SHA_256, iterations=9_000)
@@ -304,7 +304,7 @@ def test_malformed_added_scram_user_is_refused_without_revealing_password(
 
 
 async def test_added_scram_user_does_not_replace_existing_credential(tmp_path: Path) -> None:
-    """The password may have been changed since the first start."""
+    """The password may have been changed since the broker first started."""
     alice = "SCRAM-SHA-256=[name=alice,password=changed]"
     async with Broker(tmp_path, add_scram=[alice]) as broker:
         before = broker.services.users.credential("alice", SCRAM_SHA_256)

@@ -59,7 +59,7 @@ def first(token: str, authzid: str = "", extensions: str = "") -> bytes:
 
 
 async def taken(exchange: OauthExchange, token: bytes) -> bytes:
-    """Run one step of the exchange, including its waits."""
+    """Run a step of the exchange, including its waits."""
     steps = exchange.step(token)
     try:
         while True:
@@ -230,7 +230,7 @@ KEYS = [
 
 
 class Issuer:
-    """An issuer that serves a key set, or another body, over HTTP."""
+    """A token issuer that serves a key set, or another body, over HTTP."""
 
     def __init__(self) -> None:
         self.body: bytes = json.dumps({"keys": KEYS}).encode()
@@ -334,7 +334,7 @@ async def test_invalid_signed_token_is_refused(
     try:
         assert await taken(exchange, first(token)) == b'{"status":"invalid_token"}'
     except AuthenticationFailed as failed:
-        assert str(failed) == "no such key"  # noqa: PT017 - one of two ways to fail
+        assert str(failed) == "no such key"  # noqa: PT017 - one of two possible errors
     assert exchange.identity is None
     good = signed(iss="https://issuer", aud=["them"])
     exchange = looking(issuer.url, clock, issuer="https://issuer", audience=("us", "them"))()
@@ -408,7 +408,7 @@ async def test_failed_key_fetch_is_retried_with_exponential_backoff(
     issuer.status = 200
     clock.advance(400)
     assert await taken(begin(), first(signed())) == b""
-    # Known keys stay in use while the issuer fails and while a refresh is in progress.
+    # Known keys stay in use while requests to the issuer fail or a refresh is in progress.
     issuer.status = 500
     clock.advance(3_600_000)
     later = signed(exp=NOW + 10_000)

@@ -1,6 +1,6 @@
 """Mapping of distinguished names to users.
 
-The cases are from SslPrincipalMapperTest; others come from Java's replacement templates.
+Some cases come from SslPrincipalMapperTest; the other cases show Java's replacement templates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_valid_principal_mapping_rules_are_accepted(rules: str) -> None:
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/L",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/U",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/LU",
-        # Java fails on these when the first client connects.
+        # With these rules, Java fails when the first client connects.
         "RULE:^CN=(.*$/$1/",
         "RULE:^CN=.*$/$1/",
         "RULE:^CN=(.*)$/$/",
@@ -124,7 +124,7 @@ def test_escaped_comma_with_whitespace_stays_in_the_mapped_name() -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "user"),
     [
-        # Java's replaceAll continues after a match, where an empty match may follow.
+        # Java's replaceAll continues after a match, and an empty match may follow there.
         ("RULE:.*/x/", "abc", "xx"),
         ("RULE:(a)(b)?c/$1-$2-/", "ac", "a--"),
         ("RULE:(a)(b)(c)/$12$0/", "abc", "a2abc"),

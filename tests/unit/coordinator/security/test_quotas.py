@@ -44,7 +44,7 @@ def test_rate_is_measured_over_ten_to_eleven_windows():
     assert rate.elapsed_ms(999) == 10_999
     assert rate.elapsed_ms(1000) == 10_000
     assert rate.elapsed_ms(10_500) == 10_500
-    # Samples eleven windows old no longer count, and the rate is like a new client's.
+    # Samples that are eleven windows old no longer count, and the rate is that of a new client.
     assert rate.per_second(10_999) > 0
     assert (rate.per_second(11_000), rate.elapsed_ms(11_000)) == (0, 10_000)
 
@@ -70,7 +70,7 @@ def test_negative_record_cancels_recorded_amount_in_rate():
 
 
 def test_throttle_time_after_spike_brings_rate_back_to_quota():
-    """ClientQuotaManagerTest.testQuotaViolation: 6300 bytes in 10.5 s of 500 a second."""
+    """ClientQuotaManagerTest.testQuotaViolation: 6300 bytes in 10.5 s, with 500 bytes/s allowed."""
     rate, now_ms = Rate(WINDOW), 0
     for _ in range(10):
         rate.record(400, now_ms)
@@ -94,7 +94,7 @@ def test_throttle_time_is_capped_at_its_largest_wire_value():
 
 
 def test_token_bucket_starts_full_may_be_overdrawn_and_refills():
-    """TokenBucketTest, with a burst of 50 at 5 per second."""
+    """TokenBucketTest, with a rate of 5 per second and a burst of 50."""
     bucket = TokenBucket(RateWindow(10, 1000))
     assert bucket.tokens(5, 123_456) == 50
     bucket.take(60, 5, 123_456)
@@ -103,7 +103,7 @@ def test_token_bucket_starts_full_may_be_overdrawn_and_refills():
     assert bucket.throttle_ms(5, 125_455) == 1
     assert bucket.throttle_ms(5, 125_456) == 0
     assert bucket.tokens(5, 999_999) == 50
-    # A smaller quota has a smaller burst at once.
+    # If the quota is lowered, the burst is lower at once.
     assert bucket.tokens(1, 999_999) == 10
 
 
@@ -122,7 +122,7 @@ def change(metadata: MetadataLog, pair: Pair, wanted: Mapping[str, float | None]
 
 
 class Clients:
-    """The quotas of a broker, and clients that use them up."""
+    """The quotas of a broker, and clients that use their quotas."""
 
     def __init__(self, metadata: MetadataLog, clock: ManualClock) -> None:
         self.quotas = quotas = ClientQuotas(QuotaTable(metadata), BrokerConfig(), clock)
@@ -237,7 +237,7 @@ def test_most_specific_quota_takes_precedence(clients):
     check("A", "1", 5000, 4500, waits=False)
     check("A", "2", 4000, 4500, waits=True)
     check("A", "3", 4000, 0, waits=True)  # shared with the other clients of the user
-    check("A", "1", 5000, 0, waits=False)  # its own quota
+    check("A", "1", 5000, 0, waits=False)  # the quota of client id 1
     check("B", "1", 7000, 8000, waits=True)
     check("B", "2", 8000, 7000, waits=False)  # a default applies to each client id separately
     check("B", "3", 8000, 7000, waits=False)
@@ -245,7 +245,7 @@ def test_most_specific_quota_takes_precedence(clients):
     check("D", "2", 3000, 2500, waits=False)
     check("E", "1", 3000, 2500, waits=False)
     clients.set(None, None, None)
-    check("D", "1", 1000, 0, waits=False)  # now it shares a quota that is unused so far
+    check("D", "1", 1000, 0, waits=False)  # now with clients that have not used the quota
     check("E", "4", 1000, 1500, waits=True)
     check("F", "4", 1000, 800, waits=False)
     check("F", "5", 1000, 800, waits=True)
@@ -266,7 +266,7 @@ def test_most_specific_quota_takes_precedence(clients):
     check("A", "6", 11_000, 8500, waits=False)
     clients.set("A", None, 12_000)
     clients.set("A", "6", None)
-    check("A", "6", 12_000, 4000, waits=True)  # its earlier use still counts
+    check("A", "6", 12_000, 4000, waits=True)  # earlier use still counts
 
 
 def test_named_user_quota_takes_precedence_over_default_user_and_client(clients):
@@ -314,7 +314,7 @@ def test_request_throttle_time_is_capped_at_one_sample(clients):
 
 
 def test_controller_mutation_above_quota_is_refused_or_throttled(clients):
-    """ControllerMutationQuotaManagerTest, with 10 per second and a burst of 110."""
+    """ControllerMutationQuotaManagerTest, with a rate of 10 per second and a burst of 110."""
     assert clients.quotas.mutations("alice", "c", is_strict=True) is None
     clients.set("alice", "", 10, MUTATION)
     strict = clients.quotas.mutations("alice", "c", is_strict=True)
@@ -368,7 +368,7 @@ def test_number_of_budgets_is_limited(clients, monkeypatch, key):
 
     for number in range(3):
         take(f"c{number}", 200)
-    # All budgets are in use: further clients share one.
+    # All budgets are in use, so further clients share a budget.
     for number in range(3, 10):
         take(f"c{number}", 200)
     assert len(budgets) == 4
@@ -393,7 +393,7 @@ def test_budget_of_long_client_id_is_stored_under_a_short_name(clients):
     assert len(budgets) == 2
     assert max(len(name or "") for names in budgets for name in names) <= 128
     assert not clients.quotas._cache[PRODUCE]
-    # Names up to that length are kept as they are.
+    # Names up to the maximum length are kept.
     clients.waits("alice", "z" * 128, 1)
     assert ("", "z" * 128) in budgets
 

@@ -1,4 +1,4 @@
-"""A listener's TLS context: from Kafka's keys and files, and replaced at run time."""
+"""A listener's TLS context, from Kafka's settings and files, and its replacement at run time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refused(settings: dict[str, str], listener: ListenerConfig = SSL) -> ConfigE
     return found.value
 
 
-# --- the keys' values ---
+# --- values of settings ---
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_tls_settings_repr_does_not_reveal_secrets() -> None:
     assert SECRET not in repr(tls_settings(BrokerConfig(inline), SSL))
 
 
-# --- the files' contents ---
+# --- contents of files ---
 
 
 def test_inline_key_and_certificates_equal_those_of_files(authority: Authority) -> None:
@@ -250,7 +250,7 @@ def test_protocol_and_cipher_suite_settings_determine_tls_versions(
     ],
 )
 def test_unusable_cipher_suites_are_refused(authority: Authority, suites: str, reason: str) -> None:
-    # The key is for ECDSA, so an RSA suite would fail every client.
+    # The private key is for ECDSA, so with an RSA suite every client would fail.
     settings = {**authority.server().keystore, "ssl.cipher.suites": suites}
     assert reason in str(refused(settings))
     only_newer = {"ssl.enabled.protocols": "TLSv1.3", "ssl.cipher.suites": suites}

@@ -31,7 +31,7 @@ def enabled(tmp_path: Path) -> Mapping[str, Mechanism]:
 
 
 class TokenExchange:
-    """An exchange whose token is a user name and, optionally, the time when the login expires."""
+    """An exchange whose token has a user name and, optionally, the time when the login expires."""
 
     def __init__(self) -> None:
         self.identity: Identity | None = None
@@ -200,7 +200,7 @@ def test_other_request_during_login_is_illegal_sasl_state(
     body: dict[str, object],
     code: str | None,
 ) -> None:
-    """Metadata has no top-level error: Kafka sends one per topic, this broker closes instead."""
+    """Metadata has no top-level error: Kafka returns an error per topic, this broker closes."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.ask(api, version, **body)
@@ -283,7 +283,7 @@ def test_user_names_with_special_characters_can_log_in(tmp_path: Path, name: str
 def test_final_scram_message_with_another_nonce_is_refused(
     enabled: Mapping[str, Mechanism], bend: object
 ) -> None:
-    """CVE-2024-56128: the proof itself is right for the client's messages."""
+    """CVE-2024-56128: the client's proof is valid for its own messages."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     client = ScramClient("alice", "right", SCRAM_SHA_256)
@@ -301,7 +301,7 @@ def test_final_scram_message_with_another_nonce_is_refused(
 def test_foreign_authorization_id_gets_the_same_response_for_any_user(
     enabled: Mapping[str, Mechanism], user: str
 ) -> None:
-    """Naming another user as authzid gets the same response whether that user exists or not."""
+    """With another user's authorization id, the response does not reveal whether a user exists."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.token(f"n,a=bob,n={user},r=nonce".encode())
@@ -441,7 +441,7 @@ def test_reauthentication_as_another_user_with_bare_tokens_is_refused(
 def test_reauthentication_with_another_mechanism_closes_connection(
     enabled: Mapping[str, Mechanism],
 ) -> None:
-    """The handshake is answered; the next request closes the connection."""
+    """The handshake gets a response; the broker closes the connection after the next request."""
     desk = again(enabled, "alice", "SCRAM-SHA-512")
     assert desk.handshake("SCRAM-SHA-256")["error_code"] == "none"
     assert desk.token(b"n,,n=alice,r=nonce") is None
@@ -451,7 +451,7 @@ def test_reauthentication_with_another_mechanism_closes_connection(
 def test_reauthentication_with_disabled_mechanism_closes_connection(
     enabled: Mapping[str, Mechanism],
 ) -> None:
-    """On re-authentication the connection is closed without a response."""
+    """During re-authentication, the broker closes the connection without a response."""
     desk = again(enabled, "alice")
     assert desk.ask("sasl_handshake", 1, mechanism="NONE") is None
     assert desk.ended

@@ -318,7 +318,7 @@ async def test_response_of_any_size_arrives_whole(size: int) -> None:
 
 
 async def stuck(service: Service, size: int) -> Peer:
-    """Return a client that has requested ``size`` bytes and does not read them."""
+    """Return a client that has requested ``size`` bytes and does not read the response."""
     before = len(service.seen)
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
@@ -328,17 +328,17 @@ async def stuck(service: Service, size: int) -> Peer:
 
 
 async def test_unsent_responses_stay_within_one_budget() -> None:
-    size = 20 << 20  # more than a socket buffers
+    size = 20 << 20  # more than the buffers of a socket
     async with serving(max_queued_response_bytes=2 * size) as service:
         budget = service.server.responses
         held = [await stuck(service, size) for _ in range(2)]
         assert 2 * size > budget.held_bytes > size
-        held.append(await stuck(service, size))  # accepted, as there was room before it
+        held.append(await stuck(service, size))  # accepted, because the budget had room before
         assert 3 * size > budget.held_bytes > 2 * size
         waiting, small = await Peer.of(service), await Peer.of(service)
         waiting.send(fetch(2, 1) + heartbeat(3))
         await until_true(lambda: budget.contended)
-        small.send(heartbeat(4))  # requests with small responses are served meanwhile
+        small.send(heartbeat(4))  # small responses are served
         assert (await small.answer(12, 4))[0] == 4
         assert budget.contended
         held[0].writer.transport.resume_reading()
@@ -370,7 +370,7 @@ async def test_slow_reader_is_disconnected_only_when_others_wait() -> None:
     limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 200}
     async with serving(max_queued_response_bytes=size // 2, **limits) as service:
         slow = await stuck(service, size)
-        await asyncio.sleep(0.5)  # longer than the grace period plus the sweep interval
+        await asyncio.sleep(0.5)  # longer than grace period plus sweep interval
         assert len(service.server.connections) == 1
         other = await Peer.of(service)
         other.send(fetch(2, 1))
@@ -561,7 +561,7 @@ async def test_size_prefix_alone_reserves_no_memory() -> None:
 
 
 def large(correlation_id: int, size: int) -> bytes:
-    """Return a Produce frame of exactly ``size`` bytes, its length included."""
+    """Return a Produce frame of exactly ``size`` bytes, including the length field."""
     return produce(
         correlation_id, bytes(size - len(produce(correlation_id, bytes(1 << 20))) + (1 << 20))
     )
@@ -731,10 +731,11 @@ async def test_connections_are_refused_before_logs_run_out_of_file_descriptors()
                 await asyncio.wait([asyncio.ensure_future(peers[-1].reader.read(1))])
             assert service.server.connections
             first = first_reserved_file()
-            # Descriptors that the logs already hold need not be free.
+            # The reserve does not include descriptors that the logs already hold.
             reserve = limit // 4
             assert limit - first == max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
-            # Half of the connections' descriptors belong to the clients, which are in this process.
+            # Half of the connections' descriptors belong to the clients, which run in the same
+            # process.
             files = [os.open(os.devnull, os.O_RDONLY) for _ in range(limit - first - 2)]
             for peer in peers:
                 peer.writer.close()

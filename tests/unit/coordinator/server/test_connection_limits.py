@@ -49,7 +49,7 @@ KNOWN, UNKNOWN = "192.168.10.0", "192.168.2.0"
 
 
 class Gate:
-    """Listeners with their waiting and their admitted connections."""
+    """Listeners with waiting and admitted connections."""
 
     def __init__(self, window: RateWindow | None = None, **bounds: Any) -> None:
         self.clock = ManualClock()
@@ -65,7 +65,7 @@ class Gate:
     def comes(
         self, listener: str = EXTERNAL, host: str = ""
     ) -> ConnectionSlot | RefusedConnection | None:
-        """Connect and wait as long as required; None if there is no room after that."""
+        """Connect and wait for the throttle time; return None if the listener then has no room."""
         wait_ms = self.admission.arrived(listener)
         self.clock.advance(wait_ms)
         self.waited_ms += wait_ms
@@ -77,7 +77,7 @@ class Gate:
         return found
 
     def come(self, count: int, listener: str = EXTERNAL, host: str = "", every_ms: int = 0) -> int:
-        """Try ``count`` connections and return how many were admitted."""
+        """Try ``count`` connections and return the number of admitted connections."""
         got_in = 0
         for _ in range(count):
             got_in += isinstance(self.comes(listener, host), ConnectionSlot)
@@ -98,7 +98,7 @@ def test_connections_are_unlimited_by_default():
         assert gate.admission.rate(listener) == 100
         gate.leaves(listener)
         assert gate.admission.by_ip[HOSTS[listener]] == 999
-    # The protected listener does not share the brokers' rate.
+    # The broker-wide rate does not apply to the protected listener.
     assert gate.admission.rate() == 200
     assert gate.waited_ms == 0
 
@@ -135,7 +135,7 @@ def test_broker_max_connections_exempts_the_protected_listener():
     assert gate.comes() is None
     gate.leaves()
     assert isinstance(gate.comes(), ConnectionSlot)
-    # The protected listener still accepts, so the others have one connection too many.
+    # The protected listener still accepts, so the other listeners exceed the limit by one.
     assert isinstance(gate.comes(REPLICATION), ConnectionSlot)
     assert gate.admission.excess == 1
     assert gate.admission.gives_way(EXTERNAL)
@@ -201,7 +201,7 @@ def test_connection_rate_above_listener_limit_is_throttled_to_it():
             assert isinstance(gate.comes(listener), ConnectionSlot)
             rates.append(gate.admission.rate(listener))
             gate.clock.advance(1)
-        # A rate's window is sometimes a tenth longer; Kafka's test has the same tolerance.
+        # The window of a rate is sometimes a tenth longer; Kafka's test has the same tolerance.
         assert 29 < max(rates) < 37
         assert gate.admission.throttled_ms[listener, "max.connection.creation.rate"] > 0
 
@@ -227,7 +227,7 @@ def test_ip_connection_rate_above_quota_refuses_only_that_ip():
     assert gate.admission.throttled_ms[EXTERNAL, TOO_FAST_OF_IP] > 0
     gate.admission.ip_rates[None] = 20
     assert gate.come(80, ADMIN, every_ms=25) == pytest.approx(40, abs=3)
-    # Other connections do not wait for it.
+    # Other connections do not wait for the throttled connection.
     assert gate.waited_ms == 0
     assert not [key for key in gate.admission.throttled_ms if key[0] == REPLICATION]
 
@@ -300,7 +300,7 @@ def test_number_of_tracked_ip_rates_is_limited(monkeypatch):
     gate.admission.ip_rates[None] = 5
     rates = gate.admission._ip_rates
     assert [gate.come(1, host=f"10.0.0.{n}") for n in range(3)] == [1] * 3
-    # Further addresses are counted together.
+    # All further addresses are counted together.
     assert sum(gate.come(1, host=f"10.0.1.{n}") for n in range(20)) == 5
     assert len(rates) == 4
     gate.clock.advance(5000)
@@ -330,7 +330,7 @@ def test_connection_limit_that_admits_no_client_is_refused(name, value):
 
 
 class Started(BrokerThread):
-    """A broker with two listeners whose state tests inspect."""
+    """A broker with two listeners; tests inspect its state."""
 
     def __init__(self, directory: Path, **config: str) -> None:
         told = {
@@ -351,7 +351,7 @@ class Started(BrokerThread):
 
 
 def change(client: Cluster, resource: str = "1", /, **configs: str | None) -> None:
-    """Change settings of the broker, or of all brokers, while it runs."""
+    """Change settings of the broker, or cluster-wide settings, while the broker runs."""
     answer = client.call(
         "incremental_alter_configs",
         1,
@@ -417,7 +417,7 @@ def test_changed_max_connections_apply_to_a_running_broker(broker):
             until(lambda: broker.served.server.acceptor.waiting == 1, "it waits")
             change(admin, max_connections="4")
             assert waits.receive()["error_code"] == "none"
-            # A setting of one listener, by its name.
+            # The name of a setting for a single listener.
             change(admin, **{"listener.name.other.max.connections": "3"}, max_connections="100")
             with clients(broker, "OTHER", 1) as [again]:
                 again.send("api_versions", 0)
@@ -425,7 +425,7 @@ def test_changed_max_connections_apply_to_a_running_broker(broker):
                 change(admin, **{"listener.name.other.max.connections": None})
                 assert again.receive()["error_code"] == "none"
             until(lambda: broker.count == 4, "it has left")
-            # Excess connections are closed, the longest idle first.
+            # Excess connections are closed; the connection that is idle longest is the first.
             change(admin, max_connections="2")
             until(lambda: broker.count == 2, "connections gave way")
             speaks(admin)

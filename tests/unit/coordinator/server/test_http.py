@@ -204,11 +204,11 @@ async def test_connection_above_the_limit_evicts_the_longest_idle_one() -> None:
             await reader.readuntil(b"{} 0")
             kept.append((reader, writer))
         writer = kept[0][1]
-        writer.write(request("/again"))  # so that the second one has been idle longest
+        writer.write(request("/again"))  # so that the second connection is idle longest
         await kept[0][0].readuntil(b"{} 0")
         assert (await asked(server, GET))[0] == 200
         assert await kept[1][0].read() == b""
-        # The other two stayed open; a connection in the middle of a request is never evicted.
+        # The other two connections stay open; a connection within a request is never evicted.
         kept[0][1].write(GET[:-2])
         kept[2][1].write(GET[:-2])
         silent = await asyncio.open_connection(server.host, server.port)
@@ -257,7 +257,7 @@ async def test_idle_http_connection_is_closed() -> None:
 async def test_client_that_does_not_read_its_response_is_disconnected() -> None:
     limits = HttpLimits(take_timeout_ms=50)
     async with serving(limits=limits) as server:
-        # Small buffers, and more requests than they can hold responses for.
+        # The buffers are too small for the responses to these requests.
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.connect((server.host, server.port))
@@ -374,7 +374,7 @@ PARTS = (
 
 
 def draw(rng: random.Random) -> bytes:
-    """Return a valid request with defects, or request parts in random order."""
+    """Return a request with random defects, or random request parts."""
     if rng.random() < 0.3:
         return b"".join(rng.choice(PARTS) for _ in range(rng.randrange(30)))
     whole = bytearray(request("/x?y=1", rng.choice(("GET", "POST")), b"1234567"))

@@ -1,4 +1,4 @@
-"""Access to the metrics: encryption, passwords, and limits on remote clients."""
+"""Access to the metrics: encryption, passwords, and limits for remote clients."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_tls_client_that_reads_too_slowly_is_disconnected(tmp_path: Path) 
         await reader.read(1)
         await until_true(lambda: not server.connections, "it is cut off")
         writer.transport.abort()
-        # A client that reads gets the whole response.
+        # A client that reads its response gets the whole response.
         assert len((await get(address, "/", trusting))[1]) > 16 << 20
     finally:
         await server.close()
@@ -167,7 +167,7 @@ async def test_stalled_tls_handshakes_count_as_connections_and_time_out(tmp_path
         return HttpResponse(body=b"pong")
 
     authority = Authority(tmp_path)
-    # Long enough for the handshake below on a busy machine.
+    # The timeout is long enough for the handshake below on a busy machine.
     limits = HttpLimits(max_connections=2, request_timeout_ms=3_000)
     server = await serve_http(
         "127.0.0.1",
@@ -181,7 +181,7 @@ async def test_stalled_tls_handshakes_count_as_connections_and_time_out(tmp_path
         address = server.host, server.port
         halves = [await asyncio.open_connection(*address) for _ in range(3)]
         async with asyncio.timeout(20):
-            # One connection exceeds the limit, the others time out.
+            # One connection exceeds the limit, and the other connections time out.
             assert [await reader.read() for reader, _ in halves] == [b"", b"", b""]
             assert server.refused == 1
         await until_true(lambda: not server.connections, "no connection is left")

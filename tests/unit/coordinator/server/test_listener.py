@@ -1,4 +1,4 @@
-"""Accepting connections: how many per turn of the loop, and without free file descriptors."""
+"""Accepting connections: the number per turn of the loop, and without free file descriptors."""
 
 from __future__ import annotations
 

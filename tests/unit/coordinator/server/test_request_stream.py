@@ -1,4 +1,4 @@
-"""The request stream, byte by byte: the same requests and responses for any fragmentation."""
+"""The request stream gives the same requests and responses for any fragmentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVED = {
 
 Seen = tuple[int, int, int, str | None, Any]
 Told = tuple[list[Seen], bytes, type[WireError] | None]
-"""The requests, the bytes to write, and the error that ended the stream."""
+"""The stream's requests, the bytes to write, and the error that ended the stream."""
 
 
 def request(key: ApiKey, version: int, number: int, **fields: Any) -> bytes:
@@ -47,7 +47,7 @@ def heartbeat(number: int) -> bytes:
 
 
 UNSERVED = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 99, 3, -1)
-"""ApiVersions in a future version, the only unsupported one that gets a response."""
+"""ApiVersions in a future version: the only unsupported version that gets a response."""
 
 SMALL = b"".join((heartbeat(1), produce(2, 300), UNSERVED, heartbeat(4), produce(5, 0)))
 LARGE = b"".join((heartbeat(1), produce(2, LARGE_FRAME_BYTES + 1), UNSERVED, heartbeat(4)))
@@ -63,7 +63,7 @@ BROKEN = {
 
 
 def answer_to(one: Request) -> Any:
-    """Return a response whose size differs, so that bytes of two responses cannot be confused."""
+    """Return a response whose size depends on the request, so that responses differ."""
     make = response_factory(one.api_key, one.api_version)
     if one.api_key == ApiKey.HEARTBEAT:
         return make.message(throttle_time_ms=one.correlation_id)
@@ -74,7 +74,7 @@ def answer_to(one: Request) -> Any:
 
 
 def feed(stream: RequestStream, piece: bytes) -> Iterator[None]:
-    """Feed a piece, yielding whenever the stream's buffer is full."""
+    """Feed data, and yield whenever the stream's buffer is full."""
     while piece:
         room = stream.frames.writable()
         count = min(len(room), len(piece))
@@ -183,7 +183,7 @@ def test_large_frame_of_unsupported_version_is_answered_only_for_api_versions() 
 
 
 class InSomeFile:
-    """A stand-in for a file range, whose records the stream reads when it writes them."""
+    """A stand-in for a file range, whose records are read only while the stream writes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -222,7 +222,7 @@ def test_responses_are_written_in_pieces_and_count_only_bytes_in_memory(
 
 @pytest.mark.parametrize("partitions", [1, 2, 700, 701, 1_400])
 def test_response_with_many_short_file_ranges_is_written_whole(partitions: int) -> None:
-    """A Fetch copies a bounded number of short reads; further ones stay in their files."""
+    """The stream copies a limited number of short ranges; further ranges stay in their files."""
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, request(ApiKey.FETCH, 11, 1)):
         one = stream.next_request()

@@ -27,7 +27,7 @@ from tests.unit.logcore.partition_driver import append, client_batch, open_parti
 
 
 class Sends(FaultyDisk):
-    """A disk that counts the bytes sent from files, by turn of the loop and by socket."""
+    """A disk that counts the bytes sent from files, for each turn of the loop and each socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ async def test_records_are_read_if_sendfile_is_not_supported(
 
 
 async def stuck(service: Service, disk: Sends) -> Peer:
-    """Return a client that has sent a Fetch and does not read, once its socket is full."""
+    """Return a client that has sent a Fetch and reads nothing, after its socket is full."""
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
     peer.send(fetch(1, 0) + heartbeat(2))

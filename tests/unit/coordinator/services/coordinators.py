@@ -1,4 +1,4 @@
-"""The services of a broker without its sockets, on a real directory that tests start again."""
+"""The services of a broker without sockets, on a real directory, so that tests can restart them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def storage(
     clock: Clock | None = None,
     flusher: type[Flusher] = Flusher,
 ) -> Storage:
-    """Open only a broker's storage, which needs no event loop."""
+    """Open only the storage of a broker, which needs no event loop."""
     clock = ManualClock(1_700_000_000_000) if clock is None else clock
     return Storage(
         fs or OsFileSystem(),
@@ -54,7 +54,7 @@ def allocate_producer_ids(store: Storage) -> tuple[int, int]:
 
 
 class Services(BrokerServices):
-    """One start of a broker on ``directory``; a second object on it is a restart."""
+    """A broker on ``directory``; another object for the directory is the restarted broker."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Services(BrokerServices):
         )
 
     async def start(self) -> Services:
-        """Start, and wait for the shards, which the daemon loads while it serves."""
+        """Start, and wait until all shards are loaded, unlike the daemon."""
         await super().start()
         for shards in (one._shards for one in self.coordinators.values()):
             assert await shards.loaded(30_000)
@@ -84,7 +84,7 @@ class Services(BrokerServices):
         self.logs.close()
 
     async def kill(self) -> None:
-        """Stop without a trace in the files: tasks and timers end, nothing is written."""
+        """Stop tasks and timers without writing to the files."""
         self.history._loop = None
         if self.history._timer is not None:
             self.history._timer.cancel()
@@ -101,7 +101,7 @@ class Services(BrokerServices):
 
 
 def fail(shard: ShardRuntime) -> None:
-    """Append a foreign marker to the shard's partition, which the shard's next write detects."""
+    """Append a foreign marker to the shard's partition, so that the shard's next write fails."""
     stranger = ProducerStamp(1 << 40, 0)
     shard.partition.append_marker(EndMarker(stranger, False), 0)
     shard.complete_transaction(EndMarker(stranger, commit=False))
@@ -113,7 +113,7 @@ async def serves(shard: ShardRuntime) -> None:
 
 
 async def reload(shards: ShardSet, index: int) -> None:
-    """Lose leadership of the shard and win it in the next epoch, so that it reads its log again."""
+    """Lose and regain leadership of the shard, so that it loads its log again."""
     leader_epoch = shards.shard_at(index).leader_epoch
     shards.resigned(index, leader_epoch + 1)
     shards.elected(index, leader_epoch + 2)
@@ -122,7 +122,7 @@ async def reload(shards: ShardSet, index: int) -> None:
 
 @asynccontextmanager
 async def loading(shard: ShardRuntime, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """Let the shard fail; its reload from the log lasts until the block ends."""
+    """Let the shard fail, and keep the shard loading until the block ends."""
     may_end, has_begun = asyncio.Event(), asyncio.Event()
 
     class Held(Pace):

@@ -50,7 +50,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Queues(Shares):
-    """A group whose queue is a topic of the same broker, and what the history remembers of it."""
+    """A group whose dead-letter queue is a topic of the same broker, and its history events."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -267,7 +267,7 @@ def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> No
 async def test_compressed_records_are_copied_up_to_max_message_bytes(
     one: Queues, codec: Codec
 ) -> None:
-    """As in Kafka, the bodies of a batch that inflates beyond it are left out (KAFKA-20723)."""
+    """As in Kafka, a batch that inflates beyond it is sent without bodies (KAFKA-20723)."""
     one.queue_topic({"max.message.bytes": "10000"})
     one.configure(copy="true")
     source(one.log, [b"small"] * 3, codec)
@@ -384,7 +384,7 @@ async def test_final_produce_error_is_not_retried(one: Queues, elsewhere: OtherL
 async def test_next_leader_sends_records_in_archiving_state_to_the_queue(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
-    """KAFKA-20672: a share partition ends between ARCHIVING and ARCHIVED."""
+    """KAFKA-20672: a share partition is fenced while records are in state ARCHIVING."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
     one.produce(2)
     await one.fetch()
@@ -409,7 +409,7 @@ async def test_next_leader_sends_records_in_archiving_state_to_the_queue(
 async def test_records_of_the_last_member_go_to_the_queue(
     one: Queues, elsewhere: OtherLeader
 ) -> None:
-    """The share partition is removed with the group's last session, and may have no successor."""
+    """The share partition is removed with the group's last session, and perhaps never recreated."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
     one.produce(2)
     await one.fetch()
@@ -469,7 +469,7 @@ async def test_stopped_broker_leaves_the_records_for_the_next_leader(
 async def test_killed_broker_sends_the_records_after_its_restart(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker dies after ARCHIVING was written, while the queue's leader gives no response."""
+    """The broker is killed after writing ARCHIVING, while the queue's leader does not respond."""
     killed = await Services(tmp_path, CONFIG, clock=clock).start()
     raise_level(killed)
     killed.topic("queue")

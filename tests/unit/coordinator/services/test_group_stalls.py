@@ -30,7 +30,7 @@ TIMEOUT = 60_000
 
 
 class Client(Cluster):
-    """A raw connection of one or many members of the group ``g``."""
+    """A raw connection for one or more members of the group ``g``."""
 
     def beat(self, member: str, epoch: int, **more: Any) -> Any:
         body = {
@@ -74,7 +74,7 @@ class Client(Cluster):
 
 
 async def stalls(home: Path, topics: dict[str, int], scenario: Callable[[Client], None]) -> None:
-    """Run ``scenario`` in a thread against a broker of this process, and check its turns."""
+    """Run ``scenario`` in a thread, and check the turns of the broker, which is in this process."""
     async with Broker(data_dir=home, config=CONFIG) as broker:
         with Client(broker.bootstrap) as client:
 

@@ -62,7 +62,7 @@ async def committed(services: Services, group_id: str, *, stable: bool = False) 
     command = FetchOffsets(group_id, (FetchTopic("t", (0,)),), require_stable=stable)
 
     async def asked() -> object:
-        with suppress(CoordinatorLoadInProgressError):  # retry as a client does
+        with suppress(CoordinatorLoadInProgressError):  # retry like a client
             return await services.groups.submit(group_id, command)
         return None
 
@@ -262,7 +262,7 @@ async def test_parked_join_group_is_answered_on_shutdown(services: Services) -> 
     services.clock.advance(1)  # type: ignore[attr-defined]
     shards.timers.run_due()
     assert first.result().leader == "instance-1"  # type: ignore[attr-defined]
-    # A second member starts a rebalance, which the first one never joins.
+    # A second member starts a rebalance, which the first member never joins.
     second = services.groups.submit(
         "g", replace(JOIN, group_instance_id="other", new_member_id="other-1")
     )
@@ -336,10 +336,10 @@ async def test_memory_budgets_are_released_when_a_shard_reloads_or_unloads(
     joined = memory.used
     assert joined
     assert offset_memory.used
-    gc.disable()  # freed memory must not depend on a collection
+    gc.disable()  # memory must be freed without garbage collection
     try:
         await reload(shards, index)
-        assert 0 < memory.used < joined  # the group has an offset; the log has no member
+        assert 0 < memory.used < joined  # the group has an offset, but no member
         held = memory.used, offset_memory.used
         await reload(shards, index)
         assert (memory.used, offset_memory.used) == held

@@ -1,4 +1,4 @@
-"""Markers on their way to partitions: many transactions, large, superseded or refused ones."""
+"""Writing markers of many, large, superseded and refused transactions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARD = 0
 
 
 class Bench:
-    """The marker writer of a broker that serves the only shard in ``epoch``."""
+    """The marker writer of a broker whose only shard has the coordinator epoch ``epoch``."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -38,7 +38,7 @@ class Bench:
         self.leaders: dict[TopicPartition, int | NoDestination] = {}
         self.asked: dict[str, int] = {}
         self.reported: dict[str, int] = {}
-        """The number of reported partitions by transaction."""
+        """Transactional id → number of reported partitions."""
         self.answered: list[str] = []
         self.writer._leader_of = lambda partition: self.leaders.get(partition, HERE)
         self.writer._epoch_of = lambda _shard: self.epoch
@@ -61,13 +61,13 @@ class Bench:
 
 
 class Time:
-    """The marker writer's clock, in seconds; only the test's work advances it."""
+    """The marker writer's clock, in seconds; only simulated work advances it."""
 
     now = 0.0
 
 
 class Turns:
-    """The longest turn of the loop by that clock, in milliseconds."""
+    """The longest turn of the loop according to the clock ``time``, in milliseconds."""
 
     def __init__(self, time: Time) -> None:
         self._time, self._since = time, time.now
@@ -90,13 +90,13 @@ class Turns:
 
 MARKER_MS, LOOKUP_MS, REPORT_MS = 0.1, 0.01, 0.1
 ALLOWED_MS = SLICE_MS + 4
-"""A turn ends after the last piece of work that began in its slice."""
+"""The maximum turn: a slice, and the work that began within the slice."""
 
 
 def with_costs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
 ) -> Time:
-    """Give markers and leader lookups a duration; markers are written, or fail with ``error``."""
+    """Let markers and leader lookups take time; markers are written, or fail with ``error``."""
     time = Time()
 
     def write(_partition: TopicPartition, _marker: EndMarker) -> bool:
@@ -163,7 +163,7 @@ async def test_failed_report_does_not_lose_the_next_one(bench: Bench) -> None:
 async def test_no_marker_of_former_epoch_follows_markers_of_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shard was loaded again in the next epoch while markers were being written."""
+    """The shard is loaded again in the next epoch while markers are being written."""
     writer, partitions = bench.writer, [("t", index) for index in range(60)]
     epochs: list[int] = []
     append = writer.write_one
@@ -190,7 +190,7 @@ async def test_no_marker_of_former_epoch_follows_markers_of_the_next(
 async def test_transaction_does_not_wait_for_replication_of_another_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The markers of both transactions are retried at the same time."""
+    """The markers of both transactions are due for a retry at the same time."""
     writer, logs = bench.writer, bench.services.logs
     append = writer.write_one
 

@@ -115,7 +115,7 @@ async def test_log_is_pruned_below_the_oldest_latest_snapshot(
     for offset in range(9):
         await coordinator.send(written(key, offset, offset))
     (shard,) = coordinator.shards
-    assert shard.machine.redundant_offset() == 0  # the idle one's snapshot
+    assert shard.machine.redundant_offset() == 0  # the snapshot of the idle partition
     clock.advance(FIVE_MINUTES_MS)
     coordinator._send_upkeep(UPKEEP, clock.now_ms())
     await until_true(lambda: shard.machine.redundant_offset() > 0, "cold snapshots")

@@ -80,7 +80,7 @@ async def initialized(services: Services, count: int = PARTITIONS) -> None:
 
 
 async def with_state(services: Services) -> None:
-    """Leave an empty group with the state of all partitions."""
+    """Create a group with the state of all partitions, and leave the group."""
     await beat(services, 0)
     await initialized(services)
     await beat(services, -1)
@@ -130,7 +130,7 @@ async def test_failed_initialization_is_repeated_by_the_next_heartbeat(
 async def test_initialization_in_progress_is_not_started_again(
     services: Services, state: LocalShareState
 ) -> None:
-    """A second initialization would undo what has been consumed after the first one."""
+    """A second initialization would undo consumption after the first initialization."""
     state.gate = asyncio.get_running_loop().create_future()
     await beat(services, 0)
     await until_true(lambda: len(state.commands) == PARTITIONS, "the initialization begins")

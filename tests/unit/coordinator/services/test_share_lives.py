@@ -1,7 +1,7 @@
-"""Random lives of a share group on a real log: members, lost locks, new leaders, reloads.
+"""Random histories of a share group on a real log: members, expired locks, leaders, reloads.
 
-Whatever happens, a record that was accepted is not delivered again, no record has two owners at one
-time, and in the end one consumer that accepts everything leaves nothing behind.
+An accepted record must not be delivered again, no record may have two owners at the same time, and
+at the end a consumer that accepts everything must reach the end of the log.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tests.unit.coordinator.services.test_share_partitions import (
 
 STEPS = 150
 LOST = 0.05
-"""Share of requests and responses that are lost on the way to the share coordinator."""
+"""The probability that a request to the share coordinator, or its response, is lost."""
 MEMBERS = ("a", "b", "c")
 TYPES = (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT)
 
 
 class Life:
-    """One life. ``held`` has the offsets that each member believes it holds."""
+    """A history. ``held`` has member → offsets that the member believes to have acquired."""
 
     def __init__(self, one: Shares, clock: ManualClock, rng: random.Random) -> None:
         self.one, self.clock, self.rng = one, clock, rng
         self.held: dict[str, set[int]] = {member: set() for member in MEMBERS}
         self.ended: set[int] = set()
-        """Offsets that a member has accepted or rejected with success."""
+        """Offsets that a member has successfully accepted or rejected."""
         self.fetches: list[tuple[str, asyncio.Task[list[FetchedShare]]]] = []
         self.acknowledging: list[asyncio.Task[None]] = []
         one.services.share_persister._transport = self.send
@@ -54,7 +54,7 @@ class Life:
         one.shares.acquire = self.acquire  # type: ignore[method-assign]
 
     def acquire(self, *args: Any) -> list[AcquiredRange]:
-        """Acquire; responses may come later, when the records have ended."""
+        """Acquire, and check at once: when the response arrives, records may be final."""
         acquired = self._acquire(*args)
         for entry in acquired:
             again = self.ended & set(range(entry.first, entry.last + 1))
@@ -124,7 +124,7 @@ class Life:
         await self.hop()
 
     def owned(self, member: str) -> set[int]:
-        """Return the offsets whose locks the member holds; for others NONE proves nothing."""
+        """Return the offsets that the member has acquired, the only ones that NONE confirms."""
         return {
             offset
             for served in self.one.shares
@@ -139,7 +139,7 @@ class Life:
         try:
             await future
         except DomainError:
-            return  # a lock has ended, the leader is new, or the state was not written
+            return  # a lock has expired, the leader is new, or the state was not written
         if kind is not AcknowledgeType.RELEASE:
             assert not offsets & self.ended, f"{offsets & self.ended} have ended twice"
             self.ended |= offsets
@@ -150,7 +150,7 @@ class Life:
             await asyncio.sleep(0)
 
     def send(self, command: Any) -> asyncio.Future[object]:
-        """Deliver a command to the share coordinator late; sometimes lose it or its answer."""
+        """Deliver a command to the share coordinator late; sometimes lose it or the reply."""
         return asyncio.ensure_future(self.sent(command))
 
     async def sent(self, command: Any) -> object:
@@ -187,7 +187,7 @@ class Life:
         log.cleanup.delete_records_before(offset)
 
     async def finish(self) -> None:
-        """Let one consumer accept everything that is left."""
+        """Let one consumer accept all remaining records."""
         while self.fetches:
             await self.settle()
         await asyncio.gather(*self.acknowledging)

@@ -48,7 +48,7 @@ GROUP, MEMBER, OTHER = "g", "member", "other"
 
 
 class Shares:
-    """One group on one topic of a broker."""
+    """A group that consumes a topic of a broker."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -74,7 +74,7 @@ class Shares:
         await self.services.share_coordinator.send(command)
 
     def produce(self, *counts: int) -> None:
-        """Append a batch for each of ``counts``, with that number of records."""
+        """Append batches; ``counts`` has the number of records of each batch."""
         for count in counts:
             self.log.append_records([Record(b"k", b"x")] * count, now_ms=1_700_000_000_000)
 
@@ -110,7 +110,7 @@ class Shares:
 
 
 async def driven(work: Any) -> Any:
-    """Run steps, and wait for the futures that they yield, as a connection does."""
+    """Run steps, and wait for the futures that the steps yield, like a connection."""
     try:
         while True:
             wait = next(work)
@@ -167,7 +167,7 @@ async def test_acknowledgements_survive_fencing_and_acquisitions_do_not(one: Sha
 
 
 async def test_new_share_partition_reads_state_after_writes_of_the_former(one: Shares) -> None:
-    """The former one's writes have the same epochs, so that a record could end twice."""
+    """The former writes have the same epochs, so a record could become final twice."""
     one.produce(1)
     await one.fetch()
     persister = one.services.share_persister
@@ -419,7 +419,7 @@ async def test_waiting_fetch_is_fenced_on_shutdown(one: Shares) -> None:
 
 
 def assert_about(pauses: list[int], expected: list[int]) -> None:
-    """Assert that each pause in ms is the expected one, or up to 20 % shorter or longer."""
+    """Assert that each pause, in ms, differs from the expected pause by at most 20 %."""
     for pause, ms in zip(pauses, expected, strict=True):
         assert 0.8 * ms - 1 <= pause <= 1.2 * ms
 
@@ -471,7 +471,7 @@ async def test_stop_ends_retries_of_state_writes(one: Shares) -> None:
 
 
 async def test_fetch_with_min_bytes_0_does_not_wait(one: Shares) -> None:
-    """MinBytes 0 is satisfied at once, as in Kafka."""
+    """As in Kafka, MinBytes 0 is satisfied at once."""
     await one.fetch()
     part = await asyncio.wait_for(asyncio.shield(one.begin(max_wait_ms=3_600_000, min_bytes=0)), 60)
     assert (part[0].acquired, part[0].error) == ([], None)

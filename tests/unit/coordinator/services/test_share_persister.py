@@ -1,4 +1,4 @@
-"""Commands to the share coordinator: which errors are retried, how often, and with which result."""
+"""Commands to the share coordinator: retried errors, the number of retries, and the results."""
 
 from __future__ import annotations
 

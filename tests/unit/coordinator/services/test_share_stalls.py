@@ -32,19 +32,19 @@ LOCKS = 2_000
 """The default of ``share.partition.max.record.locks``. With the highest value, 10,000, a fetch or
 acknowledgement of single records takes more than 50 ms."""
 MAX_LOCKS = 10_000
-"""The highest value of ``share.partition.max.record.locks``."""
+"""The maximum value of ``share.partition.max.record.locks``."""
 ALTERNATING = (int(AcknowledgeType.ACCEPT), int(AcknowledgeType.RELEASE)) * (LOCKS // 2)
 
 
 class Watched(Shares):
-    """A group whose steps are timed, one by one."""
+    """A group whose steps are timed separately."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self.watch = LoopWatch()
 
     def read(self, count: int = LOCKS) -> FetchedShare:
-        """Fetch all available records, each step of the fetch timed alone."""
+        """Fetch all available records, and time each step of the fetch."""
         fetch = ShareFetch(GROUP, MEMBER, [(self.key, "queue")], 0, 1, 1 << 25, count, batch_size=1)
         work: Iterator[Any] = self.services.share_fetches.run(fetch)
         ended: list[list[FetchedShare]] = []

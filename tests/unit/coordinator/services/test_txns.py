@@ -1,4 +1,4 @@
-"""Transactions on real partitions: one turn from Prepare to Complete, and every way to resume."""
+"""Transactions on real partitions: the turn from Prepare to Complete, and restarts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ID = "my-transactions"
 
 
 class Producer:
-    """A transactional producer reduced to its decisions."""
+    """A transactional producer without a connection."""
 
     def __init__(self, services: Services, transactional_id: str = ID) -> None:
         self.services = services
@@ -209,7 +209,7 @@ async def test_producer_ids_are_not_reused_after_a_kill(services: Services, tmp_
 async def test_producer_ids_are_not_allocated_within_a_turn(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn writes only to its own log: the reservation is flushed before or after it."""
+    """A turn writes only to the shard's log, so ids are allocated before or after it."""
     finish(services.txns.open_in_steps())
     shards = services.txns._shards.shards
     allocate = services.txns.allocate
@@ -228,7 +228,7 @@ async def test_producer_ids_are_not_allocated_within_a_turn(
 async def test_timeout_at_last_epoch_aborts_once_a_producer_id_is_allocated(
     services: Services,
 ) -> None:
-    """Fencing at the last epoch needs a new producer id, and none is left after a restart."""
+    """Fencing at the last epoch needs a new producer id, and a restarted broker has none yet."""
     finish(services.txns.open_in_steps())
     at_last_epoch = TransactionMetadata(
         producer_id=1_000_000,
@@ -370,7 +370,7 @@ async def test_marker_of_offline_partition_is_retried(
 async def test_no_marker_is_written_to_the_transaction_state_topic(
     services: Services,
 ) -> None:
-    """The transaction of an imported log may include a partition of the state topic."""
+    """In an imported log, a transaction may include a partition of the state topic."""
     producer = await Producer(services).init()
     others = [(TRANSACTION_STATE, index) for index in range(3)]
     await producer.add(("t", 0), *others)
@@ -434,7 +434,7 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
 async def test_transaction_is_open_or_ended_in_every_log_after_a_kill(
     tmp_path: Path, version: int, commits: bool
 ) -> None:
-    """After a restart the transaction is either still open or completely ended, in every log."""
+    """After a restart, the transaction is either open in all logs or complete in all logs."""
     outcomes = []
     for die_after in range(20):
         directory = tmp_path / str(die_after)
@@ -455,7 +455,8 @@ async def test_transaction_is_open_or_ended_in_every_log_after_a_kill(
         if outcome == "Ongoing":
             assert stable(again) == stable(again, index=1) == 0
             assert await committed(again, "g") == -1
-            # The next producer aborts it, even if the killed broker had been asked to commit.
+            # The next producer aborts the transaction, even if the killed broker had received a
+            # commit.
             await Producer(again).init()
         else:
             assert outcome == ("CompleteCommit" if commits else "CompleteAbort")

@@ -1,7 +1,7 @@
-"""A real broker in a cluster whose other brokers and controller the test plays.
+"""A real broker in a cluster in which tests simulate the controller and the other brokers.
 
 Broker 1 is real. :meth:`Led.image` supplies the controller's metadata, and :attr:`Led.changes`
-keeps the ISR changes that the broker requests. Other brokers' fetches are raw requests.
+keeps the ISR changes that the broker requests. Tests send the other brokers' fetches as requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 ME = 1
 EPOCHS = {1: 101, 2: 102, 3: 103}
-"""The epochs of the brokers' registrations."""
+"""Broker id → broker epoch."""
 LAG_MS = 30_000
 _MANAGER = "kafka_server_replicamanager_"
 
@@ -65,7 +65,7 @@ def registration(broker_id: int, **how: Any) -> BrokerRegistration:
 
 
 class Following:
-    """The calls with which the broker starts and stops following partitions."""
+    """Records the broker's calls to start and stop following partitions."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -79,7 +79,7 @@ class Following:
 
 
 class Led:
-    """Broker 1, with one topic of one partition, and clients."""
+    """Broker 1, with a topic with one partition, and clients."""
 
     def __init__(self, broker: Broker, thread: BrokerThread, clock: ManualClock) -> None:
         self.broker, self.thread, self.clock = broker, thread, clock
@@ -95,7 +95,7 @@ class Led:
             replicas.alter_partition = self.changes.append
             replicas.fetchers = self.following
             replicas.on_placed = self._placed
-            # Creating it later would publish an image without the tests' changes.
+            # Creating the topic later would publish an image without the tests' changes.
             self.broker.services.internal_topic(HISTORY_TOPIC)
 
         self.run(plug)
@@ -107,7 +107,7 @@ class Led:
             self.offline.append(one)
 
     def renew(self) -> None:
-        """Start over with a new topic; forget the recorded calls and ISR changes."""
+        """Create a new topic, and drop the recorded calls and ISR changes."""
         self.topic = self.create(unique("t"))
         self.recreate()
         for kept in (self.changes, self.following.log, self.offline):
@@ -116,7 +116,7 @@ class Led:
         replicas.isr_expands = replicas.isr_shrinks = replicas.failed_isr_updates = 0
 
     def forget(self) -> None:
-        """Remove the topic and close all clients but the first."""
+        """Remove the topic and close all clients except the first."""
         self.image(is_there=False)
         for client in self._clients[1:]:
             client.close()
@@ -128,7 +128,7 @@ class Led:
         return name
 
     def recreate(self) -> None:
-        """Look up the topic id again, after the topic was created or recreated under its name."""
+        """Look up the topic id after the topic was created or recreated."""
         metadata = self.broker.services.metadata
 
         def known() -> uuid.UUID:
@@ -139,7 +139,7 @@ class Led:
         self.topic_id = self.run(known)
 
     def configure(self, name: str, value: str) -> None:
-        """Set one of the topic's settings in the following images."""
+        """Set a setting of the topic in all later images."""
         key = TOPIC_RESOURCE, self.topic
         known = self._image.configs.get(key, {})
         self._image = replace(self._image, configs={key: {**known, name: value}})
@@ -158,7 +158,7 @@ class Led:
         return Path(self.broker.services.log_dir)
 
     def scraped(self) -> dict[str, float]:
-        """Return the exporter's replica manager metrics and the topic's own, by short name."""
+        """Return short name → value of the replica manager's and the topic's metrics."""
         host, port = self.broker.metrics_address or ("", 0)
         with urlopen(f"http://{host}:{port}/metrics") as page:
             lines = page.read().decode().splitlines()
@@ -226,7 +226,7 @@ class Led:
         directories: tuple[uuid.UUID, ...] = (),
         alone: str | None = None,
     ) -> None:
-        """Apply the image on the broker's loop; topic ``alone`` has its only replica here."""
+        """Apply the image on the broker's loop; topic ``alone`` has one replica, on broker 1."""
         part = PartitionRegistration(
             replicas, isr, leader, leader_epoch, partition_epoch, directories
         )
@@ -259,7 +259,7 @@ class Led:
     # --- other brokers and clients ---
 
     def fetch_request(self, replica: int, offset: int, **how: Any) -> dict[str, Any]:
-        """Return the body, in version 17, of a fetch by another broker or a client (−1)."""
+        """Return the body of a Fetch (version 17) of another broker, or of a client (−1)."""
         asked = {
             "partition": 0,
             "fetch_offset": offset,
@@ -281,7 +281,7 @@ class Led:
         return defaults | how
 
     def fetch(self, replica: int, offset: int, **how: Any) -> Answer:
-        """Fetch and return the partition's part of the response."""
+        """Fetch and return the partition's result."""
         client: Cluster = how.pop("client", self.client)
         answer = client.call("fetch", 17, **self.fetch_request(replica, offset, **how))
         assert answer["error_code"] == "none", answer
@@ -339,7 +339,7 @@ class Led:
 
 
 def part_of(answer: Answer) -> Answer:
-    """Return the one partition of a Produce response."""
+    """Return the result of the only partition of a Produce response."""
     part: Answer = answer["responses"][0]["partition_responses"][0]
     return part | {"node_endpoints": answer.get("node_endpoints", [])}
 
@@ -348,7 +348,7 @@ def part_of(answer: Answer) -> Answer:
 def cluster_of_one(
     directory: Path, config: Mapping[str, str] | None = None, fs: FileSystem | None = None
 ) -> Iterator[Led]:
-    """Yield broker 1 of three."""
+    """Yield broker 1 of three brokers."""
     clock = ManualClock(NOW_MS)
     made: list[Broker] = []
 

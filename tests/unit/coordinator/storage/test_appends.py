@@ -27,7 +27,7 @@ from tests.support.waits import until
 from tests.unit.logcore.batch_driver import body, with_payload
 
 RECORDS: Final = 500_000
-"""Records of a batch that takes long to validate; with zstd, its request is below 1 MB."""
+"""The number of records of a slowly validated batch, below 1 MB with zstd."""
 
 SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
@@ -36,7 +36,7 @@ SETTINGS: Final = {
 
 
 class Running:
-    """A broker on a loop of its own, and clients."""
+    """A broker on a separate loop, and clients."""
 
     def __init__(self, broker: Broker, bootstrap: str) -> None:
         self.broker = broker
@@ -49,7 +49,7 @@ class Running:
         return self._clients[-1]
 
     def begin(self, topic: str, data: bytes, version: int = 9, **fields: object) -> Cluster:
-        """Send a batch that takes long and return the client that will receive the response."""
+        """Send a slowly validated batch and return the client that will get the response."""
         one = self.connect()
         topics = [{"name": topic, "partition_data": [{"index": 0, "records": data}]}]
         one.send("produce", version, **{"acks": -1, "topic_data": topics, **fields})
@@ -115,7 +115,7 @@ Watch = Callable[[], AbstractContextManager[LoopWatch]]
 def turns() -> Iterator[Watch]:
     """Yield a watch on the loop without the collector's pauses.
 
-    The pauses depend on all objects in the tests' process.
+    Garbage collections take a time that depends on all objects in the tests' process.
     """
     gc.disable()
     try:
@@ -242,7 +242,7 @@ def test_later_produce_of_another_connection_does_not_overtake(
 ) -> None:
     topic = broker.client.create_topic(unique("order"), 2)
     large = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
-    # Another partition is not held up.
+    # Appends to another partition are not delayed.
     assert broker.client.produce(topic, [b"aside"], partition=1)["base_offset"] == 0
     assert broker.broker.services.appends._last
     assert broker.client.produce(topic, [b"behind"])["base_offset"] == RECORDS
@@ -266,7 +266,7 @@ def test_responses_of_a_connection_keep_the_order_of_its_requests(
 def test_large_batch_with_acks_0_keeps_its_order_and_refusal_disconnects(
     broker: Running, tiny: bytes
 ) -> None:
-    """No response is sent, but the batch keeps its place in the order."""
+    """The broker sends no response, but appends the batch in order."""
     topic = broker.client.create_topic(unique("acks"))
     gone = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD), acks=0)
     gone.close()
@@ -281,7 +281,7 @@ def test_large_batch_with_acks_0_keeps_its_order_and_refusal_disconnects(
 def test_producer_fenced_during_validation_appends_nothing(
     broker: Running, tiny: bytes, version: int
 ) -> None:
-    """The transaction is verified in the turn of the append, not on the request's arrival."""
+    """The transaction is verified in the turn of the append, not when the request arrives."""
     tid = unique("tx")
     topic = broker.client.create_topic(unique("fenced"))
     producer_id, epoch = broker.client.init_producer(tid)
@@ -301,7 +301,7 @@ def test_producer_fenced_during_validation_appends_nothing(
     large = broker.begin(topic, transactional, version, transactional_id=tid)
     assert broker.client.init_producer(tid)[1] > epoch
     assert part_of(large.receive())["error_code"] == "invalid_producer_epoch"
-    # Version 9 has the abort's marker; no record of the batch was appended.
+    # With version 9, the log has the abort marker; no record of the batch was appended.
     assert broker.client.offset(topic) == (1 if version < 12 else 0)
 
 
@@ -319,7 +319,7 @@ def test_topic_deleted_during_validation_is_unknown_and_gets_no_records(
 def test_shutdown_during_validation_appends_the_batch_whole_or_not_at_all(
     tmp_path: Path, tiny: bytes
 ) -> None:
-    """The stop does not wait for the response: either the batch is appended or it is not there."""
+    """Shutdown does not wait for the response: the batch may or may not be appended."""
     with running(tmp_path) as one:
         topic = one.client.create_topic(unique("stopped"))
         one.client.produce(topic, [b"first"])

@@ -23,7 +23,7 @@ TOPIC = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable
 
 
 def fill(broker: Broker, topic: str, rounds: int) -> None:
-    """Write the same hundred keys again and again, a megabyte per round."""
+    """Write the same hundred keys repeatedly, one megabyte per round."""
     partition = broker.services.logs.partition(topic, 0)
     for number in range(rounds):
         records = [

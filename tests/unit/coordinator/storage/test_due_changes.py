@@ -104,7 +104,7 @@ async def test_stop_following_drops_pending_follower_changes(many):
 
 
 async def test_image_that_stops_no_fetch_keeps_pending_changes(many):
-    """A controlled shutdown checks every image, and most of them stop no fetch."""
+    """During a controlled shutdown the broker checks every image, and most images stop no fetch."""
     many.apply(leader=2, epoch=3)
     due = len(many.replicas._due.partitions)
     assert due > 0
@@ -127,7 +127,7 @@ async def test_image_after_stop_makes_no_leader_and_starts_no_isr_check(many):
 
 
 async def test_follower_change_is_retried_after_unexpected_exception(many, monkeypatch):
-    """No later image would contain the change again."""
+    """The change is not in later images."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
     follow, failures = many.following.follow, [ValueError("odd"), ValueError("odd again")]
 

@@ -31,7 +31,7 @@ def partition(index: int = 0) -> CachedPartition:
 
 
 def said(asked: CachedPartition | None = None, error: DomainError | None = None, **read) -> Any:
-    """Return one partition's part of a response."""
+    """Return a partition's result in a response."""
     marks = LogReadInfo(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
     return FetchedPartition(asked or partition(), marks, error=error)
 

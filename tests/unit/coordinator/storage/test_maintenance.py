@@ -1,4 +1,4 @@
-"""Background work on a failing disk: the next round succeeds, and so does the stop."""
+"""Background work on a failing disk: the next round and the shutdown succeed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Faults = Callable[[str, str], None]
 
 
 def fault(kind: str, part: str, error: Exception | None = None) -> Faults:
-    """Raise ``error``, or an unexpected one, at steps of a kind on paths that contain ``part``."""
+    """Raise ``error``, or MemoryError, at steps of a kind on paths that contain ``part``."""
 
     def before(done: str, path: str) -> None:
         if done == kind and part in path:
@@ -57,7 +57,7 @@ async def serving(directory: Path, disk: FaultyDisk, **config: str) -> AsyncIter
 
 
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
-    """Write sealed segments full of one key; with ``dead`` the last record is a tombstone."""
+    """Write sealed segments with one key; with ``dead`` the last record is a tombstone."""
     if broker.services.metadata.topic(topic) is None:
         create_topic(broker.services.metadata, topic, partitions=1, configs=COMPACTED)
     partition, now_ms = broker.services.logs.partition(topic, 0), broker.clock.now_ms()
@@ -82,7 +82,7 @@ def maintenance(broker: Broker) -> Maintenance:
 
 
 async def test_failed_compaction_is_followed_by_a_round_on_another_log(tmp_path):
-    """An unexpected error in a read, and then an error in the removal of the partial result."""
+    """A read fails with an unexpected error, and then removing the partial result fails."""
     disk = FaultyDisk()
 
     def before(kind: str, path: str) -> None:
@@ -135,11 +135,11 @@ async def test_failed_cleaner_checkpoint_marks_no_partition_uncleanable(tmp_path
 
 
 async def test_log_stays_cleanable_if_retention_runs_during_compaction(tmp_path):
-    """Rounds of compaction continue although retention removes their segments.
+    """Compaction continues although retention removes segments of a round.
 
-    Rounds and retention are far more frequent here than usual, and a round merges at most two
-    neighbours. If it could merge all segments into one, a cleaner as fast as the appends would
-    leave retention nothing to remove, since the rest would never reach ``retention.bytes``.
+    Rounds and retention are much more frequent than usual, and a round merges at most two adjacent
+    segments. Merging all segments into one would leave nothing for retention: if the cleaner is as
+    fast as the appends, the log never reaches ``retention.bytes``.
     """
     structlog.reset_defaults()  # a broker of another test may have silenced the log
     with capture_logs() as told:
@@ -174,11 +174,11 @@ async def test_log_stays_cleanable_if_retention_runs_during_compaction(tmp_path)
     assert [one for one in told if one["log_level"] == "error"] == []
 
 
-# --- the cleaned offset of a log that has since been replaced ---
+# --- the cleaned offset of a log that has been replaced ---
 
 
 async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, bytes | None]:
-    """Run two rounds, with delete.retention.ms between them, and return the remaining records."""
+    """Run two rounds, delete.retention.ms apart, and return the remaining records."""
     cleaner = Cleaner(services.logs, services.config, services.clock)
     partition = services.logs.partition(topic, 0)
     for _ in range(2):
@@ -221,7 +221,7 @@ async def compacted(directory: Path) -> Services:
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_recreated_topic_keeps_no_tombstoned_record_after_a_kill(tmp_path):
-    """The kill came after the topic's tombstone and before any other removal."""
+    """The broker is killed after it wrote the topic's removal record, before it removed files."""
     services = await compacted(tmp_path)
     delete_topic(services.metadata, "t")
     again = Services(tmp_path, clock=services.clock)
@@ -253,7 +253,7 @@ async def test_truncated_log_keeps_no_tombstoned_record_below_cleaned_offset(tmp
     services = await compacted(tmp_path)
     services.logs.partition("t", 0).flushes.run(0)
     services.logs.checkpoint()
-    # A power loss left only the beginning of the first segment.
+    # After a power loss only the beginning of the first segment is left.
     directory = tmp_path / "t-0"
     for path in directory.iterdir():
         if path.name.startswith(f"{6:020}"):
@@ -366,7 +366,7 @@ async def test_failed_checkpoint_is_written_in_the_next_interval(tmp_path, inter
 
 
 async def test_flush_with_unexpected_exception_takes_only_its_partition_offline(tmp_path):
-    """The thread raises an error other than OSError; the next flush, of another log, succeeds."""
+    """A flush raises an error other than OSError; the next flush, of another log, succeeds."""
     disk = FaultyDisk()
     with capture_logs() as told:
         async with serving(tmp_path, disk, flush_messages="1") as broker:
@@ -391,7 +391,7 @@ async def test_flush_with_unexpected_exception_takes_only_its_partition_offline(
     assert not (tmp_path / CLEAN_MARK).exists()
 
 
-# --- the stop ------------------------------------------------------------------------------------
+# --- shutdown -------------------------------------------------------------------------------------
 
 
 async def test_shutdown_closes_the_other_logs_if_one_fails(tmp_path):
@@ -419,7 +419,7 @@ async def test_shutdown_closes_the_other_logs_if_one_fails(tmp_path):
 
 
 async def test_shutdown_closes_every_log_if_a_service_fails(tmp_path, monkeypatch):
-    """Each service in turn fails because of an injected error."""
+    """An error is injected into each service, one at a time."""
     async with serving(tmp_path, FaultyDisk()) as broker:
         create_topic(broker.services.metadata, "t", partitions=1)
         broker.services.logs.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)

@@ -1,4 +1,4 @@
-"""Removal of topics and files: requests never wait for the disk, and a kill leaves none behind."""
+"""Removal of topics and files, for which requests do not wait; also after a kill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(broker: Broker, topic: str, index: int = 0, count: int = 1) -> None:
 
 
 async def delete(broker: Broker, *topics: str) -> list[str]:
-    """Delete topics by a request from a thread and return the error codes."""
+    """Delete topics by a request in a thread, and return the error codes."""
 
     def ask() -> list[str]:
         with Cluster(broker.bootstrap) as client:
@@ -100,7 +100,7 @@ async def committed_offset(services: BrokerServices, topic: str) -> int:
 
 
 class ThreadsOfSteps(FaultyDisk):
-    """A disk that notes which blocking steps run in the loop's own thread."""
+    """A disk that records the blocking steps that run in the loop's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ async def test_deletion_of_partition_with_many_producers_runs_in_slices(tmp_path
 
 
 async def test_recreated_topic_does_not_see_files_or_offsets_of_the_old_one(tmp_path):
-    """The new topic is created and written in the turn of the old one's deletion."""
+    """The new topic is created and written in the turn in which the old topic is deleted."""
     async with Broker(tmp_path, config=CALM) as broker:
         create_topic(broker.services.metadata, "t", partitions=3)
         for index in range(3):
@@ -189,7 +189,7 @@ async def test_recreated_topic_does_not_see_files_or_offsets_of_the_old_one(tmp_
 
 
 async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_path):
-    """Until then a power loss may bring the topic back, which needs its data."""
+    """Until then, the topic may still exist after a power loss, and must have its data."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services = broker.services
@@ -223,7 +223,7 @@ async def test_directory_of_later_deletion_stays_until_its_own_record_is_durable
             end = metadata.partition.log_end_offset
             delete_topic(metadata, "second")
         disk.is_gated = lambda path: is_metadata(path) and metadata.partition.recovery_point >= end
-        disk.gate.set()  # for the waiting flush only
+        disk.gate.set()  # only for the waiting flush
         disk.gate.clear()
         await until_true(lambda: not (tmp_path / "first-0").exists(), "the first one is renamed")
         assert metadata.partition.recovery_point == end
@@ -254,7 +254,7 @@ async def test_directory_is_renamed_for_recreated_topic_after_record_is_durable(
 
 @pytest.mark.parametrize("spoil", [fail_syncs_of_metadata, refuse_flushes_of_metadata])
 async def test_directory_stays_if_its_deletion_record_cannot_be_flushed(tmp_path, spoil):
-    """A new topic with its name cannot be opened meanwhile, and a shutdown renames no directory."""
+    """A new topic of the same name cannot be opened, and a shutdown renames no directory."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         metadata = broker.services.metadata
@@ -291,7 +291,7 @@ async def test_directory_with_unflushed_deletion_record_goes_with_next_deletion(
 
 
 async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tmp_path):
-    """Otherwise a power loss would bring the topic back with records deleted before it."""
+    """Otherwise, after a power loss, the topic would have records that were deleted before."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services, metadata = broker.services, broker.services.metadata
@@ -315,7 +315,7 @@ async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tm
 
 
 async def test_offsets_of_deleted_topic_are_removed_before_checkpoints_are_written(tmp_path):
-    """Groups wait only for the record of the deletion."""
+    """Removing the offsets waits only for the deletion record to be durable."""
     disk, may_write = FaultyDisk(), threading.Event()
 
     def before(_kind: str, path: str) -> None:
@@ -337,7 +337,7 @@ async def test_offsets_of_deleted_topic_are_removed_before_checkpoints_are_writt
 
 
 async def test_offsets_of_deleted_topic_are_removed_before_shards_close(tmp_path):
-    """The stop comes while the record of the deletion is being flushed."""
+    """The broker stops while the deletion record is being flushed."""
     disk = FaultyDisk()
     services = await Services(tmp_path, fs=disk).start()
     services.topic("t")

@@ -1,7 +1,7 @@
-"""A partition that this broker leads with other replicas: fetches, and responses to writes.
+"""A partition that the broker leads and that has other replicas: fetches and writes.
 
-The rules are Apache Kafka's in ``Partition`` and ``ReplicaManager``; numbers in comments are its
-issues.
+The rules are those of Apache Kafka's ``Partition`` and ``ReplicaManager``; docstrings and comments
+have the numbers of Kafka's issues.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shared(tmp_path_factory) -> Iterator[Led]:
 
 @pytest.fixture
 def led(shared) -> Iterator[Led]:
-    """Yield a new topic for each test, on a broker that all tests share."""
+    """Yield a new topic for each test, on a broker shared by all tests."""
     shared.renew()
     yield shared
     shared.forget()
@@ -73,7 +73,7 @@ def test_consumers_read_to_the_high_watermark_and_followers_to_the_log_end(led):
     led.append(b"c")
     led.fetch(3, 3)
     assert led.marks == (0, 3)
-    # The response carries the high watermark from before the fetch.
+    # The response has the high watermark before the fetch.
     assert led.fetch(2, 2)["high_watermark"] == 0
     assert led.marks == (2, 3)
     assert led.fetch(2, 3)["high_watermark"] == 2
@@ -105,7 +105,7 @@ def test_high_watermark_does_not_advance_below_min_insync_replicas(led):
 
 
 def test_batch_behind_a_refused_one_is_out_of_order(led):
-    """A batch in flight behind a refused one must not be appended before it is sent again."""
+    """An in-flight batch after a refused batch must wait until both are sent again."""
     first, second = (
         batch([b"v"], producer_id=7, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
     )
@@ -173,7 +173,7 @@ def test_acks_all_produce_times_out_and_its_records_stay(led):
 
 
 def test_isr_shrink_below_minimum_fails_waiting_produce_after_append(led):
-    """The error is AFTER_APPEND only if the high watermark has passed the write."""
+    """The error is AFTER_APPEND only if the high watermark has passed the appended batch."""
     led.configure("min.insync.replicas", "2")
     led.image(replicas=(1, 2), isr=(1, 2))
     producer = led.begin_produce()
@@ -263,7 +263,7 @@ def test_duplicate_batch_above_high_watermark_waits_for_commit(led):
 
 
 def test_produce_response_waits_for_all_its_partitions(led):
-    """The partition with one replica commits at once; its result waits for the other's."""
+    """The partition with one replica commits at once, but the response waits for the other."""
     other = led.create(f"{led.topic}-alone")
     led.image(alone=other, replicas=(1, 2), isr=(1, 2))
     body = led.produce_request(b"x")
@@ -289,7 +289,7 @@ def test_follower_fetch_is_validated_in_kafkas_order(led):
     assert fenced["current_leader"] == {"leader_id": 1, "leader_epoch": 5}
     assert errors(led.fetch(2, 0, leader_epoch=6)) == "unknown_leader_epoch"
     assert errors(led.fetch(2, 0, leader_epoch=5)) == "none"
-    # KAFKA-13837: a replica assigned in metadata that have not arrived here yet.
+    # KAFKA-13837: broker 4 may be assigned in newer metadata that has not arrived yet.
     assert errors(led.fetch(4, 0, leader_epoch=5)) == "unknown_leader_epoch"
     assert errors(led.fetch(4, 0)) == "not_leader_or_follower"
     assert errors(led.fetch(2, 0, topic_id=uuid.uuid4())) == "unknown_topic_id"
@@ -301,7 +301,7 @@ def test_follower_fetch_is_validated_in_kafkas_order(led):
 
 
 def test_unexpected_exception_fails_only_its_partition_of_a_fetch(led):
-    """Otherwise a follower would get no partition of this leader at all."""
+    """Otherwise a follower would get no records from any partition of the leader."""
     led.image(leader_epoch=5, partition_epoch=5)
     led.append()
 
@@ -316,7 +316,7 @@ def test_unexpected_exception_fails_only_its_partition_of_a_fetch(led):
 
 
 def test_fetch_with_former_broker_epoch_does_not_advance_high_watermark(led):
-    """KIP-903, KAFKA-15221: a late fetch by a broker that has registered again."""
+    """KIP-903, KAFKA-15221: a late fetch from before the broker registered again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
     assert errors(led.fetch(2, 1, broker_epoch=EPOCHS[2] - 1)) == "not_leader_or_follower"
@@ -397,7 +397,7 @@ def test_waiting_fetches_are_completed_by_a_leader_change(led):
 
 
 def test_waiting_follower_fetch_updates_last_fetch_time_once(led):
-    """The read at the end of a wait is no new sign of life from the follower."""
+    """The read after the wait does not show that the follower is still alive."""
     led.image(replicas=(1, 2), isr=(1, 2))
     waiting = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
     until(lambda: led.waiting_fetches == 1, "the fetch waits")
@@ -427,7 +427,7 @@ def test_follower_fetch_session_returns_only_changed_partitions(led):
 
 
 def test_follower_offset_inside_a_batch_counts_as_batch_start(led):
-    """A follower truncated to that offset fetches the whole batch again."""
+    """A follower that was truncated within a batch fetches the whole batch again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a", b"b")
     led.append(b"c", b"x" * 5_000)
@@ -641,20 +641,20 @@ def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
             return part["preferred_read_replica"], len(part["records"] or b"")
 
         assert told(1, "r2") == (2, 0)
-        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # its log ends at 1
+        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # broker 2's log ends at 1
         assert led.read(0, rack_id="r3")["preferred_read_replica"] == -1  # not in sync
         assert led.read(0, rack_id="r1")["preferred_read_replica"] == -1
         assert led.read(0, rack_id="")["preferred_read_replica"] == -1
         near = {one: registration(one, rack="r2") for one in (1, 2, 3)}
         led.image(isr=(1, 2), partition_epoch=1, brokers=near)
-        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # the leader is as near
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # as is the leader
         hidden = {**near, 1: registration(1), 2: registration(2, listener="OTHER", rack="r2")}
         led.image(isr=(1, 2), partition_epoch=2, brokers=hidden)
-        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # 2 lacks the listener
+        assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # without listener
 
 
 def test_throttled_replica_outside_isr_waits_for_quota(led):
-    """KIP-73: fetches of in-sync replicas are never throttled; other fetches count once sent."""
+    """KIP-73: fetches of in-sync replicas are never throttled, other fetches are."""
     led.configure("leader.replication.throttled.replicas", "0:1")
     led.image(isr=(1, 2))
     led.append(b"x" * 1000)
@@ -742,7 +742,7 @@ def test_offset_for_leader_epoch_is_answered_only_by_the_leader(led):
         told = answer["topics"][0]["partitions"][0]
         return told["error_code"], told["leader_epoch"], told["end_offset"]
 
-    # Up to the log end offset: a follower needs the uncommitted epochs as well.
+    # Epochs up to the log end offset: a follower needs uncommitted epochs too.
     assert ended(2, 2) == ("none", 2, 1)
     assert ended(9, 2) == ("none", -1, -1)
     assert ended(2, 1)[0] == "fenced_leader_epoch"
@@ -752,7 +752,7 @@ def test_offset_for_leader_epoch_is_answered_only_by_the_leader(led):
 
 
 def test_unflushed_records_are_replicated_but_not_committed(tmp_path):
-    """flush.messages: the leader's own end is the flushed offset."""
+    """With flush.messages, the leader itself counts only flushed records as replicated."""
     disk = FaultyDisk()
     with cluster_of_one(tmp_path, {"log.flush.interval.messages": "1"}, disk) as led:
         led.image(replicas=(1, 2), isr=(1, 2))

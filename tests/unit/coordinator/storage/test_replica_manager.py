@@ -47,7 +47,7 @@ CHECKPOINTS = {
 
 
 class Node:
-    """The storage of a broker; another object on the same directory is a restart."""
+    """The storage of a broker; another object for the same directory is the restarted broker."""
 
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
         store = storage(directory, config, fs=fs, clock=clock)
@@ -122,7 +122,7 @@ def test_records_survive_clean_and_unclean_restart(tmp_path, clean):
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
 def test_startup_drops_producers_idle_for_producer_id_expiration(tmp_path, silent_ms, known):
-    """The setting is two days here; the default is one day."""
+    """The test sets two days; the default is one day."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
     create_topic(node.metadata, "a", partitions=1)
@@ -232,7 +232,8 @@ def test_checkpointed_offsets_of_deleted_partition_are_dropped_at_startup(tmp_pa
     create_topic(node.metadata, "a")
     node.write("a", count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
-    # As after a kill between the tombstone and the removal of the directory and the offsets.
+    # The same state as after a kill between the deletion record and the removal of the directory
+    # and the offsets.
     delete_topic(node.metadata, "a")
     node = Node(tmp_path)
     asyncio.run(node.clean_up())
@@ -280,7 +281,7 @@ def test_changed_configs_apply_to_open_partitions(tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(40))
 def test_topic_creation_and_deletion_are_atomic_under_a_kill(tmp_path, killed_at):
-    """Acknowledged changes survive; an unacknowledged one has happened completely or not at all."""
+    """Acknowledged changes survive; an unacknowledged change is complete or has no effect."""
     fs = MortalDisk(kinds=CHANGES - {"create"})
     node = Node(tmp_path, fs=fs)
     create_topic(node.metadata, "kept", partitions=2)
@@ -319,7 +320,7 @@ def test_failed_startup_leaves_no_clean_shutdown_file(tmp_path):
 
     full = FaultyDisk()
     full.fails = {"write": errno.ENOSPC}
-    with pytest.raises(LogError):  # the metadata log cannot record the start
+    with pytest.raises(LogError):  # the metadata log cannot write
         Node(tmp_path, fs=full)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
@@ -404,7 +405,7 @@ class Reader:
         self.poll.watch(WatchedPartition(self.partition, start, 1 << 20))
 
     async def end_offset(self) -> int:
-        """Return the log end offset when the wait is over."""
+        """Return the log end offset after the wait."""
         await asyncio.wait_for(self.poll.over, 30)
         return self.partition.log_end_offset
 
@@ -465,7 +466,7 @@ async def test_delayed_fetch_completes_when_its_offset_is_deleted(tmp_path):
     assert await reader.end_offset() == 3
 
 
-# --- reports of a start's repairs -----------------------------------------------------------------
+# --- reports of repairs at startup ----------------------------------------------------------------
 
 
 def told_of(told, event):
@@ -506,7 +507,7 @@ def test_recovery_that_truncates_acknowledged_records_logs_an_error(tmp_path):
         "kept": [str(tmp_path / "a-0" / f"{5:020d}.log.1-stray")],
         "log_level": "error",
     }
-    # The next start has nothing to report and no longer knows of the loss.
+    # After another restart, there is nothing to report, and the loss is no longer known.
     again.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     with capture_logs() as told:
         Node(tmp_path)
@@ -531,7 +532,7 @@ def test_recovery_of_a_torn_write_logs_a_warning(tmp_path):
 
 
 def test_log_shorter_than_its_recovery_point_logs_an_error(tmp_path):
-    """The log was cut between batches, or its files are gone: recovery finds no bad batch."""
+    """The log is truncated between batches, or has no files: recovery finds no bad batch."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     for index in (0, 1):
@@ -569,7 +570,7 @@ def test_corruption_below_recovery_point_is_logged_and_kept(tmp_path):
 
 
 def test_offset_gap_below_cleaned_offset_is_not_truncated(tmp_path):
-    """An older version may have compacted the log's last segment."""
+    """Older versions may have compacted the log's last segment."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 6)

@@ -46,7 +46,7 @@ MAX_BYTES = 100_000
 
 
 class Telemetry:
-    """Client telemetry of one broker, and the history that it writes."""
+    """The client telemetry of a broker, and the history that it writes."""
 
     def __init__(self, limits: TelemetryLimits | None = None, **settings: Mapping[str, str]):
         self.clock = ManualClock()
@@ -122,7 +122,7 @@ def test_client_gets_an_id_and_the_metrics_of_matching_subscriptions() -> None:
         ("client_source_port=6[0-9]{4}", False),
         ("client_instance_id=AAAAAAAAAAAAAAAAAAAAKg", True),
         ("client_instance_id=B.*", False),
-        # RE2/J has no lookarounds; the subscription is kept, and matches no client.
+        # RE2/J has no lookarounds. The subscription is kept, but matches no client.
         ("client_id=(?!bank).*", False),
     ],
 )
@@ -186,7 +186,7 @@ def test_push_must_wait_for_the_interval(waited_ms: int, is_accepted: bool) -> N
     telemetry = Telemetry()
     instance = telemetry.subscribe()
     telemetry.clock.advance(1)
-    assert telemetry.error(instance) is None  # the first one may come at any time
+    assert telemetry.error(instance) is None  # the first push may arrive at any time
     telemetry.clock.advance(waited_ms)
     assert telemetry.error(instance) is (None if is_accepted else TooEarlyError)
     assert telemetry.made.results["too-early"] == (not is_accepted)
@@ -241,7 +241,7 @@ def test_changed_subscription_is_fetched_at_once_and_the_old_id_is_refused() -> 
     after = telemetry.subscribe(before.instance_id)
     assert after.metrics == ("other",)
     assert after.subscription_id != before.subscription_id
-    telemetry.clock.advance(INTERVAL_MS)  # the refused push counts, as in Kafka
+    telemetry.clock.advance(INTERVAL_MS)  # as in Kafka, the interval begins at the refused push
     telemetry.push(after, otlp.metrics_data(otlp.counter(REBALANCES, otlp.point(3))))
     assert after.report.highlights["rebalances"] == 5
     telemetry.configure()
@@ -359,7 +359,7 @@ SERIES = 450
 MANY = otlp.metrics_data(*(otlp.gauge(f"m-{index}", otlp.point(index)) for index in range(SERIES)))
 TURNS = 18
 ROOM = TelemetryLimits(max_series_bytes=SERIES * SERIES_BYTES)
-"""Room for one push of :data:`MANY`."""
+"""Limits that allow one push of :data:`MANY`."""
 
 
 def _begun(turns: int) -> tuple[Telemetry, ClientInstance, Steps[None]]:

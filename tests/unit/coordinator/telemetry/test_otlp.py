@@ -147,7 +147,7 @@ def test_damaged_message_is_refused(data: bytes) -> None:
 
 
 def test_nested_message_cannot_reach_beyond_its_parent() -> None:
-    # The inner size fits into the data, but not into the message that contains it.
+    # The inner size fits into the data, but not into the enclosing message.
     inner = otlp.varint(2 << 3 | 2) + otlp.varint(6)
     with pytest.raises(InvalidRecordError):
         _read(otlp.nested(1, inner) + b"\x0a\x04\x0a\x02\x0a\x00")

@@ -1,4 +1,4 @@
-"""A session with znodes in memory, for brokers whose tests need no ZooKeeper."""
+"""A session with znodes in memory, for tests without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOPICS = "/kafka-acl/Topic"
 
 
 class Znodes(ZkSession):
-    """A session whose reads and writes complete at once."""
+    """A ZooKeeper session whose reads and writes complete at once."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Znodes(ZkSession):
         super().__init__(reach, on_state)
         self.data: dict[str, bytes] = {}
         self.is_away = False
-        """Whether writes fail as they do without a connection."""
+        """Whether writes fail as without a connection."""
         self.is_silent = False
-        """Whether reads and writes get no answer."""
+        """Whether reads and writes get no response."""
         self.attempts = 0
         """The number of attempted writes."""
         self._versions: dict[str, int] = {}
@@ -65,10 +65,10 @@ class Znodes(ZkSession):
         return sorted({one.partition("/")[0] for one in inside})
 
     async def sync(self) -> None:
-        """Do nothing, as every read is up to date."""
+        """Do nothing, because all reads are up to date."""
 
     async def ensure(self, path: str) -> None:
-        """Do nothing, as parent znodes need not exist."""
+        """Do nothing, because parent znodes need not exist."""
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         self.attempts += 1
@@ -98,7 +98,7 @@ class Znodes(ZkSession):
             await asyncio.get_running_loop().create_future()
 
     def deny(self, topic: str, users: Sequence[str]) -> None:
-        """Write a DENY for each of ``users`` to a topic's znode."""
+        """Write a DENY ACL for each of ``users`` to a topic's znode."""
         acls = [
             {"principal": f"User:{one}", "permissionType": "Deny", "host": "*", "operation": "All"}
             for one in users

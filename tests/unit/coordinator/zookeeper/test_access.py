@@ -1,4 +1,4 @@
-"""Users, quotas and ACLs of a cluster on ZooKeeper, as a broker reads and changes them."""
+"""A broker reads and changes users, quotas and ACLs in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
 
 class Broker:
-    """A broker's :class:`SecurityZnodes`, and the image that results from what it reads."""
+    """A broker's :class:`SecurityZnodes`, and the image that results from the znodes it read."""
 
     def __init__(self) -> None:
         self.session = Znodes()
@@ -43,7 +43,7 @@ class Broker:
 
     @property
     def denied(self) -> set[tuple[str, str]]:
-        """The topics and users of all ACLs in the image."""
+        """(Topic, user) of all ACLs in the image."""
         acls = self.image.acls.values()
         return {(one.resource_name, one.principal.removeprefix("User:")) for one in acls}
 
@@ -134,14 +134,14 @@ async def test_znode_listed_twice_is_applied_once(broker: Broker) -> None:
 
 
 def quota(user: str) -> dict[str, list[SecurityChange]]:
-    """Return the change that sets a user's quota, by path."""
+    """Return path → data of the change that sets a user's quota."""
     entity = (EntityData("user", user),)
     record = ClientQuotaRecord(entity, "producer_byte_rate", 1024.0, remove=False)
     return {formats.path_of(record): [SecurityChange(record)]}
 
 
 def with_quotas(broker: Broker) -> set[str]:
-    """Return the users with a quota in ZooKeeper."""
+    """Return the users that have a quota in ZooKeeper."""
     folder = f"{formats.USERS}/"
     return {one.removeprefix(folder) for one in broker.session.data if one.startswith(folder)}
 

@@ -1,4 +1,4 @@
-"""Users, quotas and rules in znodes: those that Apache Kafka 3.9.2 wrote, and invalid ones."""
+"""Users, quotas and ACLs in znodes that Apache Kafka 3.9.2 wrote, and in invalid znodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rule(
 
 
 NOBODY = rule("User:*", operation=Operation.ALL, permission=Permission.DENY)
-"""A rule that denies every operation to every user."""
+"""An ACL that denies every operation to every user."""
 
 
 def read(data: bytes | None, path: str = TOPIC) -> list[tuple[object, ...]]:
@@ -181,7 +181,7 @@ def test_acls_of_unknown_resource_types_are_ignored(path: str):
 
 
 def test_acl_znode_equals_a_set_after_random_changes():
-    """Apply changes in random order and compare with a model."""
+    """Apply changes in random order and compare the znode with a model."""
     for seed in range(50):
         chance = random.Random(seed)
         data: bytes | None = None

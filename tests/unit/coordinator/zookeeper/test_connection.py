@@ -1,4 +1,4 @@
-"""A broker's connection to ZooKeeper: its settings, refused ones, and its login."""
+"""A broker's connection to ZooKeeper: settings, refused settings, and the login."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
 
 
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
-    """Otherwise the broker's ISR changes would have broker epoch -1, and be refused forever."""
+    """Otherwise the broker's ISR changes would have broker epoch -1 and would be refused."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
     records = apply_update_metadata(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

@@ -1,4 +1,4 @@
-"""A broker that stops asks the controller to take over, until a retry limit."""
+"""A stopping broker requests a controlled shutdown, up to a retry limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Said = ErrorCode | int | Exception
 
 
 class Leaving(ZooKeeperBroker):
-    """A broker of epoch 7 whose controller gives the responses ``said``, one after the other."""
+    """A broker with epoch 7 whose controller gives the responses ``said`` in this order."""
 
     def __init__(self, *said: Said) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""A broker's own changes of ACLs, quotas and settings in ZooKeeper, while others change them."""
+"""A broker changes ACLs, quotas and settings in ZooKeeper while other brokers change them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Connection:
 
 @pytest.fixture
 async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
-    """Yield the services of broker 1, which reads znodes kept in memory."""
+    """Yield the services of broker 1, with znodes in memory."""
     monkeypatch.setattr(node_module, "ZkSession", Znodes)
     clock = ManualClock(1_700_000_000_000)
     observed = ZooKeeperMetadata(SETTINGS, Passwords(SETTINGS, node_id=1), node_id=1)
@@ -108,7 +108,7 @@ def creation(services: Services, topic: str, *users: str) -> Context:
 
 
 def begin(ctx: Context) -> Iterator[Any]:
-    """Return the steps of a request."""
+    """Return the steps that execute a request."""
     return cast("Iterator[Any]", ctx.registry.handler(ctx.api_key).run(ctx))
 
 
@@ -130,7 +130,7 @@ async def test_acl_created_by_another_broker_during_a_deletion_stays(services: S
     await node.access.reload()
     work = begin(deletion(services))
     await asyncio.wait({next(work)}, timeout=10)  # the broker has read the newest znodes
-    next(work)  # and the steps have taken its image
+    next(work)  # and the steps use the resulting image
     znodes.deny("second", ["b"])
     await node.access.reload()
 
@@ -150,7 +150,7 @@ async def test_acl_deleted_by_another_broker_during_a_deletion_is_no_error(
     await node.access.reload()
     work = begin(deletion(services))
     await asyncio.wait({next(work)}, timeout=10)  # the broker has read the newest znodes
-    next(work)  # and the steps have taken its image
+    next(work)  # and the steps use the resulting image
     del znodes.data[f"{TOPICS}/first"]
     await node.access.reload()
 

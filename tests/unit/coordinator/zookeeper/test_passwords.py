@@ -1,4 +1,4 @@
-"""Passwords as Kafka 3.9 stores them in ZooKeeper; tests/oracle checks them with its broker."""
+"""Passwords as Kafka 3.9 stores them in ZooKeeper; tests/oracle checks them with Kafka's broker."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_password_encoded_with_old_secret_is_reencoded_once() -> None:
 
 
 def test_config_change_encodes_only_new_passwords() -> None:
-    """Every change of a broker's settings includes the stored ones (KAFKA-14136)."""
-    nobody: Any = None  # no write happens here
+    """Every change of a broker's settings includes the stored passwords (KAFKA-14136)."""
+    nobody: Any = None  # this test does not write
     own = BrokerStore(
         BrokerConfig({}), nobody, MetadataImage(), passwords(secret="the secret"), nobody, node_id=1
     )

@@ -1,7 +1,7 @@
-"""A controller's decisions as znodes and as requests, and the brokers' handling of the requests.
+"""A controller's decisions as znodes and requests, and the brokers' handling of the requests.
 
-The model has a controller machine, a dictionary in place of ZooKeeper, and brokers that apply the
-requests. Only sockets and sessions are left out.
+The model has a controller machine, a dictionary instead of ZooKeeper, and brokers that apply the
+requests. Sockets and ZooKeeper sessions are not simulated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
 FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
 
 CONNECTED_S = 10.0
-"""The time at which the controller connected."""
+"""The time when the controller connected."""
 
 
 class Broker:
@@ -101,7 +101,7 @@ class Scene:
         self.machine = Machine(settings, MetadataImage(), 0)
         self.controller = ControllerIdentity(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
-        """The data and version of each znode."""
+        """Path → data and version of the znode."""
         self.brokers: dict[int, Broker] = {}
         self.requests: list[tuple[int, Any]] = []
         self.clock = 10
@@ -249,7 +249,7 @@ def test_isr_change_by_leader_keeps_the_leader_epoch(scene: Scene):
 
 
 def test_bounced_broker_loses_leadership_and_leaves_the_isr(scene: Scene):
-    """KAFKA-7235: the controller missed the end of the session, and sees only the new epoch."""
+    """KAFKA-7235: the controller did not see the session expire, and sees only the new epoch."""
     scene.create("t", (1, 2), (2, 1))
     scene.come(1)
     scene.check()
@@ -268,7 +268,7 @@ def test_last_isr_member_stays_in_isr_and_leads_after_its_return(scene: Scene):
 
 
 def test_new_controller_removes_unregistered_broker_from_isrs(scene: Scene):
-    """The broker died with the former controller: ISRs have it, and /brokers/ids does not."""
+    """The broker failed with the former controller, so it is in ISRs but not in /brokers/ids."""
     scene.create("t", (1, 2), (2, 1))
     delta = MetadataDelta(scene.machine.image)
     delta.replay(UnregisterBrokerRecord(1, scene.brokers.pop(1).epoch))
@@ -357,7 +357,7 @@ def test_reassignment_from_znode_may_wait_for_a_failed_broker(scene: Scene):
 
 
 def test_new_controller_resumes_reassignments(scene: Scene):
-    """The other controller died with the target in sync, or before brokers learned the target."""
+    """The former controller failed with the target in sync, or before brokers knew it."""
     topic_id = scene.create("t", (1, 2), (2, 1))
     items = [ReassignablePartition("t", index, (3, 2)) for index in (0, 1)]
     scene.decide(lambda one: one.alter_partition_reassignments(items))
@@ -431,7 +431,7 @@ def test_starting_broker_leads_nothing_before_leader_and_isr(scene: Scene):
 
 
 def test_starting_broker_ignores_reassignments_of_other_brokers(scene: Scene):
-    """UpdateMetadata, its only source on other partitions, does not report cancellations."""
+    """The broker learns of other partitions only by UpdateMetadata, which omits cancellations."""
     image = scene.machine.image
     delta = MetadataDelta(image)
     topic_id = UUID(int=77)
@@ -468,13 +468,13 @@ def test_request_with_stale_controller_or_broker_epoch_is_refused(scene: Scene):
 
 
 def test_request_over_a_superseded_controller_connection_is_refused(scene: Scene):
-    """A late UpdateMetadata has no epoch that shows that its list of live brokers is outdated."""
+    """No epoch in a late UpdateMetadata shows that its list of live brokers is outdated."""
     scene.create("t", (1, 2))
     request, request_applier = _last(scene, 6), scene.brokers[1].request_applier
     epoch = request.broker_epoch
     assert request_applier.refuses(request, epoch, CONNECTED_S + 1) == 0
     assert request_applier.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
-    # The next controller has sent nothing yet, whenever it connected.
+    # A newer controller epoch is accepted, whenever its controller connected.
     request_applier.controller_epoch -= 1
     assert request_applier.refuses(request, epoch, CONNECTED_S - 1) == 0
 

@@ -1,4 +1,4 @@
-"""Znode contents, byte by byte: every line is what Apache Kafka 3.9 writes."""
+"""Znode contents, byte by byte, as Apache Kafka 3.9 writes them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_znode_content_equals_that_of_kafka(data: bytes, text: str):
         (znodes.config_change_of("/c", WRITTEN[6][0]), "brokers/<default>"),
         (znodes.resource_of("brokers/<default>"), (BROKER_RESOURCE, "")),
         (znodes.next_producer_id_of(WRITTEN[7][0]), 2000),
-        # Formats of older releases and of other software.
+        # Formats of older Kafka releases and of other software.
         (znodes.controller_of(b'{"version":1,"brokerid":4,"timestamp":"1"}'), 4),
         (
             znodes.broker_of(1, b'{"version":2,"endpoints":["PLAINTEXT://h:9092"]}'),

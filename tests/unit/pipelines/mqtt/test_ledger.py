@@ -1,4 +1,4 @@
-"""The ledger: its entries survive a restart, and the oldest ones are evicted first."""
+"""The ledger: its entries survive a restart, and the oldest entries are evicted first."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_reused_packet_id_ends_redelivery_check_of_released_packets() -> None:
 
 
 def test_packet_id_reused_after_restart_keeps_the_redelivery_check() -> None:
-    """The MQTT broker may have restored an older file and count its packet ids from there."""
+    """The MQTT broker may have restored an older file, and may reuse packet ids."""
     ledger = Ledger()
     ledger.receive(1, b"m")
     ledger.release(1)
@@ -123,7 +123,7 @@ def test_ledger_of_earlier_version_without_released_packets_is_read() -> None:
     """Earlier bridges wrote such ledgers."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
     assert ledger.knows("a", OwnId("x"), dup=True)
-    assert not ledger.knows("a", OwnId("x"))  # it may be another device's
+    assert not ledger.knows("a", OwnId("x"))  # it may be another device's message id
     assert ledger.open == {7: b"m"}
     assert ledger.is_connecting
     assert not ledger.was_released(7, b"m")
@@ -213,7 +213,7 @@ def test_json_ids_of_different_types_are_different_ids() -> None:
 
 
 def test_message_ids_of_earlier_versions_are_recognized() -> None:
-    """Those versions applied ``str()`` to the JSON value: a number and its string were equal."""
+    """Earlier versions applied ``str()`` to the JSON value, so 7 and "7" were equal."""
     slots = [[0, [identity("a", "1"), identity("a", "True"), "x"], {}, False, False, 0]]
     ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
 
@@ -232,7 +232,7 @@ def test_message_ids_of_earlier_versions_are_recognized() -> None:
 
 
 def test_ledger_writes_less_than_1500_bytes_per_message() -> None:
-    """Even with one message per transaction, each of which rewrites two QoS 2 slots."""
+    """The limit holds even with one message per transaction, which rewrites two QoS 2 slots."""
     ledger = Ledger()
     count = total = 0
     for number in range(2_000):

@@ -1,4 +1,4 @@
-"""MQTT filters, Kafka topics and keys from templates, and the place of a message's id."""
+"""MQTT filters, templates of Kafka topics and keys, and the location of message ids."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TOPICS += [*(f"$S/{topic}" for topic in TOPICS), "$S"]
 @settings(deadline=None, max_examples=200)
 @given(FILTERS, FILTERS)
 def test_cover_and_overlap_of_filters_agree_with_matching(one: str, other: str) -> None:
-    """Filters of at most four levels and two names cover all cases."""
+    """Filters with at most four levels and two names cover all cases."""
     ours = {topic for topic in TOPICS if covers(one, topic)}
     theirs = {topic for topic in TOPICS if covers(other, topic)}
     assert overlap(one, other) is bool(ours & theirs)
@@ -151,7 +151,7 @@ TREES = st.recursive(
         | st.lists(st.tuples(st.sampled_from("ab"), inner), max_size=3).map(tuple)
     ),
 )
-"""JSON values: the text of a scalar, a list, or a tuple of an object's members."""
+"""JSON values: a scalar's text, a list, or an object as a tuple of members."""
 
 
 def rendered(tree: Any) -> str:

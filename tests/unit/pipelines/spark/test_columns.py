@@ -1,4 +1,4 @@
-"""Arrow columns to record batches and back, compared with the codec for single records."""
+"""Conversions between Arrow columns and record batches, compared with the record codec."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_row_topic_comes_from_its_column_without_the_topic_option() -> None:
 def test_row_with_unknown_partition_is_refused(partition: int) -> None:
     columns = {"value": pa.array([b"1"]), "partition": pa.array([partition], pa.int32())}
     if partition < 0:
-        # Negative partitions do not exist.
+        # A partition number must not be negative.
         with pytest.raises(Exception, match="partition"):
             written(columns)
     else:
@@ -227,7 +227,7 @@ def pieces(count: int) -> list[Piece]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Yield a machine's temporary folder."""
+    """Yield the temporary folder of a machine."""
     monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Options, offset planning and the sink's progress, tested without Spark and broker."""
+"""Options, offset planning and the sink's progress, without Spark or a broker."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_stock_options_without_effect_are_accepted_and_logged_once(
 
 
 def test_sink_batch_size_is_limited_by_max_request_size() -> None:
-    # Kafka's batch.size limits what is collected while other batches are in flight.
+    # As in Kafka, batch.size limits the records collected while other batches are in flight.
     assert sink(kafka_batch_size="16384").batch_bytes == 900_000
     assert sink(kafka_max_request_size="500").batch_bytes == 500
     assert sink(kafka_max_request_size="10485760").batch_bytes == 900_000
@@ -271,7 +271,7 @@ def test_lag_metrics_have_the_stock_connectors_names() -> None:
         "maxOffsetsBehindLatest": "4",
         "avgOffsetsBehindLatest": str(7 / 3),
     }
-    # PySpark's texts for an absent value.
+    # PySpark's strings for an absent value.
     for nothing in ("None", "null", "", "{}"):
         assert behind_latest(Told('{"t":{"0":5}}', nothing)) == {}
         assert behind_latest(Told(nothing, '{"t":{"0":5}}')) == {}
@@ -290,7 +290,8 @@ def test_offsets_survive_the_checkpoint() -> None:
 def test_offset_limit_is_shared_in_proportion_to_the_lags() -> None:
     assert plan.limit({T0: 0, T1: 0}, {T0: 900, T1: 100}, 100) == {T0: 90, T1: 10}
     assert plan.limit({T0: 0, T1: 5}, {T0: 10, T1: 5}, 100) == {T0: 10, T1: 5}
-    # A small lag next to a huge one still advances; a new partition counts from 0.
+    # A partition with a small lag advances despite a huge lag elsewhere; a new partition starts at
+    # 0.
     assert plan.limit({T0: 0, T1: 7}, {T0: 10**9, T1: 8, T2: 0}, 10)[T1] == 8
     assert plan.limit({}, {T2: 100}, 10) == {T2: 10}
 
@@ -397,7 +398,7 @@ def test_only_local_checkpoints_can_be_read(tmp_path: Path) -> None:
     assert local_folder("file:///tmp/a%20b") == Path("/tmp/a b")
     assert local_folder("/tmp/x") == Path("/tmp/x")
     assert local_folder("x") == Path.cwd() / "x"
-    # A path without a scheme may be on another file system, so it may be absent or incomplete here.
+    # A path without a scheme may be on another file system, and missing or incomplete on this one.
     assert read_checkpoint(str(tmp_path / "nothing")) is None
     (tmp_path / "metadata").write_text('{"id":"q-1"}')
     assert read_checkpoint(str(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""The columns that a sink accepts, by their types at every level."""
+"""The column types that a sink accepts, at every level of nesting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checksum of a batch: equal for the same rows in any order, different for other rows."""
+"""The checksum of a batch is equal for the same rows in any order, and different for other rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = (pa.binary(), pa.binary(), HEADERS, pa.int32())
 
 
 def counted(*parts: list[Row]) -> tuple[int, str]:
-    """Return the tally of rows from several Arrow batches of several tasks."""
+    """Return the tally of rows in several Arrow batches of several tasks."""
     rows, checksums = 0, 0
     for part in parts:
         found = RowTally(is_exact=True)

@@ -1,4 +1,4 @@
-"""Tasks of one machine that take turns: real processes, their locks, and dead ones."""
+"""Tasks of a machine take turns: real processes, their locks, and killed processes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def process(children: list[Child], program: str, *arguments: str) -> Child:
 def test_concurrent_tasks_never_get_the_same_sequence_number(
     folder: Spool, children: list[Child], tmp_path: Path
 ) -> None:
-    # Some request both partitions, in either order, which must not deadlock.
+    # Some tasks request both partitions, in either order, which must not deadlock.
     gate = tmp_path / "gate"
     for parts in ("0,1", "1,0", "0", "1"):
         process(children, COUNT, folder.folder, parts, str(gate))
@@ -105,7 +105,7 @@ def test_task_killed_during_its_write_ends_the_attempt(
     child.wait_for_line("^sealed$", deadline_s=PATIENCE_S)
     waiting = process(children, COUNT, folder.folder, "0", folder.folder)
     os.kill(child.pid, signal.SIGKILL)
-    # The waiting task gets the lock, but the killed one has left no sequence numbers.
+    # The waiting task gets the lock, but the killed task has left no sequence numbers.
     assert waiting.wait(PATIENCE_S) == 1
     assert "can't be told" in waiting.tail()
     with pytest.raises(SharedTransactionError, match="amid its write"):
@@ -141,7 +141,7 @@ def test_first_task_begins_the_transaction_and_others_join_it(folder: Spool) -> 
     def fails() -> BegunTransaction:
         raise ConnectionError
 
-    # After a failed begin the next task may begin.
+    # If a task fails to begin the transaction, the next task may begin it.
     with pytest.raises(ConnectionError):
         TaskTurns(folder).joined(fails)
     assert left_behind("query") == []
@@ -164,7 +164,7 @@ def test_task_of_an_abandoned_attempt_is_refused(folder: Spool) -> None:
     turns = TaskTurns(folder)
     turns.claim(0)
     turn(folder, PART)
-    # A new attempt at the batch begins, or this one is aborted.
+    # A new attempt to write the batch begins, or the current attempt is aborted.
     assert Spool.new("query") is not None
     for step in (lambda: turn(folder, PART), lambda: turns.joined(lambda: BEGUN)):
         with pytest.raises(SharedTransactionError, match="was given up"):

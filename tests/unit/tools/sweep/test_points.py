@@ -1,4 +1,4 @@
-"""Crash points, and the verdict on units of work."""
+"""Crash points, and verdicts on units of work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def die(event: CountedEvent) -> None:
 
 
 def work(counter: EventCounter, root: str) -> None:
-    """Do two operations, an acknowledgement, an operation, and two acknowledgements."""
+    """Run two operations, an acknowledgement, an operation, and two acknowledgements."""
     fs = CountedFileSystem(root, counter)
     handle = fs.open(f"{root}/t-0/a.log", create=True)
     try:

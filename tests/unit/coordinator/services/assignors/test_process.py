@@ -1,4 +1,4 @@
-"""Server-side assignors of users: a bad one ends its own process and delays no heartbeat."""
+"""A bad custom server-side assignor ends only its own process and delays no heartbeat."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ class TestTls:
         settings = {"ssl.truststore.location": str(ca.truststore), "ssl.protocol": "TLSv1.2"}
         assert await greeted(ssl_context(over_tls(**settings)), server) == "nobody"
         server.minimum_version = ssl.TLSVersion.TLSv1_3
-        with pytest.raises(OSError):  # noqa: PT011 - an alert, or just the end
+        with pytest.raises(OSError):  # noqa: PT011 - an alert or a closed connection
             await greeted(ssl_context(over_tls(**settings)), server)
 
 

@@ -346,7 +346,7 @@ def test_overwrite_within_batch():
 
 
 def test_submit_from_callback():
-    """KAFKA-14010: a request submitted from the callback replaces the answered one."""
+    """KAFKA-14010: the answered change is no longer pending when its callback submits a change."""
     queue = AlterPartitions(view())
     change = _change()
     queue.submit(change)

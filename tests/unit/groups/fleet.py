@@ -299,7 +299,7 @@ class Fleet:
         self.take_up(member)
 
     def take_up(self, member: Member) -> None:
-        """Start reading new partitions at the committed offset, and forget revoked ones."""
+        """Start reading new partitions at the committed offset, and forget revoked partitions."""
         owned = member.client.owned
         if member.times_lost != member.client.times_lost:
             # Another member may have read and committed further, so start at the committed offsets.

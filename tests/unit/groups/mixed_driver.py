@@ -182,7 +182,7 @@ class ClassicClient:
         return self.driver.ask(Heartbeat(G, self.generation, self.member_id, self.instance_id))
 
     def step(self) -> None:
-        """Perform the client's next action: wait, heartbeat, or rejoin if it has to."""
+        """Perform the client's next action: receive responses, sync, join or heartbeat."""
         if self.join_token is not None or self.sync_token is not None:
             self.hear()
             return

@@ -179,7 +179,7 @@ class Churn:
             fields |= {"subscribed_topic_names": NAMES[who % 4], "server_assignor": "range"}
         self.driver.beat(member_id, epoch, **fields)
 
-    # --- the rest ---------------------------------------------------------------------------------
+    # --- both protocols ---------------------------------------------------------------------------
 
     def commit(self, who: int, what: int) -> None:
         """Commit as a member, in a transaction, or without an id, which may create a group."""
@@ -202,7 +202,7 @@ class Churn:
     def upkeep(self, who: int, what: int) -> None:
         match who:
             case 0:
-                # Delete the group, and create one of the same name that has only offsets.
+                # Delete the group, and create a group of the same name that has only offsets.
                 self.send(LeaveGroup(G, tuple(map(LeavingMember, self.members))))
                 self.driver.advance(REBALANCE)
                 self.driver.ask(DeleteGroup(G))

@@ -1,4 +1,4 @@
-"""Regular expressions of a group that take more than one turn, and invalid ones."""
+"""Regular expressions that take more than one turn, and invalid expressions."""
 
 from __future__ import annotations
 

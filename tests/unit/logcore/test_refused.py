@@ -67,7 +67,7 @@ def test_batch_after_an_unverified_one_is_out_of_order(tmp_path: Path) -> None:
         append_batch(partition, first, now_ms=T0)
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=PID, sequence=4, transactional=True)
-    # An even earlier batch then counts as the first one.
+    # A batch with an even lower sequence then counts as the producer's first batch.
     append(partition, producer_id=PID, sequence=2, transactional=True)
     append(partition, producer_id=PID, sequence=3, transactional=True)
 

@@ -67,7 +67,7 @@ def sync(client: RawClient, joined: dict, group: str = "g") -> None:
 
 
 def begin_transaction(client: RawClient, name: str, timeout_ms: int) -> dict:
-    """Begin a transaction that includes the group's offsets partition, and return its producer."""
+    """Begin a transaction with partition ``t-0``, and return its producer id and epoch."""
     client.call("find_coordinator", 3, key=name, key_type=1)
     begun = client.call(
         "init_producer_id",

@@ -57,7 +57,7 @@ class AppendFailedError(Exception):
 
 
 GIVEN = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
-"""Kinds of events that contain a client's new identity and its former one."""
+"""Kinds of events that contain a client's new identity and its former identity."""
 
 
 def check_told(

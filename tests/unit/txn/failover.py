@@ -304,8 +304,8 @@ class World:
         kind, *rest = request
 
         def arrive() -> None:
-            # Without TV2 the coordinator may take a late request for one of the next transaction.
-            # KIP-890 solves this problem.
+            # Without TV2 the coordinator may take a late request for a request of the next
+            # transaction. KIP-890 solves this problem.
             if self.version < 2 and token not in self._waiting:
                 return
             if kind == "coordinator":

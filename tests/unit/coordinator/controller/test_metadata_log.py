@@ -140,7 +140,7 @@ def test_metadata_fetch_at_the_log_end_waits_for_new_records(enter: Enter) -> No
 
 
 def test_metadata_fetch_with_an_old_high_watermark_returns_at_once(enter: Enter) -> None:
-    """KIP-1166: an observer with an old high watermark gets the current one at once."""
+    """KIP-1166: an observer with an old high watermark gets the new high watermark at once."""
     broker = enter()
     end = broker.end()
     part = broker.part(end, broker.quorum_epoch, max_wait=UNREACHED_MS, high_watermark=end - 1)

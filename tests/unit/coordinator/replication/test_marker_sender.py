@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Pair(Scripted):
-    """A real broker, and a simulated one that answers WriteTxnMarkers with ``codes``."""
+    """A real broker, and a simulated broker that answers WriteTxnMarkers with ``codes``."""
 
     api, oldest = ApiKey.WRITE_TXN_MARKERS, 1
 

@@ -124,7 +124,7 @@ class Life:
         await self.hop()
 
     def owned(self, member: str) -> set[int]:
-        """Return the offsets that the member has acquired, the only ones that NONE confirms."""
+        """Return the offsets that the member has acquired; NONE confirms only these offsets."""
         return {
             offset
             for served in self.one.shares

@@ -522,7 +522,7 @@ def test_fetcher_restarts_on_new_leader_epoch_but_not_partition_epoch(led):
 
 
 def test_new_leader_hides_latest_offset_until_high_watermark_catches_up(led):
-    """A new leader's high watermark may be lower than the one that clients have seen."""
+    """The high watermark of a new leader may be lower than that of the former leader."""
     led.image(leader=2, leader_epoch=1, partition_epoch=1)
     led.run(lambda: led.partition.append_as_follower(batch([b"a", b"b"]), 1))
     assert led.marks == (0, 2)

@@ -586,7 +586,7 @@ def test_offset_gap_below_cleaned_offset_is_not_truncated(tmp_path):
 
 
 def test_replicated_log_starts_with_its_checkpointed_high_watermark(tmp_path):
-    """With other replicas the high watermark is the checkpointed one, not the log end offset."""
+    """With other replicas the log has its checkpointed high watermark, not the log end offset."""
     node = Node(tmp_path)
     topic = create_topic(node.metadata, "t", 3, {})
     for index in range(3):

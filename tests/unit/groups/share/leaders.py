@@ -132,7 +132,7 @@ class Cluster:
             self.finished.update(dict.fromkeys(offsets, self.steps))
 
     def _replace_dropped(self) -> None:
-        """Remove fenced and failed leaders; replace the current leader if it is one of them.
+        """Remove fenced and failed leaders; replace the current leader if it is among these.
 
         A broker must not create the new share partition before the old share partition's writes
         have completed. These writes have the same epochs, and the coordinator would accept them

@@ -1,4 +1,4 @@
-"""Requests of administrators: directories, replicas, brokers, rights, quotas, users; and logins."""
+"""Requests of administrators (directories, replicas, brokers, ACLs, quotas, users), and logins."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def describe_client_quotas(d: Draw) -> Request:
 
 def alter_client_quotas(d: Draw) -> Request:
     def op() -> Body:
-        # The entity is metered from then on, but never throttled, which would prolong the life.
+        # After that, the entity is metered but never throttled, which would prolong the life.
         key = d.pick([*QUOTAS, "no-such-quota"])
         value = d.pick([1e9, 1e9, 1e9 + 0.5, 0.0, -1.0, 1e30])
         return requests.quota_op(key, value, remove=d.chance(0.3))

@@ -100,7 +100,7 @@ def fetch(d: Draw, client: int) -> Request:
             max_wait=wait,
             min_bytes=d.pick([0, 1, 1, 1_000]),
             max_bytes=d.pick([1, 1_000, 1 << 20, 0]),
-            # In Apache Kafka, even a Fetch with an invalid isolation level may begin a session.
+            # In Apache Kafka, even a Fetch with an invalid isolation level can begin a session.
             isolation_level=d.rng.choices((0, 1, 2), (5, 5, 0.2 if outside else 0))[0],
             session_id=session[0],
             session_epoch=session[1],
@@ -153,12 +153,12 @@ def offset_for_leader_epoch(d: Draw) -> Request:
 
 
 def _some_id(d: Draw, name: str) -> Later:
-    """Draw the id of a topic, or no id where the request names the topic instead."""
+    """Draw a topic id, or no id if the request names the topic."""
     return d.topic_id(name) if d.chance(0.4) else lambda _: NO_TOPIC
 
 
 def metadata(d: Draw) -> Request:
-    # Apache Kafka responds with one row for a name and its id.
+    # Apache Kafka responds with a single row if the name and the id of a topic are both sent.
     all_by_id = d.calm and d.chance(0.3)
 
     def topic() -> Body:
@@ -218,7 +218,7 @@ def _resource(d: Draw) -> tuple[int, str]:
 
 
 def create_topics(d: Draw, name: str | None = None) -> Request:
-    """Draw a CreateTopics of any topics, or a valid one of ``name``."""
+    """Draw a CreateTopics of several topics, or a valid CreateTopics of ``name``."""
 
     def topic() -> Body:
         own = name or d.topic()
@@ -250,7 +250,7 @@ def create_topics(d: Draw, name: str | None = None) -> Request:
 
 
 def delete_topics(d: Draw) -> Request:
-    # Apache Kafka would delete the coordinators' topics, and responds with one row for name and id.
+    # Apache Kafka would delete coordinators' topics, and merges the rows of a name and its id.
     names = d.some(d.readable, 2)
     by_id = [d.chance(0.4)] * len(names) if d.calm else [d.chance(0.4) for _ in names]
     return Request(

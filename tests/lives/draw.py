@@ -1,7 +1,7 @@
-"""Draws values from the pools; values that depend on earlier responses are resolved at sending.
+"""Draws values from the pools; some values are resolved only when their request is sent.
 
-A drawn value that depends on the broker is a function of :class:`Knowledge`. So the requests of a
-life depend on its seed alone, not on responses, and can be sent to two brokers.
+A drawn value that depends on the broker's responses is a function of :class:`Knowledge`. So the
+requests of a life depend only on its seed, and the same life can be sent to two brokers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Identity = tuple[int, int]
 
 VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values()}
 SLOTS = 6
-"""Members of a group, and claims of a transactional id, that a life distinguishes."""
+"""How many members a group has, and how many claims a transactional id has, in a life."""
 
 UNKNOWN_PRODUCER = 10**9
 UNKNOWN_ID = uuid.UUID(int=0x5EED)
 METADATA_ID = uuid.UUID(int=1)
-"""The id of the metadata log, which clients cannot use as a topic."""
+"""The id of the metadata log. Clients cannot use it as a topic id."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request with the fields of all versions, some of them resolved when it is sent.
+    """One request with the fields of all versions. Some fields are resolved when it is sent.
 
     ``about`` is the member or the producer that sends it. It is skipped if ``only_if`` is false.
     """
@@ -45,7 +45,7 @@ class Request:
     about: Slot | None = None
     only_if: Condition | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the request that :func:`tests.lives.learn.learn` needs besides the response."""
+    """Values of the request, besides the response, that :func:`tests.lives.learn.learn` needs."""
 
 
 def settled(value: Any, knowledge: Knowledge) -> Any:
@@ -60,7 +60,7 @@ def settled(value: Any, knowledge: Knowledge) -> Any:
 
 
 class Draw:
-    """One random generator over one life's pools."""
+    """A random generator, with the pools of one life."""
 
     def __init__(self, seed: str, pools: Pools, *, calm: bool = False) -> None:
         self.rng = random.Random(seed)
@@ -78,7 +78,7 @@ class Draw:
         return self.rng.choices([p[0] for p in pairs], [p[1] for p in pairs])[0]
 
     def some(self, draw: Callable[[], T], most: int = 3) -> list[T]:
-        """Draw from 0 to ``most`` values, mostly one."""
+        """Draw from 0 to ``most`` values, usually one."""
         count = self.weighted([(1, 8), (0, 0.5), *((n, 1.5) for n in range(2, most + 1))])
         return [draw() for _ in range(count)]
 
@@ -95,7 +95,7 @@ class Draw:
     def odd(self) -> str:
         """Draw an unused name, which is often invalid."""
         if self.calm:
-            # Fencepost refuses longer ids. The stem keeps lives on one broker apart.
+            # Fencepost refuses longer ids. With the stem, lives on one broker have different names.
             name = self.pick(ODD[:-2])
             return name if len(name) < 9 else self.pools.stem + name[len(self.pools.stem) :]
         return TOO_LONG if self.chance(0.03) else self.pick(ODD)
@@ -111,12 +111,12 @@ class Draw:
         )
 
     def readable(self) -> str:
-        """Draw a topic to read from; the coordinators' topics differ between two brokers."""
+        """Draw a topic to read from. The coordinators' topics differ between two brokers."""
         name = self.topic()
         return self.pools.missing_topic if self.calm and name in COMMON_INTERNAL[:2] else name
 
     def topic_id(self, name: str) -> Later:
-        """Draw the known id of ``name``, or an old one, or one that no topic has."""
+        """Draw the present id of ``name``, a former one, or an id that no topic has."""
         kind = self.rng.random()
         if kind < 0.9:
             return lambda k: k.topic_id(name)
@@ -191,7 +191,7 @@ class Draw:
         )
 
     def instance(self, about: Slot) -> str | None:
-        """Draw a group.instance.id; usually members from slot 2 on are static in groups 1, 3, 5."""
+        """Draw a group.instance.id; members from slot 2 on are often static in groups 1, 3, 5."""
         group, number = about
         is_static = number >= 2 and group[-1:] in "135"
         if self.chance(0.04):
@@ -228,8 +228,10 @@ class Draw:
     # --- producers --------------------------------------------------------------------------------
 
     def writer(self, about: Slot, live: float = 0.82) -> Callable[[Knowledge], Identity]:
-        """Draw the identity of a batch; an unknown one is rare, because two brokers treat it
-        differently."""
+        """Draw the producer id and epoch of a batch.
+
+        Unknown ids are rare, because two brokers treat them differently.
+        """
         drawn = self.identity(about, live)
         if not self.calm or self.chance(0.05):
             return drawn

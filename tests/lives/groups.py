@@ -1,4 +1,4 @@
-"""Requests of group members, of clients that commit offsets, and of admin clients of groups."""
+"""Requests of group members, of clients that commit offsets, and of administrators of groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROTOCOLS = (
     ("cooperative-sticky",),
     ("own",),
 )
-"""Protocols that members offer; the first two have one in common, and most members use these."""
+"""Protocols that members offer. The first two share an entry, and most members use these."""
 
 
 def _text(value: str) -> bytes:
@@ -57,7 +57,7 @@ def _subscribed(d: Draw) -> list[str]:
 def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Request:
     topics = _subscribed(d)
     owned = [(t, [d.partition()]) for t in topics if d.chance(0.3)]
-    # Apache Kafka never responds to a JoinGroup whose metadata it can't parse.
+    # Apache Kafka never responds to a JoinGroup whose metadata it cannot parse.
     junk = d.rng.randbytes(d.rng.randint(0, 40)) if d.chance(0 if d.calm else 0.04) else None
     metadata = subscription(d.rng.randint(0, 3), topics, owned) if junk is None else junk
     usual = PROTOCOLS if d.chance(0.1) else PROTOCOLS[:2]
@@ -82,7 +82,7 @@ def join_group(d: Draw, about: Slot, only_if: Condition | None = None) -> Reques
 
 
 def _assignments(d: Draw, about: Slot) -> Later:
-    """Draw the assignments that a group leader sends for all members; empty for a follower."""
+    """Draw the assignments that a leader sends for all members; a follower sends none."""
     topics = _subscribed(d)
     junk = d.rng.randbytes(6) if d.chance(0.04) else None
     extra = d.odd() if d.chance(0.02) else None
@@ -154,7 +154,7 @@ def leave_group(d: Draw, about: Slot) -> Request:
 def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Request:
     """Draw a ConsumerGroupHeartbeat; ``epoch`` 0 joins, a negative one leaves.
 
-    A heartbeat that joins, also after the member was fenced, has all the fields of a join.
+    A heartbeat that joins, including one after the member was fenced, has all the fields of a join.
     """
     version = d.version("consumer_group_heartbeat")
     made = f"{about[0][:200]}-{about[1]}-{d.rng.randrange(3)}"
@@ -233,7 +233,7 @@ def committed(d: Draw) -> Body:
 
 
 def with_ids(d: Draw) -> list[Body]:
-    """Draw the topics of a commit, with names and ids."""
+    """Draw the topics of a commit, each with its name and id."""
     topics = d.some(lambda: committed(d))
     return [{**topic, "topic_id": d.topic_id(topic["name"])} for topic in topics]
 

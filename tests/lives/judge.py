@@ -1,4 +1,4 @@
-"""Checks of a broker that was killed during a life, and of its files."""
+"""Checks of a broker that was killed during a life, and of the broker's files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BY_A_CLIENT = re.compile(rb"\d+\.\d+")
 END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
 """Keys of ABORT and COMMIT."""
 LEADER_CHANGE = b"\0\0\0\2"
-"""The key of the record that begins an epoch of the metadata log."""
+"""The key of the record that begins a leader epoch of the metadata log."""
 
 
 def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (shard, digest) of every shard that a start has loaded."""
+    """Yield (shard, digest) of every shard that was loaded when the broker started."""
     for line in lines:
         if '"shard loaded"' in line:
             event = json.loads(line)
@@ -101,7 +101,7 @@ def topics(bootstrap: str) -> list[Any]:
 
 
 def foreign(data_dir: Path) -> list[str]:
-    """Return the batches of the internal topics that no coordinator has written."""
+    """Return the batches of the internal topics that were not written by a coordinator."""
     found = []
     for topic in INTERNAL_TOPICS:
         for log in sorted(data_dir.glob(f"{topic}-*/*.log")):

@@ -1,7 +1,7 @@
 """The state that clients learn from one broker's responses: ids, generations, epochs, sessions.
 
-The keys are the life's own names (a member is a group and a slot, a producer a transactional id and
-a slot), so that one life can be played on two brokers that choose different ids.
+The keys are the life's own names: a member is a group and a slot, a producer a transactional id and
+a slot. So one life can be played on two brokers that choose different ids.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Slot = tuple[str, int]
-"""A member: its group and its number there. A producer: its transactional id and its number."""
+"""A member (group and slot), or a producer (transactional id and slot)."""
 
 NO_TOPIC = uuid.UUID(int=0)
 KEPT = 4
-"""Number of older values that a zombie may still have."""
+"""How many former values are remembered, which a zombie may still send."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Producer:
         return self.identities[-1] if self.identities else (-1, -1)
 
     def now_is(self, identity: tuple[int, int]) -> None:
-        """Continue with this id and epoch; a new identity restarts the sequence numbers at zero."""
+        """Continue with this id and epoch. After a change the sequence numbers restart at zero."""
         self.is_fenced = False
         if identity != self.identity:
             self.identities = [*self.identities[-KEPT:], identity]
@@ -70,10 +70,10 @@ class Knowledge:
         self.sessions: dict[int, tuple[int, int]] = {}
         """Client → id and next epoch of its fetch session."""
         self.ends: dict[tuple[str, int], int] = {}
-        """Partition → log end offset, as far as responses have shown it."""
+        """Partition → greatest log end offset that a response has shown."""
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """Return the last known id of ``name``, the zero id if it never had one."""
+        """Return the last known id of ``name``, the zero id if none is known."""
         known = self.topic_ids.get(name)
         return known[-1] if known else NO_TOPIC
 

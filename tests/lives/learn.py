@@ -27,7 +27,7 @@ def _joined(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
         member.protocol = answer["protocol_name"]
         slots = {k.members[slot].id: slot for slot in list(k.members)}
         ids = (one["member_id"] for one in answer["members"])
-        # Brokers list them in the order of their hash tables.
+        # Brokers list the members in the order of their hash tables.
         member.leads = sorted(ids, key=lambda one: slots.get(one, (one, 0)))
     elif error in ("unknown_member_id", "fenced_instance_id"):
         member.ids = [*member.ids, ""]

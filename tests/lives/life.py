@@ -1,8 +1,9 @@
 """The life of several clients: the sequence of their requests, derived from one seed.
 
-Each client follows a script for a while (a member joins, syncs, heartbeats; a producer claims its
-id, writes, ends its transaction), then begins another. In between, every client also sends random
-requests. Members, producers and resources are drawn from small pools, so that clients collide.
+For a while each client follows a script: a member joins, syncs and sends heartbeats; a producer
+claims its id, writes and ends its transaction. Then it begins another script. In between, every
+client also sends random requests. Members, producers and resources are drawn from small pools, so
+that clients collide.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROLES = (
 """The usual roles of every twelve clients."""
 
 ERA = 1_500
-"""Number of steps for which the members of a group use one protocol, or mix both."""
+"""For how many steps the members of a group use one protocol, or both."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Life:
         return (name, 0) if d.chance(0.8) else d.slot(name)
 
     def _new_script(self, client: int) -> Script:
-        """Begin a script of the client's usual role, or sometimes of another."""
+        """Begin a script of the client's usual role, or sometimes of another role."""
         d = self._draw
         role = ROLES[client % len(ROLES)] if d.chance(0.85) else d.pick(ROLES)
         script: Script = getattr(self, f"_{role}")(client)
@@ -115,7 +116,7 @@ class Life:
         return self.pools.groups[rank % 2], rank // 2 % 3
 
     def _producer(self, client: int) -> Slot:
-        """Return the usual transactional id of a client; of 24 clients, two share the first id."""
+        """Return the usual transactional id of a client. Of 24 clients, two share the first id."""
         d = self._draw
         if d.chance(0.12):
             return d.slot(d.txn_id())
@@ -123,7 +124,7 @@ class Life:
         return self.pools.txn_ids[rank % 5], rank // 5 % SLOTS
 
     def _leans(self, group: str) -> str:
-        """Return the protocol of a group's members during this era, or ``both``."""
+        """Return the present protocol of a group's members, or ``both``."""
         era = random.Random(f"{self.seed} {group} {self._number // ERA}")
         return era.choice(("classic", "classic", "consumer", "both"))
 
@@ -286,7 +287,7 @@ class Life:
             (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
-            # Lives on two brokers omit these requests, whose effects are not compared.
+            # Lives on two brokers omit these requests, because their effects are not compared.
             *((make, 0 if self.calm else 0.5) for make in (*admin.REQUESTS, *shares.REQUESTS)),
         ]
         return [

@@ -2,7 +2,7 @@
 
 Each broker's clients have their own knowledge. If one broker parks a request (a JoinGroup that
 waits for other members), the other must park it as well, and both must complete it after the same
-step. Before the next step, the changes that follow a response must be complete on both brokers.
+step. A step begins only when both brokers have completed the changes of the previous step.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tests.support.raw import Answer, RawClient, decode, errors_in
 CLOSED = "connection closed"
 PARKABLE = frozenset({"join_group", "sync_group"})
 PARKED_S = 0.25
-"""A request without a response from either broker after this time is parked."""
+"""A request that has no response from either broker after this time is parked."""
 
 PATIENCE_S = 10.0
-"""The time within which the slower broker must follow the other."""
+"""The slower broker must respond within this time after the other."""
 
 RETRY_S = 0.01
 
@@ -47,13 +47,13 @@ class LifeMasks(Masks):
         self._stem = stem
 
     def answered(self, api: str, answer: Answer | str | None) -> Any:
-        """Return a masked response, or the text of the error instead of one."""
+        """Return the masked response, or the text of the error if there is none."""
         if not isinstance(answer, dict):
             return answer
         if api == "api_versions":
             return answer["error_code"]
         if api == "consumer_group_describe":
-            # A group without members has no assignment; only Fencepost also resets its epochs.
+            # A group without members has no assignment. Only Fencepost also resets its epochs.
             idle = [
                 {**g, "assignment_epoch": 0} if not g["members"] else g for g in answer["groups"]
             ]
@@ -84,9 +84,9 @@ class LifeMasks(Masks):
         if isinstance(value, uuid.UUID):
             value = str(value)
         if name == "producer_id" and value == 0:
-            return 0  # also the default of the field
+            return 0  # this is also the default of the field
         if name == "topic_partitions" and isinstance(value, list):
-            # The assigned partitions vary, because assignors use random member and topic ids.
+            # The assigned partitions vary, because assignors use random ids of members and topics.
             value = [{**row, "partitions": len(row["partitions"])} for row in value]
         if name == "timestamp" and isinstance(value, int) and value > NOW_MS:
             return "an instant"
@@ -105,7 +105,7 @@ class LifeMasks(Masks):
 
 
 def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per topic: the order of partitions in a response depends on their data."""
+    """Return one row per topic, because the order of partitions depends on their data."""
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
@@ -115,10 +115,10 @@ def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def aborted_among(part: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the aborted transactions that begin in the records of a fetched partition.
+    """Return the aborted transactions that begin within the records of a fetched partition.
 
-    Apache Kafka's list extends to an entry of its sparse offset index, and is not empty for an
-    empty read.
+    Apache Kafka's list extends up to an entry of its sparse offset index, and may have entries even
+    if no records are read.
     """
     aborted: list[dict[str, Any]] | None = part["aborted_transactions"]
     if not aborted or not part["records"]:
@@ -151,7 +151,7 @@ REPEATING = frozenset(
         "write_txn_markers",
     }
 )
-"""APIs that may name a resource twice; in others only Apache Kafka drops duplicates."""
+"""APIs in which resources may be repeated. In other APIs only Apache Kafka drops duplicates."""
 
 
 def distinct(value: Any) -> Any:
@@ -184,7 +184,7 @@ class UnderWay:
 
 
 class Side:
-    """One broker, the clients' connections to it, and their knowledge."""
+    """One broker, the clients' connections to it, and what the clients know."""
 
     def __init__(self, bootstrap: str, stem: str) -> None:
         self.bootstrap = bootstrap
@@ -264,7 +264,7 @@ class Side:
     _until = 0.0
 
     def be_patient(self) -> None:
-        """Retry requests after retriable errors, for a limited time from now on."""
+        """For a limited time from now on, retry requests after retriable errors."""
         self._until = time.monotonic() + PATIENCE_S / 2
 
     @property
@@ -272,7 +272,7 @@ class Side:
         return {client for client, one in self.parked.items() if one.answer is not None}
 
     def name_members(self) -> None:
-        """Name the members of completed joins by client: a leader's list has no fixed order."""
+        """Name the members of completed joins by client, as a leader's list has no fixed order."""
         for client in sorted(self.answered):
             answer = self.parked[client].answer
             if isinstance(answer, dict) and "member_id" in answer:
@@ -313,7 +313,7 @@ class LockStep:
         self.life = life
         self.ours, self.theirs = (Side(one, life.pools.stem) for one in (ours, theirs))
         self.compared = 0
-        """The number of compared responses; a missing response counts as well."""
+        """How many responses were compared; a missing response counts as well."""
 
     def close(self) -> None:
         for side in (self.ours, self.theirs):
@@ -352,7 +352,7 @@ class LockStep:
                 )
 
     def _wait(self, step: Step) -> None:
-        """Wait until both brokers have responded to the step, or both have parked it."""
+        """Wait until both brokers have responded to the step, or both have parked its request."""
         sides, client = (self.ours, self.theirs), step.client
         begun = time.monotonic()
         while True:
@@ -368,7 +368,7 @@ class LockStep:
                     side.collect(0.005)
 
     def _released(self, step: Step) -> Iterator[Difference]:
-        """Compare the responses to this step, and to parked requests that it has completed."""
+        """Compare the responses to this step, and to the parked requests that it completed."""
         sides, end = (self.ours, self.theirs), time.monotonic() + PATIENCE_S
         self.ours.collect(0.001)
         while self.ours.answered != self.theirs.answered and time.monotonic() < end:
@@ -401,10 +401,10 @@ ENDS_TRANSACTIONS = frozenset({"end_txn", "init_producer_id"})
 PROBES = tuple(
     {partition_for(name, 4): name for name in map("probe-{}".format, range(20))}.values()
 )
-"""Groups, one for each partition of the coordinator's topic."""
+"""One group for each partition of the coordinators' topic."""
 
 STEADY_S = 3.0
-"""The time for which two brokers may differ in states that converge by themselves."""
+"""For this time two brokers may differ in states that become equal without a request."""
 
 
 def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) -> None:
@@ -428,7 +428,7 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
 
 
 def topics_of(admin: RawClient) -> Any:
-    """Return every topic with its partitions, and whether their leaders serve requests."""
+    """Return every topic with its partitions, and whether their leaders serve."""
     answer = admin.call("metadata", 12, topics=None)
     found = {}
     for topic in answer["topics"]:
@@ -447,9 +447,10 @@ def topics_of(admin: RawClient) -> Any:
 
 
 def heard_of(known: list[str], admin: RawClient) -> Any:
-    """Return the topics that each coordinator shard assigns, by a heartbeat in a group of each.
+    """Return the topics that each coordinator shard can assign.
 
-    A shard learns of a new topic later than Metadata does.
+    A heartbeat in one group of each shard shows them; a shard learns of a new topic later than the
+    broker's Metadata.
     """
     topics = admin.call("metadata", 12, topics=None)["topics"]
     names = {topic["topic_id"]: topic["name"] for topic in topics}
@@ -490,7 +491,7 @@ def committed(admin: RawClient) -> Any:
 
 
 def settings_of(wanted: list[tuple[int, str]], admin: RawClient) -> Any:
-    """Return the explicitly set settings of the resources."""
+    """Return the settings that were set on the resources themselves."""
     rows = [
         {"resource_type": kind, "resource_name": name, "configuration_keys": None}
         for kind, name in wanted

@@ -13,23 +13,23 @@ INTERNAL_TOPICS = (
 )
 
 COMMON_INTERNAL = INTERNAL_TOPICS[:3]
-"""The internal topics of Apache Kafka; the first two belong to its coordinators."""
+"""The internal topics of Apache Kafka. The first two are those of its coordinators."""
 
 LONGEST_STRING = 32_767
-"""The largest length of a protocol string in bytes."""
+"""The maximum length of a protocol string in bytes."""
 
 LONG = ("x" * 249, "ß" * 500, "y" * 1_024, "z" * 1_025, "w" * LONGEST_STRING)
 ODD = ("", " ", ".", "..", "with space", "emoji-𝄞", "a/b", "tab\there", "null\0byte", *LONG)
 
 TOO_LONG = "v" * (LONGEST_STRING + 1)
-"""A compact string can encode it, but every broker closes the connection."""
+"""A length that a compact string can encode, but for which every broker closes the connection."""
 
 SMALL_INTS = (-2, -1, 0, 1, 2, 7)
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Names of one life; ``stem`` keeps lives on one broker apart."""
+    """The names of one life; ``stem`` makes them different from those of other lives."""
 
     stem: str = ""
 
@@ -43,7 +43,7 @@ class Pools:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Two short names, one of medium length, and one of the largest valid length."""
+        """Two short names, one of medium length, and one of the maximum length."""
         a, b, c, d = (f"{self.stem}topic-{letter}" for letter in "abcd")
         return a, b, c.ljust(60, "c"), d.ljust(249, "d")
 

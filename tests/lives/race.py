@@ -20,11 +20,11 @@ from tests.lives.pools import LONGEST_STRING
 from tests.support.raw import Answer, _entity, decode, encode, errors_in, fitted
 
 DEPTH = 2
-"""Requests in flight on one connection; a broker serves them one after the other."""
+"""The maximum number of requests in flight on a connection; the broker serves them in order."""
 QUEUED = 240
-"""Limit of steps that wait for a client, whose requests may be parked."""
+"""The maximum number of steps that wait for a client, whose requests may be parked."""
 REWRITING = frozenset({"alter_configs", "incremental_alter_configs"})
-"""APIs that may start retention or compaction of a topic."""
+"""APIs after which the broker may apply retention or compaction to a topic."""
 
 PATIENCE_S = 60.0
 
@@ -118,7 +118,7 @@ class Race:
         watch: Callable[[], list[str]],
         report: Report | None = None,
     ) -> None:
-        """``watch`` returns the broker's complaints since the last call."""
+        """``watch`` returns the complaints that the broker has logged since the last call."""
         self._wrong, self._watch = wrong, watch
         self.life = life
         self.knowledge = Knowledge()
@@ -137,7 +137,7 @@ class Race:
         self._selector.close()
 
     def reconnect(self) -> None:
-        """Reconnect after a kill; requests in flight have got no response."""
+        """Reconnect after a kill; there are no responses to the requests in flight."""
         self.close()
         self._selector = selectors.DefaultSelector()
         self.knowledge.sessions.clear()
@@ -152,7 +152,7 @@ class Race:
         return frozenset(self._rewritten)
 
     def run(self, requests: int) -> Report:
-        """Send ``requests`` requests; parked ones stay in flight at the end."""
+        """Send ``requests`` requests; parked requests stay in flight at the end."""
         if not self._begun:
             self._begin()
         end = self.report.sent + requests
@@ -204,7 +204,7 @@ class Race:
             return
         frame, body = made
         sent = Sent(step, body, time.monotonic())
-        # Note the topic before the response: a request that a kill interrupts may take effect.
+        # Note the topic now: the request may take effect even if a kill interrupts it.
         if step.request.api in REWRITING:
             self._rewritten |= {
                 one["resource_name"] for one in body["resources"] if one["resource_type"] == 2
@@ -280,8 +280,8 @@ class Race:
         for error in found or ["none"]:
             self.report.answers[request.api, request.version, error] += 1
         self.report.last.append(f"   #{sent.step.number} → {str(answer)[:300]}")
-        # A share partition whose state was not initialized fails with this code, as in Kafka
-        # (tests/wire/test_share_sessions.py). A fault of the broker leaves an error in its log too.
+        # A share partition whose state is not initialized has this error code, as in Kafka
+        # (tests/wire/test_share_sessions.py). A real fault would also leave an error in the log.
         is_uninitialized = request.api == "share_fetch" and answer["error_code"] == "none"
         if "unknown_server_error" in found and not is_uninitialized:
             self._wrong(f"UNKNOWN_SERVER_ERROR: {shown(sent)}\n{answer}")

@@ -1,7 +1,7 @@
 """Requests of share groups: to the group coordinator, the leaders and the share coordinator.
 
-Lives on two brokers leave them out: assignments depend on when the share coordinator has answered.
-``tests/oracle/traces_share.py`` has random share sessions on two brokers.
+Lives on two brokers omit these requests, because assignments depend on when the share coordinator
+responds. ``tests/oracle/traces_share.py`` has random share sessions on two brokers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPOCHS = (0, 0, 0, -1, 1, 2, 2, 3, 4, 5, -2)
 
 
 def share_group_heartbeat(d: Draw) -> Request:
-    """Draw a heartbeat with a random epoch; one that joins has the topics."""
+    """Draw a heartbeat with a random epoch. If the epoch joins, the heartbeat has the topics."""
     epoch = d.pick(EPOCHS)
     names = d.some(d.topic) if epoch == 0 or d.chance(0.2) else None
     body = requests.share_group_heartbeat(
@@ -95,7 +95,7 @@ def _of_sessions(d: Draw) -> Body:
 
 
 def share_fetch(d: Draw) -> Request:
-    """Draw a fetch of a new session, or with a random epoch."""
+    """Draw a fetch that opens a session, or has a random session epoch."""
 
     def forgotten() -> Body:
         return {"topic_id": d.topic_id(d.topic()), "partitions": _partitions(d)}

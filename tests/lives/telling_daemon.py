@@ -1,10 +1,11 @@
-"""``fencepost serve`` that dumps its state and kills itself, in one turn of its event loop.
+"""``fencepost serve`` that, on a signal, dumps its state and kills itself within one turn.
 
     python -m tests.lives.telling_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
 SIGUSR1 writes the state of shards and partitions to the file that TELL names, and ends the process
-as kill -9 does: nothing can happen between the dump and the end. At its start the process logs at
-level DEBUG until every shard is loaded, which includes the digest of each loaded shard.
+as kill -9 does. Because both happen in one turn of the event loop, nothing changes in between. When
+the process starts, it logs at level DEBUG until every shard is loaded; the log then has the digest
+of each loaded shard.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class TellingBroker(Broker):
         logs.set_level("INFO")
 
     def _is_known(self, partition: Partition) -> bool:
-        """Return whether the topic still exists: a deletion removes directories a few per turn."""
+        """Return whether the topic still exists; a deletion removes few directories per turn."""
         topic = self.services.metadata.topic(partition.topic)
         return topic is not None and topic.topic_id == partition.topic_id
 
@@ -72,7 +73,7 @@ class TellingBroker(Broker):
 
 
 def told(partition: Partition) -> dict[str, Any]:
-    """Return a partition's start and end offset, and each batch's checksum by first offset."""
+    """Return a partition's start and end offset, and first offset → checksum of its batches."""
     return {
         "topic_id": str(partition.topic_id),
         "start": partition.log_start_offset,

@@ -1,4 +1,4 @@
-"""Tests that the checks of a life find violations."""
+"""The checks of a life find violations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_api_is_requested_in_every_version(calm: bool) -> None:
     for api in VERSIONS:
         low, high = draw.versions(api)
         served |= {(api, version) for version in range(low, high + 1)}
-    # Feature levels apply to all lives on a broker, and traces compare the admin APIs.
+    # Feature levels would apply to all lives on the broker; traces compare the admin APIs.
     makers = (*admin.REQUESTS, *shares.REQUESTS)
     left_out = {"update_features", *(make.__name__ for make in makers)} if calm else set()
     assert asked == {one for one in served if one[0] not in left_out}
@@ -56,7 +56,7 @@ def test_change_or_read_of_a_closed_internal_topic_is_a_violation() -> None:
     assert broken("delete_records", {}, part("__transaction_state", "none")) != []
     assert broken("list_offsets", {}, part("__transaction_state", "none")) == []
     assert broken("list_offsets", {}, part("__cluster_metadata", "none")) != []
-    # Coordinators write markers into the offsets topic, and administrators may do so too.
+    # Coordinators write markers into the offsets topic, and administrators may do the same.
     assert broken("write_txn_markers", {}, part("__consumer_offsets", "none")) == []
     assert broken("write_txn_markers", {}, part("__fencepost_history", "none")) != []
 
@@ -100,7 +100,7 @@ def test_changed_state_of_a_reloaded_shard_is_found() -> None:
         ),
         ("__consumer_offsets", batch([b"offset"], attributes=TRANSACTIONAL), True),
     ],
-    # Batches contain timestamps: workers of one run would give their cases different names.
+    # The parameters contain timestamps, and would give a case another name in each test worker.
     ids=itertools.count(),
 )
 def test_foreign_record_in_a_coordinator_log_is_found(

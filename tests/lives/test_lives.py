@@ -1,4 +1,4 @@
-"""No request of a client fails a shard, in any state.
+"""No client request fails a shard, in any state of the broker.
 
 ``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` plays one life of that many requests.
 """
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000
-"""Number of requests between two kills; each restart toggles transaction verification."""
+"""How many requests are sent between two kills; each restart toggles transaction verification."""
 
 VERIFIES = "transaction.partition.verification.enable"
 
@@ -37,7 +37,7 @@ EXPIRING = {
     "group.consumer.min.session.timeout.ms": "500",
     "group.consumer.session.timeout.ms": "1000",
 }
-"""Short session timeouts, so that silent members expire within a life, and every API."""
+"""Session timeouts are short, so that silent members expire; all APIs are enabled."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def telling(tmp_path: Path) -> Iterator[Daemon]:
 
 
 class Complaints:
-    """Log lines of the daemon that no request may cause."""
+    """Log lines of the daemon that no client request may cause."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -105,7 +105,7 @@ def test_no_request_fails_a_shard(
 
 
 def killed_and_read_again(daemon: Daemon, told: Path, race: Race) -> None:
-    """Kill the daemon by SIGKILL and restart it; digests and records must be the same."""
+    """Kill the daemon by SIGKILL and restart it; digests and records must not change."""
     child = daemon.child
     assert child is not None
     os.kill(child.pid, signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""Requests of producers, and of clients that describe transactions."""
+"""Requests of producers, and of administrators of transactions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.requests import Body
 Who = Callable[[Knowledge], Identity]
 
 FIRST_OF_V2 = {"produce": 12, "txn_offset_commit": 5, "end_txn": 5}
-"""API → first version that only clients of transaction version 2 send."""
+"""API → first version that only clients with transaction version 2 send."""
 
 
 def version_of(d: Draw, api: str, level: int | None) -> int:
-    """Draw a version of ``api`` that a client of that transaction version sends; None for any."""
+    """Draw a version of ``api`` that a client with this transaction version sends (None: any)."""
     least, most = d.versions(api)
     if level is None:
         return d.rng.randint(least, most)
@@ -155,7 +155,7 @@ def produce(
     """Draw a Produce: transactional, idempotent (``about`` without a name), or plain."""
     slot = about or ("", 0)
     who = None if plain else d.writer(slot)
-    # On Apache Kafka a refused Produce leaves the coordinators' topics in the transaction.
+    # In Apache Kafka, coordinators' topics stay in the transaction even if Produce is refused.
     name = d.topic() if plain or not slot[0] else d.readable()
     indexes = sorted({d.partition() for _ in range(d.rng.choices((1, 2), (8, 2))[0])})
     transactional_id: str | None = slot[0] if not plain and slot[0] else None
@@ -186,7 +186,7 @@ OFFSETS_PARTITIONS = 4
 
 
 def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
-    """Draw a WriteTxnMarkers as from an administrator, for the producer of ``about`` or any."""
+    """Draw a WriteTxnMarkers of an administrator, for the producer of ``about`` or for any."""
 
     def topic() -> Body:
         if d.chance(0.4):
@@ -198,7 +198,7 @@ def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
             _later(d.writer(about or d.slot(d.txn_id()), 0.5)),
             transaction_result=d.chance(0.5),
             topics=d.some(topic),
-            # An epoch above the coordinator's fences the coordinator until the next start.
+            # A higher epoch than the coordinator's fences the coordinator until it is restarted.
             coordinator_epoch=d.rng.choices((0, -1, 1, 5), (980, 15, 4, 1))[0],
             transaction_version=d.pick([0, 1, 2, 2, 3]),
         )

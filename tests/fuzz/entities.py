@@ -1,4 +1,4 @@
-"""Random messages of any kio class, within the ranges of its field types."""
+"""Random messages of any kio class, whose values are in the ranges of their field types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_entity(cls: type, rng: random.Random, width: int = 3) -> Any:
     values = {}
     for field in all_fields(cls):
         if field.tag is not None and rng.random() < 0.4:
-            # Omit half of these fields, so that kio's own default object is tested too.
+            # Omit half of these fields, to test kio's own default object as well.
             if rng.random() < 0.5 or field.default is None:
                 continue
             values[field.name] = typed_default(field)
@@ -44,7 +44,7 @@ def random_entity(cls: type, rng: random.Random, width: int = 3) -> Any:
 
 
 def required(cls: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a value for each field that ``given`` omits and the class has no default for."""
+    """Return a value for each field that has no default and is missing in ``given``."""
     import dataclasses
 
     missing = {

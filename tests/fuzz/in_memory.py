@@ -1,4 +1,4 @@
-"""A connection of the broker without a socket: bytes arrive in fragments, responses are kept."""
+"""A broker connection without a socket: bytes arrive in fragments, and responses are stored."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Link(asyncio.Transport):
         self.answers: list[bytes] = []
         """Complete frames of the broker, without their length; none with encryption."""
         self.encrypted = bytearray()
-        """Encrypted bytes of the broker, for the client to take."""
+        """Encrypted bytes of the broker, which the client has not taken yet."""
         self.is_closed = False
         self.most_held = 0
-        """The most bytes that the broker held for this client at a time before its login."""
+        """The maximum number of bytes that the broker held for this client before the login."""
         self.connection = Connection(server, listener)
         self._tls = server._encrypted(self.connection) if listener.is_tls else None
         self._protocol: asyncio.BufferedProtocol = self._tls or self.connection
@@ -62,7 +62,7 @@ class Link(asyncio.Transport):
         self._pump_soon()
 
     async def heard(self, count: int, timeout_s: float = 20) -> bool:
-        """Wait for ``count`` responses in total; return False if the broker closed before."""
+        """Wait for ``count`` responses in total; return False if the broker closes first."""
         async with asyncio.timeout(timeout_s):
             while len(self.answers) < count and not self.is_closed:
                 self._changed.clear()
@@ -70,7 +70,7 @@ class Link(asyncio.Transport):
         return len(self.answers) >= count
 
     async def drained(self, turns: int = 200_000) -> None:
-        """Wait until the broker has read all or has closed; fail after ``turns`` turns."""
+        """Wait until the broker has read everything or closed; fail after ``turns`` turns."""
         for _ in range(turns):
             if not self._inbox or self.is_closed:
                 return
@@ -90,7 +90,7 @@ class Link(asyncio.Transport):
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Deliver at most as much as one read of a socket would."""
+        """Deliver bytes, at most as many as one read of a socket would return."""
         self._is_pumping = False
         if not self._is_reading or self.is_closed:
             return

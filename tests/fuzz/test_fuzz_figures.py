@@ -1,4 +1,4 @@
-"""Extreme numbers in files that commands import: refused with a message, or harmless."""
+"""Extreme numbers in files that commands import are refused with a message, or harmless."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 
 
 def near(limit: int) -> list[int]:
-    """Return values at both ends of a signed field, at half of it, and around zero."""
+    """Return values at both ends of a signed field's range, at half of it, and around zero."""
     ends = [-limit, -limit + 1, -2, -1, 0, 1, limit // 2 - 1, limit // 2, limit - 2, limit - 1]
     return [*ends, limit - 2_000] if limit > INT16 else ends
 
@@ -69,7 +69,7 @@ FIELDS = {
     "base sequence": (53, ">i", INT32),
     "record count": (57, ">i", INT32),
 }
-"""The offset and format of each number in a batch, and the first value above its range."""
+"""The offset and format of each number in a batch, and the first value that is out of range."""
 
 CHECKPOINTS = (LOG_START_CHECKPOINT, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
 
@@ -96,7 +96,7 @@ def whole() -> bytes:
 
 
 def taken_over(target: Path, path: Path) -> bool:
-    """Import ``path``; return whether that succeeded. A refusal must leave the target unchanged."""
+    """Import ``path``; return whether that succeeded. If not, the target must be unchanged."""
     store = storage(target)
     known = sorted(one.name for one in target.iterdir())
     following = store.metadata.image.next_producer_id
@@ -115,7 +115,7 @@ def taken_over(target: Path, path: Path) -> bool:
 
 
 def goes_on(target: Path, topic: str = "t") -> None:
-    """Restart three times; appends must advance the end offset, and producer ids stay in range."""
+    """Restart three times: appends must advance the end offset, and producer ids be in range."""
     for _ in range(3):
         store = storage(target)
         partition = store.logs.partition(topic, 0)
@@ -177,7 +177,7 @@ def test_offsets_of_messages_of_an_older_format_are_bounded(tmp_path: Path, magi
 
 
 def look(data: Path) -> None:
-    """Read and repair the files with every command; none may end with an unexpected exception."""
+    """Read and repair the files with every command; no unexpected exception may occur."""
     path = next(one for one in sorted(data.iterdir()) if one.is_dir())
     logs = [str(one) for one in sorted(path.iterdir()) if one.is_file()]
     for words in (

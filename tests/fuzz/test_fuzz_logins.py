@@ -1,7 +1,7 @@
-"""Arbitrary bytes before a login: a response or a close, nothing served, no login, little memory.
+"""Arbitrary bytes before a login get a response or a close, serve nothing, and need little memory.
 
-Each script is one connection fed in memory. It is drawn from the seed and its number, so a failing
-one can be repeated. For more of them: ``--inputs 1000000 --seed 7 -o timeout=0``.
+Each script is one connection in memory. It is drawn from the seed and the script's number, so a
+failing script can be repeated. ``--inputs 1000000 --seed 7 -o timeout=0`` plays more scripts.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from tests.unit.coordinator.logging_in import scram_mechanisms, users_in
 from tests.unit.coordinator.services.coordinators import Services
 
 SCRIPTS = 1_000
-"""The number of scripts without ``--inputs``."""
+"""How many scripts are played without ``--inputs``."""
 AT_A_TIME = 50
 MAX_HELD_BYTES = 131_072
 """The memory limit of one connection before its login."""
 MAX_ANSWERED_BYTES = 8_192
-"""The most bytes of responses before a login: ApiVersions, the mechanisms, one exchange."""
+"""The maximum size of responses before a login: ApiVersions, the mechanisms, one exchange."""
 
 NOW_MS = 1_700_000_000_000
 USER, PASSWORD = "alice", "the right one, which nobody guesses"
@@ -97,7 +97,7 @@ def authenticate(rng: random.Random, token: bytes) -> bytes:
 
 
 def other(rng: random.Random) -> bytes:
-    """Return a request of any other API, at any version."""
+    """Return a request of another API, at any version."""
     api = rng.choice(list(APIS.values()))
     return frame(
         api.key, rng.randint(api.min_version, api.max_version), rng.randbytes(rng.randrange(30))
@@ -132,7 +132,7 @@ def bent(data: bytes, rng: random.Random) -> bytes:
 
 
 def framed(data: bytes, rng: random.Random) -> bytes:
-    """Return the data with a length in front, which is sometimes wrong."""
+    """Return the data after a length, which is sometimes wrong."""
     size = len(data)
     if rng.random() < 0.03:
         size = rng.choice(
@@ -163,7 +163,7 @@ class Script:
         )
         await part()
         if self.link.connection.session.principal == ANONYMOUS:
-            # Every complete frame gets a response or closes the connection.
+            # For each complete frame the broker must respond or close the connection.
             await self.link.heard(len(self.link.sent))
         self.link.leave()
 
@@ -173,7 +173,7 @@ class Script:
         self.link.send(framed(data, self.rng))
 
     async def _ask(self, data: bytes) -> bytes | None:
-        """Send a request and return the response, or None if there will be none."""
+        """Send a request and return the response, or None if no response will come."""
         count = len(self.link.sent)
         self._say(data)
         if len(self.link.sent) == count or not await self.link.heard(len(self.link.sent)):
@@ -187,7 +187,7 @@ class Script:
             self.link.send(framed(data, rng) if rng.random() < 0.7 else data)
 
     async def _jumble(self) -> None:
-        """Send all kinds of requests, in any order, without waiting for responses."""
+        """Send requests of all kinds in random order, without waiting for responses."""
         rng = self.rng
         for _ in range(rng.randint(1, 12)):
             match rng.randrange(5):
@@ -349,7 +349,7 @@ def claims(rng: random.Random) -> dict[str, Any]:
 
 
 def forged(rng: random.Random) -> str:
-    """Return a token with another issuer's signature, none, or claims of another user."""
+    """Return a token with another issuer's signature, with none, or with another user's claims."""
     header: dict[str, Any] = {
         "alg": rng.choice(("ES256", "ES256", "none", "HS256", "RS256", "", None, [], {}, 7)),
         "kid": rng.choice(("one", "one", "two", None, [], 1)),
@@ -443,7 +443,7 @@ def failures() -> Iterator[list[Any]]:
     loop.set_exception_handler(lambda _loop, context: found.append(context))
     before = structlog.get_config()["processors"]
     kept = before.copy()
-    before[:] = [look]  # in place, as existing loggers hold this list
+    before[:] = [look]  # in place, because existing loggers have this list
     try:
         yield found
     finally:
@@ -507,7 +507,7 @@ async def test_random_bytes_before_a_login_grant_nothing(
 async def test_memory_between_two_login_steps_is_bounded(
     tmp_path: Path, what: str, more_bytes: int
 ) -> None:
-    """Measure memory with the longest accepted first message of SCRAM, and with a longer one."""
+    """Measure memory with the longest first message that SCRAM accepts, and with a longer one."""
     size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
     name, nonce, value = (
         "n" * size if what == one else one[0] for one in ("name", "nonce", "extension")

@@ -1,8 +1,8 @@
-"""Corrupted responses of a controller or a leader: a broker recovers once they are valid again.
+"""Corrupted responses of a controller or leader: a broker recovers when they are valid again.
 
-Responses pass through a proxy that corrupts them for a while: random bytes, truncation, absurd
-lengths and numbers, responses to other requests. The choices are drawn from the seed. For more of
-them: ``--inputs 20 --seed 7 -o timeout=0``.
+A proxy corrupts responses for a while: random bytes, truncation, absurd lengths and numbers,
+responses to other requests. The choices are drawn from the seed. ``--inputs 20 --seed 7 -o
+timeout=0`` plays more of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.unit.coordinator.daemon.test_controller_part import append, isr
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""The number of corrupted responses in a run, unless SPOILED_S seconds pass before."""
+"""How many responses are corrupted in a run, unless SPOILED_S seconds pass first."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
-"""The most requests per second of one broker to a peer with invalid responses."""
+"""The maximum requests per second of one broker to a peer that sends invalid responses."""
 
 MAX_GROWTH_BYTES = 64 << 20
 
@@ -150,7 +150,7 @@ async def proxy(seed: int) -> AsyncIterator[SpoilingProxy]:
 
 
 async def spoil(through: SpoilingProxy, meanwhile: Callable[[], Awaitable[object]]) -> None:
-    """Spoil ``SPOILED`` responses, or those of ``SPOILED_S`` seconds; check the resources used."""
+    """Corrupt ``SPOILED`` responses, or those of ``SPOILED_S`` seconds; check resource usage."""
     loop, kept = asyncio.get_running_loop(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, through.spoils = loop.time(), True
     while through.spoiled < SPOILED and loop.time() < began + SPOILED_S:
@@ -228,7 +228,7 @@ def test_follower_recovers_from_corrupt_leader_responses(tmp_path: Path, seeds: 
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
                 await until_true(lambda: isr(one, "t")() == {101, 102}, "it is in sync")
-                # A follower adopts the log start offset of a response, even of a corrupted one.
+                # A follower takes the log start offset from a response, even from a corrupted one.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:

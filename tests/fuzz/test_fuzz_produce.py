@@ -1,4 +1,4 @@
-"""Consumers' decoder can read every batch that a log accepts, to the end."""
+"""The decoder of consumers can read every batch that a log accepts, to its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Arbitrary bytes at a listener with TLS: a handshake or a close, and little memory.
+"""Arbitrary bytes at a TLS listener get a handshake or a close, and need little memory.
 
-Each script is one connection fed in memory, as in `test_fuzz_logins.py`.
+Each script is one connection in memory, as in `test_fuzz_logins.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.stalls import watched_loop
 from tests.unit.coordinator.services.coordinators import Services
 
 TLS_SCRIPTS = 100
-"""The number of scripts without ``--inputs``."""
+"""How many scripts are played without ``--inputs``."""
 
 
 class TlsScript:
@@ -37,7 +37,7 @@ class TlsScript:
         self._cipher = context.wrap_bio(self._in, self._out, server_hostname="localhost")
 
     async def play(self) -> None:
-        """Alter one of the handshake's flights, or the data after them."""
+        """Alter one of the handshake's flights, or the application data after the handshake."""
         rng = self.rng
         bent_at = rng.randrange(4)
         for step in range(3):

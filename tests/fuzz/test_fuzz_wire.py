@@ -1,7 +1,7 @@
-"""Arbitrary frames decode to a request or to a permitted error, within bounded memory.
+"""Arbitrary frames decode to a request or cause a permitted error, within bounded memory.
 
-The cases are seeded and counted, so a failure can be repeated. Noise is made from valid frames of
-all APIs and versions, because pure noise never gets past the header.
+The cases have a seed and a number, so a failure can be repeated. Noise is made from valid frames of
+all APIs and versions, because purely random bytes never get past the header.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fencepost.protocol.writer import uvarint
 from tests.fuzz.entities import random_entity
 
 CASES = 20_000
-"""The number of cases of each kind of noise."""
+"""How many cases of each kind of noise there are."""
 FEW_CASES = 4_000
-"""The number of cases of each kind in ``make test``."""
+"""How many cases of each kind run in ``make test``."""
 MAX_OBJECTS = 2_000
 SERVED = {key: (api.min_version, api.max_version) for key, api in APIS.items()}
 
@@ -61,7 +61,7 @@ def insert(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
-    """Overwrite some bytes with a count or length that is slightly too large or absurd."""
+    """Overwrite some bytes with a count or length that is slightly or absurdly too large."""
     value = rng.choice((len(frame), 1000, 2**15 - 1, 2**20, 2**31 - 1, 2**32 - 1))
     number = rng.choice(
         (uvarint(value), struct.pack(">I", value), b"\xff" * 4, b"\x80\0\0\0", b"\xff" * 6)
@@ -72,7 +72,7 @@ def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def splice(frame: bytearray, rng: random.Random) -> bytes:
-    """Replace the API key and version by random ones, and keep the body."""
+    """Replace the API key and the version by random values, and keep the body."""
     key = rng.choice(list(SERVED))
     frame[0:4] = struct.pack(">hh", key, rng.randint(*SERVED[key]))
     return bytes(frame)

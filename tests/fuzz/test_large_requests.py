@@ -23,7 +23,7 @@ from tests.support.targets import SETTINGS
 OURS = "fencepost."
 CONFIG = {
     **SETTINGS,
-    # With an authorizer the ACL APIs are served too, and no client needs a login.
+    # With an authorizer, the broker also serves the ACL APIs, and no client needs a login.
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -31,7 +31,7 @@ CONFIG = {
 REQUESTS = 100
 REQUEST_BYTES = 400_000
 LONG_REQUEST_BYTES = 2_000_000
-"""The largest requests: 100 of them to each API take minutes."""
+"""The largest requests. Sending 100 of them to each API takes minutes."""
 
 ZSTD = 4
 RECORD_BYTES = 100_000
@@ -39,9 +39,9 @@ INFLATED_BYTES = 5_000_000
 LONG_INFLATED_BYTES = 25_000_000
 
 LEFT_BYTES = 32 << 20
-"""The allowed growth of resident memory after a client with a hundred requests has gone.
+"""How much resident memory may grow after a client with a hundred requests has disconnected.
 
-The measured maximum was 19 MiB, with requests of 4 MB; the allocator keeps some of it.
+The measured maximum was 19 MiB, with requests of 4 MB. The allocator keeps some of this memory.
 """
 
 
@@ -65,8 +65,8 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)
 def test_large_request_leaves_no_cycle(bootstrap: str, api_key: int) -> None:
-    """Reference counts alone free a request; the collector may be late, or skip frozen ones."""
-    send_large(bootstrap, api_key, 5, 100_000, random.Random(api_key))  # one-time objects
+    """Requests are freed by reference counts alone, because the collector may run late."""
+    send_large(bootstrap, api_key, 5, 100_000, random.Random(api_key))  # creates one-time objects
     gc.collect()
     gc.disable()
     try:
@@ -139,7 +139,7 @@ def send_refused_batches(bootstrap: str, topic: str, data: bytes) -> None:
 def test_large_requests_leave_no_memory(
     tmp_path: Path, request_bytes: int, inflated_bytes: int
 ) -> None:
-    """Send a hundred requests to each API, each hundred from a client of its own."""
+    """Send a hundred requests to each API, each time by a new client."""
     daemon = Daemon(tmp_path, CONFIG).start()
     child = daemon.child
     assert child is not None

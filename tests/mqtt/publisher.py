@@ -1,4 +1,4 @@
-"""A sensor gateway: it publishes real weather and flights, and repeats unacknowledged messages."""
+"""A sensor gateway that publishes real weather and flights, and repeats unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from examples.flights.data import fetch, flights
 from tests.support.waits import until
 
 Message = tuple[str, bytes]
-"""MQTT topic and payload; the payload's ``id`` is the message's number."""
+"""MQTT topic and payload. The ``id`` in the payload is the number of the message."""
 
 IN_FLIGHT = 500
 
@@ -38,7 +38,7 @@ def messages(directory: Path, count: int) -> Iterator[Message]:
 
 
 class Publisher:
-    """paho in its own thread; it reconnects by itself and sends unacknowledged messages again."""
+    """paho in its own thread. It reconnects by itself, and resends unacknowledged messages."""
 
     def __init__(self, port: int, qos: int, *, with_ids: bool) -> None:
         self._qos = qos
@@ -62,7 +62,7 @@ class Publisher:
             self.acknowledged += 1
 
     def publish(self, batch: list[Message], first: int) -> None:
-        """Send a batch and wait until the MQTT broker has acknowledged all of it."""
+        """Send a batch, and wait until the MQTT broker has acknowledged all its messages."""
         goal = self.acknowledged + len(batch)
         for number, (topic, payload) in enumerate(batch, first):
             properties = Properties(PacketTypes.PUBLISH)

@@ -1,4 +1,4 @@
-"""The guarantees of each level of QoS, and a bridge that cannot keep up."""
+"""The guarantees of each QoS level, and a bridge that cannot keep up."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ async def test_queued_bytes_limit_pauses_the_socket(gateway: Gateway) -> None:
         await gateway.written(*wanted)
         assert bridge.session is not None
         assert bridge.session.pauses
-        assert bridge.counters.transactions >= len(wanted)  # a transaction has room for only one
+        assert bridge.counters.transactions >= len(wanted)  # each has room for one message only
     assert bridge.counters.restarts == 0
 
 
 async def test_message_too_large_for_a_record_is_split(gateway: Gateway) -> None:
-    """One just fits, one is a byte larger; without a dead-letter topic a larger one is fatal."""
+    """One message just fits, one is a byte larger, which is fatal without a dead-letter topic."""
     empty = Output(
         gateway.topic,
         b"",
@@ -213,7 +213,7 @@ async def test_ledger_topic_has_its_compaction_settings(gateway: Gateway) -> Non
 
 
 async def test_messages_are_acknowledged_only_after_their_commit(gateway: Gateway) -> None:
-    """A stopped bridge has acknowledged only messages that it has written."""
+    """After the bridge has stopped, it has acknowledged only messages that it has written."""
     wanted = [b"%d" % number for number in range(200)]
     async with gateway.running(gateway.bridge()):
         publishing = asyncio.create_task(gateway.publish(*wanted))
@@ -224,7 +224,7 @@ async def test_messages_are_acknowledged_only_after_their_commit(gateway: Gatewa
 
 
 async def test_overlapping_routes_deliver_each_message_once(gateway: Gateway) -> None:
-    """This also holds in a session left by a bridge that had only the narrower route."""
+    """This also holds in a session whose former bridge had only the narrower route."""
     narrow, wide = Route("a/b", gateway.topic), Route("a/#", gateway.topic)
     async with gateway.running(gateway.mapped_bridge(Mapped((narrow,)))):
         await gateway.publish(b"1")

@@ -1,9 +1,10 @@
-"""Kill -9 of bridge, MQTT broker and daemon: no message is lost or duplicated.
+"""Kill -9 of bridge, MQTT broker and daemon loses and duplicates no message.
 
-QoS 1 is exact by message id, QoS 2 by packet id alone. Bridge and daemon die while messages are in
-flight. Mosquitto saves its state only on request, so the test has it save before each kill, while
-the publisher waits: no bridge can restore messages that Mosquitto acknowledged and forgot. With
-message ids the bridge continues after the save, so that Mosquitto restarts with an older state.
+QoS 1 is exactly-once by message ids, QoS 2 by packet ids alone. Bridge and daemon are killed while
+messages are in flight. Mosquitto saves its state only on request. The test requests it before each
+kill of Mosquitto, while the publisher waits, because no bridge can restore messages that Mosquitto
+has acknowledged and forgotten. With message ids the bridge continues after the save, so that
+Mosquitto restarts with an older state.
 
 ``MQTT_MESSAGES`` and ``MQTT_STRIKES`` extend the test, ``MQTT_SEED`` varies it.
 """
@@ -40,7 +41,7 @@ TARGETS = ("weather", "flights")
 BATCH = 250
 CACHE = ROOT / ".cache" / "flights"
 QUIET_S = 20.0
-"""After this time without a new message, none is in flight."""
+"""If no new message has arrived for this time, no message is in flight."""
 
 
 class Bridge:
@@ -86,7 +87,7 @@ class Rig:
         self.publisher.publish(batch, first)
 
     def publish_under(self, what: str, delay_s: float, batch: list[Message], first: int) -> None:
-        """Publish a batch, and ``delay_s`` later kill and restart ``what``."""
+        """Publish a batch; ``delay_s`` later, kill and restart ``what``."""
         if what == "broker":
             self.publish(batch, first)
             self._strike_broker(delay_s)
@@ -101,7 +102,7 @@ class Rig:
                 else:
                     self.daemon.kill()
                     self.daemon.start()
-            except Exception as error:  # noqa: BLE001 - told by the main thread
+            except Exception as error:  # noqa: BLE001 - the main thread reports any error
                 errors.append(error)
 
         striker = threading.Thread(target=strike)
@@ -140,7 +141,7 @@ class Rig:
 
 
 def settled(rig: Rig, count: int) -> list[int]:
-    """Return the messages when ``count`` have arrived, or after ``QUIET_S`` without a new one."""
+    """Return the messages once ``count`` have arrived, or none has arrived for ``QUIET_S``."""
     found: list[int] = []
     growth = (0, time.monotonic())
 
@@ -160,7 +161,7 @@ def missing(found: list[int], count: int) -> list[int]:
 
 
 def check(rig: Rig, count: int, told: str) -> None:
-    """Fail with lost, stuck or duplicated messages; slowness is no failure."""
+    """Fail if messages are lost, stuck or duplicated, but not if they are slow."""
     found = settled(rig, count)
     if late := missing(found, count):
         said = rig.bridge.child.tail(20) if rig.bridge.child else ""

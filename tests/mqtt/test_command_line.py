@@ -78,7 +78,7 @@ def test_invalid_route_file_is_refused_with_a_reason(tmp_path: Path, text: str, 
 
 
 class Process:
-    """The command, with a client id of its own."""
+    """The command, which has its own client id."""
 
     def __init__(self, gateway: Gateway, *arguments: str, port: int | None = None) -> None:
         command = [
@@ -100,7 +100,7 @@ def gateway(bootstrap: str, cluster: Cluster, broker: Mosquitto) -> Gateway:
 
 @pytest.fixture
 def started(gateway: Gateway) -> Iterator[list[Process]]:
-    """Yield a list of processes to kill after the test."""
+    """Yield a list of processes, which are killed after the test."""
     processes: list[Process] = []
     yield processes
     for one in processes:
@@ -136,7 +136,7 @@ async def test_sigterm_stops_a_bridge_without_an_mqtt_broker(
 async def test_message_without_a_kafka_topic_ends_the_bridge_unacknowledged(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """The message stays unacknowledged, so a bridge with a dead-letter topic can take it."""
+    """The message is not acknowledged, so a bridge with a dead-letter topic can take it later."""
     process = Process(gateway, "--route", "a/#=x.{1}")
     started.append(process)
     await process.says("bridge at work")

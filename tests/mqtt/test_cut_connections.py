@@ -1,8 +1,8 @@
-"""QoS 2 without message ids, cut at every packet: each message once, by its packet id alone.
+"""QoS 2 without message ids, cut at every packet: packet ids alone keep each message exactly once.
 
-The proxy drops one packet, or passes it and closes the connection right after it, which looks to
-the MQTT broker like a kill of the bridge at that instant; the bridge reconnects. The MQTT broker
-itself is killed where its saved state can be controlled.
+The proxy drops one packet, or forwards it and closes the connection right after it. To the MQTT
+broker this looks like a kill of the bridge at that instant; the bridge reconnects. The MQTT broker
+itself is killed in tests that control its saved state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WINDOW = 5
 
 COUNT = 30
 WANTED = [b"%d" % (number // 3) for number in range(COUNT)]
-"""Neighbours have the same content, so that digests cannot distinguish them."""
+"""Consecutive messages have the same content, so that digests cannot distinguish them."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ POINTS = [
 async def test_connection_cut_at_any_packet_writes_each_message_once(
     gateway: Gateway, proxy: MqttProxy, kind: str, to_broker: bool, action: str
 ) -> None:
-    """Cut the first connection, and the one that repeats its unfinished packets."""
+    """Cut the first connection, and then the connection that repeats the unfinished packets."""
     await queued(gateway)
     nth = 3 if kind.startswith("PUB") else 1
     cut = proxy.cut(kind, nth, action=action, to_broker=to_broker, times=2)
@@ -116,12 +116,12 @@ async def test_connection_cut_at_any_packet_writes_each_message_once(
 async def test_more_in_flight_messages_than_the_window_are_written_once(
     gateway: Gateway, proxy: MqttProxy, stop: bool
 ) -> None:
-    """After a restart, Mosquitto republishes released messages that exceed its in-flight window."""
+    """When Mosquitto restarts, it resends released messages that exceed its in-flight window."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", WINDOW + 1, action="hold", to_broker=True)
     # The linger puts all messages in flight into one transaction. With MQTT 3.1.1, Mosquitto sends
-    # 5 messages and their PUBRELs, then 25 and theirs; the proxy holds the first of 25 PUBCOMPs.
-    # With MQTT 5, all 30 are in flight at once.
+    # 5 messages and their PUBRELs, then 25 messages and their PUBRELs; the proxy holds the first of
+    # 25 PUBCOMPs. With MQTT 5, all 30 messages are in flight at once.
     bridge = gateway.bridge(options=BridgeOptions(linger_ms=250))
     async with gateway.running(bridge):
         await reached(held)
@@ -151,7 +151,7 @@ def connect_packet(client_id: str, version: int) -> bytes:
 async def test_message_republished_by_mosquitto_is_recognized(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """Mosquitto forgets what it released if a connection is dead when it reads the CONNECT."""
+    """Mosquitto forgets released messages if a connection is dead when it reads the CONNECT."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", 1, action="hold", to_broker=True)
     async with gateway.running(gateway.bridge(options=BridgeOptions(linger_ms=250))):
@@ -179,7 +179,7 @@ async def test_message_republished_by_mosquitto_is_recognized(
 async def test_new_message_with_a_reused_packet_id_is_written(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """Mosquitto restarts with an older file and counts its packet ids from there."""
+    """Mosquitto restarts with an older state, and continues with the packet ids of that state."""
     bridge = gateway.bridge()
     async with gateway.running(bridge):
         await asyncio.to_thread(gateway.broker.save)
@@ -202,7 +202,7 @@ async def test_new_message_with_a_reused_packet_id_is_written(
 async def test_queued_messages_are_duplicated_after_a_mosquitto_restore(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """A known limit: Mosquitto sends queued messages as new; those in flight are recognised."""
+    """A known limit: Mosquitto sends queued messages as new ones, but not those in flight."""
     await queued(gateway)
     held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
     bridge = gateway.bridge()
@@ -243,7 +243,7 @@ async def test_idle_disconnections_do_not_count_as_failures(
 
 
 async def test_two_bridges_with_one_client_id_duplicate_no_message(gateway: Gateway) -> None:
-    """They fence each other, in Kafka and in MQTT, until one gives up; no message is duplicated."""
+    """The bridges fence each other, in Kafka and in MQTT, until one of them gives up."""
     await queued(gateway)
     bridges = [gateway.bridge(), gateway.bridge()]
     tasks = [asyncio.create_task(one.run(handle_signals=False)) for one in bridges]

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in every state of the bridge: status 0, in time, and no message lost."""
+"""SIGTERM and SIGINT in every state of the bridge: it ends in time, with status 0 and no loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 BEFORE_WORK = {"Metadata": 3, "FindCoordinator": 10, "CreateTopics": 19, "InitProducerId": 22}
 BEFORE_WORK |= {"Fetch": 1, "ListOffsets": 2}
 AT_WORK = {"Produce": 0, "AddPartitionsToTxn": 24, "EndTxn": 26}
-"""The requests that a bridge sends before it is at work, and afterwards."""
+"""The requests that a bridge sends while it starts, and while it copies."""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ async def test_bridge_stops_in_time_while_kafka_is_silent_at_work(
 async def test_bridge_stops_in_time_while_it_waits_for_a_topic(
     gateway: Gateway, started: list[Process], number: int
 ) -> None:
-    """The message stays with the MQTT broker, and so do the messages after it."""
+    """The MQTT broker keeps the message, and the messages after it."""
     process = Process(gateway, "--route", "a/no=no-such-topic", *route(gateway))
     started.append(process)
     await process.says("bridge at work")
@@ -190,7 +190,7 @@ async def test_bridge_stops_in_time_while_the_mqtt_broker_is_silent(
 async def test_bridge_stops_in_time_while_its_connection_is_not_accepted(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """The listening socket's backlog is full, so the bridge's SYN gets no answer at all."""
+    """The listening socket's backlog is full, so the bridge's SYN is never answered."""
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

@@ -1,4 +1,4 @@
-"""Kafka has carried out a request and its response is lost: every message is written once."""
+"""If Kafka carries out a request and the response is lost, every message is still written once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ async def test_lost_kafka_response_duplicates_no_message(
         ids = {"message_id": MessageId.parse("json:id")} if qos == 1 else {}
         wanted: list[bytes] = []
         for number in range(ROUNDS):
-            # InitProducerId is sent at the start only, so the loss is set up before the bridge
-            # runs.
+            # InitProducerId is sent only when the bridge starts, so arm the proxy before that.
             proxy.lose(api)
             async with gateway.running(gateway.mapped_bridge(Mapped((route,), **ids))):
                 fresh = [b'{"id": %d}' % (number * 100 + n) for n in range(20)]

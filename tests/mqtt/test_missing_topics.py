@@ -1,4 +1,4 @@
-"""Messages whose Kafka topic is missing or invalid: dead letters, or an end with a message."""
+"""Messages whose Kafka topic is missing or invalid go to a dead-letter topic, or end the bridge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bridge(gateway: Gateway, stem: str, **options: Any) -> Bridge:
 
 
 async def at_work(made: Bridge) -> asyncio.Task[None]:
-    """Start the bridge in a task, and wait until it is connected; the test expects its end."""
+    """Run the bridge in a task, and wait until it is connected. The test waits until it ends."""
     running = asyncio.create_task(made.run(handle_signals=False))
 
     async def is_connected() -> bool:
@@ -146,7 +146,7 @@ async def test_message_to_a_deleted_topic_becomes_a_dead_letter(
         await gateway.publish(b"behind")
         await gateway.written(b"behind")
     if request.node.callspec.params["asked"] == "auto-create":
-        dead = gone  # it was created again
+        dead = gone  # the topic was created again
     assert cluster.values(dead, isolation=READ_COMMITTED) == [b"2"]
 
 

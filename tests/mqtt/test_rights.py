@@ -1,4 +1,4 @@
-"""The bridge with TLS, a login and ACLs at the Kafka broker: minimal rights, and refusals."""
+"""The bridge with TLS, a login and ACLs at the Kafka broker: minimal and missing rights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Guarded(Gateway):
 
     @property
     def rights(self) -> list[Right]:
-        """All rights that the bridge needs once it has a ledger; pipelines/README.md lists them."""
+        """The rights of a bridge that already has its ledger topic, as in pipelines/README.md."""
         ledger = f"mqtt-ledger.{self.client_id}"
         return [
             Right("WRITE", "TOPIC", self.topic),
@@ -78,7 +78,7 @@ async def test_bridge_needs_exactly_the_documented_rights(owner: Realm, gateway:
     async with gateway.running(gateway.of(user)):
         await gateway.publish(b"1")
         await gateway.written(b"1")
-    owner.revoke(user, [gateway.creation])  # the ledger exists now
+    owner.revoke(user, [gateway.creation])  # the ledger topic exists now
     await gateway.publish(b"2")
     for right in rights:
         poor = owner.new_user(*(one for one in rights if one != right))
@@ -101,7 +101,7 @@ async def test_revoked_right_ends_the_bridge_without_losing_messages(
             await gateway.written(b"1")
             owner.revoke(user, lost)
             await gateway.publish(b"2")
-            await asyncio.wait([task], timeout=60)  # stopping it earlier would hide the error
+            await asyncio.wait([task], timeout=60)  # an earlier stop would hide the error
 
     with pytest.raises(NotAuthorizedError, match="the right WRITE on the topic"):
         await lose()

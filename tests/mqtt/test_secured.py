@@ -1,4 +1,4 @@
-"""TLS and logins between the bridge and the MQTT broker, refused and renewed."""
+"""TLS and logins between the bridge and the MQTT broker: refused and renewed credentials."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Secured(Gateway):
         return self.bridge(options=options, security=Security.of(self.settings(**more)))
 
     async def refused(self, bridge: Bridge, told: str) -> None:
-        """Check that the bridge ends at once, with this message and without a secret in it."""
+        """Check that the bridge ends at once with this message, which contains no secret."""
         with pytest.raises(LoginRefusedError, match=told) as error:
             await asyncio.wait_for(bridge.run(handle_signals=False), 60)
         assert bridge.counters.restarts == 0
@@ -70,7 +70,7 @@ class Secured(Gateway):
         assert f"127.0.0.1:{self.port}" in str(error.value)
 
     def logins(self) -> int:
-        """Return the number of clients that the MQTT broker has refused."""
+        """Return how many clients the MQTT broker has refused."""
         assert self.broker.child is not None
         return sum("not authorised" in line for line in self.broker.child.lines)
 
@@ -85,7 +85,7 @@ def gateway(
 
 
 async def test_messages_are_written_through_tls_and_login(gateway: Secured) -> None:
-    # The messages fill several TLS records, and a short queue makes the bridge pause the socket.
+    # The messages need several TLS records, and with a short queue the bridge pauses its socket.
     wanted = [b"%d" % number + b"x" * 1_500 for number in range(60)]
     address = {"security": Security.of(gateway.settings()), "max_queued": 7}
     bridge = gateway.bridge(**address)
@@ -113,7 +113,7 @@ async def test_refused_mqtt_connection_ends_the_bridge_with_the_reason(gateway: 
     await gateway.refused(nobody, r"refuses the login \(no user name was given\)")
     stranger = gateway.secured(**{"ssl.truststore.location": str(others.truststore)})
     await gateway.refused(stranger, "not signed by an authority")
-    # A broker that closes the connection may be stopping, so the bridge retries for a while.
+    # The bridge retries for a while, because a broker that closes connections may be restarting.
     gateway.port = gateway.broker.port
     in_the_clear = gateway.secured(BridgeOptions(retry=RetryPolicy(give_up_ms=100)))
     with pytest.raises(GaveUpError, match="during the TLS handshake: does that port speak TLS"):
@@ -174,7 +174,7 @@ async def test_client_certificate_is_the_mqtt_login(
         async with gateway.running(bridge):
             await gateway.publish(b"1")
             await gateway.written(b"1")
-            # The certificate is replaced under the bridge, and the broker restarts.
+            # The certificate file is replaced while the bridge runs, and the broker restarts.
             replace(store, gateway.authority.issue("later", is_client=True).read_bytes())
             gateway.broker.stop()
             gateway.broker.start()

@@ -1,4 +1,4 @@
-"""Packet ids when the MQTT broker has lost the session, or only seems to have."""
+"""Packet ids when the MQTT broker has lost the session, or when it only looks like that."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Gateway:
         """The port to which bridges connect: the broker's, or a proxy's."""
 
     def bridge(self, qos: int = 2, **more: Any) -> Bridge:
-        """Return a bridge; ``more`` has options and fields of the address."""
+        """Return a bridge; ``more`` has options, and fields of the address."""
         return self.mapped_bridge(Mapped((Route("a/#", self.topic, qos=qos),)), **more)
 
     def mapped_bridge(
@@ -99,7 +99,7 @@ class Gateway:
         retain: bool = False,
         **attributes: Any,
     ) -> None:
-        """Publish and wait; ``attributes`` are MQTT 5's properties by paho's names."""
+        """Publish and wait; ``attributes`` are MQTT 5 properties, with paho's names."""
         client = self.client(unique("sensor"))
         properties = Properties(PacketTypes.PUBLISH) if attributes else None
         for name, value in attributes.items():
@@ -120,7 +120,7 @@ class Gateway:
         return probe
 
     async def written(self, *wanted: bytes) -> None:
-        """Wait until exactly these values are written."""
+        """Wait until exactly these values have been written."""
 
         async def probe() -> bool:
             return len(await self.values()) >= len(wanted)
@@ -134,7 +134,7 @@ class Gateway:
         )
 
     async def remember(self, packets: dict[int, bytes], *, connecting: bool) -> None:
-        """Write the ledger of a bridge that has received ``packets``."""
+        """Write the ledger as a bridge does that has received ``packets``."""
         bridge = self.bridge()
         await bridge._create_ledger()
         ledger = Ledger()
@@ -151,7 +151,7 @@ class Gateway:
         await producer.stop()
 
     async def leave_session(self, *, with_message: bytes | None = None) -> None:
-        """Leave a session as a killed bridge does: a new one, or one with a message in flight."""
+        """Leave a session as a killed bridge does: without messages, or with one in flight."""
         client = self.client(self.client_id, persistent=True)
         arrived: list[int] = []
         client.manual_ack_set(True)
@@ -178,7 +178,7 @@ class Gateway:
         client.loop_stop()
         sock = client.socket()
         assert sock is not None
-        sock.close()  # no DISCONNECT: it was killed
+        sock.close()  # without a DISCONNECT, as after a kill
 
 
 @pytest.fixture(params=VERSIONS)
@@ -196,7 +196,7 @@ async def test_lost_session_forgets_its_packet_ids(gateway: Gateway) -> None:
 
 
 async def test_session_lost_by_a_killed_predecessor_is_noticed(gateway: Gateway) -> None:
-    """The predecessor was killed after its CONNECT began a session, before a ledger record."""
+    """The predecessor was killed after its CONNECT began a session, and wrote no ledger record."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session()
     async with gateway.running(gateway.bridge()):
@@ -205,7 +205,7 @@ async def test_session_lost_by_a_killed_predecessor_is_noticed(gateway: Gateway)
 
 
 async def test_kept_session_of_a_killed_predecessor_keeps_its_packet_ids(gateway: Gateway) -> None:
-    """The predecessor was killed while it connected, but the MQTT broker kept the session."""
+    """The predecessor was killed while it connected, and the MQTT broker has kept the session."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session(with_message=b"21.5")
     bridge = gateway.bridge()

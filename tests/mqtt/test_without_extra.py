@@ -1,4 +1,4 @@
-"""``python -m fencepost.pipelines.mqtt`` without the installed extra."""
+"""``python -m fencepost.pipelines.mqtt`` when its extra is not installed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Makes the checkpoints of Apache Flink that ``tests/unit/cli`` reads.
+"""Makes the checkpoints of Apache Flink that tests in ``tests/unit/cli`` read.
 
-``python -m tests.ecosystem.flink_checkpoints`` runs ``FlinkCopy.java`` on a broker and copies its
-first checkpoint from number 3 on that names transactions, once with the state inside of
-``_metadata`` and once in files beside it.
+``python -m tests.ecosystem.flink_checkpoints`` runs ``FlinkCopy.java`` on a broker. It copies the
+first checkpoint with transactions whose number is at least 3, once with the state in ``_metadata``
+and once with the state in separate files.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tests.support.waits import until
 
 FOLDER = Path(__file__).parents[1] / "unit" / "cli" / "flink_checkpoints"
 THRESHOLDS: Mapping[str, tuple[str, ...]] = {"inline": (), "files": ("0b",)}
-"""The size from which state gets a file of its own, by the folder of the copy."""
+"""Folder of the copy → the size from which on state is in separate files."""
 
 FIRST = 3
 TOTAL = 12_000
-"""More records than are copied until the checkpoint is there."""
+"""More records than the job can copy before the checkpoint is complete."""
 
 
 def complete_checkpoint(folder: Path, least: int = 1) -> Path | None:
-    """Return the newest complete checkpoint with at least that number."""
+    """Return the newest complete checkpoint whose number is at least this."""
     found = [
         (int(file.parent.name.removeprefix("chk-")), file.parent)
         for file in folder.glob("*/chk-*/_metadata")
@@ -59,7 +59,7 @@ def _copy_one(daemon: Daemon, folder: Path, threshold: tuple[str, ...], target: 
         found = complete_checkpoint(folder, FIRST)
         shutil.rmtree(target, ignore_errors=True)
         try:
-            # A checkpoint names no transaction if nothing was written since the one before it.
+            # A checkpoint has no transaction if nothing was written since the previous one.
             return bool(found and read_flink_checkpoint(shutil.copytree(found, target)))
         except (OSError, shutil.Error):  # the next checkpoint has replaced it
             return False

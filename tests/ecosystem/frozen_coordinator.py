@@ -4,8 +4,8 @@
     python -m tests.ecosystem.frozen_coordinator JJJ/J   # three of Apache Kafka
 
 A transactional producer sends a group's offsets. Then the group's coordinator is frozen until the
-controller has fenced it and another broker coordinates the group. The producer sends the offsets
-again, with a timeout of 15 s, and the program prints how long that takes.
+controller has fenced it and another broker coordinates the group. The producer sends offsets once
+more, with a timeout of 15 s, and the program prints how long this takes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.support.waits import until
 
 TOPIC = SOURCE
 TIMEOUT_S = 15.0
-"""The client's timeout for a response."""
+"""How long the client waits for a response."""
 GIVE_UP_S = 60.0
-"""The program's timeout for the client."""
+"""How long the program waits for the client."""
 CLIENT = {"socket.timeout.ms": 3000, "log_level": 0}
 
 
@@ -66,7 +66,7 @@ def show(nodes: Nodes) -> None:
     producer = Producer({**clients, "transactional.id": "t"})
     producer.init_transactions(60)
     print("before:", send(producer, consumer, 1), flush=True)
-    # This transaction can begin only when the last one's markers are written, so that none of them
+    # This transaction can begin only after all markers of the last one are written, so no marker
     # waits for the frozen broker.
     producer.begin_transaction()
     producer.produce(TOPIC, b"", partition=0)
@@ -91,12 +91,12 @@ def show(nodes: Nodes) -> None:
 
 
 def has_moved(nodes: Nodes, frozen: int, witness: int) -> bool:
-    """Return whether another broker leads the group's partition, as far as ``witness`` knows."""
+    """Return whether another broker leads the group's partition, according to ``witness``."""
     return nodes.partitions(OFFSETS, witness=witness)[0]["leader_id"] not in {frozen, -1}
 
 
 def named(producer: Producer) -> set[int]:
-    """Return the brokers that Metadata names."""
+    """Return the brokers in the Metadata response."""
     return set(producer.list_topics(timeout=10).brokers)
 
 

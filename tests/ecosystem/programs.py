@@ -1,4 +1,4 @@
-"""Runs of unmodified programs of the ecosystem, and checks of the records that they copied."""
+"""Runs of unmodified programs of the ecosystem, and checks of the records that they copy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HERE = Path(__file__).parent
 PARTITIONS = 2
 KILLS = 2
 FEED_PAUSE_S = 0.05
-"""Pause between two portions of a feeder, so that kills happen while a program works."""
+"""A feeder's pause between two portions, so that kills happen while a program works."""
 PORTION = 50
 """Number of records in one portion of a feeder."""
 DEADLINE_S = 120
-"""Deadline on a busy machine; an idle one needs less than a minute."""
+"""Deadline on a busy machine. On an idle machine, a program takes less than a minute."""
 
 
 def jars(name: str, jar: str) -> Path:
@@ -75,7 +75,7 @@ def compiled(source: str, libs: Path, folder: Path) -> Path:
 
 
 def environment(name: str, *packages: str) -> Path:
-    """Return the interpreter of a virtual environment with ``packages``, but not Fencepost."""
+    """Return the Python of a virtual environment with ``packages``, but without Fencepost."""
     folder = CACHE / name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -95,7 +95,7 @@ def environment(name: str, *packages: str) -> Path:
 
 @contextmanager
 def fed(bootstrap: str, topic: str, total: int) -> Iterator[None]:
-    """Write the numbers below ``total`` to a topic, portion by portion, during the block."""
+    """During the block, write the numbers below ``total`` to a topic, portion by portion."""
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
     leave = threading.Event()
 
@@ -135,10 +135,10 @@ def is_amid_transaction(cluster: Cluster, topic: str) -> bool:
 def killed_amid_transactions(
     cluster: Cluster, start: Callable[[], Child], target: str, total: int
 ) -> Child:
-    """Kill a program by SIGKILL in open transactions; return the last, running process.
+    """Kill a program by SIGKILL while transactions are open; return the last, running process.
 
-    Each kill waits until a further share of ``total`` is in ``target``, which shows that the
-    program has recovered from the kill before.
+    Before each kill, a further share of ``total`` must have arrived in ``target``, which shows that
+    the program has recovered from the previous kill.
     """
 
     def written() -> int:
@@ -161,9 +161,9 @@ def killed_amid_transactions(
 def assert_exactly_once(
     bootstrap: str, topic: str, total: int, child: Child, *, spare: int = 0
 ) -> None:
-    """Wait until every number is there, and assert that each is there once.
+    """Wait until the topic has every number, and assert that it has each number once.
 
-    The ``spare`` numbers from ``total`` on may be missing, but not duplicated.
+    The numbers from ``total`` to ``total + spare`` may be missing, but not duplicated.
     """
     wanted = {str(number).encode() for number in range(total)}
     allowed = {str(number).encode() for number in range(total + spare)}

@@ -1,6 +1,7 @@
 """Copy a topic exactly once with Quix Streams, and count its records in a changelog topic.
 
-Arguments: bootstrap servers, source, target, a folder for the state. Runs until it is killed.
+Arguments: bootstrap servers, source, target, and a folder for the state. It runs until it is
+killed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Kafka Connect's exactly-once source and MirrorMaker 2, killed while they work, on Fencepost."""
+"""Kafka Connect's exactly-once source and MirrorMaker 2 on Fencepost, killed while they work."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 LINES = 20_000
 SPARE = 1_000
-"""Lines at the end of the file, which FileStreamSourceTask may keep in its buffer."""
+"""Lines at the end of the file that FileStreamSourceTask may still have in its buffer."""
 TOTAL = 12_000
 RESTART_POLL_S = 0.5
-"""Interval in which a task's status is looked up."""
+"""The interval at which the status of a task is requested."""
 
 
 def properties(path: Path, settings: dict[str, object]) -> str:
@@ -52,13 +52,13 @@ def properties(path: Path, settings: dict[str, object]) -> str:
 
 
 def rest_address() -> str:
-    """Return HOST:PORT for a REST interface, free at the time of asking."""
+    """Return HOST:PORT for a REST interface; the port is free at the time of the call."""
     with hold_port() as port:
         return f"127.0.0.1:{port.getsockname()[1]}"
 
 
 def ask(url: str, method: str = "GET", body: object = None) -> Any:
-    """Send a request to Connect's REST interface; return its response, None while it is away."""
+    """Send a request to Connect's REST interface; return the response, None if Connect is down."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:
@@ -70,12 +70,12 @@ def ask(url: str, method: str = "GET", body: object = None) -> Any:
 
 @contextmanager
 def restarted_task(task: str) -> Iterator[None]:
-    """Restart a task, named by its URL, whose producer has ended a transaction too early.
+    """Restart a task, given by its URL, whose producer has ended a transaction too early.
 
-    The producer of Kafka 4.3 asks whether any batch is unsent before it takes the next request
+    The producer of Kafka 4.3 checks whether any batch is unsent before it takes the next request
     from its queue (``Sender.maybeSendAndPollTransactionalRequest``). If the task's thread sends
-    and commits in between, EndTxn overtakes the first batch, and the coordinator has no
-    transaction to commit: INVALID_TXN_STATE. Connect then gives the task up.
+    and commits in between, EndTxn overtakes the first batch, and the coordinator has no transaction
+    to commit: INVALID_TXN_STATE. Connect then fails the task.
     """
     leave = threading.Event()
 
@@ -172,7 +172,7 @@ def test_killed_mirror_maker_mirrors_each_record_once_both_ways(
 
 
 def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
-    """Mirror a topic of each cluster to the other one, with a group's offsets, through kills."""
+    """Mirror a topic of each cluster to the other, with a group's offsets, in spite of kills."""
     topic, group = unique("numbers"), unique("readers")
     settings = properties(
         tmp_path / "mirror.properties",
@@ -244,13 +244,13 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
 
 
 def assert_keeps_rules(topics: list[tuple[str, str]]) -> None:
-    """Assert that the doctor finds no broken rule about topics, each with its broker."""
+    """Assert that the doctor finds no broken rule about these topics on their brokers."""
     for bootstrap, topic in sorted(topics):
         cli(bootstrap, "doctor", "--topic", topic, status=0)
 
 
 def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child: Child) -> None:
-    """Assert that a group's offsets are translated to offsets within the mirrored topic."""
+    """Assert that a group's offsets are translated to valid offsets of the mirrored topic."""
     reader = consumer(clusters["a"], group)
     ends = [TopicPartition(topic, index, TOTAL // PARTITIONS) for index in range(PARTITIONS)]
     reader.commit(offsets=ends, asynchronous=False)

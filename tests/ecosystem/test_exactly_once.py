@@ -1,4 +1,4 @@
-"""Programs that copy a topic exactly once, killed in open transactions, on Fencepost."""
+"""Programs that copy a topic exactly once on Fencepost, killed while transactions are open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOTAL = 12_000
 QUIX = "quixstreams==3.28.1"
 
 Program = Callable[[str, str, str], Child]
-"""Starts a program with the bootstrap servers, the source and the target."""
+"""A function that starts a program, given the bootstrap servers, the source and the target."""
 
 
 def spring(tmp_path: Path) -> Program:
@@ -76,7 +76,7 @@ def test_copier_killed_inside_transactions_copies_each_record_once(
             )
         try:
             assert_exactly_once(fencepost.bootstrap, target, TOTAL, child)
-            # The programs keep all rules of exactly-once, also over their kills.
+            # The programs break no rule of exactly-once, in spite of their kills.
             cli(fencepost.bootstrap, "doctor", "--topic", target, status=0)
             cli(fencepost.bootstrap, "doctor", "--topic", source, status=0)
         finally:

@@ -1,4 +1,4 @@
-"""Flink killed between a checkpoint and the commit: an operator commits, and the job continues."""
+"""Flink is killed between checkpoint and commit; an operator commits, and the job continues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_operator_commits_the_transactions_of_a_checkpoint_and_flink_continues(
             found = complete_checkpoint(folder)
             try:
                 return found is not None and bool(read_flink_checkpoint(found))
-            except (CheckpointError, OSError):  # it is not complete, or has been replaced
+            except (CheckpointError, OSError):  # the checkpoint is incomplete, or was replaced
                 return False
 
         with Cluster(broker.bootstrap) as cluster:

@@ -1,4 +1,4 @@
-"""One JVM for the whole session; only drivers that are killed get their own."""
+"""One JVM for the whole session. Only drivers that are killed have their own JVM."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 300.0
-"""Deadline for the start of a separate driver on a busy machine."""
+"""Deadline until a separate driver has started on a busy machine."""
 
 
 def session(master: str = "local[2]", **settings: str) -> SparkSession:
-    """Return a session on the JVM that was launched before."""
+    """Return a session on the JVM that is already running."""
     from pyspark.sql import SparkSession
 
     told = {
@@ -54,7 +54,7 @@ def pyspark_is_there() -> None:
 
 @pytest.fixture(scope="session")
 def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[Path]:
-    """Return the jars of Spark's own Kafka connector, empty without ``--stock``."""
+    """Return the jars of Spark's own Kafka connector, [] without ``--stock``."""
     if not request.config.getoption("--stock"):
         return []
     from bench.spark import jars
@@ -65,9 +65,9 @@ def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[P
 
 @pytest.fixture(scope="session")
 def archive(stock_jars: list[Path]) -> Path:
-    """Return the file of the JVM's class data archive, for one version of Java, PySpark and jars.
+    """Return the file of the class data archive for one version of Java, PySpark and jars.
 
-    Concurrent workers of pytest-xdist get different files, because each writes its own.
+    Concurrent workers of pytest-xdist get different files, because each worker writes one.
     """
     import pyspark
 
@@ -83,7 +83,7 @@ def archive(stock_jars: list[Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(archive: Path, stock_jars: list[Path]) -> Iterator[SparkSession]:
-    """Yield the session's Spark, with two cores of this machine."""
+    """Yield the session's Spark, which uses two cores of this machine."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     jvm = java.launch(archive=archive, jars=stock_jars)
     started = session()
@@ -94,13 +94,13 @@ def spark(archive: Path, stock_jars: list[Path]) -> Iterator[SparkSession]:
     started.stop()
     assert jvm.stdin is not None
     jvm.stdin.close()
-    jvm.wait(START_S)  # it may write its class data archive
+    jvm.wait(START_S)  # the JVM may be writing its class data archive
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         os.environ.pop(name, None)
 
 
 class Drivers:
-    """Starts drivers in processes of their own, which start faster with a class data archive."""
+    """Starts drivers in separate processes, which a class data archive makes faster."""
 
     def __init__(self, archive: Path, jars: list[Path]) -> None:
         self._arguments = [str(archive), *map(str, jars)]

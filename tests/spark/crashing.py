@@ -1,6 +1,7 @@
 """The data source under test, with a step at which a fault occurs once.
 
-Spark imports this in the processes where the steps happen: the planner, the tasks, the committer.
+Spark imports this module in the processes that take the steps: the planner, the tasks, the
+committer.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ STEPS = (
 
 
 class InjectedError(Exception):
-    """The exception of a step with an injected failure."""
+    """The exception that a step raises if a failure is injected there."""
 
 
 class Fault:
-    """A fault that occurs once, at a step; then the file ``once`` holds the id of the process."""
+    """A fault that occurs once, at a step, and then writes the process id to the file ``once``."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.at = options["crash.at"]
         self.how = options["crash.how"]
         self.once = Path(options["crash.once"])
         self.hold = options.get("crash.hold")
-        """A step at which every task except the first waits, too."""
+        """Another step, at which every task except the first waits as well."""
         self.from_batch = int(options.get("crash.batch", "0"))
-        """The first batch whose commit may have the fault."""
+        """The first batch in whose commit the fault may occur."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
         """The disabled guards against second attempts: ``attempts``, ``sizes``, ``offsets`` (after
         ``prepare``), ``claims``."""
 
     def reach(self, step: str) -> None:
-        """Raise or wait, if this is the fault's step and the fault has not occurred yet."""
+        """Raise or wait if this is the step of the fault and the fault has not occurred yet."""
         if step == self.hold and self._is_another_task():
             self._wait()
         if step != self.at or not self._is_first_time():
@@ -84,11 +85,11 @@ class Fault:
 
     @contextlib.contextmanager
     def unguarded(self) -> Iterator[None]:
-        """Disable guards within the block, so that a second attempt is taken for a first one.
+        """Within the block, disable guards, so that a second attempt is taken for a first one.
 
         An attempt's id becomes its number, 0 or 1. The sink derives the size of the first batch
-        from the id: batches of 1 and 2 records always differ, whereas the size limit of a batch
-        might cut both attempts' larger ones to the same size.
+        from the id. Batches of 1 and 2 records always differ; of larger batches, the size limit
+        might make the batches of both attempts equal.
         """
         context = TaskContext.get()
         assert context is not None
@@ -107,7 +108,7 @@ class Fault:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Wrap the sink's calls in steps, only within the block, because Spark reuses workers."""
+        """Within the block only, because Spark reuses workers, wrap the sink's calls in steps."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 _around(txn, "begin", before="before init", after="after init", of=self)
@@ -135,15 +136,15 @@ def _around(
 def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
     """Wrap the writes in two steps.
 
-    At ``sealed`` the batches have their sequences; at ``mid write`` one of them is in the log.
+    At ``sealed`` the batches have their sequences. At ``mid write`` one batch is in the log.
     """
     original = txn.Sender._attempt
 
     def wrapped(sender: txn.Sender, waiting: Any) -> Any:
         of.reach("sealed")
         unwritten = original(sender, waiting)
-        # Apache Kafka may refuse first writes to two partitions with NOT_ENOUGH_REPLICAS: the
-        # request that adds one replaces a waiting one (AddPartitionsToTxnManager).
+        # Apache Kafka may refuse the first writes to two partitions with NOT_ENOUGH_REPLICAS,
+        # because the request that adds one replaces a waiting request (AddPartitionsToTxnManager).
         if len(unwritten) < len(waiting):
             of.reach("mid write")
         return unwritten
@@ -162,7 +163,7 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _in_another_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in reverse, as a second attempt may get them after a shuffle."""
+    """Yield the same rows in reverse order, as a second attempt may get them after a shuffle."""
     kept = list(batches)
     for batch in reversed(kept):
         yield batch.take(pa.array(range(batch.num_rows)[::-1], pa.int64()))

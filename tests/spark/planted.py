@@ -1,8 +1,8 @@
-"""Runs a Spark job with secrets in its options, and with every log and file that Spark can write.
+"""Runs a Spark job that has secrets in its options, and all logs and files that Spark can write.
 
-``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE``: the output goes to standard
-output, Spark's log (of SQL at DEBUG), its event log, its scratch files and the checkpoint below
-HOME. ``OPTIONS`` is a JSON file, ``ARCHIVE`` the class data archive.
+``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE`` writes its output to standard
+output. Spark's log (of SQL at DEBUG), event log, scratch files and checkpoint are below HOME.
+``OPTIONS`` is a JSON file, ``ARCHIVE`` the class data archive.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def job(spark: SparkSession, options: dict[str, str], source: str, sink: str, ho
         bad = spark.read.format("fencepost").options(**{**options, key: value})
         try:
             bad.option("subscribe", source).load().count()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - any error is reported
             print("told", error)
 
 

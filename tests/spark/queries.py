@@ -1,4 +1,4 @@
-"""The query that most scenarios run, and the checks of its results."""
+"""The query that most scenarios run, and the checks of its output."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 RECORDS, PER_BATCH, PARTITIONS = 900, 300, 4
 QUERY_S = 300.0
 LIVE_PAUSE_S = 0.02
-"""Pause of a background producer between two records."""
+"""The pause of a background producer between two records."""
 SMALL = {"kafka.max.request.size": "500"}
-"""Option of the sink for several batches per partition, so that the order of rows matters."""
+"""A sink option with which a partition has several batches, so that the order of rows matters."""
 KEEP = {"retention.ms": "-1"}
-"""Topic settings: the records of these tests have one fixed old timestamp."""
+"""Topic settings, without which the brokers would delete the tests' records for their timestamp."""
 
 
 HEADER_SHAPES = {
@@ -56,7 +56,7 @@ HEADER_SHAPES = {
     "named_struct('key', 'a', 'value', CAST('b' AS BINARY))": False,
     "'a'": False,
 }
-"""Column ``headers`` → whether the sinks accept it, including Spark's own one."""
+"""Column ``headers`` → whether the sinks accept it; one of them is Spark's own column."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Job:
     sink: str
     checkpoint: str
     mode: str = "direct"
-    """The sink's option, or ``prepared``: direct, with rows that ``prepare`` has distributed."""
+    """The sink's mode, or ``prepared``: direct, with rows that ``prepare`` has distributed."""
     transactional_id: str | None = None
     format: str = "fencepost"
     starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     ranges: int = 4
-    """The least number of source tasks; restarts change it, so that a replay has other tasks."""
+    """The minimum number of source tasks; restarts change it, so that a replay has other tasks."""
     options: dict[str, str] = field(default_factory=dict)
     """Further options of the sink."""
     security: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Job:
 def new_job(
     cluster: Cluster, bootstrap: str, folder: Path, *, records: int = RECORDS, **fields: Any
 ) -> Job:
-    """Create two topics of four partitions, the first with records v0, v1, …; return their job."""
+    """Create two topics of four partitions, write v0, v1, … to the first, and return their job."""
     source = cluster.create_topic(unique("source"), PARTITIONS, KEEP)
     sink = cluster.create_topic(unique("sink"), PARTITIONS, KEEP)
     fill(cluster, source, range(records))
@@ -98,20 +98,20 @@ def new_job(
 
 
 def faulty(job: Job, folder: Path, at: str, how: str, **options: str) -> Job:
-    """Return the job with a fault: at a step it raises, or waits until its gate is open."""
+    """Return the job with a fault: at a step it raises, or waits until :func:`go_on`."""
     crash = {"at": at, "how": how, "once": str(folder / "happened"), **options}
     told = {f"crash.{key}": value for key, value in crash.items()}
     return replace(job, format="crashing", options={**job.options, **told})
 
 
 def again(job: Job) -> Job:
-    """Return the job for a restart: the query without its fault, with other source tasks."""
+    """Return the job for a restart: without its fault, and with other source tasks."""
     keep = {key: value for key, value in job.options.items() if not key.startswith("crash.")}
     return replace(job, format="fencepost", ranges=7, options=keep)
 
 
 def happened(job: Job, child: Child | None = None, deadline_s: float = QUERY_S) -> int:
-    """Wait until the fault has occurred; return the id of the process in which it did."""
+    """Wait until the fault has occurred; return the id of the process in which it occurred."""
     once = Path(job.options["crash.once"])
 
     def probe() -> bool:
@@ -136,7 +136,7 @@ def blow(child: Child, pids: list[int]) -> None:
 
 
 def fail_at(spark: SparkSession, job: Job, folder: Path, *steps: str) -> None:
-    """Run the query until it fails at the first step, again until it fails at the second, …"""
+    """Run the query until it fails at the first step, then until it fails at the second, …"""
     for number, step in enumerate(steps):
         once = str(folder / f"happened-{number}")
         attempt = faulty(replace(job, ranges=3 + number), folder, step, "raise", once=once)
@@ -209,7 +209,7 @@ def stream(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
-    """Start the query, which ends when it has read all present records."""
+    """Start the query, which ends when it has read all records that exist now."""
     rows = stream(spark, job) if rows is None else rows
     if job.mode == "prepared":
         rows = prepare(
@@ -231,12 +231,12 @@ def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
 
 
 def run(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
-    """Run the query to its end; raise its error."""
+    """Run the query until it ends; raise its error."""
     return finish(start(spark, job, rows))
 
 
 def finish(query: Any) -> Any:
-    """Wait for the query's end; raise its error."""
+    """Wait until the query has ended; raise its error."""
     try:
         assert query.awaitTermination(int(QUERY_S)), "the query does not end"
     finally:
@@ -245,7 +245,7 @@ def finish(query: Any) -> Any:
 
 
 def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
-    """Return the count of each value in ``topic``, read without Spark and without our decoder."""
+    """Return the count of each value in ``topic``, read without Spark and Fencepost's decoder."""
     return Counter(
         (value or b"").decode()
         for index in range(cluster.leaders(topic))
@@ -254,7 +254,7 @@ def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
 
 
 def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
-    """Assert that the sink has each source record from the offsets of batch 0 on exactly once."""
+    """Assert that the sink has each source record exactly once, from the offsets of batch 0 on."""
     lines = Path(job.checkpoint, "offsets", "0").read_text(encoding="utf-8").splitlines()
     begin = from_json(json.loads(lines[-1]))
     cluster.settle(job.sink)
@@ -269,12 +269,12 @@ def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
 
 
 SETTLE_S = 10.0
-"""Deadline for the markers of the last transaction."""
+"""Deadline until the markers of the last transaction are written."""
 
 
 def assert_exactly_once(cluster: Cluster, job: Job, records: int = RECORDS) -> None:
     """Assert that a read_committed reader sees each record once."""
-    # A zombie's open transaction may stay open; then readers see only the records before it.
+    # A zombie's transaction may stay open. Then readers only see the records before it.
     with contextlib.suppress(TimeoutError):
         cluster.settle(job.sink, deadline_s=SETTLE_S)
     found = seen(cluster, job.sink, READ_COMMITTED)

@@ -1,4 +1,4 @@
-"""Source and sink when the broker is killed, or its response is lost."""
+"""Source and sink when the broker is killed, or when one of its responses is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_query_is_exactly_once_after_a_broker_kill_at_any_step(
     mortal.kill()
     go_on(job)
     mortal.start()
-    # The query may survive the kill or fail; a supervised one continues in either case.
+    # The query may survive the kill or fail; if a supervisor restarts it, it continues.
     attempts = iter([query])
     run_supervised(lambda: next(attempts, None) or start_query(spark, again(job)))
     with Cluster(mortal.bootstrap) as cluster:
@@ -59,7 +59,7 @@ def test_query_is_exactly_once_after_a_broker_kill_at_any_step(
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LosingProxy, str]]:
-    """Yield a proxy, whose address the broker advertises, and the broker's own address."""
+    """Yield a proxy, whose address the broker advertises, and the address of the broker itself."""
     with behind_proxy(request, tmp_path_factory.mktemp("proxied")) as (started, proxy):
         yield proxy, started.bootstrap
 

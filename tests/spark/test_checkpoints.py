@@ -1,4 +1,4 @@
-"""Checkpoints that were restored or lost, or are on a file system that Python cannot access."""
+"""Restored and lost checkpoints, and checkpoints on a file system that Python cannot access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)
 
 MORE = range(RECORDS, RECORDS + 400, PARTITIONS)
-"""Records of one partition only: after even growth, the source would plan the same offsets."""
+"""Records of one partition only: if all partitions grew, the source would plan the same offsets."""
 
 
 def last_batch(folder: Path) -> int:
@@ -43,7 +43,7 @@ def last_batch(folder: Path) -> int:
 
 
 def forget(folder: Path, *logs: str) -> None:
-    """Reset the checkpoint to the state before its last batch was planned or committed."""
+    """Reset the checkpoint to a state before its last batch was planned, or only committed."""
     batch = last_batch(folder)
     for log in logs:
         (folder / log / str(batch)).unlink()
@@ -73,7 +73,7 @@ def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 
 def far(spark: SparkSession, *, scheme: bool) -> str:
-    """Return a checkpoint location on :func:`elsewhere`."""
+    """Return a checkpoint location on the file system of :func:`elsewhere`."""
     name = spark.conf.get("fs.defaultFS") if scheme else ""
     return f"{name}/checkpoints/query"
 
@@ -96,7 +96,7 @@ def test_checkpoint_on_another_file_system_is_read_through_spark(
     with pytest.raises(Exception, match="InjectedError"):
         run(spark, faulty(job, tmp_path, "commit returned", "raise"))
     assert_nothing_new(cluster, job, PER_BATCH)
-    # The batch runs again with other tasks, so its rows come in another order.
+    # The batch runs again with other tasks, so the order of its rows differs.
     run(spark, again(job))
     assert_exactly_once(cluster, job)
     kept = elsewhere / "query"
@@ -104,7 +104,7 @@ def test_checkpoint_on_another_file_system_is_read_through_spark(
     forget(kept, "commits")
     run(spark, job)
     assert_exactly_once(cluster, job)
-    # Without the entries of the last batch, Spark plans it again, now with other records.
+    # Without the entries of the last batch, Spark plans the batch again, with other records.
     forget(kept, "commits", "offsets")
     fill(cluster, job.source, MORE)
     with pytest.raises(Exception, match="was committed with"):
@@ -116,7 +116,7 @@ def test_checkpoint_on_another_file_system_is_read_through_spark(
 def test_local_folder_with_the_checkpoints_path_is_not_mistaken_for_it(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    """The same path is first on the local file system, and then on another default one."""
+    """One path is first on the local file system, and then on another default file system."""
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, transactional_id=unique("here"))
     run(spark, job)
     there = tmp_path / "there"
@@ -164,11 +164,11 @@ def test_offset_log_of_format_version_2_is_read(
 def test_too_large_batch_is_planned_again_after_its_entry_is_deleted(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
-    """The README's advice for a first batch that is too large for a transaction works."""
+    """The README's advice for a first batch that does not fit into a transaction."""
     everything = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
     fail_at(spark, replace(job, starting=everything), tmp_path, "commit begins")
-    # The batch is planned, so a limit comes too late.
+    # The batch is already planned, so a limit has no effect on it.
     (tmp_path / "limited").mkdir()
     fail_at(spark, job, tmp_path / "limited", "task finished")
     assert json.loads(offsets_of(job, 0)) == {job.source: dict.fromkeys("0123", RECORDS // 4)}

@@ -1,4 +1,4 @@
-"""Spark with executors in separate processes, and the settings that are refused there."""
+"""Spark with executors in separate processes, and settings that are refused there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_prepared_query_on_a_cluster_is_exactly_once(
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")
     }
-    # Otherwise Spark looks for its Scala version in its build folder, which PySpark from pip lacks.
+    # Otherwise Spark looks for its Scala version in its build folder, which PySpark does not have.
     environment["SPARK_SCALA_VERSION"] = "2.13"
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     environment["TMPDIR"] = str(tmp_path)

@@ -1,7 +1,7 @@
-"""The sink's crash matrix, as far as it needs no separate process: failing steps, lost progress.
+"""The part of the sink's crash matrix without separate processes: failing steps, lost progress.
 
-After each fault the query runs again, with another layout of the source's tasks, and a
-read_committed reader sees each record once. ``test_drivers`` has the kills.
+After each fault the query runs again, with other source tasks, and a read_committed reader must see
+each record once. ``test_drivers`` has the kills.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_query_from_latest_keeps_records_after_failures_in_its_first_batch(
     mode: str,
     steps: tuple[str, ...],
 ) -> None:
-    # The first batch has no rows; it only records the offsets at which the query begins.
+    # The first batch has no rows. It only records the offsets at which the query begins.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode, starting={}, records=40)
     with going_on(bootstrap, job.source):
         fail_at(spark, job, tmp_path, *steps)
@@ -109,7 +109,7 @@ def test_partition_added_during_the_first_batch_is_read(
 def test_failed_batch_without_tasks_does_not_hold_back_the_lso(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    # No task returns a commit message, so only the broker knows the transactions that prepared
+    # No task returns a commit message, so only the broker knows the transactions that the prepared
     # tasks have begun.
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP))
@@ -125,8 +125,8 @@ def test_failed_batch_without_tasks_does_not_hold_back_the_lso(
 def test_task_killed_before_acknowledgement_writes_no_visible_record(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
-    # The process dies before its batches are sent, or before it has recorded that they are. The
-    # surviving tasks must not continue the failed task's sequence.
+    # The process dies before its batches are sent, or before it records that they are sent. Tasks
+    # that survive must not continue the sequence of the failed task.
     job = faulty(new_job(cluster, bootstrap, tmp_path, options=SMALL), tmp_path, step, "wait")
     query = start(spark, job)
     os.kill(happened(job), signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_tasks_writing_to_one_partition_keep_their_order(
     run(spark, job)
     numbers = [int((value or b"")[1:]) for value in cluster.values(job.sink)]
     assert sorted(numbers) == list(range(RECORDS))
-    # Each task's rows, a partition of the source, are in order.
+    # The rows of each task, which are a partition of the source, are in order.
     for index in range(PARTITIONS):
         own = [number for number in numbers if number % PARTITIONS == index]
         assert own == sorted(own)
@@ -226,9 +226,9 @@ def test_rolled_back_checkpoint_is_refused(
     job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     run(spark, job)
     roll_back(job, "commits", "offsets")
-    # All go to one partition: after even growth, the source would plan the same offsets.
+    # All records go to one partition: if all grew, the source would plan the same offsets.
     fill(cluster, job.source, range(RECORDS, RECORDS + 400, PARTITIONS))
-    # The last batch is planned again with other data, and may overlap with committed records.
+    # The last batch is planned again with other records, which may overlap with committed ones.
     with pytest.raises(Exception, match="planned again"):
         run(spark, job)
     assert_exactly_once(cluster, job)
@@ -271,7 +271,7 @@ def test_query_continues_after_its_producer_epochs_are_exhausted(
     job = new_job(cluster, bootstrap, tmp_path, transactional_id=name)
     cluster.coordinator(name, TRANSACTION)
     first, epoch = cluster.init_producer(name)
-    # Each InitProducerId takes one of 32,767 epochs; leave only a few, which the query uses up.
+    # Each InitProducerId takes one of 32,767 epochs. Leave only a few epochs, to exhaust them.
     while epoch < 32_765 - 4:
         answer = cluster.call(
             "init_producer_id",
@@ -346,7 +346,7 @@ def test_watermark_batch_without_input_is_exactly_once_after_a_failure(
             "CONCAT(UNIX_SECONDS(window.start), ':', count) AS value"
         )
 
-    # Batch 0 reads everything and closes nothing; batch 1 has no records, and closes two windows.
+    # Batch 0 reads all records and closes no window. Batch 1 has no records and closes two windows.
     job = faulty(job, tmp_path, step, "raise", batch="1")
     with pytest.raises(Exception, match="InjectedError"):
         run(spark, job, windows())

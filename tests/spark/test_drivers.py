@@ -1,8 +1,8 @@
 """The kills of the sink's crash matrix: drivers, JVMs and tasks in separate processes.
 
-The queries of a driver wait at one step each, and are killed together, because a JVM per step would
-take most of the time. The session's Spark then runs each query again, with another layout of the
-source's tasks, and a read_committed reader sees each record once.
+The queries of a driver wait at one step each, and are killed together, because starting a JVM for
+each step would take most of the time. Then the session's Spark runs each query again, with other
+source tasks, and a read_committed reader must see each record once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KILLS = [
     for step in steps
 ]
 AT_THE_END = [("direct", "commit begins"), ("staged", "offsets committed")]
-"""Kills in the first batch of a query that begins at the end of a topic with an active producer."""
+"""Kills in the first batch of queries that begin at the end of a topic with an active producer."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def killed(
     with Cluster(bootstrap) as cluster:
         for mode, step in KILLS:
             folder = tmp_path_factory.mktemp("killed")
-            # Kill the driver when one task has finished, and the others have written a part.
+            # Kill the driver when one task has finished, and others have written some batches.
             hold = {"hold": "mid write"} if (mode, step) == ("prepared", "task finished") else {}
             job = new_job(cluster, bootstrap, folder, mode=mode)
             jobs[mode, step, True] = faulty(job, folder, step, "wait", **hold)
@@ -127,7 +127,7 @@ def test_query_is_exactly_once_after_a_jvm_kill(
 
 @dataclass(frozen=True)
 class Ended:
-    """A query of a driver that has ended by itself."""
+    """A query of a driver, which has ended without a kill."""
 
     job: Job
     told: str
@@ -150,7 +150,7 @@ TRIED = {
 def tried_twice(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ended]:
-    """Return queries that have ended: a task failed after writing records, and Spark retried it."""
+    """Return ended queries, in which a task failed after writing records, and was retried."""
     jobs: dict[str, Job] = {}
     with Cluster(bootstrap) as cluster:
         for name, (mode, crash) in TRIED.items():
@@ -182,7 +182,7 @@ def test_second_task_attempt_in_a_shared_transaction_is_refused(
 def test_second_attempt_of_a_staged_task_succeeds(
     tried_twice: dict[str, Ended], cluster: Cluster, name: str
 ) -> None:
-    # Where Spark retries tasks, the mode is staged unless an option sets another.
+    # If Spark retries tasks, the mode is staged unless an option sets another one.
     assert tried_twice[name].told.endswith("done")
     assert_exactly_once(cluster, tried_twice[name].job)
 
@@ -220,7 +220,7 @@ def test_second_attempt_with_equal_batches_is_detected_by_their_offsets(
 def test_unguarded_attempts_silently_lose_and_duplicate_records(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
-    # The control: if it wrote each record exactly once, the tests above would prove nothing.
+    # If the control wrote each record exactly once, the tests above would prove nothing.
     ended = tried_twice["control"]
     assert ended.told.endswith("done")
     found = seen(cluster, ended.job.sink, READ_COMMITTED)
@@ -235,7 +235,7 @@ ZOMBIES = (("prepared", "mid write"), ("direct", "mid write"), ("direct", "commi
 def zombies(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Child, dict[tuple[str, str], Job]]:
-    """Return a driver that was taken for dead, with a query at each step."""
+    """Return a driver that seemed dead, with a query at each step."""
     jobs: dict[tuple[str, str], Job] = {}
     with Cluster(bootstrap) as cluster:
         for mode, step in ZOMBIES:
@@ -259,9 +259,9 @@ def test_zombie_tasks_are_fenced_and_change_nothing(
     assert child.wait(START_S) == 1
     told = sorted(line for line in child.lines if line.startswith("job "))
     assert ["failed" in line for line in told] == [True, True, True], child.tail()
-    # In the order of ZOMBIES: the first is fenced when it produces; so is the second, unless it
-    # finds that another process of its machine restarted the query; the third fails to commit its
-    # offsets.
+    # In the order of ZOMBIES: the first query is fenced when it produces. The second is fenced too,
+    # unless it finds that another process of the machine has restarted the query. The third fails
+    # to commit its offsets.
     assert "Produce to" in told[0]
     assert "EPOCH" in told[0]
     assert re.search("was given up|EPOCH", told[1])

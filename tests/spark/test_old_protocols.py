@@ -1,6 +1,6 @@
-"""The sink on a broker without KIP-890's protocol: ``transaction.version`` 1, and 0.
+"""The sink on a broker whose ``transaction.version`` is 1 or 0, that is, without KIP-890.
 
-There EndTxn does not bump the epoch, and separate requests add partitions and groups.
+EndTxn then does not bump the epoch, and separate requests add partitions and groups.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_batches_are_written_once_below_tv2(
     job = new_job(cluster, old.bootstrap, tmp_path, mode=mode, transactional_id=name)
     query = run(spark, job)
     assert_exactly_once(cluster, job)
-    # InitProducerId takes one epoch per batch; with TV2, EndTxn takes another.
+    # InitProducerId takes one epoch for each batch; with TV2, EndTxn takes another one.
     assert cluster.init_producer(name)[1] == len(query.recentProgress)
 
 
@@ -166,8 +166,8 @@ def test_query_below_tv2_is_exactly_once_after_lost_responses(
 
 @pytest.mark.judge
 def test_zombie_of_a_finished_batch_is_fenced_by_the_next_batch(old: Old, cluster: Cluster) -> None:
-    # EndTxn does not bump the epoch: without an InitProducerId per batch, late writes of a task of
-    # the last batch would join the transaction of the next one.
+    # EndTxn does not bump the epoch. Without an InitProducerId for each batch, late writes of a
+    # task of the last batch would join the next transaction.
     topic = cluster.create_topic(unique("zombie"), 1, KEEP)
     link = ClusterConnection(old.bootstrap, client_id="zombie", timeout_ms=20_000)
     tid = unique("zombie")
@@ -197,9 +197,9 @@ def test_zombie_of_a_finished_batch_is_fenced_by_the_next_batch(old: Old, cluste
 def begun_at(
     level: int, spark: SparkSession, bootstrap: str, cluster: Cluster, folder: Path
 ) -> tuple[Job, StreamingQuery]:
-    """Start a query that waits after its first batch; return its job and the query."""
+    """Start a query that waits after its first batch; return the job and the query."""
     set_level(cluster, level)
-    # Spark's workers keep a connection with its API versions; a new client id opens another.
+    # Spark's workers keep a connection and its API versions; a new client id opens a new one.
     options = {"kafka.client.id": unique("client")}
     job = new_job(cluster, bootstrap, folder, options=options, transactional_id=unique("level"))
     job = faulty(job, folder, "commit returned", "wait")
@@ -229,7 +229,7 @@ def test_query_survives_a_change_of_transaction_version(
 def test_query_survives_a_transaction_version_change_from_2_to_0(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Fencepost still serves the transactional id; Apache Kafka does so after a reload.
+    """Fencepost continues to serve the transactional id; Apache Kafka does after a reload only.
 
     See the trace ``level_0_under_ids_of_level_2``.
     """
@@ -246,7 +246,7 @@ def test_query_survives_a_transaction_version_change_from_2_to_0(
                 finish(query)
             assert_nothing_new(cluster, job, PER_BATCH)
             set_level(cluster, 2)
-        # As the message says, only a coordinator that reloads its log drops the pending write.
+        # As the message says, the pending write is dropped only when a coordinator reloads its log.
         broker.kill()
         broker.start()
         run(spark, again(job))

@@ -1,4 +1,4 @@
-"""``fencepost txns resolve`` and ``fencepost doctor`` for real queries, some of them killed."""
+"""``fencepost txns resolve`` and ``fencepost doctor`` for real queries, also for killed ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KILLED = {"pre-committed": ("direct", PRE_COMMITTED), "committed": ("staged", "t
 def killed(
     drivers: Drivers, bootstrap: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Job]:
-    """Return the jobs of queries whose driver was killed at a step of batch 0."""
+    """Return the jobs of queries whose drivers were killed at a step of batch 0."""
     jobs: dict[str, Job] = {}
     with Cluster(bootstrap) as cluster:
         for name, (mode, step) in KILLED.items():

@@ -55,7 +55,7 @@ def secured(owner: Realm, folder: Path, **fields: Any) -> Job:
 
 
 def rights(job: Job) -> list[Right]:
-    """Return all rights of a query's source and sink; pipelines/README.md lists them."""
+    """Return the rights that a query's source and sink need, as in pipelines/README.md."""
     assert job.transactional_id is not None
     return [
         Right("READ", "TOPIC", job.source),

@@ -1,4 +1,4 @@
-"""The sink on a real Spark: its writes, its refusals, and its helpers."""
+"""The sink on a real Spark: what it writes, what it refuses, and its helper functions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_codec_keeps_keys_headers_and_timestamps(
     row = by_value["v42"]
     assert (bytes(row.key), row.timestamp.timestamp()) == (b"k0", 1_700_000_000.042)
     assert [(head.key, bytes(head.value)) for head in row.headers] == [("h", b"x42")]
-    # Each key is in one partition.
+    # All records of a key are in one partition.
     assert len({(bytes(row.key), row.partition) for row in found}) == 7
 
 
@@ -160,7 +160,7 @@ def test_headers_of_other_types_are_refused(
             write(rows, bootstrap, topic)
             written += 1
             continue
-        # Spark's message begins with our sentence, without a traceback or a JVM stack before it.
+        # Spark's message begins with the sink's sentence, without a traceback or JVM stack first.
         told = r"Error: (column headers is |a header is null|the key of a header is null)"
         with pytest.raises(Exception, match=told) as refusal:
             write(rows, bootstrap, topic)
@@ -217,7 +217,7 @@ def test_complete_mode_appends_each_result_and_update_mode_is_refused(
 
     query = begin("complete")
     assert query.awaitTermination(300)
-    # Each batch's whole result is appended, as the stock sink does.
+    # Each batch appends its whole result, as with the stock sink.
     assert seen(cluster, job.sink, READ_COMMITTED) == {"all:20": 1, "all:40": 1}
     assert [told.sink.numOutputRows for told in query.recentProgress] == [1, 1]
     with pytest.raises(Exception, match="does not support Update mode"):
@@ -228,7 +228,7 @@ def test_asynchronous_progress_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
-    # Spark refuses it for unknown sinks; our sink would refuse it even if Spark allowed it.
+    # Spark refuses this mode for sinks that it does not know; the sink would refuse it as well.
     asynchronous = (
         stream(spark, job)
         .writeStream.format("fencepost")
@@ -251,7 +251,7 @@ def test_progress_overwritten_by_another_client_is_refused(
     name = unique("crowded")
     job = new_job(cluster, bootstrap, tmp_path, mode="staged", transactional_id=name)
     run(spark, job)
-    # A group without members accepts plain offset commits of any client.
+    # Any client may commit offsets of a group without members.
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{name}-progress"})
     consumer.commit(offsets=[TopicPartition(job.sink, 0, 5)], asynchronous=False)
     consumer.close()

@@ -1,4 +1,4 @@
-"""The source on a real Spark: its rows, its refusals, and lost data."""
+"""The source on a real Spark: its rows, what it refuses, and lost data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def values(df: DataFrame) -> list[str]:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """Create a topic with v0 … v99 on four partitions, five aborted records, five committed."""
+    """Create a topic: v0 … v99 on four partitions, then five aborted and five committed records."""
     name = cluster.create_topic(unique("read"), PARTITIONS, KEEP)
     fill(cluster, name, range(100))
     tid = unique("txn")
@@ -109,7 +109,7 @@ def test_aborted_records_are_hidden_and_offsets_are_correct(
     committed = read(spark, bootstrap, subscribe=topic)
     assert values(committed) == sorted([f"v{n}" for n in range(100)] + ["kept"] * 5)
     first = committed.where("partition = 0").orderBy("offset").collect()
-    # 25 records, 5 aborted ones, a marker, then the committed ones.
+    # The partition has 25 records, 5 aborted records, a marker, then the committed records.
     assert [row.offset for row in first] == [*range(25), *range(31, 36)]
     everything = read(
         spark, bootstrap, subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"}
@@ -240,7 +240,7 @@ def test_invalid_source_options_are_refused(
 
 
 def memory(spark: SparkSession, job: Job, **options: str) -> Any:
-    """Return a writer from the source to the ``noop`` sink, to test the source alone."""
+    """Return a writer from the source to Spark's ``noop`` sink, to test the source alone."""
     loaded = (
         spark.readStream.format("fencepost")
         .option("kafka.bootstrap.servers", job.bootstrap)
@@ -319,7 +319,7 @@ def test_new_topics_that_match_the_pattern_are_read(
             assert query.isActive, query.exception()
             return sum(progress.numInputRows for progress in query.recentProgress)
 
-        # Records from before the query are not read, but new topics of the pattern are read whole.
+        # Records from before the query are not read, except in new topics that match the pattern.
         query.processAllAvailable()
         cluster.create_topic(f"{stem}.b", 1, KEEP)
         cluster.produce(f"{stem}.b", [b"second"] * 4)
@@ -369,7 +369,7 @@ def test_planned_first_batch_is_repeated_unchanged(
         return [task.wanted for task in reader.partitions(reader.initialOffset(), end)]
 
     planned = tasks(planner)
-    # After a kill of the driver, the batch is planned again; the topic has grown meanwhile.
+    # After the driver is killed, the batch is planned again, when the topic has grown.
     for partition in range(PARTITIONS):
         records = batch([b"new"], timestamp_ms=FIRST_MS + 90_000)
         cluster.produce(topic, records, partition=partition)
@@ -394,7 +394,7 @@ def test_deleted_records_fail_the_query_or_are_skipped(
         .start()
     )
     going_on.awaitTermination(300)
-    # Partition 0 has 40 of 100 records left, the others 90.
+    # Partition 0 still has 40 of its 100 records, the other partitions have 90.
     assert sum(progress.numInputRows for progress in going_on.recentProgress) == 40 + 3 * 90
 
 
@@ -410,7 +410,7 @@ def drop(cluster: Cluster, topic: str) -> None:
 
 
 def make_anew(cluster: Cluster, topic: str, records: int) -> None:
-    """Delete a topic, and recreate it with ``records`` records."""
+    """Delete a topic, and create it again with ``records`` records."""
     drop(cluster, topic)
     cluster.create_topic(topic, PARTITIONS, KEEP)
     fill(cluster, topic, range(records))
@@ -494,7 +494,7 @@ def test_temporarily_missing_topic_is_awaited_by_the_reader(
     patient = {**options, "kafka.default.api.timeout.ms": "60000"}
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)
-        # By then the wire client has retried for a second, without a sign of the topic.
+        # Meanwhile the wire client has retried for a second, and has not found the topic.
         assert answered.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         cluster.produce(topic, [b"a", b"b", b"c"])
@@ -539,7 +539,7 @@ def test_temporarily_missing_topic_is_awaited_by_the_planner(
         assert looked.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         assert planning.result(60) == begin
-    # A permanent deletion is data loss, unless the options ignore it.
+    # If the topic stays deleted, data is lost, which fails the query unless an option allows it.
     drop(cluster, topic)
     reader = stream_reader(bootstrap, "", **told, **PATIENCE)
     if options:

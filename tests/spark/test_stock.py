@@ -1,4 +1,4 @@
-"""The same query with Spark's own Kafka connector and with ours: equal rows, schema and offsets.
+"""One query with Spark's own Kafka connector and with Fencepost's: equal rows, schema, offsets.
 
 ``--stock`` adds the connector's jars to Spark. The tests compare its options, its offsets in the
 checkpoint, and the partitions that its sink chooses.
@@ -54,7 +54,7 @@ def stock(stock_jars: list[Path]) -> None:
 
 @pytest.fixture(scope="module")
 def scene(bootstrap: str) -> tuple[str, str]:
-    """Create two topics with every kind of record; return their stem and the first one's name."""
+    """Create two topics with every kind of record; return their stem and the first topic's name."""
     stem = unique("stock")
     first, second = f"{stem}.a", f"{stem}.b"
     with Cluster(bootstrap) as cluster:
@@ -257,7 +257,7 @@ def test_stream_has_the_stock_connectors_batches_offsets_and_lag(
 def test_query_continues_after_a_change_of_connector(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # Both write offsets in one format, so that either can use a checkpoint, even within a batch.
+    # Both connectors write offsets in one format, so each can continue the other's checkpoint.
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
 
     def go_on(kind: str, job: Job) -> None:
@@ -282,7 +282,7 @@ def test_min_offsets_per_trigger_delays_batches(
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, records=12)
     with watched(source(spark, kind, job, minOffsetsPerTrigger="40")) as (query, seen):
-        # The first batch of a run does not wait for the minimum.
+        # The first batch of a run does not wait until the minimum number of offsets is available.
         query.processAllAvailable()
         assert seen() == 12
         fill(cluster, job.source, range(12, 48))
@@ -315,7 +315,7 @@ def watched(df: DataFrame) -> Iterator[tuple[Any, Callable[[], int]]]:
 def test_both_sinks_ignore_other_columns(
     spark: SparkSession, bootstrap: str, cluster: Cluster
 ) -> None:
-    # The rows of a source, with their offsets and timestamps, can be written unchanged.
+    # Rows of a source, including their offsets and timestamps, can be written unchanged.
     began = int(time.time() * 1000)
     for kind in BOTH:
         topic = cluster.create_topic(unique("aside"), 2)
@@ -365,7 +365,7 @@ def test_both_sinks_accept_the_same_columns(
             try:
                 writer.mode("append").save()
                 taken[selected] = True
-            except Exception:  # noqa: BLE001 - Spark's errors have no base of their own
+            except Exception:  # noqa: BLE001 - Spark's errors have no common base class
                 taken[selected] = False
         assert taken == columns, kind
 

@@ -26,7 +26,7 @@ SCREENSHOTS = Path(os.environ.get("CONSOLE_SCREENSHOTS", "build/console-screensh
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Yield Debian's Chromium, since Playwright downloads none here."""
+    """Yield Debian's Chromium, because Playwright downloads no browser here."""
     if not Path(CHROMIUM).exists():
         unavailable("it needs Debian's", "Chromium")
     with sync_playwright() as playwright:
@@ -36,7 +36,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Tab:
-    """One page, and the errors of its scripts and its console."""
+    """One page, and the errors of its scripts and of its browser console."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -47,12 +47,12 @@ class Tab:
         page.on("console", lambda told: self._told(told.type, told.text))
 
     def _told(self, kind: str, text: str) -> None:
-        # Some scenarios have a server that is down or refuses requests.
+        # In some scenarios the server is down or refuses requests.
         if kind == "error" and not re.search("Failed to load resource|net::ERR", text):
             self.problems.append(text)
 
     def enter(self, token: str = TOKEN) -> Tab:
-        """Open the URL that the console prints at its start."""
+        """Open the URL that the console prints when it starts."""
         self.page.goto(f"{self.url}#token={token}")
         return self
 
@@ -70,14 +70,14 @@ class Tab:
         return int(self.page.locator(f"#{name}").inner_text().replace(",", "").replace("–", "-1"))
 
     def keep(self, name: str) -> None:
-        """Save a screenshot among the run's artefacts."""
+        """Save a screenshot with the run's other artefacts."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
 @contextlib.contextmanager
 def tab(browser: Browser, url: str, **how: str) -> Iterator[Tab]:
-    """Yield a page in a profile of its own; any error of its scripts fails the test."""
+    """Yield a page in its own browser profile. Any script error fails the test."""
     context = browser.new_context(viewport=SIZE, **how)  # type: ignore[arg-type]
     shown = Tab(context.new_page(), url)
     try:

@@ -1,4 +1,4 @@
-"""A broker in a thread, and a client of the console that presents the token."""
+"""A broker in a thread, and a client of the console that sends the token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def headers() -> dict[str, str]:
 
 @pytest.fixture
 async def console(bootstrap: str, tmp_path, headers) -> AsyncIterator[TestClient]:
-    """Yield a client of a console that may write and keeps its undo files in ``tmp_path``."""
+    """Yield a client of a console that may write, with its undo files in ``tmp_path``."""
     settings = ConsoleSettings(
         bootstrap=bootstrap, token=TOKEN, allow_writes=True, undo_dir=tmp_path
     )

@@ -59,7 +59,7 @@ def running(bootstrap: str, **settings: Any) -> Iterator[str]:
 def open_transaction(
     bootstrap: str, topic: str, values: Sequence[str] = ("open",), *, partition: int = 0
 ) -> Iterator[tuple[str, confluent_kafka.Producer]]:
-    """Open a transaction with ``values``; it is aborted at the end unless the test ends it."""
+    """Open a transaction with ``values``; unless the test ends it, it is aborted at the end."""
     name = unique("pipeline")
     conf = {"transactional_id": name, "client_id": f"{name}-client"}
     with confluent_producer(bootstrap, **conf) as producer:
@@ -98,7 +98,7 @@ def commit(bootstrap: str, group: str, topic: str, offset: int, partition: int =
 
 
 def fence(bootstrap: str, topic: str, name: str) -> None:
-    """Run two producers of one id: the second fences the first during its transaction."""
+    """Run two producers with one id; the second fences the first during its transaction."""
     conf = {"transactional_id": name, "client_id": "the-zombie"}
     shut_out = contextlib.suppress(confluent_kafka.KafkaException)
     with shut_out, confluent_producer(bootstrap, **conf) as first:
@@ -115,7 +115,7 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 def share_member(
     bootstrap: str, group: str, topic: str, client_id: str
 ) -> Iterator[confluent_kafka.ShareConsumer]:
-    """Run a member of a share group that holds all records of a topic with records."""
+    """Run a member of a share group that holds all records of a topic."""
     consumer = confluent_kafka.ShareConsumer(
         {
             "bootstrap.servers": bootstrap,
@@ -135,7 +135,7 @@ def share_member(
         until(has_records, "records are acquired")
         yield consumer
     finally:
-        # Closing acknowledges nothing: the records are released.
+        # The consumer acknowledges nothing when it closes, so the records are released.
         consumer.close()
 
 
@@ -143,7 +143,7 @@ def share_member(
 def stuck_rebalance(
     bootstrap: str, group: str, topic: str, protocol: str = "classic"
 ) -> Iterator[None]:
-    """Run a group that waits for the member ``polls-no-more``, which has all partitions."""
+    """Run a group that waits for the member ``polls-no-more``, which owns all partitions."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
 
@@ -177,7 +177,7 @@ def stuck_rebalance(
 def members(
     bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
 ) -> Iterator[None]:
-    """Run group members that have their partitions and poll all the time."""
+    """Run group members that own partitions and poll all the time."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         consumers = []

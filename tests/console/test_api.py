@@ -122,7 +122,7 @@ async def test_page_is_served_without_token_and_no_other_files(console):
     async with console.get("/", headers=headers) as answer:
         page = await answer.text()
         assert answer.status == 200
-    # The page has no inline script or style, which the content security policy would block.
+    # The page has no inline scripts or styles, because the content security policy blocks them.
     assert "<script>" not in page
     assert "style=" not in page
     for name in ("server.py", "..%2fserver.py", "__init__.py"):
@@ -335,7 +335,7 @@ async def test_history_topic_created_later_is_found(tmp_path, headers):
         async with TestClient(TestServer(app), headers=headers) as client:
 
             async def all_of_them(view: str) -> list[Any]:
-                """Send as many requests at a time as there are sessions."""
+                """Send as many concurrent requests as there are sessions."""
                 asked = (get(client, view) for _ in range(limits.MAX_CALLS))
                 return [row["kept"] for row in map(_history, await asyncio.gather(*asked))]
 
@@ -365,7 +365,7 @@ async def test_lag_counts_only_records_that_can_be_read(console, bootstrap, topi
         assert (total["lag"], total["held_back"]) == (0, 2)
         producer.commit_transaction(60)
         assert (await get(console, "group", id=group))["total"]["lag"] == 2
-        # Behind this offset is only the end marker, which is not a record to read.
+        # After this offset there is only the end marker, which is not a record to read.
         commit(bootstrap, group, topic, 2)
         found = await get(console, "group", id=group)
         assert found["offsets"][0]["end"] == 3
@@ -557,7 +557,7 @@ async def test_search_counts_scanned_and_matched_records(console, bootstrap, clu
     assert end["why"] == "end"
     for asked in ({"value": "GRÖSSE"}, {"value": "größe"}, {"key": "B"}, {"header": "race"}):
         rows, end = await search(console, topic, **{"from": "earliest"}, **asked)
-        # Case folding follows Unicode, which folds ß to ss.
+        # Case folding is Unicode's, which folds ß to ss.
         assert values(rows) == ["Größe 299"], asked
     assert rows[0]["headers"] == [["trace", {"size": 2, "cut": False, "base64": "AP8="}]]
 
@@ -605,7 +605,7 @@ async def test_following_search_ends_when_its_reader_disconnects(console, bootst
                 break
     app = console.app
     assert app is not None
-    # A new search may start at once, as the previous one has ended.
+    # A new search may start at once, because the previous one has ended.
     await search(console, topic)
 
 
@@ -655,7 +655,7 @@ async def test_changed_view_is_pushed_to_its_stream(console, bootstrap, topic):
 
 
 async def test_silent_brokers_are_checked_at_the_same_time():
-    """In sequence, each silent broker would delay the report by another timeout."""
+    """Otherwise each silent broker would delay the report by another timeout."""
     loop, pulse = asyncio.get_running_loop(), HealthProbe("127.0.0.1:1", timeout_s=5)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
@@ -668,7 +668,7 @@ async def test_silent_brokers_are_checked_at_the_same_time():
             connected = [stack.enter_context((await loop.sock_accept(one))[0]) for one in listening]
             assert all([await loop.sock_recv(one, 1 << 16) for one in connected])
         for one in connected:
-            with pytest.raises(BlockingIOError):  # the check has not given up
+            with pytest.raises(BlockingIOError):  # the check is still waiting
                 one.recv(1)
         found = await checking
     pulse.close()
@@ -695,7 +695,7 @@ async def test_streams_of_one_view_share_one_query(monkeypatch):
         await one.aclose()
         await anext(two)
         await two.aclose()
-        # Without watchers the broker gets no requests.
+        # Without a client that watches, the broker gets no requests.
         before = asked
         await asyncio.sleep(0)
         third = watches.follow(("v",), look, lambda error: {"message": str(error)})
@@ -841,11 +841,11 @@ async def test_silent_brokers_are_reported_while_a_view_is_pending(monkeypatch):
     watches = live.ViewWatches(probe)
     frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
-        # A healthy state is sent, too: the page may show silent brokers from an earlier stream.
+        # A healthy state is sent as well, because an earlier stream may have had silent brokers.
         assert '"silent": []' in await anext(frames)
         beat = {"silent": [2], "away": None}
         assert json.loads((await anext(frames)).partition("data: ")[2]) == beat
-        # A page opened later gets the state as well.
+        # A page that is opened later also gets the state.
         late = watches.follow(("w",), look, lambda error: {"message": str(error)})
         assert '"silent": [2]' in await anext(late)
         beat = live.ALL_WELL
@@ -947,7 +947,7 @@ def test_cached_history_keeps_only_the_newest_entries(bootstrap, cluster, monkey
         short = history.HistoryCache()
 
         def agree() -> bool:
-            # The brokers may still write entries about clients of earlier tests.
+            # The brokers may still be writing entries about clients of earlier tests.
             whole.read_on(session)
             short.read_on(session)
             return short.rows(_any) == whole.rows(_any, 3)

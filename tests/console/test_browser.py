@@ -1,4 +1,4 @@
-"""The console as a user sees it: in a real Chromium, on a real broker."""
+"""The console as users see it: in a real Chromium, on a real broker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def page(browser, url) -> Iterator[Tab]:
 
 @pytest.fixture
 def another(browser) -> Iterator[Callable[..., Tab]]:
-    """Yield a function that opens further pages, with other consoles or preferences."""
+    """Yield a function that opens further pages, for other consoles or with other preferences."""
     with ExitStack() as stack:
         yield lambda url, **how: stack.enter_context(tab(browser, url, **how))
 
@@ -121,7 +121,7 @@ def test_lag_reaches_zero_after_a_commit(page, bootstrap, topic):
         page.reads("3 records held back")
         producer.commit_transaction(60)
         expect(lag).to_have_text("3")
-        # Behind this offset is only the end marker, which is not a record to read.
+        # After this offset there is only the end marker, which is not a record to read.
         commit(bootstrap, group, topic, 3)
         expect(lag).to_have_text("0")
     page.keep("lag")
@@ -235,7 +235,7 @@ def test_search_shows_its_counts_and_can_be_stopped(page, bootstrap, topic):
     page.page.get_by_role("button", name="Search").click()
     page.reads("too late", ".messages")
 
-    # Input in several fields survives redraws of the page, and forms one search.
+    # The input in several fields survives when the page is redrawn, and is one search.
     page.go("topic", name=topic)
     page.page.get_by_label("Key has").fill("K")
     page.page.get_by_label("Value has").fill("value 2998")
@@ -412,7 +412,7 @@ TOO_WIDE = """
   .filter((one) => !one.closest(".table-wrap, nav"))
   .map((one) => `${one.tagName}.${one.className}`)
 """
-"""Elements that make the page scroll sideways; tables and tabs scroll by themselves."""
+"""Elements because of which the page scrolls sideways; tables and tabs have their own scrolling."""
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
@@ -448,7 +448,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
 
 def test_foreign_host_name_is_refused(another, url):
     page = another(url.replace("127.0.0.1", "127.0.0.2")).page
-    # This name resolves to the console's own address, so Chromium reaches it.
+    # This name resolves to the console's address, so Chromium can connect.
     name = url.replace("127.0.0.1", "console.localhost")
     answer = page.goto(name)
     assert answer.status == 421
@@ -500,7 +500,7 @@ def test_pages_can_be_used_by_keyboard_alone(page, cluster, bootstrap):
     keys.press("Enter")
     page.reads("found", ".drawer")
     keys.press("Escape")
-    # On a fresh page, Tab first reaches the skip link, and then the navigation.
+    # On a new page, Tab goes to the skip link first, and then to the navigation.
     page.page.reload()
     page.reads("found", ".messages")
     keys.press("Tab")
@@ -558,7 +558,7 @@ def test_unresponsive_broker_is_noticed_within_three_seconds(another, tmp_path, 
     daemon = Daemon(tmp_path / "data").start()
     assert daemon.child is not None
     try:
-        with running(daemon.bootstrap, timeout_s=10.0) as url:  # the command's timeout
+        with running(daemon.bootstrap, timeout_s=10.0) as url:  # the timeout of the command
             page = another(url).enter()
             page.reads("live", ".foot")
             began = time.monotonic()

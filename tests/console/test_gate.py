@@ -1,4 +1,4 @@
-"""Clients of the console's socket: with and without TLS, with and without the token."""
+"""Clients that connect to the console: with and without TLS, with and without the token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Wait for the next byte and return whether the connection was closed instead."""
+    """Wait for the next byte; return whether the connection was closed instead."""
     async with asyncio.timeout(20):
         try:
             return await reader.read(1) == b""
@@ -89,11 +89,11 @@ async def test_oldest_unauthenticated_connection_is_closed_at_the_limit(
     ):
         async with client.get(f"{url}api/about", ssl=context) as answer:
             assert answer.status == 200
-        # With TLS these are handshakes that never begin.
+        # With TLS these connections never begin their handshakes.
         strangers: list[Any] = [await connect(port) for _ in range(3)]
         late = await connect(port)
         assert await is_closed(strangers[0][0])
-        # The client with the token is not counted, and keeps its earlier connection.
+        # The client with the token does not count, and keeps its earlier connection.
         async with client.get(f"{url}api/about", ssl=context) as answer:
             assert answer.status == 200
         for _, writer in (*strangers[1:], late):
@@ -128,7 +128,7 @@ async def test_connection_without_token_is_closed_after_timeout(
                 while await reader.read(65_536):
                     pass
         writer.close()
-        # The client that presented it stays connected.
+        # The client that sent the token stays connected.
         assert await stream.content.readany()
 
 

@@ -1,4 +1,4 @@
-"""The container's image, built by the Dockerfile from local files, and run as compose runs it."""
+"""The container image, which the Dockerfile builds from local files, run as compose runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IMAGE = "fencepost-tests/fencepost"
 PORTS = (9092, 29092)
 LOCKED = ("requirements.txt", "build-requirements.txt")
-"""The requirements that come from an index, with versions and hashes."""
+"""The requirements that come from a package index, with versions and hashes."""
 
 
 def run(*command: object, status: int = 0) -> str:
@@ -42,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     if missing := engine_missing():
         unavailable(missing, "a container engine")
     context = tmp_path_factory.mktemp("image") / "context"
-    # Other tools' caches may change while they are copied.
+    # Leave out the caches of other tools, which may change while they are copied.
     hidden = (".git", ".venv", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, context, symlinks=True, ignore=shutil.ignore_patterns(*hidden))
     wheels = context / "build" / "wheelhouse"
@@ -54,7 +54,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
         "PIP_OPTIONS": "--no-index --find-links build/wheelhouse",
     }
     options = [word for pair in arguments.items() for word in ("--build-arg", "=".join(pair))]
-    # The build needs no registry, and has no network.
+    # The build needs no registry, and runs without a network.
     run("docker", "build", "--network", "none", *options, "--tag", IMAGE, context)
     return IMAGE
 

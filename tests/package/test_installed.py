@@ -1,4 +1,4 @@
-"""The installation is one package, and works next to any other packages and files."""
+"""The installation is a single package, and works beside any other packages and files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SHIPPED = ("py", "py.typed", ".css", ".html", ".js", ".svg")
 """Suffixes of installed files: modules, and the console's page."""
 
 RUN_S = 300.0
-"""The time limit of one program of the user's."""
+"""The time limit of one of the user's programs."""
 
 HOSTILE = "raise ImportError('another package of this name')\n"
 LIKE_OURS = {"wheel": HOSTILE, "sdist": ""}
-"""The contents of packages that are named like Fencepost's parts."""
+"""The contents of packages that have the names of Fencepost's folders."""
 
 slowly = pytest.mark.parametrize("user", ["wheel"], indirect=True)
-"""Slow tests use the wheel only, because the sdist installs the same files."""
+"""Slow tests use only the wheel, because the sdist installs the same files."""
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
 
 
 def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points: str = "") -> Path:
-    """Write a wheel of another project."""
+    """Write a wheel of another project, with such packages."""
     info = f"{name}-1.0.dist-info"
     kept = {
         **files,
@@ -82,15 +82,15 @@ def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points
 
 
 class Built:
-    """A copy of this checkout, and the wheel and the sdist built from it."""
+    """A copy of this checkout, with the wheel and the sdist that are built from it."""
 
     def __init__(self, home: Path) -> None:
         self.source = home / "source"
         shutil.copytree(ROOT, self.source, symlinks=True, ignore=NO_SOURCE)
-        for part in PARTS:  # as an earlier build left them
+        for part in PARTS:  # left over from an earlier build
             shutil.copytree(self.source / part, self.source / "build" / "lib" / part)
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        # The environment of these tests may have an older setuptools, and is not changed.
+        # The environment of the tests may have an older setuptools, and must not be changed.
         tools = home / "tools"
         run(sys.executable, "-m", "pip", "install", "--target", tools, *wanted, cwd=home)
         self.env = {**ENVIRONMENT, "PYTHONPATH": str(tools)}
@@ -109,7 +109,7 @@ class Built:
         return made
 
     def environment(self, home: Path) -> Path:
-        """Make a virtual environment and return its Python.
+        """Create a virtual environment and return its Python.
 
         Required third-party packages come from the environment that runs the tests.
         """
@@ -135,7 +135,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class User:
-    """An environment with Fencepost, packages named like its parts, and a folder ``groups``."""
+    """An environment with Fencepost and packages named like its folders, and a folder
+    ``groups``."""
 
     def __init__(self, built: Built, kind: str, home: Path) -> None:
         self.home = home
@@ -179,7 +180,7 @@ def user(
 
 @pytest.fixture(scope="session")
 def daemon(user: User) -> Iterator[Daemon]:
-    """Yield a daemon that has the user's assignor."""
+    """Yield a daemon that uses the user's assignor."""
     started = user.serve(
         user.python, "-m", "fencepost", group_consumer_assignors="uniform,range,backwards"
     )
@@ -339,7 +340,7 @@ def test_type_checker_uses_the_installed_types(user: User) -> None:
 
 
 def test_readme_commands_run_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
-    """Run the lines with `pip install` unchanged, with the wheel in place of the clone."""
+    """Run the lines unchanged, except that `pip install` gets the wheel instead of the clone."""
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", home, cwd=tmp_path)
     page = Page(ROOT / "README.md")

@@ -1,4 +1,4 @@
-"""Other versions of Python: the installed wheel passes scenarios of machines and clients."""
+"""The installed wheel works with other versions of Python: state machines and real clients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CHOSEN = (
     "tests/wire/test_service.py",
     "tests/wire/test_transactions.py",
 )
-"""Tests of pure machines, of the log's bytes, and of real clients."""
+"""Tests of state machines, of the bytes of logs, and of real clients."""
 
 
 def interpreter(version: str) -> Path | None:
-    """Find Python of that version: on the PATH, or in pyenv's directory."""
+    """Find Python of this version on the PATH, or in pyenv's directory."""
     found = [shutil.which(f"python{version}")]
     found += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
     for path in filter(None, found):

@@ -1,4 +1,4 @@
-"""The unit for systemd: its options and limits, and the sandbox in which the broker works."""
+"""The systemd unit: its options and limits, and the broker in its sandbox."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 
 UNIT = ROOT / "packaging/fencepost.service"
 DROP_IN = ROOT / "packaging/server-properties.conf"
-"""With it the unit reads a server.properties."""
+"""With this drop-in, the unit reads a server.properties."""
 MAX_EXPOSURE = 15
-"""The most that ``systemd-analyze security`` may report, from 0 to 100; sockets alone cost 8."""
+"""The maximum exposure in ``systemd-analyze security``, from 0 to 100; sockets alone cost 8."""
 
 BUDGETS = (
     "fencepost.groups.max.bytes",
@@ -57,7 +57,7 @@ def analyze() -> str:
 
 
 def exec_start(path: Path) -> list[str]:
-    """Return the words of the last ``ExecStart=``; an empty one before it clears the unit's."""
+    """Return the words of the last ``ExecStart=``; the empty one before it clears the unit's."""
     *reset, line = read_unit(path)["ExecStart"]
     assert reset in ([], [""])
     return shlex.split(line)
@@ -79,7 +79,7 @@ def test_unit_gives_the_broker_time_to_stop(unit: dict[str, list[str]]) -> None:
 def test_memory_limit_exceeds_the_budgets_of_client_requests(
     unit: dict[str, list[str]],
 ) -> None:
-    """docs/operating.md documents the allocator's overhead on top of the budgets."""
+    """The limit must cover the budgets and the allocator's overhead (docs/operating.md)."""
     budgets = sum(int(str(BROKER_KEYS[name].default)) for name in BUDGETS)
     buffers = sum(int(str(BROKER_KEYS[name].default)) for name in BUFFERS)
     (limit,) = unit["MemoryMax"]
@@ -114,14 +114,14 @@ def test_sandbox_exposure_is_below_the_threshold(analyze: str) -> None:
 
 @pytest.fixture
 def sandboxed(analyze: str) -> tuple[str, ...]:
-    """Return the command prefix that applies the unit's system call filter."""
+    """Return the command prefix that applies the system call filter of the unit."""
     if ctypes.util.find_library("seccomp") is None:
         unavailable("no libseccomp", "the kernel")
     return (sys.executable, "-m", "tests.support.unit_sandbox", str(UNIT))
 
 
 def test_sandbox_refuses_forbidden_system_calls(sandboxed: tuple[str, ...]) -> None:
-    """Otherwise the next test would prove nothing."""
+    """If the filter had no effect, the next test would prove nothing."""
     code = (
         "import mmap, os\n"
         "def failure(call, *arguments):\n"
@@ -153,11 +153,11 @@ log.dirs=/tmp/kraft-combined-logs
 num.partitions=3
 offsets.topic.replication.factor=1
 """
-"""The keys of the file that Apache Kafka ships; only its listeners are on loopback."""
+"""The keys of the file that Apache Kafka ships; only the listeners are changed, to loopback."""
 
 
 def test_broker_starts_from_a_server_properties(sandboxed: tuple[str, ...], tmp_path: Path) -> None:
-    """Start it by the drop-in's own line, with the unit's two directories elsewhere."""
+    """Run the command of the drop-in, with other directories than the unit's two."""
     settings, data = tmp_path / "server.properties", tmp_path / "data"
     settings.write_text(SERVER_PROPERTIES)
     places = {"/etc/fencepost/server.properties": str(settings), "/var/lib/fencepost": str(data)}

@@ -1,4 +1,4 @@
-"""A server-side assignor as its author installs it: range in reverse order."""
+"""A server-side assignor that a user installs: range in reverse order."""
 
 from __future__ import annotations
 

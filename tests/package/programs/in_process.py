@@ -1,4 +1,4 @@
-"""A user's test: two brokers in this process, with modules of the installed package only."""
+"""A user's test with two brokers in this process, which imports only the installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's job: it uses Spark's format by name to copy WORDS to a topic of two partitions."""
+"""A user's job, which uses Spark's format by name to copy WORDS to a topic of two partitions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A user's pipeline: ``fill``, ``copy`` (exactly once, to the end of its input) and ``verify``.
+"""A user's pipeline: ``fill``, ``copy`` (exactly once, until the end of the input), ``verify``.
 
-The folder ``groups`` next to it belongs to the user.
+The folder ``groups`` beside this file belongs to the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documentation's commands run as written."""
+"""The commands in the documentation run as written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_code_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name) for page, name in PAGES])
 def test_every_block_has_a_known_language(page: Page) -> None:
-    """Without a language, output could not be told from commands."""
+    """Without a language, a block of output would look like a block of commands."""
     known = RUN_LANGUAGES | SHOWN_LANGUAGES
     assert [str(block) for block in page.blocks if block.language not in known] == []
     empty = [str(block) for block in page.blocks if block.words.get("not run") == ""]

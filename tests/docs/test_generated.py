@@ -20,7 +20,7 @@ def test_reference_describes_each_class_named_in_signatures() -> None:
     described = {name for _, _, names in PUBLIC for name in names}
     named = dict(map(reversed, named_classes()))
     assert named.keys() - described - NOT_DESCRIBED.keys() == set()
-    assert {"Fired", "GroupView", "SeenRequest"} <= named.keys()  # it looks into methods and fields
+    assert {"Fired", "GroupView", "SeenRequest"} <= named.keys()  # from methods and fields, too
 
 
 def test_reference_describes_each_exported_name() -> None:

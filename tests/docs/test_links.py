@@ -19,7 +19,7 @@ ALL = sorted(
     if not HIDDEN.search(str(path.relative_to(ROOT)))
     and not path.relative_to(ROOT).as_posix().startswith("fencepost/")
 )
-"""All pages, without the second paths to them through the symbolic links in ``fencepost/``."""
+"""All pages, without the paths through the symbolic links in ``fencepost/``."""
 
 
 @cache
@@ -28,7 +28,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def complaint(link: Link, root: Path) -> str | None:
-    """Return the problem with a link, or None; hosts are not contacted."""
+    """Return the problem with a link, or None; other hosts are not contacted."""
     parts = urlsplit(link.target)
     if parts.scheme in {"http", "https"}:
         return None if parts.hostname and "." in parts.hostname else "names no host"

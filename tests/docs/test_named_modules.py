@@ -1,4 +1,4 @@
-"""The modules, functions and constants that pages for contributors and READMEs name exist."""
+"""The modules, functions and constants that READMEs and contributors' pages name exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.pages import ROOT
 from tests.test_tidy import EVERYTHING, PARTS
 
 STEP = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`((?:,?\s+`[A-Za-z_][A-Za-z_0-9.]*`)*)")
-"""A module, and the names after it that it defines."""
+"""A module, and the names after it, which the module must define."""
 NAME = re.compile(r"`(.+?)`")
 MAIN_MODULES = 3
 PAGES = ("design.md", "extending.md", "glossary.md", "request-paths.md")
@@ -81,7 +81,7 @@ def test_package_readme_begins_with_its_limits_and_main_modules(room: str) -> No
 
 @pytest.mark.parametrize("page", READMES)
 def test_modules_named_in_a_readme_exist(page: str) -> None:
-    """A README names modules of its folder, of a folder in it, and tests by their file names."""
+    """READMEs name modules of their folder or a subfolder, and tests by their file names."""
     folder = page.removesuffix("README.md")
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     known = [f"/{path}" for path in MODULES if path.startswith((folder, "tests/"))]

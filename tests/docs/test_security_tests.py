@@ -13,7 +13,7 @@ from tests.support.pages import ROOT
 TEXT = (ROOT / "docs" / "security-tests.md").read_text(encoding="utf-8")
 
 LETTERS: dict[str, str] = {}
-"""Files by the letter that stands for them on the page; a letter may be reused further down."""
+"""Letter → file that the letter stands for; a later section may use a letter for another file."""
 
 
 def named_tests() -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Removes the calls that only Linux has, and emulates the behaviour of another system.
 
-It runs at the start of a Python process, before any other module (``startup/sitecustomize.py``).
-``sys.platform`` stays the same, as the standard library would not work otherwise. The emulation
-shows that our code makes no other calls than these systems have, and that the replacements do what
-the rest of the broker expects. It cannot show that a system behaves as it is emulated here.
+It runs when a Python process starts, before any other module (``startup/sitecustomize.py``).
+``sys.platform`` stays the same, because the standard library would not work otherwise. The
+emulation shows that Fencepost calls only what these systems have, and that the replacements suit
+the rest of the broker. It does not show that the real systems behave like the emulation.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ NOT_ON_WINDOWS = {
 }
 
 WINDOWS_MODULES = frozenset({"fcntl", "resource", "pwd", "grp", "termios"})
-"""Modules that Windows does not have. Only Fencepost's own code cannot import them, because
-asyncio's loop for Unix needs some of them."""
+"""Modules that Windows does not have. Only imports by Fencepost's own code fail, because asyncio's
+loop for Unix needs some of the modules."""
 
 F_FULLFSYNC = 51
 MACOS_DESCRIPTORS = int(os.environ.get("EMULATED_DESCRIPTORS", "256"))
-"""The limit that a process of macOS starts with, under a hard limit that is unlimited."""
+"""The soft limit with which a process of macOS starts; the hard limit is unlimited."""
 
 _OFD_LOCK = getattr(fcntl, "F_OFD_SETLK", 0)
 _fcntl, _fsync, _sendfile = fcntl.fcntl, os.fsync, os.sendfile
@@ -83,7 +83,10 @@ def _take_away(names: dict[ModuleType, tuple[str, ...]]) -> None:
 
 
 def _lock(handle: int, kind: int) -> None:
-    """Take a lock that conflicts with record locks and its own kind, also in the same process."""
+    """Take a lock that conflicts with locks of its kind and with record locks.
+
+    It conflicts even with locks of the same process.
+    """
     _fcntl(handle, _OFD_LOCK, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 
 
@@ -105,7 +108,7 @@ def _macos_fcntl(handle: Any, command: int, *argument: Any) -> Any:
 
 
 def _macos_flock(handle: Any, operation: int) -> None:
-    """Locks of BSD systems conflict with record locks, also with one of the same process."""
+    """On BSD systems these locks conflict with record locks, even within one process."""
     if operation & fcntl.LOCK_UN:
         _lock(handle, fcntl.F_UNLCK)
         return
@@ -122,7 +125,7 @@ def _macos_flock(handle: Any, operation: int) -> None:
 
 
 def _macos_sendfile(target: int, source: int, offset: int, count: int) -> int:
-    """A count of 0 means all up to the end of the file."""
+    """Here a count of 0 means everything up to the end of the file."""
     return _sendfile(target, source, offset, count or os.fstat(source).st_size - offset)
 
 
@@ -203,6 +206,6 @@ def _no_such_call(*arguments: Any) -> Any:
 
 
 class _ProactorLoop(asyncio.SelectorEventLoop):
-    """The default loop of Windows: it watches no sockets, and handles no signals."""
+    """Windows' default loop, which watches no sockets and handles no signals."""
 
     add_reader = remove_reader = add_writer = remove_writer = _no_such_call

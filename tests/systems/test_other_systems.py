@@ -1,4 +1,4 @@
-"""The tests of other folders, without the calls that macOS and Windows do not have."""
+"""The tests of other folders, without the calls that macOS and Windows lack."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.support.daemon import Daemon
 ROOT = Path(__file__).resolve().parents[2]
 STARTUP = Path(__file__).parent / "startup"
 
-# One process runs each selection, without workers and without the environment of this run's worker.
+# One process runs each selection, without workers, and without the variables of this run's worker.
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 OWN_RUN = ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")
 
 WHOLE_RUN_S = 1800
-"""One test here runs hundreds of others, each with a timeout of its own."""
+"""One test here runs hundreds of other tests, each of which has its own timeout."""
 
 ASKS_LINUX = {
     "test_system.py": "compares with Linux's calls",
     "test_append_and_fetch_are_refused_if_no_file_can_be_mapped": "limits the address space",
     "test_first_index_entry_caches_only_its_page": "asks what is in the page cache",
 }
-"""Tests of calls that the emulation takes away."""
+"""Tests of calls that the emulation removes."""
 
 
 def emulated(system: str) -> dict[str, str]:
@@ -38,7 +38,7 @@ def emulated(system: str) -> dict[str, str]:
 def run_tests(system: str, tmp_path: Path, *selection: str) -> int:
     """Return the number of tests that passed; none may fail.
 
-    The tests of single modules, which use no plugin, run as after ``ulimit -n 4096``.
+    The tests of single modules use no plugin, and run with the limit of ``ulimit -n 4096``.
     """
     without = [
         f"--deselect={name}" if "::" in name else f"--ignore-glob=*/{name}"

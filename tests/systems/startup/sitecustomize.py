@@ -1,4 +1,4 @@
-"""Python imports this module at its start if this folder is in PYTHONPATH: see emulation.py."""
+"""Python imports this module when it starts with this folder in PYTHONPATH: see emulation.py."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""``python -m tests.answers [MODE...]`` records the answers; ``--kafka`` compares with Kafka's."""
+"""``python -m tests.answers [MODE...]`` records responses; ``--kafka`` compares with Kafka's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sends the requests of a script to a cluster, and keeps the responses in a comparable form.
+"""Sends the requests of a script to a cluster, and stores the responses in a comparable form.
 
-Unlike ``tests/oracle/tracer.py``, which compares two brokers at once, the responses are stored in
-files, with their error messages and the whole requests.
+``tests/oracle/tracer.py`` compares two brokers at once. Here the responses are stored in files,
+with their error messages and the whole requests.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.support.raw import Answer, ConnectionLostError, decode, fitted
 from tests.support.waits import until
 
 OPERATOR, STRANGER = "operator", "stranger"
-"""Clients: the operator may do everything; a stranger has logged in and has no rights."""
+"""The clients: an operator, who may do everything, and a stranger, who logs in without rights."""
 
 FIRST, OTHER, CONTROLLER = "first", "other", "controller"
-"""Nodes that get requests: broker 1, another broker of Fencepost, a separate controller."""
+"""The nodes that get requests: broker 1, another Fencepost broker, and a separate controller."""
 
 CLOSED: Final = "connection closed"
 SILENT: Final = "no answer within"
@@ -36,7 +36,7 @@ CHANGE_S: Final = 10.0
 UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PORT: Final = re.compile(r"(127\.0\.0\.1|localhost):\d+")
 REQUEST: Final = re.compile(r"Request Request\(.*\)", flags=re.DOTALL)
-"""The request and its connection id, which Apache Kafka's authorizer puts into error messages."""
+"""The request with its connection id, which Apache Kafka's authorizer includes in errors."""
 PATH: Final = re.compile(r"/[^\s,'\"]*/(?:data|logs)\b")
 FIRST_MADE_ID: Final = 1 << 64
 
@@ -45,7 +45,7 @@ Step = tuple[str, Any, Any]
 
 
 def compact(value: Any, *, is_sorted: bool = False) -> str:
-    """Return ``value`` as JSON on one line, with its fields in their order or sorted by name."""
+    """Return ``value`` as JSON on one line; its fields keep their order or are sorted by name."""
     return json.dumps(
         value, default=repr, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted
     )
@@ -53,16 +53,16 @@ def compact(value: Any, *, is_sorted: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """The addresses of a node that a script may use."""
+    """The addresses of a node."""
 
     plain: str
     """HOST:PORT for the operator."""
     guarded: str = ""
-    """HOST:PORT for clients that log in; empty without such a listener."""
+    """HOST:PORT for clients that log in, "" without such a listener."""
 
 
 class AnswerMasks(Masks):
-    """Names for values that differ from one run to the next."""
+    """Replaces values that differ between runs by names."""
 
     unordered = UNORDERED | {
         "acls",
@@ -144,11 +144,11 @@ class AnswerMasks(Masks):
 
 
 DEFAULT: Final = 5
-"""The source of a config that is not set."""
+"""The source of a config that has no value of its own."""
 
 
 def _is_told_elsewhere(row: Any) -> bool:
-    """Return whether ``row`` is a config default in CreateTopics; DescribeConfigs also has it."""
+    """Return whether ``row`` is a default in CreateTopics, which DescribeConfigs shows as well."""
     return (
         isinstance(row, Mapping)
         and "synonyms" not in row
@@ -158,7 +158,7 @@ def _is_told_elsewhere(row: Any) -> bool:
 
 
 class Asker(Tracer):
-    """Sends requests: ``ask("delete_topics", 6, topics=[...])`` to broker 1 as the operator."""
+    """Sends requests: ``ask("delete_topics", 6, topics=[...])`` asks broker 1 as the operator."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__(places[FIRST].plain)
@@ -184,7 +184,7 @@ class Asker(Tracer):
         return self.connection(at, OPERATOR).call("metadata", 9, **asked)["topics"][0]
 
     def connection(self, at: str, who: str) -> Cluster:
-        """Return the connection of a client to a node, opened at its first use."""
+        """Return a client's connection to a node, which is opened when it is first needed."""
         found = self._connections.get((at, who))
         if found is None:
             place = self.places[at]
@@ -204,7 +204,7 @@ class Asker(Tracer):
         self._connections.clear()
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send a request to the first broker as the operator, and keep the response."""
+        """Send a request to the first broker as the operator, and store the response."""
         self.is_settled = False
         return self.asked(api, version, body)
 
@@ -218,7 +218,7 @@ class Asker(Tracer):
         at: str = FIRST,
         when: Callable[[Answer], object] = lambda _: True,
     ) -> Answer:
-        """Repeat a request until ``when`` holds for its response, and keep the last response."""
+        """Repeat a request until ``when`` holds for the response, and store the last response."""
         seen: Answer = {}
 
         def holds() -> bool:
@@ -226,7 +226,7 @@ class Asker(Tracer):
             seen = self._once(api, version, body, who, at)
             return bool(when(seen))
 
-        # A missing response is a difference like any other: the script continues.
+        # If ``when`` never holds, the comparison finds the difference, so the script continues.
         with suppress(TimeoutError):
             until(holds, f"{api} is answered as expected", deadline_s=CHANGE_S, poll_s=0.02)
         told = "" if (who, at) == (OPERATOR, FIRST) else f" by {who} at {at}"
@@ -234,18 +234,18 @@ class Asker(Tracer):
         return seen
 
     def keep(self, request: str, body: Mapping[str, Any] | None, answer: Any) -> None:
-        """Keep a request with its body and its response."""
+        """Store a request with its body and its response."""
         shown = None if body is None else self._masks.shown(dict(body))
         self.steps.append((request, shown, self._masks.shown(answer)))
 
     def begin_part(self) -> None:
-        """Forget the steps so far, and the names given to their ids."""
+        """Forget the stored steps, and the names of the ids in them."""
         self.steps.clear()
         self._masks = AnswerMasks()
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send a request to the first broker as the operator, without keeping the response."""
-        # The scripts of ``tests/oracle`` read configs right after a change, so wait for it.
+        """Send a request to the first broker as the operator, without storing the response."""
+        # The scripts of ``tests/oracle`` read configs right after a change, so wait for the change.
         if api == "describe_configs" and not self.is_settled:
             settled(self)
         return self._once(api, version, body, OPERATOR, FIRST)
@@ -273,12 +273,12 @@ class Asker(Tracer):
         self.asked(api, version, body, who=STRANGER)
 
     def note(self, what: str, value: Any) -> None:
-        """Keep another value."""
+        """Store a value that is not a response."""
         self.keep(what, None, value)
 
 
 class Scene(Cluster):
-    """An operator's connection; it places the topics that it creates on broker 1 only."""
+    """An operator's connection. All topics that it creates are on broker 1 only."""
 
     def create_topic(
         self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
@@ -299,7 +299,7 @@ class Scene(Cluster):
 
 
 def inside(api: str, version: int, answer: Answer) -> Answer:
-    """Return an Envelope's response with its inner response decoded."""
+    """Return the response to an Envelope, in which the inner response is decoded."""
     data = answer["response_data"]
     if data is None:
         return answer
@@ -309,7 +309,7 @@ def inside(api: str, version: int, answer: Answer) -> Answer:
 def settled(ask: Asker) -> None:
     """Wait until every broker has applied all changes so far.
 
-    Changes are ordered, so it is enough to wait for the metadata of a new marker topic.
+    Because changes are ordered, it is enough to wait for the metadata of a new marker topic.
     """
     ask.is_settled = True
     name = ask.cluster.create_topic(unique("marker"))

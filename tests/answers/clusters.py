@@ -20,7 +20,7 @@ from tests.support.zookeeper import ZooKeeper
 from tests.support.zookeeper_listeners import ListeningBrokers
 
 LONG_MS: Final = "60000"
-"""A session timeout within which no broker is fenced while a script runs."""
+"""A session timeout so long that no broker is fenced while a script runs."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     **{key: value for key, value in GUARDED.items() if not key.startswith("group.consumer")},
@@ -58,7 +58,7 @@ def kafka_alone(home: Path) -> Iterator[Places]:
 
 
 class Guarded(MixedCluster):
-    """Two brokers of Fencepost with a listener CLIENTS for clients that log in."""
+    """Two brokers of Fencepost, with the listener CLIENTS for clients that log in."""
 
     def __init__(self, home: Path, controllers: str) -> None:
         self.guarded: dict[int, str] = {}
@@ -87,7 +87,7 @@ class Guarded(MixedCluster):
 
 @contextmanager
 def in_a_cluster(home: Path, controllers: str) -> Iterator[Places]:
-    """Yield two brokers of Fencepost under a controller of either kind in its own process."""
+    """Yield two brokers whose controller, of either kind, is a separate process."""
     cluster = Guarded(home, controllers)
     try:
         cluster.start()
@@ -109,7 +109,7 @@ ELECTED, BESIDE, LED = 1, 2, 3
 
 @contextmanager
 def on_zookeeper(home: Path) -> Iterator[Places]:
-    """Yield an elected broker of Fencepost, one of Apache Kafka 3.9, and another of Fencepost."""
+    """Yield three brokers: Fencepost (the elected controller), Apache Kafka 3.9, and Fencepost."""
     zookeeper = ZooKeeper(home / "zookeeper")
     zookeeper.start()
     layout = {ELECTED: PYTHON, BESIDE: JAVA, LED: PYTHON}

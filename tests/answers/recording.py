@@ -1,4 +1,4 @@
-"""The files of recorded responses: each request once, with the response of each kind of cluster.
+"""The files of recorded responses. Each request is there once, with the responses of all clusters.
 
 Clusters with equal responses share a line.
 """
@@ -34,11 +34,11 @@ SCRIPTS: Final = (
 BROKEN: Final = "the part broke"
 Part = Callable[[Asker], None]
 Answers = dict[str, list[Step]]
-"""Name of a file → responses of one cluster."""
+"""Name of a file → the responses of one cluster that belong there."""
 
 
 def parts() -> Iterator[tuple[str, Part]]:
-    """Yield the parts of the script in order, with their names."""
+    """Yield the names of the parts of the script and the parts, in order."""
     for script in SCRIPTS:
         stem = script.__name__.rpartition("_")[2]
         for part in script.SCRIPT:
@@ -54,7 +54,7 @@ def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
             ask.begin_part()
             try:
                 part(ask)
-            except Exception as error:  # noqa: BLE001 - the other parts are played all the same
+            except Exception as error:  # noqa: BLE001 - the other parts must run as well
                 ask.keep(BROKEN, None, repr(error))
             found[name] = json.loads(compact(ask.steps))
     finally:
@@ -63,7 +63,7 @@ def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
 
 
 def broken(answers: Answers) -> list[str]:
-    """Return the parts that broke off, which are not worth recording."""
+    """Return the parts that ended with an exception, and must not be recorded."""
     return [
         f"{name}: {answer}"
         for name, steps in answers.items()
@@ -75,11 +75,11 @@ def broken(answers: Answers) -> list[str]:
 # --- files ---
 
 Key = tuple[str, str, int]
-"""A request, its body, and the number of earlier equal requests."""
+"""A request, its body, and how often the same request was sent before."""
 
 
 def _numbered(steps: Iterable[Step]) -> dict[Key, Any]:
-    """Return the responses by request and number of earlier equal requests."""
+    """Return the responses by :data:`Key`."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for request, body, answer in steps:
@@ -106,7 +106,7 @@ def recorded(mode: str) -> Answers:
 
 
 def record(mode: str, answers: Answers) -> None:
-    """Write the responses of a cluster, and leave other clusters' responses unchanged."""
+    """Write the responses of a cluster; the responses of other clusters do not change."""
     others = {one: recorded(one) for one in MODES if one != mode}
     for name in {*answers, *recorded(mode)}:
         by_mode = {one: _numbered(found.get(name, ())) for one, found in others.items()}
@@ -142,7 +142,7 @@ def _write(path: Path, by_mode: Mapping[str, Mapping[Key, Any]]) -> None:
 
 
 def differences(found: Answers, expected: Answers) -> list[str]:
-    """Return a line for each leaf in which a response differs from the recording."""
+    """Return a line for each leaf in which a response differs from the recorded one."""
     return [
         line
         for name in {**expected, **found}

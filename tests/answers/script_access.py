@@ -51,7 +51,7 @@ def credentials(ask: Asker) -> None:
         ask("alter_user_scram_credentials", 0, **altered(deletions, list(upsertions)))
 
     def heard(of: tuple[str, ...] = (), **counts: int) -> None:
-        """Wait until these users have the given numbers of credentials."""
+        """Wait until these users have these numbers of credentials."""
 
         def is_heard(answer: Any) -> bool:
             found = {one["user"]: len(one["credential_infos"]) for one in answer["results"]}
@@ -160,7 +160,7 @@ BAD_FILTERS: Final = (
 
 
 def acls(ask: Asker) -> None:
-    """ACLs: created, found by each filter, deleted, and each refusal."""
+    """Create ACLs, find them by each filter, delete them, and provoke each error."""
     everything = acl_filter(None, resource_type_filter=ANY, pattern_type_filter=ANY)
     for version in (1, 2, 3):
         ask("create_acls", version, creations=[])
@@ -192,7 +192,7 @@ def acls(ask: Asker) -> None:
 
 
 def rights_that_come_and_go(ask: Asker) -> None:
-    """An ACL allows a client's requests, and its deletion denies them."""
+    """An ACL allows a client's requests; after it is deleted, they are denied."""
     ask.cluster.create_topic("r-1")
     settled(ask)
     rule = acl("r-1", principal="User:u0", operation=8)
@@ -209,7 +209,7 @@ def rights_that_come_and_go(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """Requests about ACLs, quotas and credentials to another broker than the first."""
+    """Send requests about ACLs, quotas and credentials to another broker than the first."""
     if OTHER not in ask.places:
         return
     entity = [{"entity_type": "user", "entity_name": "e-quota"}]

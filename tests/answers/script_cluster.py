@@ -13,7 +13,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 def in_sync(ask: Asker, topic: str, replicas: list[int]) -> None:
-    """Wait until all partitions have these replicas, all in sync, as every broker sees it."""
+    """Wait until every broker sees these replicas of all partitions, all of them in sync."""
 
     def is_so() -> bool:
         return all(
@@ -106,7 +106,7 @@ def elections(ask: Asker) -> None:
             elect(version, kind, ("__cluster_metadata", [0]))
             elect(version, kind)
             elect(version, kind, ("elected", [0]), who=STRANGER)
-    # Reverse the replicas; the leader stays, and is no longer the preferred one.
+    # Reverse the replicas. The leader stays, but is no longer the preferred leader.
     parts = [{"partition_index": 0, "replicas": [2, 1]}]
     topics = [{"name": "turned", "partitions": parts}]
     ask("alter_partition_reassignments", 1, **WAIT, topics=topics)
@@ -184,7 +184,7 @@ def features(ask: Asker) -> None:
 
 
 def producer_ids(ask: Asker) -> None:
-    """InitProducerId takes ids of a block; AllocateProducerIds goes to the controller."""
+    """InitProducerId takes ids from a block; AllocateProducerIds is sent to the controller."""
     found = []
     for at in ask.brokers:
         for version in (0, 4, 5):
@@ -254,7 +254,7 @@ def brokers(ask: Asker) -> None:
 
 
 def records_and_groups(ask: Asker) -> None:
-    """Administration that needs no controller: records, groups, transactions, producers."""
+    """Administration without the controller: records, groups, transactions, producers."""
     ask.cluster.create_topic("kept")
     ask.cluster.produce("kept", [b"a", b"b", b"c"])
     for name, offset in (("kept", 1), ("kept", 9), ("kept", -1), ("none", 0)):

@@ -26,11 +26,11 @@ from tests.support.raw import encode, fitted
 
 Case = tuple[str, int, dict[str, Any]]
 STRANGE_BROKER: Final = 50
-"""The id of a played broker."""
+"""The id of a broker that the test plays."""
 
 
 def cases(stem: str) -> list[Case]:
-    """Return an accepted and a refused request for each decision."""
+    """Return a valid and an invalid request for each decision."""
     grown = {"name": stem, "count": 2, "assignments": [{"broker_ids": [1]}]}
     moved = {"partition_index": 0, "replicas": [1]}
     return [
@@ -83,7 +83,7 @@ def cases(stem: str) -> list[Case]:
 
 
 def access_cases(stem: str) -> list[Case]:
-    """Return accepted and refused requests about ACLs, quotas and users."""
+    """Return valid and invalid requests about ACLs, quotas and users."""
     password = {"salt": b"salt", "salted_password": b"p" * 32}
     user = {"name": stem, "mechanism": 1, "iterations": 4096, **password}
     op = {"key": "producer_byte_rate", "value": 1e9, "remove": False}
@@ -117,7 +117,7 @@ def access_cases(stem: str) -> list[Case]:
 
 
 def directly(ask: Asker) -> None:
-    """Requests to the controller itself."""
+    """Send requests to the controller itself."""
     if CONTROLLER in ask.places:
         for api, version, body in cases("direct"):
             ask.asked(api, version, body, at=CONTROLLER)
@@ -129,7 +129,7 @@ def directly(ask: Asker) -> None:
 
 
 def in_envelopes(ask: Asker) -> None:
-    """Requests that a broker forwards, of a client with all rights and of one without."""
+    """Send requests in envelopes, as a broker forwards them: with all rights, and with none."""
     if CONTROLLER not in ask.places:
         return
 
@@ -163,7 +163,7 @@ def in_envelopes(ask: Asker) -> None:
 
 
 def lives_of_brokers(ask: Asker) -> None:
-    """Registrations, heartbeats and other requests of brokers."""
+    """Send registrations, heartbeats and other requests of brokers."""
     for at in (FIRST, CONTROLLER):
         if at in ask.places:
             _one_life(ask, at)

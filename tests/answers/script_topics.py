@@ -15,7 +15,7 @@ WAIT: Final = {"timeout": 10_000}
 NO_ID: Final = uuid.UUID(int=0)
 UNKNOWN_ID: Final = uuid.UUID(int=255)
 FEW: Final = 100
-"""Requests for more partitions have ``validate_only``."""
+"""Requests that ask for more partitions than this have ``validate_only``."""
 
 ON_FIRST: Final = [{"partition_index": 0, "broker_ids": [1]}]
 
@@ -32,7 +32,7 @@ def placed(name: str, *replicas: list[int], **more: Any) -> dict[str, Any]:
 
 
 def configured(name: str, **configs: str | None) -> dict[str, Any]:
-    """Return a row of CreateTopics with configs, ``_`` for a dot in their names."""
+    """Return a row of CreateTopics with configs; ``_`` in their names stands for a dot."""
     rows = [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()]
     return new_topic(name, configs=rows)
 
@@ -195,7 +195,7 @@ def row(kind: int, name: str, *configs: tuple[str, int, str | None]) -> dict[str
 
 
 def plain(change: dict[str, Any]) -> dict[str, Any]:
-    """Return the same row for AlterConfigs."""
+    """Return such a row for AlterConfigs."""
     rows = [{k: v for k, v in c.items() if k != "config_operation"} for c in change["configs"]]
     return {**change, "configs": rows}
 
@@ -358,7 +358,7 @@ def other_configs(ask: Asker) -> None:
 
 
 def asked_elsewhere(ask: Asker) -> None:
-    """Requests about topics and configs to another broker than the first."""
+    """Send requests about topics and configs to another broker than the first."""
     if OTHER not in ask.places:
         return
     for api, version, body in (

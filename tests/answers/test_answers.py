@@ -1,4 +1,4 @@
-"""The responses of a single broker, and of two brokers under a controller, are as recorded."""
+"""A single broker, and two brokers under a controller, respond as recorded."""
 
 from __future__ import annotations
 

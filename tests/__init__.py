@@ -1,1 +1,1 @@
-"""Judges of the broker. ``support`` holds what they share."""
+"""The tests of the broker. ``support`` has the helpers that the other folders share."""

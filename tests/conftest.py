@@ -28,14 +28,14 @@ for name, is_repeatable in (("repeatable", True), ("explore", False)):
     settings.register_profile(
         name,
         derandomize=is_repeatable,
-        # The time of an example depends on the load of the machine.
+        # How long an example takes depends on the load of the machine.
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
     )
 
 MOST_DESCRIPTORS = 400
-"""The limit at the end of a worker; a run of all tests reaches about a hundred."""
+"""The maximum number of open files at the end of a worker; all tests together need about 100."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,8 +87,8 @@ def _part(text: str) -> tuple[int, int]:
 def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector away from the objects of collected tests.
 
-    They live as long as the session, a million of them, and a full collection takes 0.3 s to scan
-    them: some during the collection of tests, then each explicit one in a test.
+    These million objects live as long as the session, and a full collection scans them for 0.3 s.
+    Full collections run while tests are collected, and whenever a test requests one.
     """
     gc.disable()
     try:
@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Accept a part without tests, when there are more parts than files."""
+    """Accept a part without tests, because there may be more parts than files."""
     if (
         exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
         and session.config.getoption("--part")[1] > 1
@@ -121,11 +121,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A background job of a shell ignores SIGINT, and the child processes would inherit that.
+    # A shell's background job ignores SIGINT, and so would its child processes.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Every run has the same examples, so that only a change of the code breaks a test;
-    # --hypothesis-profile explore or a --hypothesis-seed draws others.
+    # Every run has the same examples, so that a test only breaks when the code changes.
+    # --hypothesis-profile explore or --hypothesis-seed draws other examples.
     if not config.getoption("--hypothesis-profile", None):
         seeded = config.getoption("--hypothesis-seed", None) is not None
         settings.load_profile("explore" if seeded else "repeatable")
@@ -133,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.results import Results
 
         config.pluginmanager.register(Results(path, config.getoption("--target")))
-    # kafka-python loads its schemas with functions that Python 3.11 deprecates.
+    # kafka-python loads its schemas by functions that are deprecated in Python 3.11.
     config.addinivalue_line(
         "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"
     )
@@ -141,8 +141,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Download Apache Kafka's jars once, before the workers and outside any test's timeout."""
-    # With --reruns a worker sends several small messages for each test. TCP would hold one back
-    # until the one before it is acknowledged, which takes 40 ms.
+    # With --reruns a worker sends several small messages for each test. TCP would hold a message
+    # back until the previous one is acknowledged, which takes 40 ms.
     connection = getattr(getattr(session.config, "failures_db", None), "sock", None)
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -156,7 +156,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def descriptors_stay_few() -> Iterator[None]:
-    """Fail if the tests leak descriptors: paho's select() supports no number above 1,023."""
+    """Fail if the tests leak descriptors, because paho's select() supports none above 1,023."""
     yield
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) < MOST_DESCRIPTORS
@@ -164,7 +164,7 @@ def descriptors_stay_few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def refrozen() -> Iterator[None]:
-    """Freeze the objects of the session again after the tests of a module that thaws all."""
+    """Freeze the objects of the session again after a module whose tests thaw all objects."""
     yield
     gc.collect()
     gc.freeze()
@@ -190,7 +190,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """Yield one ZooKeeper for the whole session; each cluster has a chroot path of its own."""
+    """Yield one ZooKeeper for the whole session. Each cluster has its own chroot path."""
     from tests.support.kafka import served
     from tests.support.zookeeper import ZooKeeper
 

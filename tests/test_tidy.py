@@ -1,4 +1,4 @@
-"""Structural rules that no linter has. A test first shows that each rule finds a violation."""
+"""Structural rules that no linter has. The first test shows that each rule finds a violation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BESIDE_MACHINES = tuple(
         *("steps", "tracebacks", "values"),
     )
 )
-# The check of topic names, which a client should make before it sends a request.
+# The check of topic names, which clients should make before they send a request.
 _TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "cli"),
@@ -62,7 +62,7 @@ ALLOWED_IMPORTS = {
     # The Spark modules work without aiokafka, which the other pipelines need.
     "pipelines/spark": ("pipelines.spark", *_BATCHES, *_TOPIC_NAMES),
     "pyspark_fencepost": ("pipelines.spark",),
-    # A client of any Kafka broker, like the commands.
+    # The console is a client of any Kafka broker, like the commands.
     "console": (
         "console",
         "client",
@@ -112,7 +112,7 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}config": (
         "coordinator.config",
         "coordinator.errors",
-        # For the log line of a failing config listener, which is that of other unexpected errors.
+        # A failing config listener has the same log line as other unexpected errors.
         "coordinator.runtime.background",
         "groups.consumer_commands",
         "logcore",
@@ -298,7 +298,7 @@ ALLOWED_IMPORTS = {
         "client",
         "console",
         "cluster",
-        # Only for the option --test-hooks of serve.
+        # Only for the option --test-hooks of ``fencepost serve``.
         "testing.hooks",
         "cli",
         "coordinator.daemon",
@@ -311,7 +311,7 @@ ALLOWED_IMPORTS = {
         "coordinator.history",
         "protocol",
         "groups",
-        # What Spark's checkpoint and the progress of the sink mean.
+        # The meaning of Spark's checkpoint and of the sink's progress.
         "pipelines.spark.checkpoint",
         "pipelines.spark.errors",
         "pipelines.spark.progress",
@@ -356,7 +356,7 @@ ALLOWED_IMPORTS = {
         "logcore",
     ),
 }
-"""Folder → our own modules that it may import; the longest matching folder decides."""
+"""Folder → Fencepost's modules that it may import; the longest matching folder decides."""
 
 IMPURE = frozenset(
     {
@@ -373,10 +373,10 @@ IMPURE = frozenset(
         "uuid",
     }
 )
-"""Modules that a state machine must not import: its inputs replace clock, randomness and I/O."""
+"""Modules that no state machine may import: its inputs replace clock, randomness and I/O."""
 
 UUID = "uuid.UUID"
-"""The machines of ``cluster/`` may import it for ids of topics, directories and incarnations.
+"""The machines of ``cluster/`` may import it for the ids of topics, directories, incarnations.
 
 ``uuid.uuid4`` remains excluded, because it is random.
 """
@@ -409,7 +409,7 @@ BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
 SYSTEM = "logcore/system.py"
 DISTINGUISHES = frozenset({"sys.platform", "os.name", "platform.system"})
 ONLY_ON_SOME = frozenset({"fcntl", "grp", "msvcrt", "pwd", "resource", "winreg"})
-"""How a program tells systems apart, and modules that some of them lack."""
+"""Ways in which a program tells systems apart, and modules that some systems lack."""
 
 CLOCKS = frozenset(
     f"{module}{name}{ns}"
@@ -419,14 +419,14 @@ CLOCKS = frozenset(
 """The clocks that a test with frozen time replaces (see ``logcore/clock.py``)."""
 
 BESIDE_TESTS = ("logcore/", "coordinator/", "testing/")
-"""Code that runs in the process of a test; commands have a process of their own."""
+"""Code that runs in the process of a test. Commands run in separate processes."""
 
 ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
-"""Calls that start background work, which no caller awaits."""
+"""Calls that start background work which no caller awaits."""
 
 MAY_BEGIN = (
     "coordinator/runtime/background.py",
-    # The task of a request, which sends a response in any case.
+    # The task of a request, which always sends a response.
     "coordinator/server/connection.py",
     # Client-side code.
     "cli/",
@@ -475,7 +475,7 @@ SHORT_LIVED = (
     "testing/",
     "tests/",
 )
-"""Code of short-lived processes: an exception that it stores ends with the process."""
+"""Code of short-lived processes, in which stored exceptions live no longer than the process."""
 
 MAKERS = ("fencepost.cluster.records", "fencepost.cluster.image_records")
 """The modules of the metadata record types and of the function that makes a PartitionRecord."""
@@ -504,8 +504,8 @@ Rule = Callable[[str, str], Iterator[str]]
 
 @lru_cache(maxsize=1)
 def _parsed(source: str) -> ast.Module:
-    # A finalizer that prints a traceback makes Python 3.11 parse the source lines; if it runs
-    # during this parse, this one fails with "AST constructor recursion depth mismatch".
+    # A finalizer that prints a traceback makes Python 3.11 parse the source lines. If this happens
+    # during the parse below, the parse fails with "AST constructor recursion depth mismatch".
     gc.disable()
     try:
         return ast.parse(source)
@@ -515,7 +515,7 @@ def _parsed(source: str) -> ast.Module:
 
 @lru_cache(maxsize=1)
 def _nodes(source: str) -> list[ast.AST]:
-    """Return all nodes of a file; cached, since all rules check one file before the next."""
+    """Return all nodes of a file. They are cached, because all rules check a file in a row."""
     return list(ast.walk(_parsed(source)))
 
 
@@ -651,7 +651,7 @@ def kept_errors_drop_their_traceback(path: str, source: str) -> Iterator[str]:
 def _kept(
     path: str, part: ast.stmt, names: frozenset[str], *, returned: bool = True
 ) -> Iterator[str]:
-    """Yield a complaint for each place where an exception of ``names`` outlives its handler."""
+    """Yield a complaint for each place at which an exception of ``names`` outlives its handler."""
     for node in ast.walk(part):
         values: list[ast.expr | None] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -671,7 +671,7 @@ def _kept(
 
 
 def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
-    """Yield the expressions whose values ``node`` may evaluate to, or holds in a display."""
+    """Yield the expressions whose values ``node`` may evaluate to, or contain as a display."""
     match node:
         case ast.IfExp():
             inner: list[ast.expr] = [node.body, node.orelse]
@@ -697,7 +697,7 @@ def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _called(node: ast.expr) -> str:
-    """Return the last part of the called function's name; empty if ``node`` is not a call."""
+    """Return the last part of the called function's name, "" if ``node`` is not a call."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -709,7 +709,7 @@ def _is_class(name: str) -> bool:
 
 
 def _is_error(annotation: ast.expr | None) -> bool:
-    """Return whether ``annotation`` only names exceptions, or None besides."""
+    """Return whether ``annotation`` names only exceptions, and perhaps None."""
     return annotation is not None and all(
         one.endswith(("Error", "Exception")) or one == "None"
         for one in ast.unparse(annotation).split(" | ")
@@ -733,7 +733,7 @@ def modules_are_short(path: str, source: str) -> Iterator[str]:
 
 def lines_are_short(path: str, source: str) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), 1):
-        # A linter's directive must stay in its line and does not count.
+        # A linter's directive must be in its line, and is not counted.
         length = len(line.split("  # type: ignore")[0].split("  # noqa")[0])
         if length > LINE_LENGTH:
             yield f"{path}:{number} has {length} characters (most: {LINE_LENGTH})"
@@ -933,7 +933,7 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ),
     ),
 }
-"""Every rule, with snippets that violate it."""
+"""Every rule, and snippets that violate it."""
 
 GOOD: dict[str, str] = {
     "groups/good.py": (
@@ -982,11 +982,14 @@ GOOD: dict[str, str] = {
     "txn/line.py": "# " + "x" * (LINE_LENGTH - 2),
     "tests/unit/good.py": "def test_it():\n    assert True",
 }
-"""Snippets without a violation of any rule, exactly at the limit where a rule has one."""
+"""Snippets that violate no rule; if a rule has a limit, they are exactly at the limit."""
 
 
 def circles(modules: Mapping[str, str]) -> list[list[str]]:
-    """Return one list of all modules in import cycles, or none; ``modules`` maps paths to sources.
+    """Return one list of all modules in import cycles; none without a cycle.
+
+    ``modules`` maps paths to sources. Lazy imports and imports for the type checker count as well,
+    because they are dependencies too.
 
     Lazy imports and imports for the type checker count as well: they are dependencies too.
     """
@@ -1005,7 +1008,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
     }
     found = []
     while knows:
-        # A module that imports no remaining module, or that none imports, is in no cycle.
+        # A module is in no cycle if it imports no remaining module, or if none imports it.
         known = set().union(*knows.values())
         outside = [
             path for path, names in knows.items() if path not in known or not names & knows.keys()
@@ -1021,7 +1024,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
 
 @cache
 def complaints() -> Mapping[Rule, list[str]]:
-    """Return the complaints of each rule; every file is read and parsed once for all rules."""
+    """Return the complaints of each rule. Each file is read and parsed once for all rules."""
     found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
     for path, source in sources():
         for rule in RULES:
@@ -1081,7 +1084,7 @@ def test_modules_exempt_from_the_record_rule_make_records() -> None:
 
 
 def test_no_two_test_files_outside_packages_have_one_name() -> None:
-    """pytest imports such files by their bare names, and cannot collect two of one name."""
+    """pytest imports such files by their names alone, and cannot collect two with the same name."""
     first: dict[str, str] = {}
     for path, _ in sources():
         folder, _, name = path.rpartition("/")
@@ -1096,7 +1099,7 @@ def test_every_package_is_in_the_build_context_of_the_image() -> None:
 
 
 def _written(folder: str) -> list[Path]:
-    """Return the modules and pages of a folder; "" stands for the pages at the top."""
+    """Return the modules and pages of a folder; "" stands for the root folder's pages."""
     if not folder:
         return sorted(ROOT.glob("*.md"))
     return sorted(path for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind))

@@ -135,8 +135,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class User:
-    """An environment with Fencepost and packages named like its folders, and a folder
-    ``groups``."""
+    """Fencepost and packages named like its folders in an environment, and a folder ``groups``."""
 
     def __init__(self, built: Built, kind: str, home: Path) -> None:
         self.home = home

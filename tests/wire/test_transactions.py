@@ -1,5 +1,7 @@
-"""Transactions of real clients: committed records are visible, aborted ones are not, zombies are
-fenced."""
+"""Transactions of real clients: committed records are visible, aborted ones are not.
+
+Zombies are fenced.
+"""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
 
 
 def check_pipeline(daemon: Daemon, floor: list[int]) -> None:
-    """Let the pipeline copy the rest; the target must have the source's numbers, each once."""
+    """Let the pipeline copy the remaining records; the target must have each number once."""
     try:
         clients = Clients(daemon.bootstrap, BRIEF)
         source = values(clients.messages(SOURCE, PARTITIONS))

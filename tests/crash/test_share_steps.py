@@ -201,7 +201,7 @@ class Life:
         self.member = None
 
     def drain(self) -> bool:
-        """Accept everything; return whether nothing is left."""
+        """Accept everything; return whether no record is left."""
         for offset in self.fetch() or ():
             self.acknowledge(offset, ACCEPT)
         body = requests.describe_share_group_offsets(GROUP_ID, (self.topic, [0]))

@@ -1,4 +1,4 @@
-"""Nodes that stop, and the quality of the network between them.
+"""Nodes whose processes can end, and the quality of the network between the nodes.
 
 A node has a disk and a clock; each process that runs on it is another *incarnation*.
 """

@@ -112,7 +112,7 @@ class Stories(DaemonFaults):
             self.wires.held -= asked
 
     def _fetches_of(self, place: Place) -> set[tuple[str, ...]]:
-        """Return the connections by which followers fetch from a leader."""
+        """Return the connections on which followers fetch from a leader."""
         now = self._registration(place)
         if now is None or now.leader < 0:
             return set()
@@ -137,11 +137,11 @@ class Stories(DaemonFaults):
     # --- requests that arrive late ---
 
     def late_change(self) -> None:
-        """Delay a broker's next AlterPartition, so that it can arrive after its retry."""
+        """Delay a broker's next AlterPartition, so that the broker's retry can arrive first."""
         self._late(self._broker(), "ct", ALTER_PARTITION)
 
     def late_markers(self) -> None:
-        """Delay each broker's next WriteTxnMarkers, so that it can arrive after its retry."""
+        """Delay each broker's next WriteTxnMarkers, so that the broker's retry can arrive first."""
         for one in self.history.brokers:
             for other in self.history.brokers:
                 self._late(one, other.node.name, MARKERS)
@@ -151,7 +151,7 @@ class Stories(DaemonFaults):
         self.wires.late[client.node.name, server, api_key] = delays
 
     def late_incarnation(self) -> None:
-        """Let a follower lose its disk, and a fetch of its former process arrive afterwards."""
+        """Let a follower lose its disk; then a fetch of its former process arrives."""
         self._tell(self._late_incarnation())
 
     async def _late_incarnation(self) -> None:
@@ -199,7 +199,7 @@ class Stories(DaemonFaults):
         self._tell(self._starve(self._coordinated()))
 
     def starve_leader(self) -> None:
-        """Do the same as :meth:`starve` with the leader of a partition of the topic."""
+        """Do as :meth:`starve` does, with the leader of a partition of the topic."""
         self._tell(self._starve(self._place()))
 
     async def _starve(self, place: Place) -> None:
@@ -233,9 +233,9 @@ class Stories(DaemonFaults):
     # --- leaders and ISRs ---
 
     def join_behind_epoch(self) -> None:
-        """Elect a leader with an old high watermark, which a replica without all batches reaches.
+        """Elect a leader whose high watermark is so old that a lagging replica reaches it.
 
-        That replica is outside the ISR, and must not join it.
+        This replica is outside the ISR, and must not join it.
         """
         self._tell(self._join_behind_epoch())
 
@@ -368,7 +368,7 @@ class Stories(DaemonFaults):
             self.network.cut.add(("ct", leader.name))
             try:
                 if await self._until(lambda: slow in self._isr(place), 200):
-                    # The controller has accepted it, and the leader does not know.
+                    # The controller has accepted the expansion, and the leader does not know it.
                     self.wires.break_way(leader, "ct")
             finally:
                 self.network.cut.discard(("ct", leader.name))
@@ -416,7 +416,7 @@ class Stories(DaemonFaults):
         return -1 if state is None else state.log_end_offset
 
     def lead_in_turns(self) -> None:
-        """Elect two brokers that cannot reach each other in turns; each appends as the leader."""
+        """Elect two brokers in turn that cannot reach each other; each appends as the leader."""
         self._tell(self._lead_in_turns())
 
     async def _lead_in_turns(self) -> None:

@@ -22,7 +22,7 @@ from tests.sim.loop import Loop
 from tests.sim.zk_server import CLOSE, ENSEMBLE, Connection, Ensemble, Op, Request
 
 CONNECT_MS: Final = 120
-"""The pause before another connection attempt if the last one has no outcome."""
+"""A connection attempt without an outcome is given up after this time."""
 RETRY_MS: Final = 25
 """The longest pause before a reconnection."""
 HOP_MS: Final = 1

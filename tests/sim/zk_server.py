@@ -386,7 +386,7 @@ class Ensemble:
             session.connection.close()
 
     def goes_away(self, for_ms: int) -> None:
-        """Stop all members for a while; afterwards the timeouts of sessions start again."""
+        """Stop all members for a while. Afterwards the session timeouts begin from zero."""
         self.scheduler.say(ENSEMBLE, f"is away for {for_ms} ms")
         self.away_until_ms = max(self.away_until_ms, self.now + for_ms)
         for session in self.sessions.values():

@@ -382,7 +382,7 @@ def _resources(what: AclResources, words: Sequence[str] = tuple(RESOURCES)) -> l
 
 
 def _rule(acl_filter: AclFilter) -> Acl:
-    """Return the rule with the values of ``wanted``, all of which are set. Raises UsageError."""
+    """Return the rule that has the values of ``acl_filter``; all must be set. Raises UsageError."""
     from fencepost.cluster.acl import OPERATIONS, Acl, Operation
 
     possible = (*OPERATIONS[acl_filter.resource_type], Operation.ALL)

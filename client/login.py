@@ -56,7 +56,7 @@ async def log_in(send: RequestSender, run: Run, security: Security, where: str) 
     """Authenticate; return the session lifetime in milliseconds, 0 for unlimited.
 
     ``run`` runs a slow function without blocking other coroutines. Raises
-    :class:`AuthenticationError`, and the errors of ``ask``.
+    :class:`AuthenticationError`, and the errors of ``send``.
     """
     answer = await send(ApiKey.SASL_HANDSHAKE, mechanism=security.mechanism)
     if answer.error_code == ErrorCode.unsupported_sasl_mechanism:

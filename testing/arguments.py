@@ -44,7 +44,7 @@ GROUP_STATES: Final = (
 
 
 def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
-    """Raise ValueError unless ``value`` is among ``known``."""
+    """Raise ValueError unless ``value`` is among ``allowed``."""
     allowed = list(allowed)
     if value not in allowed:
         hint = nearest(value, allowed) if isinstance(value, str) else ""
@@ -52,7 +52,7 @@ def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
 
 
 def names(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    """Raise TypeError for the first name that is not in ``known``."""
+    """Raise TypeError for the first name that is not in ``allowed``."""
     allowed = list(allowed)
     for one in given:
         if one not in allowed:

@@ -545,7 +545,7 @@ class KafkaUnderTest(ABC):
         describe: Callable[[], str],
         passing: Callable[[Exception], bool] = passes,
     ) -> None:
-        """Poll until ``reached``. Raises TimeoutError with the text of ``told``."""
+        """Poll until ``reached``. Raises TimeoutError with the text of ``describe()``."""
         __tracebackhide__ = True
         self._check_running()
 

@@ -46,7 +46,7 @@ def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
 
 
 def _fields(acl: Acl | AclFilter) -> dict[str, Any]:
-    """Return the filter fields of DescribeAcls and DeleteAcls for ``wanted``.
+    """Return the filter fields of DescribeAcls and DeleteAcls for ``acl``.
 
     The filter made from a rule matches only that rule.
     """

@@ -59,7 +59,7 @@ class Reader:
         *,
         follow: bool = False,
     ) -> None:
-        """Find the first and the last offset to read in each partition, or in those ``wanted``.
+        """Find the first and the last offset to read in each partition, or in those ``selected``.
 
         Without ``follow`` reading stops at the present end at the latest. Raises
         click.ClickException for an unknown partition.

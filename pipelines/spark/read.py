@@ -97,7 +97,7 @@ class Aborted:
 
 
 def read_range(options: SourceOptions, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
-    """Yield all visible records of ``wanted``.
+    """Yield all visible records of ``offset_range``.
 
     Raises :class:`DataLossError` if a part of it is gone and the options do not permit that.
     """

@@ -60,7 +60,7 @@ class Prepared:
 
 
 def _fits(actual: DataType, allowed: Sequence[DataType]) -> bool:
-    """Return whether a type matches one of ``wanted``, except for nullability and case of names.
+    """Return whether a type matches one of ``allowed``, except for nullability and case of names.
 
     Source: ``KafkaWriter.expression``, ``DataTypeUtils.sameType``.
     """

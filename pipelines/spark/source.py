@@ -66,7 +66,7 @@ class Planner:
     def partitions(self, former: Iterable[Partition] = ()) -> list[Partition]:
         """Return every partition that the query reads, including new ones.
 
-        Partitions that were ``known`` and are missing are looked up again until ``timeout_ms`` are
+        Partitions of ``former`` that are missing are looked up again until ``timeout_ms`` are
         over: a broker that is starting, or does not know a topic yet, answers in the same way as
         one that has deleted it.
         """

@@ -188,7 +188,7 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 240, libs: Libs = j
 
 
 def run_to_end(command: Sequence[str], *, deadline_s: float, stdin: str = "") -> str:
-    """Run a command with the input ``said``; return its output.
+    """Run a command with the input ``stdin``; return its output.
 
     A non-zero exit status is an AssertionError.
     """

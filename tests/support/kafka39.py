@@ -62,7 +62,7 @@ def java_command(main: str, *arguments: str, options: tuple[str, ...] = TOOL_OPT
 def run_tool(main: str, *arguments: str, stdin: str = "", deadline_s: float = 240) -> str:
     """Run a tool to its end, and return its output; AssertionError for a non-zero exit status.
 
-    ``said`` is its input, for example of ZooKeeper's shell.
+    ``stdin`` is its input, for example of ZooKeeper's shell.
     """
     return run_to_end(java_command(main, *arguments), stdin=stdin, deadline_s=deadline_s)
 

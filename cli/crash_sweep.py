@@ -123,8 +123,8 @@ def command(
     killed (SIGKILL) exactly before, in the middle of or after one of these operations, or before
     the answer that follows it (--every-answer: before any answer), and started again on the same
     port; COMMAND continues, or is started again if it fails. Afterwards no transaction may be open,
-    read_committed readers must see exactly the committed records, units of work named by a header
-    must be whole, and --verify must succeed.
+    read_committed readers must see exactly the committed records, each unit of work (see below)
+    must be committed completely and once, or not at all, and --verify must succeed.
 
     \b
     COMMAND finds in its environment:

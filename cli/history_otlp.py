@@ -40,8 +40,8 @@ class _Rebalance:
     epoch: int | None
     """The group epoch; None for the classic protocol."""
     last_ms: int
-    """The time of the last entry about the rebalance. If no entry says that the rebalance is
-    complete, its span ends at this time, once the next rebalance starts."""
+    """The time of the last entry about the rebalance. It becomes the end of the span if the next
+    rebalance starts before this one is complete."""
     members: int | None = None
     """Members of the new assignment, once it is known."""
     reconciled: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
 """The options that choose a cluster, before or after the command's name.
 
-Groups accept them as well: ``fencepost --bootstrap HOST:PORT topics list``. The last one on the
-line wins.
+Command groups, such as ``fencepost`` itself and ``fencepost topics``, accept them too: ``fencepost
+--bootstrap HOST:PORT topics list``. If an option is repeated, the last one on the line wins.
 """
 
 from __future__ import annotations

@@ -246,7 +246,8 @@ class Observer:
     def _note_unknown_epoch(self, now_ms: float) -> None:
         """Note that a controller does not know the current epoch.
 
-        If no controller knows the epoch for the fetch timeout, return to the last confirmed epoch.
+        If the fetch timeout has passed since the first such answer, and no fetch has succeeded
+        since, return to the last confirmed epoch.
         """
         if self._unknown_epoch_since_ms is None:
             self._unknown_epoch_since_ms = now_ms

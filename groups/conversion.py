@@ -135,8 +135,9 @@ def _consumers(
     """Return each member in the form of the consumer protocol, and its partitions."""
     all_members = list(classic.members.values())
     protocol_name = classic.protocol_name or ""
-    # Members that joined in this join phase may not offer the last generation's protocol. (Without
-    # members there is no protocol to select: all have left, and the join timer has not fired.)
+    # During a join phase, the group still has the last generation's protocol, and a member that has
+    # joined since might not offer it. Select one that all members offer. If all members have left
+    # and the join timer has not fired yet, there is nothing to select from.
     if all_members and classic.state is ClassicState.PREPARING_REBALANCE:
         protocol_name = select_protocol(all_members)
     members: dict[str, cr.ConsumerMemberValue] = {}

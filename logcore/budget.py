@@ -2,7 +2,7 @@
 
 Each shard counts its memory in an account of its own, so that unloading a shard returns everything
 at once, even if its log was only partly read. Adding never fails, so a log of any size is loaded.
-Only a request that adds something first checks whether there is room.
+The limit applies to requests only: a request that needs more memory checks for room beforehand.
 """
 
 from __future__ import annotations

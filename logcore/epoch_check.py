@@ -73,8 +73,9 @@ def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
     ``claimed`` is the epoch at the segment's base offset according to the checkpoint file. Neither
     the file nor a batch's epoch has a checksum, and no wrong value may make a good batch look
     damaged. If ``claimed`` is lower than the epoch of the batch before the segment, one of the two
-    is wrong, and the lower one is the bound. If ``claimed`` is higher, it is the bound only if the
-    segment's second batch has at least that epoch; the first batch may be the damaged one.
+    is wrong, and the lower one is the bound. If ``claimed`` is higher, the segment's second
+    batch decides: if it has at least that epoch, ``claimed`` is the bound, otherwise the epoch of
+    the batch before the segment. The first batch cannot decide, as its own epoch may be damaged.
     """
     before = NO_EPOCH
     if segment.base_offset > log.first_offset:

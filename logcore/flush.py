@@ -118,7 +118,7 @@ class FlushQueue:
     def reschedule(self) -> None:
         """Have the work of all planned and running flushes planned again, for the next flush.
 
-        The next flush must not rely on them: they may be refused.
+        The next flush repeats their work, because they may be refused (:func:`is_refusal`).
         """
         for flush in self.under_way:
             flush.reschedule()

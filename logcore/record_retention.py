@@ -225,8 +225,9 @@ class RecordFilter:
     """The second pass. ``now_ms`` and ``delete_retention_ms`` decide on tombstones and markers.
 
     ``last_records`` maps the id of every known producer to its last record: the batch with the
-    producer's last sequence is retained even without records. ``last_offset`` is the last offset
-    of an output segment, −1 before its last batch; the batch that ends there is retained too.
+    producer's last sequence is retained even without records. The last batch that is read
+    for an output segment is retained too: before that batch, the caller sets ``last_offset`` to the
+    batch's last offset. For all other batches ``last_offset`` is −1.
     """
 
     offsets: OffsetMap

@@ -30,7 +30,7 @@ T = TypeVar("T")
 AT_ONCE: Final = 2_000
 """States that are built or visited between two yields."""
 BUILD_STEPS: Final = 5
-"""Steps that building a state takes; a step is one visit of a state."""
+"""The cost of building one state, in steps; visiting a state costs one step."""
 MAX_CACHED_STATES: Final = 100_000
 """States in all cached sets, a few megabytes; above the limit the cache is cleared."""
 MAX_KEPT_STATES: Final = 20_000

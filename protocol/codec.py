@@ -281,7 +281,10 @@ def _long_response(
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
 ) -> list[Chunk]:
-    """Encode a request frame as :func:`encode_response` does. No value may be in a file."""
+    """Encode a request frame as :func:`encode_response` does, with all values from memory.
+
+    No value may be a range of a file.
+    """
     written = _write(entity)
     size, chunks = written if isinstance(written, tuple) else finish(written)
     name = b"" if client_id is None else client_id.encode()

@@ -319,7 +319,10 @@ class _Analysis(NamedTuple):
 
 
 def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) -> int | None:
-    """Return the transaction version of the last record of ``target`` with a transaction."""
+    """Return the transaction version of ``target`` according to the records; None without any.
+
+    The last record of an ongoing transaction decides, or else the last outcome.
+    """
     for one in reversed(records):
         txn = one.txn
         if txn is not None and txn.state is TransactionState.ONGOING and txn.identity == target:

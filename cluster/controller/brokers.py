@@ -256,7 +256,7 @@ def heartbeat(
         else:
             outcome = _STEPS[step(now, following)](view, heartbeats, request)
         if outcome.answer and following is not BrokerControlState.CONTROLLED_SHUTDOWN:
-            following = now  # further changes must come first
+            following = now  # partitions remain, so the broker is not fenced yet
     cordoned = _directories_cordoned(broker, request.cordoned_log_dirs)
     heartbeats.touch(request.broker_id, request.current_metadata_offset, now_ms)
     is_fenced = following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)

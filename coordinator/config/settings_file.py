@@ -1,7 +1,7 @@
 """Configuration files in TOML or in Java's properties format, distinguished by their content.
 
-Almost every ``server.properties`` has a value without quotes, which is not valid TOML. A file in
-which every value is a number, true or false means the same in both formats.
+Almost every ``server.properties`` has some text without quotes as a value, which is not valid TOML.
+If every value is a plain decimal number or a boolean, the settings are the same in either format.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def run(ctx: Context) -> Steps[Entity]:
             entries=None,
         )
     components: dict[str, Any] = {}
-    # A component after the third repeats an entity type, so the loop stops at the fourth.
+    # Each of the three entity types may appear once, so one of four components is invalid, and the
+    # loop never needs a fifth.
     for component in ctx.body.components[: len(ENTITY_TYPES) + 1]:
         code, message = _against(component, components)
         if code is not ErrorCode.none:

@@ -1,4 +1,4 @@
-"""In-flight records of share partitions, which DescribeConfigs returns only for a named key.
+"""DescribeConfigs entries that show the in-flight records of share partitions.
 
 ``fencepost groups describe`` and ``groups blame`` show what the leader of a partition knows about
 the members of a share group, and Kafka has no API for that. A DescribeConfigs of the group that

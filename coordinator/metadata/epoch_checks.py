@@ -16,7 +16,8 @@ RESET_IDS = (
     "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"
     " the ids in use"
 )
-"""The remedy if an earlier release adopted the producer id of a client's record."""
+"""The remedy for a next producer id that is too high. An earlier release may have taken it from an
+imported record, whose producer id a client had made up."""
 
 _log = structlog.get_logger(__name__)
 

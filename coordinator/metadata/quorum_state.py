@@ -2,9 +2,9 @@
 
 Apache Kafka stores its votes in ``quorum-state`` beside its metadata log. It reads the file before
 it writes anything, and exits if the file is unreadable. It locks the directory only later, so
-without this file Apache Kafka would write to the log of a running broker. Fencepost's own early
-releases, which cannot read this log, take a directory with this file for one of Apache Kafka's, and
-refuse the directory as well.
+without this file Apache Kafka would write to the log of a running broker. Early releases of
+Fencepost cannot read this log either. They refuse every directory with a ``quorum-state``, because
+for them the file means that the directory belongs to Apache Kafka.
 
 The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
 controllers begin with a copy of the log, and once the broker has joined them, its own log is out of

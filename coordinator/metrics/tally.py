@@ -164,8 +164,9 @@ class PartitionTally:
     def trim(self, start: int, most: int) -> None:
         """Drop runs below ``start``, and keep ``most`` runs at most.
 
-        If more runs are left, every second run is merged into the previous run. The lag of a
-        consumer between two merged runs becomes larger by the length of the second run.
+        If more runs are left, every second run is merged into the previous run. For a consumer
+        whose offset lies between two runs that are merged, the computed lag is then too large by
+        the length of the second run.
         """
         if start > self.start:
             at = bisect_left(self._first, start)

@@ -32,9 +32,10 @@ class WatchedPartition(NamedTuple):
 
 
 class DelayedFetch:
-    """Waits until its partitions have ``min_bytes``, or for ``max_wait_ms``; then ``over`` is done.
+    """A wait until the partitions have ``min_bytes``, for ``max_wait_ms`` at most.
 
-    Its creator must always call :meth:`cancel`, which has no effect once ``over`` is done.
+    The end of the wait completes the future ``over``. The creator must always call :meth:`cancel`,
+    which has no effect after the end.
     """
 
     def __init__(

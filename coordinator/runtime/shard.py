@@ -357,7 +357,7 @@ class ShardRuntime(Generic[M_co]):
             self._held[id(replies)] = deadline_ms, replies
 
     def _release(self, replies: list[Reply], end: int, loads: int) -> None:
-        """Send the replies that waited for the commit below ``end``, if the commit succeeded."""
+        """Send the replies that waited for the records below ``end``, if those are committed."""
         self._held.pop(id(replies), None)
         if self._still_stands(end, loads):
             for reply in replies:

@@ -104,7 +104,7 @@ class AssignorRegistry:
 
 
 def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPartition]]:
-    """Return the assignor's result with every member in it.
+    """Return the assignor's result, with an entry for every member of the group.
 
     Raises :class:`AssignorFault` if the assignor fails, or if the result is not an assignment, or
     assigns a partition twice, a partition that does not exist, or a partition of a topic to which
@@ -121,7 +121,7 @@ def run(assignor: Assignor, group: GroupSpec) -> dict[str, frozenset[TopicIdPart
 def checked(
     name: str, group: GroupSpec, result: GroupAssignment
 ) -> dict[str, frozenset[TopicIdPartition]]:
-    """Return ``result`` of the assignor ``name`` with every member in it; see :func:`run`."""
+    """Check the ``result`` of the assignor ``name``, and return it as :func:`run` does."""
     assigned: set[TopicIdPartition] = set()
     targets = dict.fromkeys(group.members, frozenset[TopicIdPartition]())
     for member_id, partitions in result.items():

@@ -86,9 +86,9 @@ def _room(partition: SharePartition, request: AcquireRequest, fetched: Fetched) 
     room = partition.settings().max_record_locks - partition.in_flight_count
     if room > 0:
         return last, min(request.max_records, room)
-    # Offsets that are in flight already may be acquired again, but no offsets after them: otherwise
-    # many releasing consumers exceed the limit (KAFKA-19555), or a short read stretches a range to
-    # the end offset (KAFKA-19808).
+    # Offsets that are in flight already may be acquired again, but none after the end offset:
+    # otherwise many consumers that release records would exceed the limit (KAFKA-19555). If the
+    # read ended before the end offset, none after the read may be acquired either (KAFKA-19808).
     unread = partition.end_offset - fetched.fetch_offset + 1
     return min(last, partition.end_offset), min(request.max_records, unread)
 

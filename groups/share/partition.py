@@ -351,7 +351,7 @@ class SharePartition:
     def archive_within(
         self, first: int, last: int, state: RecordState, cause: Cause
     ) -> list[tuple[int, int]]:
-        """Archive the offsets of a range that have a state; return their ranges."""
+        """Archive the offsets from ``first`` to ``last`` in ``state``; return their ranges."""
         archived: list[tuple[int, int]] = []
         for batch in self.records.overlapping(first, last):
             if any(run.state is state for run in batch.overlapping(first, last)):
@@ -446,9 +446,9 @@ class SharePartition:
             self.gap.gap_start = max(self.gap.gap_start, offset)
 
     def log_start_moved(self, decision: DecisionBuilder, log_start_offset: int) -> None:
-        """Drop the offsets below the log's start. The next write persists the new start offset.
+        """Drop the offsets below the log's start; an acknowledgement of one of them gets NONE.
 
-        An acknowledgement of such an offset gets NONE.
+        This writes nothing: the next write for another reason also persists the new start offset.
         """
         if self.state is not PartitionState.ACTIVE or log_start_offset <= self.start_offset:
             return

@@ -267,13 +267,15 @@ def test_directories_without_a_topic_are_renamed_to_stray(tmp_path):
     assert directories(tmp_path) >= found
 
 
-def test_changed_configs_apply_to_open_partitions(tmp_path):
+async def test_changed_configs_apply_to_open_partitions(tmp_path):
     node = Node(tmp_path)
     create_topic(node.metadata, "a")
     create_topic(node.metadata, "b", configs={"retention.ms": "5"})
     a, b = node.write("a"), node.write("b")
     set_broker_configs(node.metadata, "", {"log.retention.ms": "7"})
-    assert (a.log.config.retention_ms, b.log.config.retention_ms) == (7, 5)
+    # On a busy machine, the time for the first topic ends the turn, and the others follow.
+    await until_true(lambda: a.log.config.retention_ms == 7, "the broker's setting applies")
+    assert b.log.config.retention_ms == 5
     set_topic_configs(node.metadata, "a", {"retention.ms": "8"})
     set_topic_configs(node.metadata, "b", {})
     assert (a.log.config.retention_ms, b.log.config.retention_ms) == (8, 7)

@@ -35,7 +35,7 @@ from fencepost.logcore.batch import decode_records
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol.errors import WireError
-from fencepost.testing.arguments import GROUP_STATES, names, one_of
+from fencepost.testing.arguments import GROUP_STATES, names, one_of, setting_texts
 from fencepost.testing.clock import TestClock
 from fencepost.testing.faults import OWN_CLIENT_ID, Fault, Faults
 from fencepost.testing.groups import GroupWait
@@ -252,7 +252,7 @@ class HookServer:
         body = body_of(request, name=str, partitions=int, config=dict)
         if "name" not in body:
             raise ValueError("a topic has a name")
-        config = {str(key): str(value) for key, value in body.get("config", {}).items()}
+        config = setting_texts(body.get("config", {}))
         partitions = await self._create_topic(body["name"], body.get("partitions", -1), config)
         return {"name": body["name"], "partitions": partitions}
 

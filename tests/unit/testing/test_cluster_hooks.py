@@ -72,6 +72,7 @@ def test_clock_groups_and_network_are_controlled_over_http(served: Served) -> No
         ("/brokers/1/hurt", {}, 404, "kill, pause, restart, resume, stop"),
         ("/network", {"nodes": [], "others": [1]}, 400, "empty"),
         ("/topics", {"name": "a b"}, 400, "a b"),
+        ("/topics", {"name": "t", "config": {"retention.ms": None}}, 400, "a setting is a str"),
     ],
 )
 def test_invalid_requests_are_refused(

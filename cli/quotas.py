@@ -115,7 +115,7 @@ def why(session: ClusterSession, user: str, client_id: str, form: str) -> None:
     """Show which quotas apply to a client: the most specific one of each kind.
 
     OF is the entity that has the quota. SHARED_BY says which clients share it: all of one `user`,
-    all of one `client-id`, or `nobody`.
+    all of one `client-id`, or `nobody` if the quota belongs to one user with one client id.
     """
     from fencepost.cluster.quota_entities import (
         ABSENT,

@@ -481,7 +481,7 @@ def _unclean(session: ClusterSession, topics: Iterable[str]) -> Iterator[Finding
 
 
 def _feature(session: ClusterSession) -> Iterator[Finding]:
-    """Find a cluster whose finalized transaction version is below 2, whatever its clients do."""
+    """Find a cluster whose finalized transaction version is below 2; clients are not examined."""
     level = session.client.features().get("transaction.version", 0)
     if level < 2:
         yield Finding(

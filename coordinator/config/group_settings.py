@@ -186,7 +186,7 @@ def warn_of_caps(config: BrokerConfig, group_id: str, settings: Mapping[str, str
 
 
 def config_synonyms(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
-    """Return the settings of a group's key: the group's own, then those of its broker key."""
+    """Return the settings of a group's key: the group's own, then its broker key's."""
     synonyms: list[Setting] = []
     if name in settings:
         text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))

@@ -109,7 +109,7 @@ def delete_topic(decide: Decide, topic: TopicImage, take: ChargeQuota = unlimite
 def with_fixed_configs(
     metadata: Metadata, name: str, configs: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return a new topic's settings; the requested ones override those of an internal topic."""
+    """Return a new topic's settings; requested settings override an internal topic's defaults."""
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
 
 

@@ -108,7 +108,7 @@ def encode_key(scope: str, subject: str) -> bytes:
 
 
 def keys_of(scope: str, subject: str) -> tuple[bytes, ...]:
-    """Return the keys that entries of one subject may have, including those of version 1."""
+    """Return the keys that entries of one subject may have: the present one, and version 1's."""
     old: bytes = msgpack.packb([scope, _plain(subject)])
     return encode_key(scope, subject), old
 

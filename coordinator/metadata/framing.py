@@ -115,8 +115,8 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPar
 def _plain_values(data: bytes, count: int) -> list[bytes | SimilarPartitionRecords]:
     """Return the values of records without parsing anything else, which makes startup faster.
 
-    Every record must be like those of :func:`data_batch` and of Apache Kafka: a timestamp delta of
-    one byte, no key and no headers. Raises IndexError for any other record.
+    Every record must have a timestamp delta of one byte, no key and no headers, as
+    :func:`data_batch` and Apache Kafka write it. Raises IndexError for any other record.
     """
     values: list[bytes | SimilarPartitionRecords] = []
     append, one_byte, pos = values.append, ONE_BYTE, 0

@@ -13,7 +13,7 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     KRAFT_VERSION: (0, 1),
     METADATA_VERSION: (7, 33),
 }
-"""The features that a broker registers, which are those of Apache Kafka 4.4.
+"""The features that a broker registers: the same ones as a broker of Apache Kafka 4.4.
 
 A cluster that Apache Kafka has formatted finalizes levels of all these features, and rejects
 brokers that do not support them. This broker keeps the level of streams.version, but does not serve

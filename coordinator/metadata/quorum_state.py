@@ -41,7 +41,7 @@ def write_if_missing(fs: FileSystem, directory: str) -> None:
 
 
 def mark_standalone(fs: FileSystem, directory: str) -> None:
-    """Declare this log authoritative, whatever the file said before. Raises OSError."""
+    """Overwrite the file to declare this log authoritative. Raises OSError."""
     _write(fs, directory, {})
 
 

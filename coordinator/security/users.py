@@ -53,7 +53,7 @@ def derive_keys(mechanism: int, salted_password: bytes) -> tuple[bytes, bytes]:
 
 
 def new_salt() -> bytes:
-    """Return a salt like those of Kafka's tools: 25 base-36 digits."""
+    """Return a salt as Kafka's tools make it: 25 base-36 digits."""
     return _salt(secrets.token_bytes(32))
 
 

@@ -40,8 +40,8 @@ MAX_UPDATED_PARTITIONS: Final = 500
 other tasks between two requests.
 
 A LeaderAndIsr is never split, because Apache Kafka's brokers begin to checkpoint high watermarks
-after the first LeaderAndIsr, and only those of the partitions in that request (kafka:
-``ReplicaManager.becomeLeaderOrFollower``).
+after the first LeaderAndIsr, and the checkpoint then has only the partitions of that request
+(kafka: ``ReplicaManager.becomeLeaderOrFollower``).
 """
 
 _Part = tuple[TopicImage, int, int | None]

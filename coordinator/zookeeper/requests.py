@@ -2,8 +2,8 @@
 
 This module has no I/O. Other parts of the broker see only the resulting image, and work as with a
 KRaft controller. Both LeaderAndIsr and UpdateMetadata contain a partition's state. The state with
-the highest leader and partition epoch wins, whichever request arrives first. A replica on this
-broker becomes leader or follower only after a request has named its leader.
+the highest leader and partition epoch wins, even if an older state arrives later. A replica on
+this broker becomes leader or follower only after a request has named its leader.
 
 Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
 ``ZkMetadataCache.updateMetadata``.

@@ -184,7 +184,7 @@ class ZkMetadataStore(Metadata):
             change.done.set_result(None)
 
     def close(self) -> None:
-        """Accept no more changes; changes that are not written yet are void."""
+        """Accept no further changes, and discard the changes that are not written yet."""
         if self._is_over:
             return
         self._is_over = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -39,23 +38,9 @@ GROUP_STATES = (
 GROUP_TYPES = ("consumer", "classic", "share", "streams")
 """Kafka's ``GroupState`` and ``GroupType``, by the names that filters accept."""
 
-MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
-OFFSET_COLUMNS = (
-    *("topic", "partition", "committed", "stable", "end", "lag"),
-    *("held_back", "member"),
-)
-SHARE_COLUMNS = (
-    *("topic", "partition", "committed", "lag", "acquired", "available", "lock_end"),
-    "deliveries",
-)
-"""The columns of a share group, in which ``committed`` is the start offset."""
-SHARE_MEMBER_COLUMNS = ("member", "client", "host", "epoch", "assigned")
 BLAME_COLUMNS = (
     *("topic", "partition", "start_offset", "lag", "record", "state", "deliveries", "since"),
     *("lock_end", "member", "client", "host", "ends", "why"),
-)
-SUMMARY_COLUMNS = (
-    *("group", "state", "type", "members", "partitions", "lag", "unknown", "held_back"),
 )
 
 
@@ -112,144 +97,18 @@ def describe(
     lag_at_most as well. For a share group COMMITTED is the start offset, ACQUIRED and AVAILABLE
     count the records in flight, LOCK_END is the end of the oldest acquisition lock, and DELIVERIES
     the highest delivery count.
+
+    POLL_PAUSE is the last pause of ten seconds or more between two polls that a member's client has
+    reported, and the time of the report. The column is missing if no client has reported one. JSON
+    has poll_pause_ms and poll_pause_reported_ms.
     """
     if how["summary"] and how["members"]:
         raise click.UsageError("give either --summary or --members")
     if how["every"] == bool(groups):
         raise click.UsageError("name the groups, or give --all")
-    watch(lambda: _describe(session, groups, **how), every_s)
+    from fencepost.cli.group_tables import describe as show_groups
 
-
-def _describe(
-    session: ClusterSession,
-    names: tuple[str, ...],
-    form: str,
-    *,
-    every: bool,
-    summary: bool,
-    members: bool,
-) -> None:
-    from fencepost.client.queries import group_view
-
-    if every:
-        views = [group_view.describe_group(session, row.group_id) for row in session.groups()]
-    else:
-        views = [group_view.existing(session, name) for name in dict.fromkeys(names)]
-    if summary:
-        rows = group_view.summary_rows(session, views)
-        if form == "table":
-            table = [{**row, "lag": _total_text(row)} for row in rows]
-            emit(table, SUMMARY_COLUMNS, form)
-        else:
-            emit(rows, SUMMARY_COLUMNS, form)
-        _note_missing_lags(sum(int(str(row["failed"])) for row in rows), form)
-    elif members:
-        rows = [row for group in views for row in group_view.member_rows(group)]
-        _show_blocks(views, rows, MEMBER_COLUMNS, form)
-    else:
-        rows = _offset_rows(session, views)
-        _show_blocks(views, rows, OFFSET_COLUMNS, form)
-        _note_lag_kinds(rows, form)
-
-
-def _offset_rows(session: ClusterSession, groups: list[GroupView]) -> list[dict[str, object]]:
-    """Return the offset rows of groups.
-
-    The rows of share groups also have the counts of in-flight records.
-    """
-    from fencepost.client.queries.group_view import offset_rows
-    from fencepost.client.queries.share_blame import examine
-    from fencepost.client.queries.share_offsets import SHARE
-
-    rows = offset_rows(session, [group for group in groups if group.kind != SHARE])
-    for group in groups:
-        if group.kind == SHARE:
-            rows += examine(session, group)[0]
-    return rows
-
-
-def _show_blocks(
-    groups: list[GroupView], rows: list[dict[str, object]], columns: Sequence[str], form: str
-) -> None:
-    """Print a table with a heading for each group, or one JSON array of all rows."""
-    from fencepost.client.queries.group_view import totals
-    from fencepost.client.queries.share_offsets import SHARE
-
-    if form == "json":
-        emit(rows, columns, form)
-        return
-    blocks: dict[object, list[dict[str, object]]] = defaultdict(list)
-    for row in rows:
-        blocks[row["group"]].append(row)
-    for number, group in enumerate(groups):
-        head = f"{group.group}: {group.state}, {counted(len(group.members), 'member')}"
-        shown = blocks[group.group]
-        if "lag" in columns:
-            total = totals(shown)
-            head += f", lag {_total_text(total)}"
-            if total["unknown"]:
-                head += f" in {total['unknown']} of {counted(len(shown), 'partition')}"
-            head += f", held back {total['held_back']}" if total["held_back"] else ""
-            shown = _with_unknown(shown)
-        print_lines(*([""] if number else []), head)
-        if group.kind == SHARE and columns is OFFSET_COLUMNS:
-            _show_share_group(group, shown)
-        else:
-            emit(shown, columns, form)
-
-
-def _show_share_group(group: GroupView, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the partitions of a share group, the reasons for missing counts, and the members."""
-    from fencepost.client.queries.group_view import member_rows
-
-    emit([{**row, "lock_end": moment(row["lock_end_ms"])} for row in rows], SHARE_COLUMNS, "table")
-    reasons = Counter(str(row["in_flight_error"]) for row in rows if row["in_flight_error"])
-    for reason, count in reasons.items():
-        print_lines(f"note: {counted(count, 'partition')} without counts: {reason}", err=True)
-    if group.members:
-        print_lines("")
-        emit(member_rows(group), SHARE_MEMBER_COLUMNS, "table")
-
-
-def _total_text(total: Mapping[str, object]) -> str:
-    """Return a sum of lags as text; an incomplete sum is never printed as a bare number."""
-    if total["progress"]:
-        return "none (progress of a Spark query)"
-    if not total["unknown"]:
-        return str(total["lag"])
-    return f"{total['lag_known']} and unknown" if total["lag_known"] else "unknown"
-
-
-def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return rows of offsets for a table, with unknown lags marked as such."""
-    return [{**row, "lag": "unknown"} if row["unknown"] else row for row in rows]
-
-
-def _note_missing_lags(count: int, form: str, which: str = "") -> None:
-    if count and form == "table":
-        print_lines(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
-
-
-def _note_lag_kinds(rows: list[dict[str, object]], form: str) -> None:
-    """Print notes: the reasons for missing lags, and the number of lags counted in offsets."""
-    errors = [str(row["error"]) for row in rows if row["error"]]
-    _note_missing_lags(len(errors), form, ": " + ", ".join(sorted(set(errors))))
-    open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
-    if open_ends and form == "table":
-        most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
-        print_lines(
-            f"note: {counted(len(open_ends), 'partition')} without a committed offset:"
-            " auto.offset.reset of the members, or share.auto.offset.reset of a share group,"
-            f" decides where they begin, at most {most} before the end",
-            err=True,
-        )
-    count = sum(row["lag_is_exact"] is False for row in rows)
-    if count and form == "table":
-        print_lines(
-            f"note: the lag of {counted(count, 'partition')} is counted in offsets: with"
-            " transactions or compaction it may be fewer records",
-            err=True,
-        )
+    watch(lambda: show_groups(session, groups, **how), every_s)
 
 
 @command.command("members")
@@ -257,9 +116,11 @@ def _note_lag_kinds(rows: list[dict[str, object]], form: str) -> None:
 @table_options
 def list_members(session: ClusterSession, group: str, form: str) -> None:
     """Show the members of GROUP with their partitions, and in a consumer group their targets."""
-    from fencepost.client.queries.group_view import existing, member_rows
+    from fencepost.cli.group_tables import MEMBER_COLUMNS, member_rows, show_members
+    from fencepost.client.queries.group_view import existing
 
-    emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form, "no members")
+    rows = member_rows(session, [existing(session, group)])
+    show_members(rows, MEMBER_COLUMNS, form, "no members")
 
 
 @command.command("offsets")
@@ -272,12 +133,13 @@ def offsets(session: ClusterSession, group: str, form: str) -> None:
     that an open transaction holds back. Without a commit LAG is unknown, unless the partition is
     empty.
     """
+    from fencepost.cli.group_tables import OFFSET_COLUMNS, note_lag_kinds, with_unknown
     from fencepost.client.queries.group_view import existing, offset_rows
 
     rows = offset_rows(session, [existing(session, group)])
-    shown = _with_unknown(rows) if form == "table" else rows
+    shown = with_unknown(rows) if form == "table" else rows
     emit(shown, OFFSET_COLUMNS, form, "no partitions")
-    _note_lag_kinds(rows, form)
+    note_lag_kinds(rows, form)
 
 
 @command.command("reset-offsets")
@@ -397,7 +259,8 @@ def show_blame(session: ClusterSession, group: str, form: str) -> None:
 
     DELIVERIES counts its deliveries and LOCK_END is the end of its owner's acquisition lock. SINCE
     is the time when the owner acquired or renewed it, or else of its last event in the history; WHY
-    is the cause of that event. ENDS says what must happen next. Apache Kafka does not report
+    is the cause of that event, with the pause between two polls that an absent owner has reported.
+    ENDS says what must happen next. Apache Kafka does not report
     in-flight records.
     """
     from fencepost.client.queries.group_view import existing

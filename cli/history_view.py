@@ -6,7 +6,6 @@ import contextlib
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -14,14 +13,9 @@ import click
 from fencepost.cli.output import emit, read_time, table_options, text_of, utc
 from fencepost.cli.printing import print_json, print_lines, terminal_width
 from fencepost.cli.share_history import share_change
-from fencepost.coordinator.history.entries import (
-    GROUP,
-    POLL_PAUSE_REPORTED,
-    TRANSACTION,
-    Entry,
-)
+from fencepost.client.queries.poll_pauses import client_of, why_with_pause, with_poll_pauses
+from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.groups.events import EventKind
 from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
@@ -37,10 +31,6 @@ _WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), 
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 SHORT_ID = 8
 """Characters shown of a member id's unique part; JSON and ``--wide`` show all of it."""
-
-DEPARTURES = frozenset({EventKind.MEMBER_LEFT, EventKind.MEMBER_EXPIRED, EventKind.MEMBER_FENCED})
-PAUSE_WINDOW_MS = 60_000
-"""How long a Java client reports the longest time between two polls."""
 
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
@@ -180,12 +170,12 @@ def _require_known(session: ClusterSession, scope: str, *subjects: str) -> None:
 def row_of(entry: Entry) -> dict[str, Any]:
     """Return the fields to print of an entry; JSON has all, including ``detail``."""
     detail = dict(entry.detail)
-    client, host = _client(entry)
+    client, host = client_of(entry)
     return {
         "time": utc(entry.at_ms),
         "what": entry.what,
         "change": _change(detail),
-        "why": "; ".join(filter(None, (entry.why, _pause(detail)))) or None,
+        "why": why_with_pause(entry, detail.get("poll_pause_ms")),
         "trigger": entry.trigger,
         "who": _first_value(detail, _WHO) or _awaited(detail) or _producer(detail),
         "client": client,
@@ -194,49 +184,6 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "shard": entry.shard,
         "detail": detail,
     }
-
-
-def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:
-    """Add ``poll_pause_ms`` to the departures of members whose clients have reported a pause.
-
-    A client pushes its metrics after the pause, so the report follows the departure, by which time
-    the client may have another member id.
-    """
-    pauses = [one for one in entries if one.what == POLL_PAUSE_REPORTED]
-    if not pauses:
-        return list(entries)
-    return [
-        replace(one, detail={**one.detail, "poll_pause_ms": pause_ms})
-        if one.what in DEPARTURES and (pause_ms := _reported_pause(one, pauses))
-        else one
-        for one in entries
-    ]
-
-
-def _reported_pause(departure: Entry, pauses: Sequence[Entry]) -> int | None:
-    """Return the pause between polls, in ms, that the client of a departed member reported."""
-    for one in pauses:
-        pause_ms = int(one.detail["pause_ms"])
-        is_same = departure.detail.get("member") == one.detail["member"] or _client(
-            departure
-        ) == _client(one)
-        if is_same and 0 <= one.at_ms - departure.at_ms <= pause_ms + PAUSE_WINDOW_MS:
-            return pause_ms
-    return None
-
-
-def _client(entry: Entry) -> tuple[str | None, str | None]:
-    host = entry.detail.get("client_host") or entry.client_host
-    # Groups store addresses as Java prints them, with a leading slash.
-    plain = None if host is None else host.removeprefix("/")
-    return entry.detail.get("client_id") or entry.client_id, plain
-
-
-def _pause(detail: Mapping[str, Any]) -> str | None:
-    pause_ms = detail.get("poll_pause_ms")
-    return (
-        None if pause_ms is None else f"its client had not called poll for {pause_ms / 1000:.1f} s"
-    )
 
 
 def _change(detail: Mapping[str, Any]) -> str | None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fencepost.client.queries.entries import entries_of
 from fencepost.client.queries.group_view import offset_rows
+from fencepost.client.queries.poll_pauses import reported_pause, why_with_pause
 from fencepost.client.queries.share_partitions import NOT_FETCHED, InFlight, in_flight
 from fencepost.client.queries.share_records import is_about_partition, is_about_record
-from fencepost.coordinator.history.entries import GROUP, Entry
+from fencepost.coordinator.history.entries import GROUP, POLL_PAUSE_REPORTED, Entry
 
 if TYPE_CHECKING:
     from fencepost.client.queries.group_view import GroupView, MemberView
@@ -102,6 +103,7 @@ def _row(offsets: Mapping[str, Any], report: InFlight, members: Mapping[str, Mem
         "ends": None,
         "why": None,
         "why_ms": None,
+        "poll_pause_ms": None,
         "in_flight_error": report.reason,
     }
     if lock_end_ms is not None:
@@ -120,11 +122,16 @@ def _row(offsets: Mapping[str, Any], report: InFlight, members: Mapping[str, Mem
 def add_past(rows: list[Row], entries: Iterable[Entry]) -> None:
     """Add the last entry about each record: why it was delivered again, and since when.
 
-    Loads of the share partition are skipped: the entry before a load gives a better reason.
+    If the record's last owner was absent, the cause includes the pause between two polls that the
+    owner's client has reported. Loads of the share partition are skipped: the entry before a load
+    gives a better reason.
     """
     in_flight_rows = [row for row in rows if row["state"] is not None and row["first"] is not None]
     last: dict[int, Entry] = {}
+    pauses: list[Entry] = []
     for entry in entries:
+        if entry.what == POLL_PAUSE_REPORTED:
+            pauses.append(entry)
         if entry.what == LOADED:
             continue
         for number, row in enumerate(in_flight_rows):
@@ -135,6 +142,7 @@ def add_past(rows: list[Row], entries: Iterable[Entry]) -> None:
                 last[number] = entry
     for number, entry in last.items():
         row = in_flight_rows[number]
-        row["why"], row["why_ms"] = entry.why, entry.at_ms
+        row["poll_pause_ms"] = reported_pause(entry, pauses)
+        row["why"], row["why_ms"] = why_with_pause(entry, row["poll_pause_ms"]), entry.at_ms
         if row["since_ms"] is None:
             row["since_ms"] = entry.at_ms

@@ -51,6 +51,7 @@ def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
         )
         if kind == ConfigResourceType.GROUP and names:
             configs += yield from share_views.entries(ctx, name, sorted(names))
+            configs += yield from telemetry_views.pause_entries(ctx, name, names)
         elif kind == ConfigResourceType.BROKER and names:
             configs += yield from telemetry_views.entries(ctx, sorted(names))
     except DomainError as error:

@@ -1,10 +1,17 @@
-"""Metrics that clients have pushed, which DescribeConfigs returns only for a named key.
+"""DescribeConfigs entries that show the metrics that clients have pushed (KIP-714).
 
-``fencepost clients telemetry`` needs them, and Kafka has no API for them. A DescribeConfigs of the
-broker that asks for ``fencepost.client.telemetry/CLIENT_ID`` gets the instances with that client id
-as JSON, with all their values; without ``/CLIENT_ID`` it gets the instances of all clients, with
-the values of ``HIGHLIGHTS`` (``telemetry/reports.py``). A response contains such a key only if the
-request names it. Apache Kafka leaves out keys that it does not know.
+Kafka has no API to read these metrics. A Fencepost broker returns them as JSON, under keys that a
+response contains only if the request names them:
+
+* ``fencepost.client.telemetry`` of a broker: all client instances, each with the values of
+  ``HIGHLIGHTS`` (``telemetry/reports.py``);
+* ``fencepost.client.telemetry/CLIENT_ID`` of a broker: the instances with that client id, each with
+  all its values;
+* ``fencepost.client.telemetry`` of a group: the consumers of the group that have reported a long
+  pause between two polls.
+
+``fencepost clients telemetry`` asks for the first two, ``fencepost groups describe`` and ``groups
+members`` for the third. Apache Kafka leaves out keys that it does not know.
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.share_views import view_entry
 from fencepost.logcore.checkpoints import uuid_to_text
@@ -35,7 +43,7 @@ SERIES_AT_ONCE: Final = 200
 
 
 def entries(ctx: Context, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:
-    """Return an entry for each wanted key of client telemetry."""
+    """Return an entry for each named key of the broker."""
     instances: list[Entity] = []
     for name in names:
         key, slash, client_id = name.partition("/")
@@ -44,6 +52,31 @@ def entries(ctx: Context, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:
         value = yield from _instances(ctx, client_id if slash else None)
         instances.append(view_entry(ctx, name, value, "Metrics that clients have pushed, as JSON."))
     return tuple(instances)
+
+
+def pause_entries(ctx: Context, group: str, names: Iterable[str]) -> Steps[tuple[Entity, ...]]:
+    """Return the entry of a group's reported pauses, if it is named and may be described."""
+    if (
+        KEY not in names
+        or not ctx.broker.config.bool("fencepost.client.telemetry.enable")
+        or not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group)
+    ):
+        return ()
+    pauses: list[str] = []
+    for instance, pause in ctx.broker.telemetry.paused(group) if ctx.broker.has_telemetry else ():
+        if len(pauses) >= MAX_INSTANCES:
+            break
+        fields = {
+            "member": instance.report.member,
+            "client_id": instance.client.client_id,
+            "client_host": instance.client.host,
+            "pause_ms": pause.pause_ms,
+            "reported_ms": pause.at_ms,
+        }
+        pauses.append(json.dumps(fields))
+        yield
+    value = f"[{', '.join(pauses)}]"
+    return (view_entry(ctx, KEY, value, "Pauses between polls that consumers reported, as JSON."),)
 
 
 def _instances(ctx: Context, client_id: str | None) -> Steps[str]:

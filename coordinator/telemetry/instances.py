@@ -36,7 +36,7 @@ class ClientInstance:
         self.expires_ms = 0
         self.report = Report()
         self.pause_noted_ms: int | None = None
-        """When a pause between polls was last recorded."""
+        """When a pause between polls was last recorded in the history."""
         self._last_get_ms = self._last_push_ms = _NEVER
 
     def may_get(self, now_ms: int) -> bool:

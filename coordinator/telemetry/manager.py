@@ -86,6 +86,16 @@ class TelemetryLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedPause:
+    """The last long pause between two polls that a member of a group has reported."""
+
+    group: str
+    pause_ms: int
+    at_ms: int
+    """The time of the report, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """The content of a PushTelemetry request."""
 
@@ -124,6 +134,8 @@ class ClientTelemetry:
         """The instance that each connection created last."""
         self._with_series: OrderedDict[UUID, Report] = OrderedDict()
         """Reports of the instances whose values are kept, the least recent push first."""
+        self._last_pauses: dict[UUID, ReportedPause] = {}
+        """By instance; instances without a long pause are left out."""
         self._series_bytes = 0
         """The sum of the reports' ``counted_bytes``."""
         self._swept_ms = clock.monotonic_ms()
@@ -137,6 +149,14 @@ class ClientTelemetry:
         """Yield the instances that have not expired, the most recently active one first."""
         self._sweep()
         return iter(tuple(reversed(self._instances.values())))
+
+    def paused(self, group: str) -> Iterator[tuple[ClientInstance, ReportedPause]]:
+        """Yield the instances whose last long pause was reported for ``group``."""
+        self._sweep()
+        for instance_id, pause in tuple(self._last_pauses.items()):
+            instance = self._instances.get(instance_id)
+            if pause.group == group and instance is not None:
+                yield instance, pause
 
     # --- requests ---
 
@@ -254,6 +274,7 @@ class ClientTelemetry:
 
     def _forget(self, instance_id: UUID) -> None:
         self._instances.pop(instance_id, None)
+        self._last_pauses.pop(instance_id, None)
         self._forget_series(instance_id)
 
     def _forget_series(self, instance_id: UUID) -> None:
@@ -330,7 +351,7 @@ class ClientTelemetry:
             self._note_pause(current, may_read_group)
 
     def _note_pause(self, instance: ClientInstance, may_read_group: Callable[[str], bool]) -> None:
-        """Record in the group's history that a consumer has not polled for a long time."""
+        """Keep a long pause between polls, and record it in the group's history."""
         report, now_ms = instance.report, self._clock.monotonic_ms()
         group, pause_ms = report.group, report.highlights.get(POLL_PAUSE, 0)
         noted_ms = instance.pause_noted_ms
@@ -338,9 +359,14 @@ class ClientTelemetry:
             return
         if noted_ms is not None and now_ms - noted_ms < PAUSE_RENEWAL_MS:
             return
+        if not may_read_group(group):
+            return
+        self._last_pauses[instance.instance_id] = ReportedPause(
+            group, round(pause_ms), self._clock.now_ms()
+        )
         if now_ms - self._pauses_since_ms >= PAUSE_RENEWAL_MS:
             self._pauses, self._pauses_since_ms = 0, now_ms
-        if self._pauses >= self.limits.max_pauses or not may_read_group(group):
+        if self._pauses >= self.limits.max_pauses:
             return
         self._pauses += 1
         instance.pause_noted_ms = now_ms

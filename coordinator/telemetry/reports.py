@@ -25,8 +25,11 @@ HIGHLIGHTS: Final[Mapping[str, str]] = {
     f"{_PREFIX}{name}": short
     for name, short in {
         "consumer.time.between.poll.max": POLL_PAUSE,
+        "consumer.share.time.between.poll.max": POLL_PAUSE,
         "consumer.last.poll.seconds.ago": "last_poll_seconds_ago",
+        "consumer.share.last.poll.seconds.ago": "last_poll_seconds_ago",
         "consumer.poll.idle.ratio.avg": "poll_idle_ratio",
+        "consumer.share.poll.idle.ratio.avg": "poll_idle_ratio",
         "consumer.coordinator.commit.latency.max": "commit_latency_max_ms",
         "consumer.coordinator.rebalance.total": "rebalances",
         "consumer.coordinator.rebalance.latency.max": "rebalance_latency_max_ms",

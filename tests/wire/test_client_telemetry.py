@@ -25,6 +25,7 @@ from tests.support.kafka import java_command, required
 from tests.support.own_broker import OwnBroker
 from tests.support.processes import Child
 from tests.support.raw import Answer
+from tests.support.share import configure
 from tests.support.targets import SETTINGS
 from tests.support.telemetry import ENABLED, with_receiver
 from tests.support.waits import until
@@ -43,7 +44,11 @@ def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OwnBroker]:
     kind = request.config.getoption("--target")
-    settings = {**SETTINGS, "telemetry.max.bytes": str(MAX_BYTES)}
+    settings = {
+        **SETTINGS,
+        "telemetry.max.bytes": str(MAX_BYTES),
+        "group.share.min.record.lock.duration.ms": "1000",
+    }
     home = tmp_path_factory.mktemp("telemetry")
     started: Any
     if kind == "kafka":
@@ -297,14 +302,75 @@ def test_history_names_the_poll_pause_that_expired_a_java_consumer(
             os.kill(consumer.pid, signal.SIGCONT)
             # The tool polls until there are records, and reports the pause when it next polls.
             entry = told(ours, group, "poll-pause-reported", lambda: cluster.produce(topic, [b"x"]))
+            pause_ms = entry["detail"]["pause_ms"]
+            until(
+                lambda: pauses_of_members(ours, group) == [pause_ms],
+                "the member that has rejoined shows the pause",
+            )
+            assert "POLL_PAUSE" in cli(ours, "groups", "describe", group, "--members").stdout
         finally:
             consumer.kill()
-    pause_s = entry["detail"]["pause_ms"] / 1000
+    pause_s = pause_ms / 1000
     assert pause_s >= MIN_PAUSE_MS / 1000
     assert entry["why"].startswith(f"{pause_s:.1f} s passed between two calls of poll")
     gone = told(ours, group, "member-expired")
     assert gone["why"].endswith(f"; its client had not called poll for {pause_s:.1f} s")
     assert "had not called poll" in cli(ours, "groups", "history", group, "--wide").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java_tools")
+def test_history_names_the_poll_pause_that_expired_a_java_share_consumers_lock(
+    ours: str, tmp_path: Path
+) -> None:
+    group, topic = unique("share"), unique("t")
+    settings = tmp_path / "consumer.properties"
+    settings.write_text("client.id=real-java\n")
+    command = java_command(
+        "org.apache.kafka.tools.VerifiableShareConsumer",
+        *("--bootstrap-server", ours, "--topic", topic, "--group-id", group),
+        *("--acknowledgement-mode", "sync", "--command-config", str(settings)),
+    )
+    with Cluster(ours) as cluster:
+        cluster.create_topic(topic)
+        configure(cluster, group, share_record_lock_duration_ms=str(MIN_PAUSE_MS))
+        consumer = Child(command)
+        try:
+            row = until(lambda: polling(ours, cluster, topic), "the consumer pushes its metrics")
+            assert row["resource"]["group_id"] == group
+
+            def acquired() -> bool:
+                shown = cli(ours, "groups", "describe", group, "--format=json").stdout
+                return any(one["acquired"] for one in json.loads(shown))
+
+            def is_stopped_with_a_record() -> bool:
+                """Stop the consumer while the broker holds its fetch, which a record completes."""
+                os.kill(consumer.pid, signal.SIGSTOP)
+                cluster.produce(topic, [b"x"])
+                try:
+                    return until(acquired, "the record is acquired", deadline_s=2)
+                except TimeoutError:
+                    os.kill(consumer.pid, signal.SIGCONT)
+                    return False
+
+            until(is_stopped_with_a_record, "the consumer is stopped with a record")
+            lost = told(ours, group, "share-records-returned")
+            assert lost["why"] == "acquisition lock expired"
+            os.kill(consumer.pid, signal.SIGCONT)
+            entry = told(ours, group, "poll-pause-reported", lambda: cluster.produce(topic, [b"x"]))
+            pause_ms = entry["detail"]["pause_ms"]
+            until(lambda: pauses_of_members(ours, group) == [pause_ms], "the member's pause")
+        finally:
+            consumer.kill()
+    assert pause_ms >= MIN_PAUSE_MS
+    lost = told(ours, group, "share-records-returned")
+    pause = f"its client had not called poll for {pause_ms / 1000:.1f} s"
+    assert lost["why"] == f"acquisition lock expired; {pause}"
+
+
+def pauses_of_members(bootstrap: str, group: str) -> list[int | None]:
+    shown = cli(bootstrap, "groups", "members", group, "--format=json").stdout
+    return [one["poll_pause_ms"] for one in json.loads(shown)]
 
 
 def polling(bootstrap: str, cluster: Cluster, topic: str) -> dict[str, Any] | None:

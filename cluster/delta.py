@@ -5,7 +5,7 @@ Source: ``MetadataDelta``, ``TopicsDelta``, ``TopicDelta``, ``ClusterDelta``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
@@ -43,6 +43,7 @@ from fencepost.cluster.records import (
     UnregisterControllerRecord,
     UserScramCredentialRecord,
 )
+from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.errors import CorruptRecordError
 
 K = TypeVar("K")
@@ -89,6 +90,12 @@ class MetadataDelta:
         apply = _REPLAY.get(type(record))
         if apply is not None:
             apply(self, record)
+
+    def add_partitions(
+        self, topic_id: UUID, first: int, registrations: Iterable[PartitionRegistration]
+    ) -> None:
+        """Replay the records of a topic's new partitions, which result in ``registrations``."""
+        self.partitions_of(topic_id).update(enumerate(registrations, first))
 
     def begin_snapshot(self) -> None:
         """Replace the image by the following records; entries that they omit are removed.
@@ -426,6 +433,9 @@ def replayed(
     Raises CorruptRecordError.
     """
     delta = MetadataDelta(image)
-    for record in records:
+    prepared = records if isinstance(records, TopicRecords) and records.is_prepared else None
+    for record in records if prepared is None else prepared.head:
         delta.replay(record)
+    if prepared is not None:
+        delta.add_partitions(prepared.topic_id, prepared.first, prepared.registrations)
     return delta.apply(offset, epoch)

@@ -142,8 +142,8 @@ class ImageLoader:
     def add_partitions(
         self, topic_id: UUID, first: int, registrations: Iterable[PartitionRegistration]
     ) -> None:
-        """Replay the records of a topic's new partitions, which result in ``registrations``."""
-        self._delta.partitions_of(topic_id).update(enumerate(registrations, first))
+        """See :meth:`MetadataDelta.add_partitions`."""
+        self._delta.add_partitions(topic_id, first, registrations)
 
     def change_all(self, change: PartitionChangeRecord, replicas: tuple[int, ...]) -> list[bytes]:
         """Replay ``change`` for each partition that has exactly these replicas.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -28,6 +29,9 @@ from fencepost.cluster.records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
+from fencepost.cluster.topic_records import TopicRecords
+from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.turns import completed
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.session import Create, Delete, ZkSession
@@ -100,32 +104,26 @@ async def load(session: ZkSession) -> ZkImage:
     configs = await read_configs(session)
     ids = await session.get(znodes.PRODUCER_IDS)
     topics_by_name = {one.name: one for one in topics}
-    records: list[MetadataRecord] = [*brokers.values()]
-    without_id = []
-    for topic in topics:
-        if topic.name in marked:
-            continue
-        if topic.node.topic_id is None:
-            without_id.append(topic)
-        else:
-            records += records_of(topic)
-    there = {one.name for one in records if isinstance(one, TopicRecord)}
+    kept = [one for one in topics if one.name not in marked]
+    with_id = [one for one in kept if one.node.topic_id is not None]
+    there = {one.name for one in with_id}
+    first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
+    others: list[MetadataRecord] = [ProducerIdsRecord(-1, first, -1)]
     for (kind, name), values in configs.items():
         # A new topic must not get the settings of a deleted topic with the same name.
         if kind != TOPIC_RESOURCE or name in there:
-            records += config_records(kind, name, {}, values)
-    first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
-    records.append(ProducerIdsRecord(-1, first, -1))
-    delta = MetadataDelta(MetadataImage())
-    for batch in batched(records):
-        for record in batch:
-            delta.replay(record)
-        await asyncio.sleep(0)  # let other tasks run
+            others += config_records(kind, name, {}, values)
+    delta, count = MetadataDelta(MetadataImage()), 0
+    for record in chain(brokers.values(), *map(records_of, with_id), others):
+        delta.replay(record)
+        count += 1
+        if count % AT_ONCE == 0:
+            await asyncio.sleep(0)  # let other tasks run
     deleting = {
         name: topics_by_name[name].node if name in topics_by_name else None for name in marked
     }
-    image = delta.apply(len(records), 0)
-    return ZkImage(image, tuple(without_id), deleting)
+    without_id = tuple(one for one in kept if one.node.topic_id is None)
+    return ZkImage(delta.apply(count, 0), without_id, deleting)
 
 
 def _unwatched(_path: str) -> None:
@@ -237,6 +235,23 @@ def partition_records(
             leader_epoch=state.leader_epoch,
             partition_epoch=version,
         )
+
+
+async def new_partitions(
+    topic_id: UUID,
+    node: TopicZnode,
+    states: Mapping[int, tuple[PartitionStateZnode, int]],
+    indexes: range,
+    head: Sequence[MetadataRecord] = (),
+) -> TopicRecords:
+    """Return the records in ``head``, and the prepared records of a topic's new partitions."""
+    pace, records = Pace(), list[PartitionRecord]()
+    for batch in batched(indexes):
+        records += partition_records(topic_id, node, states, batch)
+        await pace()
+    prepared = TopicRecords(head, topic_id, indexes.start, records)
+    await completed(prepared.prepare())
+    return prepared
 
 
 async def read_configs(session: ZkSession) -> dict[tuple[int, str], dict[str, str]]:

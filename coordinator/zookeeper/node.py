@@ -30,6 +30,7 @@ from fencepost.coordinator.metadata.controller_settings import controller_settin
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, log_failure, spawn
+from fencepost.coordinator.runtime.turns import completed
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import SecurityZnodes
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
@@ -182,7 +183,7 @@ class ZooKeeperNode:
             await self._notifications.skip()
             await reencode(self._session, self._node_id, self.passwords)
             loaded = await load(self._session)
-            self._image = without_leaders(loaded.image, self._node_id)
+            self._image = await completed(without_leaders(loaded.image, self._node_id))
             await self.access.load()
         except ZooKeeperError as error:
             raise MembershipError(str(error)) from error

@@ -34,6 +34,7 @@ from fencepost.cluster.records import (
     UnregisterBrokerRecord,
 )
 from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE
+from fencepost.logcore.steps import Steps
 from fencepost.protocol.schema import Entity
 
 NONE, STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 0, 11, 77
@@ -52,11 +53,11 @@ MAX_GONE: Final = 10_000
 _NO_INCARNATION: Final = UUID(int=0)
 
 
-def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
+def without_leaders(image: MetadataImage, broker_id: int) -> Steps[MetadataImage]:
     """Return the image of a starting broker, in which the broker's partitions have no leaders.
 
     The broker may have lost records since its previous session. If it became leader again in the
-    same leader epoch, replicas could diverge.
+    same leader epoch, replicas could diverge. Each step changes one partition.
     """
     delta = MetadataDelta(image)
     for topic in image.topics.values():
@@ -70,6 +71,7 @@ def without_leaders(image: MetadataImage, broker_id: int) -> MetadataImage:
                 # No request will report that a reassignment between other brokers was cancelled.
                 settled = replace(part, adding_replicas=(), removing_replicas=())
                 delta.replay(partition_record(topic.topic_id, index, settled))
+            yield
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
     return delta.apply(image.offset + 1, image.epoch)

@@ -19,9 +19,11 @@ from fencepost.cluster.controller.errors import NotControllerError, TopicAlready
 from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
+from fencepost.cluster.topic_records import without_partition_records
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.runtime.turns import completed
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import ZkImage
 from fencepost.coordinator.zookeeper.session import Write, ZkSession
@@ -104,12 +106,13 @@ class ZkMetadataStore(Metadata):
         """
         if self._is_over:
             raise _resigned()
-        for record in records:
+        others = without_partition_records(records)
+        for record in others:
             if isinstance(record, TopicRecord) and record.name in self.deleting:
                 raise TopicAlreadyExistsError(f"Topic '{record.name}' is marked for deletion.")
         check_storable(records)
         before, after = self.image, self._replayed(records)
-        for record in records:
+        for record in others:
             if isinstance(record, RemoveTopicRecord):
                 self.deleting.add(before.topics_by_id[record.topic_id].name)
         self._queue_decision(after, records)
@@ -175,7 +178,9 @@ class ZkMetadataStore(Metadata):
 
     async def _write(self, change: PendingDecision) -> None:
         writer = ZnodeWriter(change.before, change.after, self._epoch, self.marked)
-        await self.do(writer.write(change.records))
+        writes = await completed(writer.write(change.records))
+        if not self._is_over:
+            await self.do(writes)
         if self._is_over:
             return
         self._changes.popleft()

@@ -34,9 +34,11 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
+from fencepost.cluster.topic_records import without_partition_records
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Put, Set, Write
+from fencepost.logcore.steps import Steps
 
 MAX_WRITES: Final = 500
 """The maximum number of writes in a transaction, which must fit into 1 MiB (``jute.maxbuffer``)."""
@@ -59,9 +61,9 @@ _WRITTEN: Final = (
 )
 
 
-def check_storable(records: Iterable[MetadataRecord]) -> None:
+def check_storable(records: Sequence[MetadataRecord]) -> None:
     """Raise NotInZooKeeperError for records that cannot be stored in ZooKeeper."""
-    for record in records:
+    for record in without_partition_records(records):
         if isinstance(record, ConfigRecord):
             if znodes.config_path(record.resource_type, record.resource_name) is None:
                 raise NotInZooKeeperError("a cluster on ZooKeeper cannot store such settings")
@@ -90,8 +92,11 @@ class ZnodeWriter:
         self._resources: dict[tuple[int, str], None] = {}
         self._writes: list[Write] = []
 
-    def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
-        """Return the writes, ordered so that a failure after any of them does no harm."""
+    def write(self, records: Iterable[MetadataRecord]) -> Steps[list[Write]]:
+        """Return the writes, ordered so that a failure after any of them does no harm.
+
+        Each step converts one record, because a decision may create 10,000 partitions.
+        """
         for record in records:
             match record:
                 case TopicRecord():
@@ -113,6 +118,7 @@ class ZnodeWriter:
                         record.broker_id, record.next_producer_id - BLOCK_SIZE, BLOCK_SIZE
                     )
                     self._writes.append(Set(znodes.PRODUCER_IDS, data))
+            yield
         return [*self._settings(), *self._assignments(), *self._writes, *self._notifications()]
 
     def _create(self, record: PartitionRecord) -> None:

@@ -46,11 +46,11 @@ from fencepost.coordinator.zookeeper.loading import (
     ZkImage,
     batched,
     config_records,
+    new_partitions,
     partition_records,
     read_brokers,
     read_config,
     read_states,
-    records_of,
 )
 from fencepost.coordinator.zookeeper.log_dirs import LogDirs, read_log_dir_events
 from fencepost.coordinator.zookeeper.request_batch import (
@@ -363,7 +363,7 @@ class ZkController:
             more = range(len(topic.partitions), len(node.replicas))
             if more:
                 await self._make_partitions(name, more)
-                self.learn([*partition_records(topic.topic_id, node, {}, more)])
+                self.learn(await new_partitions(topic.topic_id, node, {}, more))
                 await self._place_new()
             if node.topic_id != topic.topic_id:  # KAFKA-14190: older tools drop the id
                 now = self.store.image.topics.get(name)
@@ -375,15 +375,16 @@ class ZkController:
     async def _adopt(self, topic: KnownTopic) -> None:
         """Add a topic that another program, such as an older tool, has created in ZooKeeper."""
         node = topic.node
+        topic_id = node.topic_id or new_topic_id()
         if node.topic_id is None:
-            node = replace(node, topic_id=new_topic_id())
+            node = replace(node, topic_id=topic_id)
             await self.store.do([Set(znodes.topic_path(topic.name), znodes.topic_data(node))])
-        new = [index for index in sorted(node.replicas) if index not in topic.states]
-        await self._make_partitions(topic.name, new)
-        records = [*records_of(replace(topic, node=node))]
+        indexes = range(len(node.replicas))
+        await self._make_partitions(topic.name, [one for one in indexes if one not in topic.states])
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
-        records += config_records(TOPIC_RESOURCE, topic.name, {}, values or {})
-        self.learn(records)
+        settings = config_records(TOPIC_RESOURCE, topic.name, {}, values or {})
+        head: list[MetadataRecord] = [TopicRecord(topic.name, topic_id), *settings]
+        self.learn(await new_partitions(topic_id, node, topic.states, indexes, head))
         await self._place_new()
         self._assigned(topic.name)  # the write above may have fired the watch
 

@@ -48,9 +48,9 @@ class Many:
     def go(self, broker_id: int) -> None:
         self.session.delete(znodes.broker_path(broker_id))
 
-    def create(self, name: str) -> None:
+    def create(self, name: str, *replicas: int, partitions: int = PARTITIONS) -> None:
         placed = [
-            {"partition_index": index, "broker_ids": [FIRST, SECOND]} for index in range(PARTITIONS)
+            {"partition_index": index, "broker_ids": list(replicas)} for index in range(partitions)
         ]
         topic = {"name": name, "num_partitions": -1, "replication_factor": -1}
         with Cluster(self.broker.bootstrap) as client:
@@ -87,6 +87,16 @@ class Many:
         )
 
 
+def _settings(connect: str) -> dict[str, str]:
+    return {
+        "broker.id": str(OWN),
+        "zookeeper.connect": connect,
+        "zookeeper.session.timeout.ms": "60000",
+        "listeners": f"{PLAINTEXT}://127.0.0.1:0",
+        "auto.leader.rebalance.enable": "false",
+    }
+
+
 @contextmanager
 def session_of(zookeeper: ZooKeeper) -> Iterator[tuple[str, Any]]:
     connect = f"{zookeeper.connect}/{unique('stalls')}"
@@ -104,21 +114,14 @@ async def test_controller_with_many_partitions_does_not_block_the_loop(
 ) -> None:
     with session_of(zookeeper) as (connect, session):
         await asyncio.to_thread(session.ensure_path, "/")
-        settings = {
-            "broker.id": str(OWN),
-            "zookeeper.connect": connect,
-            "zookeeper.session.timeout.ms": "60000",
-            "listeners": f"{PLAINTEXT}://127.0.0.1:0",
-            "auto.leader.rebalance.enable": "false",
-        }
-        async with Broker(tmp_path, config=settings) as broker:
+        async with Broker(tmp_path, config=_settings(connect)) as broker:
             many = Many(broker, session)
             await asyncio.to_thread(many.come, FIRST)
             await asyncio.to_thread(many.come, SECOND)
             await many.until_there_are({OWN, FIRST, SECOND})
             for number in range(TOPICS):
                 with watched_loop() as watch:
-                    await asyncio.to_thread(many.create, f"t{number}")
+                    await asyncio.to_thread(many.create, f"t{number}", FIRST, SECOND)
                 watch.check()
             with watched_loop() as watch:
                 await asyncio.to_thread(many.go, FIRST)
@@ -133,4 +136,22 @@ async def test_controller_with_many_partitions_does_not_block_the_loop(
                 await asyncio.to_thread(session.delete, znodes.CONTROLLER)
                 await until_true(lambda: many.elected not in {None, former}, "another term")
                 await many.until_led_by(SECOND)
+            watch.check()
+
+
+async def test_creation_of_a_large_topic_does_not_block_the_loop(
+    zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
+    with session_of(zookeeper) as (connect, session):
+        await asyncio.to_thread(session.ensure_path, "/")
+        async with Broker(tmp_path, config=_settings(connect)) as broker:
+            many = Many(broker, session)
+            await asyncio.to_thread(many.come, FIRST)
+            await asyncio.to_thread(many.come, SECOND)
+            await many.until_there_are({OWN, FIRST, SECOND})
+            with watched_loop() as watch:
+                await asyncio.to_thread(
+                    many.create, "large", FIRST, SECOND, partitions=TOPICS * PARTITIONS
+                )
+                await many.until_led_by(FIRST)
             watch.check()

@@ -332,7 +332,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "the controller gives a tool's topic no id",
-        ((ZkController._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
+        ((ZkController._adopt, "node = replace(node, topic_id=topic_id)", "return"),),
     ),
     # --- users, quotas, ACLs ---
     Bug(

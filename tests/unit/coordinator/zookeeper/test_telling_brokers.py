@@ -50,6 +50,7 @@ from fencepost.coordinator.zookeeper.requests import (
 )
 from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
 from fencepost.coordinator.zookeeper.writes import ZnodeWriter, check_storable, fenced
+from fencepost.logcore.steps import finish
 from fencepost.protocol.api import ApiKey
 from tests.support.controller_requests import apply_leader_and_isr, apply_update_metadata
 
@@ -66,7 +67,7 @@ class Broker:
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
         self.request_applier = ControllerRequestApplier(broker_id)
-        self.image = without_leaders(image, broker_id)
+        self.image = finish(without_leaders(image, broker_id))
 
     def take(self, request: Any) -> None:
         assert self.request_applier.refuses(request, self.epoch, CONNECTED_S) == 0
@@ -114,7 +115,7 @@ class Scene:
         if outcome.records:
             self.machine.replay(outcome.records, before.offset + 1, 1, 0)
             after = self.machine.image
-            for write in ZnodeWriter(before, after, 1).write(outcome.records):
+            for write in finish(ZnodeWriter(before, after, 1).write(outcome.records)):
                 self.write(write)
             self.requests = list(requests_after(before, after, self.controller))
             for broker_id, request in self.requests:
@@ -428,6 +429,22 @@ def test_starting_broker_leads_nothing_before_leader_and_isr(scene: Scene):
     mine = starting.image.topics["t"].partitions[0]
     assert (mine.leader, mine.partition_epoch, mine.replicas) == (-1, -1, (1, 2))
     assert not starting.image.brokers
+
+
+def test_large_topic_is_written_and_loaded_one_partition_per_step(scene: Scene) -> None:
+    """No turn of the event loop must convert more partitions than it has time for."""
+    before = scene.machine.image
+    scene.create("t", *[(1, 2)] * 50)
+    after = scene.machine.image
+    records = [
+        TopicRecord("t", after.topics["t"].topic_id),
+        *(
+            partition_record(after.topics["t"].topic_id, index, one)
+            for index, one in enumerate(after.topics["t"].partitions)
+        ),
+    ]
+    assert sum(1 for _ in ZnodeWriter(before, after, 1).write(records)) == 1 + 50
+    assert sum(1 for _ in without_leaders(after, 1)) == 50
 
 
 def test_starting_broker_ignores_reassignments_of_other_brokers(scene: Scene):

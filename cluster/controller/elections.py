@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from uuid import UUID
 
 from fencepost.cluster.controller.errors import (
     ElectionNotNeededError,
@@ -18,7 +19,7 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.outcome import ControllerResult, PartitionChange, events_of
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.view import ControllerView
-from fencepost.cluster.image import PartitionRegistration
+from fencepost.cluster.image import NEVER_LED, PartitionRegistration
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
 
@@ -138,6 +139,22 @@ def elect_unclean_leaders(view: ControllerView) -> ControllerResult[bool]:
     )
 
 
+def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResult[bool]:
+    """Elect the first leaders of partitions that another program has assigned (ZooKeeper).
+
+    Partitions without an active replica are left without a leader. The answer says whether
+    elections may remain.
+    """
+    topic, most = view.image.topics_by_id.get(topic_id), view.settings.max_elections
+    if topic is None:
+        return ControllerResult(False)
+    partitions = enumerate(topic.partitions)
+    waiting = ((topic, index) for index, one in partitions if one.partition_epoch == NEVER_LED)
+    cause = "another program has assigned the partition"
+    changes = view.leader_and_isr_updates(waiting, cause, at_most=most)
+    return _result_of(changes, is_more=len(changes) == most)
+
+
 def _elected_in_turn(
     view: ControllerView, partitions: Iterator[Partition], election: Election, cause: str
 ) -> ControllerResult[bool]:
@@ -149,6 +166,9 @@ def _elected_in_turn(
             changes += _elect(view, topic, index, election, cause)
         except DomainError:
             continue
+    return _result_of(changes, is_more=len(changes) >= view.settings.max_elections)
+
+
+def _result_of(changes: Sequence[PartitionChange], *, is_more: bool) -> ControllerResult[bool]:
     records = tuple(one.record for one in changes)
-    is_more = len(changes) >= view.settings.max_elections
     return ControllerResult(is_more, records, events=tuple(events_of(changes)))

@@ -205,6 +205,10 @@ class Controller:
         """See :func:`elections.elect_leaders`."""
         return elections.elect_leaders(self.view, election, partitions)
 
+    def elect_first_leaders(self, topic_id: UUID) -> ControllerResult[bool]:
+        """See :func:`elections.elect_first_leaders`."""
+        return elections.elect_first_leaders(self.view, topic_id)
+
     def alter_partition_reassignments(
         self,
         items: Sequence[reassignments.ReassignablePartition],
@@ -304,10 +308,6 @@ class Controller:
     def adopt_topic(self, topic: adoption.AdoptedTopic) -> ControllerResult[None]:
         """See :func:`adoption.adopt_topic`."""
         return adoption.adopt_topic(self.view, topic)
-
-    def elect_first_leaders(self, topic_id: UUID) -> ControllerResult[None]:
-        """See :func:`topics.elect_first_leaders`."""
-        return topics.elect_first_leaders(self.view, topic_id)
 
     def delete_topic(
         self, topic_id: UUID, charge: ChargeQuota = unlimited, *, allows_internal: bool = False

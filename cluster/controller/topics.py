@@ -27,12 +27,7 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.outcome import ControllerResult
 from fencepost.cluster.controller.placement import RandomSource, place
 from fencepost.cluster.controller.view import ControllerView
-from fencepost.cluster.image import (
-    NEVER_LED,
-    TOPIC_RESOURCE,
-    BrokerRegistration,
-    TopicImage,
-)
+from fencepost.cluster.image import TOPIC_RESOURCE, BrokerRegistration, TopicImage
 from fencepost.cluster.records import (
     ConfigRecord,
     MetadataRecord,
@@ -475,24 +470,6 @@ def _place_added(
         checked.append(replicas)
         yield
     return checked
-
-
-def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResult[None]:
-    """Elect the first leaders of partitions that were assigned outside the controller.
-
-    Partitions without an active replica are left without a leader.
-
-    Source: ``PartitionStateMachine.initializeLeaderAndIsrForPartitions``.
-    """
-    topic = view.image.topics_by_id.get(topic_id)
-    if topic is None:
-        return ControllerResult(None)
-    records = tuple(
-        partition_record(view, topic_id, index, one.replicas)
-        for index, one in enumerate(topic.partitions)
-        if one.partition_epoch == NEVER_LED and any(map(view.is_active, one.replicas))
-    )
-    return ControllerResult(None, records)
 
 
 def delete_topic(

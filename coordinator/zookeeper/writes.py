@@ -123,16 +123,11 @@ class ZnodeWriter:
 
     def _create(self, record: PartitionRecord) -> None:
         topic, index = self._after.topics_by_id[record.topic_id], record.partition_id
-        was = self._before.partition(record.topic_id, index)
-        if was is None:
-            self._writes.append(Create(znodes.partition_path(topic.name, index)))
-            if record.topic_id not in self._new:
-                self._assigned[record.topic_id] = None
-        if record.partition_epoch != NEVER_LED:
-            state = PartitionRegistration.of(record)
-            self._states[record.topic_id, index] = state
-            data = self._state(state)
-            self._writes.append(Create(znodes.state_path(topic.name, index), data))
+        state = PartitionRegistration.of(record)
+        self._states[record.topic_id, index] = state
+        self._assigned[record.topic_id] = None
+        self._writes.append(Create(znodes.partition_path(topic.name, index)))
+        self._writes.append(Create(znodes.state_path(topic.name, index), self._state(state)))
 
     def _change(self, record: PartitionChangeRecord) -> None:
         key = record.topic_id, record.partition_id

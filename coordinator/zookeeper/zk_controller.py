@@ -315,7 +315,7 @@ class ZkController:
         """Elect a first leader for each partition that never had a leader."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
-                self._decide(methodcaller("elect_first_leaders", topic.topic_id))
+                await self._decide_all(methodcaller("elect_first_leaders", topic.topic_id))
                 await asyncio.sleep(0)
 
     async def _process_topic_change(self) -> None:

@@ -240,25 +240,24 @@ def test_controller_activated_again_queues_one_election_per_partition() -> None:
 # --- partitions that never had a leader (ZooKeeper) ---
 
 
-def assigned_elsewhere(cluster: Cluster, name: str, *replicas: int) -> None:
+def assigned_elsewhere(cluster: Cluster, name: str, *assignment: tuple[int, ...]) -> None:
     """Add a topic as if another program had written its assignment to ZooKeeper."""
     topic_id = UUID(int=(1 << 100) + len(cluster.log))
-    cluster.append(
-        [
-            TopicRecord(name, topic_id),
-            PartitionRecord(
-                topic_id=topic_id,
-                partition_id=0,
-                replicas=replicas,
-                isr=(),
-                removing_replicas=(),
-                adding_replicas=(),
-                leader=NO_LEADER,
-                leader_epoch=-1,
-                partition_epoch=NEVER_LED,
-            ),
-        ]
-    )
+    partitions = [
+        PartitionRecord(
+            topic_id=topic_id,
+            partition_id=index,
+            replicas=replicas,
+            isr=(),
+            removing_replicas=(),
+            adding_replicas=(),
+            leader=NO_LEADER,
+            leader_epoch=-1,
+            partition_epoch=NEVER_LED,
+        )
+        for index, replicas in enumerate(assignment)
+    ]
+    cluster.append([TopicRecord(name, topic_id), *partitions])
 
 
 def check_first_leader(cluster: Cluster, name: str, leader: int, *isr: int) -> None:
@@ -269,7 +268,7 @@ def check_first_leader(cluster: Cluster, name: str, leader: int, *isr: int) -> N
 
 def test_new_controller_elects_first_leaders_of_partitions_that_never_had_one() -> None:
     cluster = Cluster()
-    assigned_elsewhere(cluster, "foo", 1, 2, 0)
+    assigned_elsewhere(cluster, "foo", (1, 2, 0))
     cluster.fence(1)
     cluster.restart()
     cluster.controller.begin(cluster.now_ms)
@@ -277,9 +276,27 @@ def test_new_controller_elects_first_leaders_of_partitions_that_never_had_one() 
     check_first_leader(cluster, "foo", 2, 2, 0)
 
 
+def test_first_leaders_of_a_large_topic_are_elected_in_several_decisions() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, max_elections=2))
+    assigned_elsewhere(cluster, "foo", (1, 2), (1,), (0, 2), (2, 1), (0, 1))
+    cluster.fence(1)
+    topic_id = cluster.controller.image.topics["foo"].topic_id
+    counts, is_more = list[int](), True
+    while is_more:
+        outcome = cluster.controller.elect_first_leaders(topic_id)
+        counts.append(len(outcome.records))
+        cluster.append(outcome.records)
+        is_more = outcome.answer
+    assert counts == [2, 2, 0]
+    found = cluster.controller.image.topics["foo"].partitions
+    assert [one.leader for one in found] == [2, NO_LEADER, 0, 2, 0]
+    assert [one.isr for one in found] == [(2,), (), (0, 2), (2,), (0,)]
+    assert [one.leader_epoch for one in found] == [0, -1, 0, 0, 0]
+
+
 def test_partition_that_never_had_a_leader_waits_for_a_live_replica() -> None:
     cluster = Cluster()
-    assigned_elsewhere(cluster, "foo", 1, 2)
+    assigned_elsewhere(cluster, "foo", (1, 2))
     cluster.fence(1, 2)
     cluster.restart()
     cluster.controller.begin(cluster.now_ms)
@@ -293,6 +310,6 @@ def test_partition_that_never_had_a_leader_waits_for_a_live_replica() -> None:
 @pytest.mark.parametrize("election", [Election.PREFERRED, Election.UNCLEAN])
 def test_requested_election_elects_the_first_leader_cleanly(election: Election) -> None:
     cluster = Cluster()
-    assigned_elsewhere(cluster, "foo", 1, 2)
+    assigned_elsewhere(cluster, "foo", (1, 2))
     assert elect(cluster, election, [("foo", 0)]) == {("foo", 0): None}
     check_first_leader(cluster, "foo", 1, 1, 2)

@@ -1,7 +1,7 @@
 """Users, certificates and ACLs of a broker for tests, and the settings of its clients.
 
-Certificates are generated, by an authority that exists only in the test process. They need trustme,
-which ``pip install '.[tls-testing]'`` in a clone of Fencepost installs.
+Certificates are issued by an authority that exists only in the test process. Generating them needs
+trustme, which ``pip install '.[tls-testing]'`` in a clone of Fencepost installs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_pa
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""The super user whose login the methods of a broker under test use."""
+"""The super user as which the methods of a broker under test log in."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
@@ -84,7 +84,7 @@ def certificates() -> BrokerCertificates:
 class BrokerAccess:
     """A broker's authentication and authorization.
 
-    ``users`` are passwords by name. ``tls`` encrypts connections. ``acls`` are ACLs as texts (see
+    ``users`` maps names to passwords. ``tls`` encrypts connections. ``acls`` are ACLs as texts (see
     :func:`parse_rule`): if they are given, even as an empty list, any other operation is denied.
     Raises TypeError, ValueError, ImportError.
     """

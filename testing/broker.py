@@ -25,7 +25,7 @@ T = TypeVar("T")
 _SUSPEND_DELAY_S: Final = 0.005
 
 ANY_PORT: Final = "127.0.0.1:0"
-"""A free port, which stays reserved for the broker until its stop."""
+"""A free port, which stays reserved for the broker until :meth:`OwnBroker.stop`."""
 
 
 class OwnBroker:

@@ -144,7 +144,7 @@ class Clients:
 
 
 def _attempt(what: str, work: Callable[[], object]) -> None:
-    """Do ``work``; only log its error, which must neither hide the test's nor prevent the end."""
+    """Do ``work`` and log its error, which must not hide the test's error or stop the clean-up."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - see above

@@ -78,8 +78,8 @@ class Cluster(KafkaUnderTest):
     """
 
     look_s = 2.0
-    """The time limit of a request within a wait: short, so that a wait soon leaves a dead broker
-    for the new leader."""
+    """The time limit of a request within a wait: short, so that a wait soon turns from a dead
+    broker to the new leader."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Cluster(KafkaUnderTest):
         return self
 
     def close(self) -> None:
-        """Crash all nodes: controlled shutdowns would move leadership to brokers that end, too."""
+        """Crash all nodes: controlled shutdowns would move leadership to brokers that end next."""
         self._clients.close()
         self._is_closed = True
         self._close_sessions()

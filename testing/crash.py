@@ -11,7 +11,7 @@ from fencepost.logcore.system import ReadableBuffer
 
 
 class CrashableFileSystem(OsFileSystem):
-    """The operating system's file system until :meth:`die`, and one that ignores changes after it.
+    """The operating system's file system, which ignores all changes after :meth:`die`.
 
     After :meth:`die` every operation succeeds without an effect. The broker can then shut down, and
     its directory stays as after a SIGKILL: with everything that was written, as the page cache
@@ -80,13 +80,13 @@ class CrashableFileSystem(OsFileSystem):
             super().make_directory(path)
 
     def sync_directory(self, path: str) -> None:
-        """Force names to disk."""
+        """Force the directory's entries to disk."""
         if self._forces and not self.is_dead:
             super().sync_directory(path)
 
 
 class _MortalMap:
-    """A memory map of one of these files."""
+    """A memory map of a file of :class:`CrashableFileSystem`."""
 
     def __init__(self, files: CrashableFileSystem, content: FileMap | bytearray) -> None:
         self._files, self._content = files, content

@@ -80,7 +80,7 @@ class Deadlines:
 
     @property
     def _queues(self) -> list[TimerQueue]:
-        """The broker's queues; share partitions get theirs with the first share group."""
+        """The broker's queues; those of share partitions exist from the first share group on."""
         queues = self._broker.services.timer_queues
         for queue in queues:
             if queue not in self._hooked:
@@ -97,8 +97,8 @@ class Deadlines:
     async def begin(self, target_ms: int, spacing_ms: int) -> None:
         """Prepare an advance to ``target_ms``.
 
-        Recurring work waits at least ``spacing_ms`` between two rounds, and is done at the target
-        if it is due before that.
+        Recurring work waits at least ``spacing_ms`` between two rounds. A round that is due before
+        the target is done at the target at the latest.
         """
         self._target_ms, self._spacing_ms = target_ms, spacing_ms
         self._last_round_ms.clear()
@@ -114,8 +114,8 @@ class Deadlines:
         """Return the monotonic time of the next deadline up to the target; None without one."""
         deadlines = [self._round_ms(task, task.due_ms) for task in self._tasks()]
         for queue in self._queues:
-            # The queue is sorted by time. Upkeep may be postponed, so go on to the first timer
-            # that is not upkeep.
+            # The queue is sorted by time. Periodic timers may be postponed, so go on to the first
+            # timer that is not periodic.
             for due_ms, key in queue:
                 deadlines.append(
                     self._round_ms((queue, key), due_ms) if key in PERIODIC else due_ms
@@ -183,7 +183,7 @@ class Deadlines:
         self._report_fired(self._current)
 
     def _event(self, entry: Entry) -> None:
-        """Add a history entry to the timer that caused it, or report it if upkeep caused it."""
+        """Add a history entry to the timer that caused it, or report it if a periodic timer did."""
         cause = (entry.trigger or "").partition(" ")[0]
         current = self._current
         if cause == "timer" and current is not None and current.who == entry.subject:
@@ -195,7 +195,7 @@ class Deadlines:
             )
 
     def _partitions(self) -> dict[str, dict[str, int]]:
-        """Return the values of each partition that a round may change."""
+        """Return, for each partition, the values that a round may change."""
         logs = self._broker.storage.logs
         return {
             one.name: {

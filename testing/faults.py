@@ -52,7 +52,7 @@ _is_broker = re.compile(
 """Matches the client ids of brokers, which are Kafka's."""
 
 MAX_SEEN: Final = 1_000
-"""Requests that a handle keeps; the oldest are dropped first."""
+"""The limit of requests that a :class:`Fault` keeps; the oldest are dropped first."""
 
 
 @checked
@@ -91,7 +91,7 @@ class Fault:
         self._matches = matcher(match)
         self._changed = threading.Condition()
         self._told: list[Callable[[], object]] = []
-        """Callbacks for each request, for waiting coroutines."""
+        """Callbacks of waiting coroutines, called at each matching request."""
 
     @property
     def hits(self) -> int:
@@ -108,7 +108,7 @@ class Fault:
         self.owner.remove(self)
 
     def wait(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """Return after so many requests; raises TimeoutError after ``timeout`` s.
+        """Return after ``hits`` matching requests; raises TimeoutError after ``timeout`` s.
 
         Raises RuntimeError if ``match`` has raised an exception.
         """
@@ -204,7 +204,7 @@ class Faults:
     A restart creates a new :class:`Broker`, to which the same faults are attached. Faults do not
     affect clients whose id is in ``spared``.
 
-    In a cluster ``of_all`` has the faults for all brokers, which are tried after the broker's own,
+    In a cluster ``of_all`` has the faults for all brokers. They are tried after the broker's own,
     and do not affect requests between brokers.
     """
 
@@ -251,7 +251,7 @@ class Faults:
         * ``drop``: the request is never answered; with ``"answer"`` (or True) it is handled all the
           same, with ``"request"`` it is not;
         * ``close``: the connection is closed ``"before"`` the request is handled, or ``"after"``
-          that and without the response;
+          it, without the response;
         * only ``delay_ms``: the request is handled that much later. The delay may also precede one
           of the others.
 

@@ -1,4 +1,4 @@
-"""Ids, epochs and offsets of an incident, and those of the broker that replays it."""
+"""Translates ids, epochs and offsets between an incident and the broker that replays it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ReplayIds:
     def __init__(self, incident: Incident, topics: Mapping[str, uuid.UUID | None]) -> None:
         self._members: dict[str, str] = {}
         self._epochs: dict[tuple[str, str, int], int] = {}
-        """By group, member and recorded generation or member epoch."""
+        """The replay's epochs, by group, member and recorded generation or member epoch."""
         self._producers: dict[int, int] = {}
         self._producer_epochs: dict[tuple[int, int], int] = {}
         self._topic_ids: dict[uuid.UUID | None, uuid.UUID | None] = {}
@@ -53,7 +53,7 @@ class ReplayIds:
             try:
                 recorded = uuid.UUID(topic.id)
             except ValueError:
-                continue  # the brokers have no topic ids
+                continue  # the brokers of the incident had no topic ids
             self._names[recorded] = name
             self._topic_ids[recorded] = topics.get(name)
 
@@ -176,7 +176,7 @@ class ReplayIds:
             self._producer_epochs[producer, epoch] = response.producer_epoch
 
     def acquired(self, response: Entity | None) -> Iterator[tuple[Partition, int]]:
-        """Yield each partition with acquired records in a ShareFetch response, and the last one."""
+        """Yield each partition of a ShareFetch response, and the last offset acquired in it."""
         for place, ranges in _acquired(response, self._names):
             base = self._bases.get(place, 0)
             yield place, max(last for _, last in ranges) - base

@@ -55,5 +55,5 @@ class ReplayConnection:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Close the connection, also while a request waits."""
+        """Close the connection, even while a request waits."""
         self._socket.close()

@@ -7,8 +7,8 @@
 
 The replay opens a connection for each recorded one, and sends the requests in the recorded order,
 each when the clock has reached the recorded time, with the ids and epochs that the fresh broker has
-given out. Responses that came before the next request are awaited before it is sent. Records have
-keys, values and headers if the file has them.
+given out. If the incident has a response before the next request, the replay awaits it before it
+sends that request. Records have keys, values and headers if the file has them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
 
 ANSWER_S: Final = 10.0
-"""How long a replay waits, in real time, for a response that came before the next request."""
+"""How long a replay waits, in real time, for a response that the incident has at this point."""
 
 
 REPLAYED_FEATURES: Final = frozenset({"group.version", "share.version", "transaction.version"})
@@ -173,8 +173,8 @@ class _Player:
         """The expiries of the incident that the clock has not reached."""
         self._expected: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
-        """Expiries by kind of event: ``_expected`` in the incident so far, ``_seen`` in the
-        replay."""
+        """The number of expiries so far, by kind of event: ``_expected`` in the incident, ``_seen``
+        in the replay."""
         self._unsent: set[int] = set()
         """Pending ShareFetch requests that are sent later."""
         self._sent = 0
@@ -237,12 +237,13 @@ class _Player:
             connection.close()
 
     def _advance(self, number: int, at_ms: int) -> None:
-        """Advance the clock so that those timers fire that fired before step ``number``.
+        """Advance the clock so that the timers fire that fired before step ``number`` back then.
 
         Timers of a busy broker fire late, and some requests arrived between the deadline and the
-        expiry. So the clock stops :data:`MAX_LATE_MS` before the next expiry of the incident until
-        that is due. In the replay a deadline may be some milliseconds later: a timer starts between
-        request and response, at an unrecorded time. Then the clock advances a little further.
+        expiry. So the clock stops :data:`MAX_LATE_MS` before the incident's next expiry, until that
+        expiry is due. In the replay a deadline may be some milliseconds later, because a timer
+        starts between request and response, at an unrecorded time; then the clock advances a little
+        further.
         """
         held_ms = at_ms
         if self._expiries and not self._is_due(number, at_ms):
@@ -256,7 +257,7 @@ class _Player:
             late_ms *= 2
 
     def _is_due(self, number: int, at_ms: int) -> bool:
-        """Return whether the next expiry came before step ``number`` and that time."""
+        """Return whether the next expiry came before step ``number``, and not after ``at_ms``."""
         due = self._expiries[0] if self._expiries else None
         return due is not None and due.after < number and due.at_ms <= at_ms
 
@@ -309,7 +310,7 @@ class _Player:
         else:
             self._pending[step.number] = step, recorded
             if acquires_only(step, recorded):
-                # Sent later, at the time of its response: after the records that it waited for.
+                # Send it later, at the time of its response, once the records are written.
                 self._unsent.add(step.number)
                 return
         if step.answered_after == step.number:
@@ -405,7 +406,7 @@ class _Player:
     # --- the causes ---
 
     def causes(self) -> list[Cause]:
-        """Return the causes in the broker's history, as soon as there are enough."""
+        """Return the causes in the broker's history, once it has as many as the incident."""
         count = len(self.incident.causes)
         causes: list[Cause] = []
 

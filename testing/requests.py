@@ -107,7 +107,7 @@ def topic_name(ctx: Context, topic: Any) -> tuple[object, str]:
 
 
 def index_of(partition: Any) -> int:
-    """Return the index of a partition in a message, which may be the index itself."""
+    """Return a partition's index; in some messages the entry of a partition is just its index."""
     if isinstance(partition, int):
         return partition
     return next(

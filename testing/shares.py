@@ -101,7 +101,7 @@ def in_order(states: States) -> list[ShareRecords]:
 
 
 class ShareWait:
-    """The condition of a wait: on one record, or on all of a group."""
+    """The condition of a wait: on one record, or on all records of a group."""
 
     def __init__(
         self,

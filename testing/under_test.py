@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SETTLE_S = 5.0
-"""How long :meth:`KafkaUnderTest.assert_committed` waits for the expected offsets: those of a
+"""How long :meth:`KafkaUnderTest.assert_committed` waits for the expected offsets: offsets in a
 transaction are visible only after its end marker."""
 
 
@@ -93,7 +93,7 @@ class KafkaUnderTest(ABC):
         self._clients = Clients(self)
         self._idle: list[ClusterSession] = []
         self._idle_since = 0
-        """:attr:`_ends` when these connections were opened."""
+        """:attr:`_ends` when the idle sessions were opened."""
         self._turns: dict[str, int] = defaultdict(int)
 
     @property
@@ -102,7 +102,7 @@ class KafkaUnderTest(ABC):
         """HOST:PORT, or several separated by commas, for ``bootstrap.servers``."""
 
     data_dir: Path
-    """The directory of its files."""
+    """The directory of the broker's or the cluster's files."""
 
     config: dict[str, str]
     """Settings of the broker or brokers, read at each start."""
@@ -278,7 +278,7 @@ class KafkaUnderTest(ABC):
         """Return the number of a topic's partitions; create the topic if a producer could."""
         topics = session.client.metadata(refresh=True).topics
         if topic not in topics and self._creates_topics():
-            # On a busy machine the creation outlasts the client's patience with unknown topics.
+            # On a busy machine the creation takes longer than the client retries an unknown topic.
             self._wait(
                 partial(is_created, topic=topic), SETTLE_S, lambda: f"{topic} was not created"
             )
@@ -414,7 +414,7 @@ class KafkaUnderTest(ABC):
         """Return the in-flight records of a share group, by topic, partition and offset.
 
         Neighbouring records with the same state are one entry. A record is in flight from its first
-        fetch until its delivery and that of all records before it have ended.
+        fetch until its delivery and the deliveries of all records before it have ended.
         """
         return in_order(self._share_states(group))
 

@@ -55,7 +55,7 @@ class OpenTransaction:
     client: str | None
     """CLIENT_ID@HOST of the producer's client; None if the history does not have it."""
     partitions: tuple[Partition, ...]
-    """Sorted; with a partition of ``__consumer_offsets`` if the transaction commits offsets."""
+    """Sorted; includes a partition of ``__consumer_offsets`` if the transaction commits offsets."""
     timeout_ms: int
     age_ms: int
 
@@ -78,7 +78,7 @@ class ShareRecords:
     locked_until_ms: int | None
     """The end of the acquisition lock, on the broker's clock."""
     is_pending: bool
-    """Whether the state is being written: until that has succeeded, no consumer relies on it."""
+    """Whether the state is being written; no consumer relies on it until the write succeeds."""
 
     def as_json(self) -> dict[str, object]:
         """Return the fields for JSON."""

@@ -26,8 +26,8 @@ POLL_S: Final = 0.01
 """The pause between two polls of a state."""
 
 LOOK_S: Final = 5.0
-"""The time limit for each request of a poll. It doubles after each failed poll, limited by the time
-that is left, but is never below this."""
+"""The time limit of a request in the first poll. The limit doubles after each failed poll; it is at
+most the time that is left, but never below this value."""
 
 
 class BrokerDownError(RuntimeError):
@@ -60,7 +60,7 @@ def wait(
     """Call ``look`` repeatedly until its result is true, and return the result.
 
     The argument of ``look`` is a request's time limit in seconds. Raises TimeoutError with the text
-    of ``told`` and the last poll's error; an error that is not ``passing`` is raised at once.
+    of ``describe()`` and the last poll's error; an error that is not ``passing`` is raised at once.
     """
     __tracebackhide__ = True
     end = monotonic_s() + timeout

@@ -91,8 +91,8 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
 def _held_back(session: ClusterSession) -> tuple[list[dict[str, Any]], str | None]:
     """Return the result of :func:`held`, or its error.
 
-    It also asks for producers and transactions, which the principal may have no right to see, so it
-    may fail although the rest of the view does not.
+    :func:`held` also asks for producers and transactions, which the principal may have no right to
+    see, so it may fail although the rest of the view does not.
     """
     try:
         return held(session), None

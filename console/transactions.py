@@ -1,4 +1,4 @@
-"""Views of transactions: which are open, hang or hold back consumers; and of fenced producers."""
+"""Views of transactions (open, hanging, holding back consumers) and of fenced producers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _is_fence(entry: Entry) -> bool:
 def transaction_view(
     session: ClusterSession, params: Params, history: HistoryCache
 ) -> dict[str, Any]:
-    """Return one transactional id: its coordinator's state, its claims, its timeline."""
+    """Return one transactional id: its state, the producers that claimed it, its timeline."""
     name = required(params, "id")
     timeline = history.of(session, TRANSACTION, name)
     claims = [row for row in timeline["rows"] if row["what"] in CLAIMS]

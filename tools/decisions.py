@@ -1,4 +1,4 @@
-"""Changes of a stopped broker's metadata, made by the controller's state machine."""
+"""Changes to a stopped broker's metadata, made by the controller's state machine."""
 
 from __future__ import annotations
 

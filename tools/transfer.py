@@ -408,7 +408,7 @@ def export_topic(
 def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, int]]:
     """Return the directories in ``target`` that an export would replace, and their logs' bytes.
 
-    Raises TransferError if the export would.
+    Raises TransferError if an export with ``replace`` would raise it.
     """
     topic = storage.metadata.topic(name)
     if topic is None:

@@ -56,7 +56,7 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``; only a group leader that is another kind of client uses it.
+    ``rack_id`` is ``client.rack``; it is used only if another client library has the group leader.
     Raises ValueError for an unknown name.
     """
 

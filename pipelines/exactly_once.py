@@ -75,8 +75,8 @@ REFRESH_MS = 1_000
 """How often a worker without partitions refreshes its metadata."""
 
 FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
-"""The first and the longest pause between checks whether the login of a worker without a connection
-is refused; pauses double."""
+"""A worker without a connection checks from time to time whether brokers refuse its login: the
+first and the longest pause between two checks. The pauses double."""
 
 Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
 Hook = Callable[[Batch], Awaitable[None] | None]

@@ -37,7 +37,7 @@ class TransactionIdentity(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The transaction of an id that the database decided last."""
+    """The last transaction of a transactional id that the database decided."""
 
     identity: TransactionIdentity
     decided_at: datetime | None

@@ -229,7 +229,7 @@ class Postgres:
 
 
 async def _row(connection: AsyncConnection[Any], query: LiteralString, *where: str) -> Any:
-    """Return the row of a query that has exactly one."""
+    """Return the row of a query whose result is exactly one row."""
     return await (await connection.execute(query, where)).fetchone()
 
 
@@ -257,7 +257,7 @@ def _gid(key: TransactionKey, identity: TransactionIdentity) -> str:
 
 
 def _parsed(name: str, key: TransactionKey) -> TransactionIdentity | None:
-    """Return the identity in a prepared transaction's name; None for another id's."""
+    """Return the identity in a prepared transaction's name; None if the key is not ``key``."""
     parts = name.split(":", 4)
     if parts[3:] != list(key):
         return None

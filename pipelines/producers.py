@@ -92,9 +92,9 @@ async def abort_open(producer: AIOKafkaProducer, most_s: float) -> bool:
 async def close_producer(producer: AIOKafkaProducer, left_s: Left = _whole) -> None:
     """Stop a producer in any state. An open transaction is left to the next producer of its id.
 
-    aiokafka's ``stop`` waits for undelivered batches, forever if the broker is away, and if it is
-    cancelled meanwhile, it leaves its sender running; the sender is cancelled here. ``left_s``
-    reduces time limits.
+    aiokafka's ``stop`` waits for undelivered batches, forever if the broker is away. If ``stop`` is
+    cancelled meanwhile, aiokafka leaves its sender running, so this function cancels the sender.
+    ``left_s`` reduces time limits.
     """
     sender = producer._sender.sender_task
     # After a timeout or an error, the steps below end the sender and close the connections.

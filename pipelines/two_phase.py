@@ -161,7 +161,7 @@ class TransactionOwner:
         Raises MixedOutcomeError if an administrator has aborted it.
         """
         state, current = await self._described()
-        # A Complete record has the next identity; after the highest epoch that has epoch 0.
+        # A Complete record has the next identity, whose epoch is 0 after the highest epoch.
         last = decided.identity.epoch
         if state in {"", "Empty", COMPLETE_COMMIT} or current.epoch not in {last, last + 1, 0}:
             return None

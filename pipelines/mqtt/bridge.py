@@ -272,7 +272,7 @@ class Bridge:
         return isinstance(error, RouteError | LedgerError) or classify(error) is Action.STOP
 
     async def _create_ledger(self) -> None:
-        """Create the ledger's topic if it is missing; only then is the right to do so needed."""
+        """Create the ledger's topic if it is missing; only this needs the right CREATE."""
         async with AsyncWireClient(self._bootstrap, security=self._security) as client:
             metadata = (await client.metadata()).topics.get(self.ledger_topic)
             if metadata is not None and not metadata.error:

@@ -159,7 +159,7 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """All routes, of which the first with a matching filter applies.
+    """All routes; the first route with a matching filter applies.
 
     A broker may deliver a message once for each matching subscription (MQTT 5, 3.3.4), each time
     with its own packet id, so subscriptions must not overlap. Raises RouteError if two do.

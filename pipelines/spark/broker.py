@@ -217,7 +217,7 @@ class ClusterConnection:
     def fetch(
         self, partition: Partition, offset: int, *, isolation: int, max_bytes: int, wait_ms: int
     ) -> FetchedRecords:
-        """Make one Fetch; the result holds an error that retries of this request cannot fix."""
+        """Make one Fetch; an error that a retry cannot fix is returned in the result."""
 
         def build(f: RequestFactory) -> Any:
             return fetch_one(

@@ -1,4 +1,4 @@
-"""The sink for ``foreachBatch``: the same protocol, run by the user's own driver process.
+"""The sink for ``foreachBatch``: the sink's commit protocol, run by the user's driver process.
 
 A program can combine it with other writes of the same micro-batch. If the batch's number is already
 committed, the sink compares the batch with the committed one: by source offsets if the option

@@ -69,7 +69,7 @@ def arrow_schema(*, with_headers: bool) -> pa.Schema:
 
 
 def ddl(*, with_headers: bool) -> str:
-    """Return the same columns as a Spark schema in DDL."""
+    """Return the columns of :func:`arrow_schema` as a Spark schema in DDL."""
     text = (
         "key binary, value binary, topic string, partition int, offset bigint,"
         " timestamp timestamp, timestampType int"

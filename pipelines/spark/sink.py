@@ -146,8 +146,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Abort the batch's transaction, if it is still open.
 
-        Raises nothing, as Spark would report that instead of the original error. If the abort
-        fails, the next attempt aborts the transaction at its beginning.
+        It raises no error, because Spark would report that instead of the original one. If the
+        abort fails, the next attempt aborts the transaction at its beginning.
         """
         subject = _subject(self._plan.options)
         if not _abort(self._plan, messages, subject) and self._plan.prepared is not None:

@@ -43,8 +43,9 @@ from fencepost.pipelines.spark.worker import settled
 Json = dict[str, dict[str, int]]
 
 INITIAL: Json = {"": {}}
-"""The start of a new query, which the options determine. No topic has an empty name. Spark passes
-this value back with the first batch, beside the batch's end, and never stores it."""
+"""Stands for the start of a new query, which the options determine; it cannot be mistaken for
+offsets, because no topic has an empty name. Spark passes this value back with the first batch,
+beside the batch's end, and never stores it."""
 
 _log = logging.getLogger(__name__)
 

@@ -130,7 +130,7 @@ class _Task:
     def _in_turns(self, spool: Spool, small: int) -> TaskResult:
         """Send in turns with the other tasks of this machine, unless there are only a few bytes.
 
-        These are left to the driver, which saves the task's connection.
+        A few bytes are left to the driver, so that the task needs no connection.
         """
         turns = TaskTurns(spool)
         turns.claim(self._context.partitionId())
@@ -153,7 +153,7 @@ class _Task:
         return self._sent(sender, begun.ticket)
 
     def _is_done(self, begun: BegunTransaction) -> bool:
-        """Return whether an earlier attempt has committed the batch, as far as progress shows it.
+        """Return whether the progress shows that an earlier attempt has committed the batch.
 
         If only the rows identify the batch, count them.
         """
@@ -200,8 +200,8 @@ def attempts_of(master: str | None) -> int:
     """Return how often Spark tries a task of a local master; 0 if executors are elsewhere.
 
     Source: ``SparkContext.createTaskScheduler``: local[N] never retries, regardless of
-    ``spark.task.maxFailures``, local[N, F] makes F attempts; local-cluster is a cluster. Spark
-    speculates in neither of the first two (``TaskSchedulerImpl.start``).
+    ``spark.task.maxFailures``, local[N, F] makes F attempts; local-cluster is a cluster. Spark does
+    not speculate under local[N] and local[N, F] (``TaskSchedulerImpl.start``).
     """
     match = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", (master or "").strip())
     return int(match[1] or 1) if match else 0

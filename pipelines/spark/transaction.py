@@ -318,7 +318,7 @@ def commit_offsets(
 ) -> None:
     """Add offsets of ``group``, which must have no members, to the transaction.
 
-    Raises :class:`TransactionOverError` if it is over, BrokerError for other refusals.
+    Raises :class:`TransactionOverError` if the transaction is over, BrokerError for other refusals.
     """
     try:
         if not ticket.implicit:

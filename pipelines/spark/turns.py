@@ -35,7 +35,7 @@ _UNDER_WAY = b"under way"
 fails, the error's text is appended."""
 
 _MAX_CAUSE = 2_000
-"""Characters of that error that are kept."""
+"""The limit of characters of that error's text; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BegunTransaction:
 
 
 class TaskTurns:
-    """One task's access to these files, and its :class:`~.transaction.Numbers`."""
+    """One task's access to an attempt's files, and its :class:`~.transaction.Numbers`."""
 
     def __init__(self, spool: Spool) -> None:
         self._folder = Path(spool.folder)

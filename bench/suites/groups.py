@@ -18,8 +18,8 @@ from tests.support.cluster import GROUP, Cluster, unique
 JOINS = 10
 MEMBERS, PARTITIONS, REBALANCES = 10, 900, 3
 BEAT_MS = 100
-"""The members' heartbeats in the large rebalance: with the defaults of 3 and 5 s, most of the time
-would be members waiting for their next heartbeat, instead of the broker."""
+"""The members' heartbeat interval in the large rebalance: with the defaults of 3 and 5 s, most of
+the measured time would be the members' wait for their next heartbeat, not the broker's work."""
 GROUPS_COUNT, OFFSETS_EACH = 1_000, 100
 OFFSETS_PARTITIONS = 50
 """The default of ``offsets.topic.num.partitions``."""

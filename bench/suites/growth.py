@@ -251,7 +251,7 @@ def _fetch(topic: str, count: int, offset: int) -> bytes:
 
 
 def transactions(broker: Broker) -> Figures:
-    """Measure a transaction while growing numbers of others are open, and the memory of these."""
+    """Measure a transaction beside growing numbers of open ones, and the open ones' memory."""
     figures: Figures = {}
     with Cluster(broker.bootstrap) as cluster:
         topic = cluster.create_topic(unique("grown"), 1)

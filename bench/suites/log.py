@@ -114,7 +114,7 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
 
 
 def lookup(segments: int) -> Callable[[Path], Figures]:
-    """Measure finding the batch of a random offset, in 160 MiB in so many segments."""
+    """Measure finding the batch of a random offset, in a log of 160 MiB with that many segments."""
 
     def run(home: Path) -> Figures:
         total = 160 * MIB
@@ -174,7 +174,7 @@ def recovery(home: Path) -> Figures:
 
 
 def compaction(home: Path) -> Figures:
-    """Measure one round over keys that are four times in the log, in small and large records."""
+    """Measure one round over a log that has each key four times, in small and large records."""
     return {
         f"{shown}: read once and cleaned MB/s": _cleaned(home / str(size), size, keys)
         for shown, size, keys in (("records of 100 bytes", 80, 200_000), ("1 KiB", 1_024, 40_000))

@@ -48,7 +48,7 @@ async def written(bridge: Bridge, count: int) -> None:
 
 
 async def end_to_end(broker: Broker, qos: int) -> Figures:
-    """Publish, wait for the last commit, then count. RuntimeError for lost or duplicate ones."""
+    """Publish, wait for the last commit, and count. RuntimeError for lost or duplicate messages."""
     topic = fresh(f"qos{qos}")
     await create_topics(broker.bootstrap, (topic, 1))
     async with mqtt_broker() as port, bridging(broker.bootstrap, port, qos, topic) as bridge:

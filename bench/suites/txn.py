@@ -64,7 +64,7 @@ def init_to_all(broker: Broker) -> Figures:
 
 
 def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
-    """Measure consuming, transforming, producing and sending offsets, ``size`` records each."""
+    """Measure consume-transform-produce with offsets, ``size`` records a transaction."""
 
     def run(broker: Broker) -> Figures:
         bootstrap = broker.bootstrap
@@ -124,7 +124,7 @@ def _lap(spent: dict[str, float], phase: str, since: float) -> float:
 
 
 def open_ids(broker: Broker) -> Figures:
-    """Measure 10,000 ids with a transaction open in each, and a start with them after kill -9."""
+    """Measure 10,000 ids with an open transaction each, and a start with them after kill -9."""
     topic = create_topic(broker.bootstrap, 1)
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator("bench-0", TRANSACTION)

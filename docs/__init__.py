@@ -1,1 +1,1 @@
-"""The documentation: its pages, and what writes their generated parts (``make readme``)."""
+"""The documentation: its pages, and programs that write generated parts (``make readme``)."""

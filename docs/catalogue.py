@@ -13,7 +13,7 @@ from docs.settings import cell, table
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A row of the catalogue; ``says`` is the text in one line of the output, … is any text."""
+    """A row of the catalogue. A line of the output contains ``says``; … stands for any text."""
 
     key: str
     text: str

@@ -31,7 +31,7 @@ exclude_patterns = [".*", "build", "dist", "fencepost", "*.egg-info", "**/__pyca
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 4
 smartquotes = False  # two dashes begin an option
-# States as diagrams, and languages that no lexer knows, are shown as they are.
+# State diagrams, and blocks in languages without a lexer, are shown without highlighting.
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"

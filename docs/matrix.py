@@ -1,9 +1,9 @@
 """The compatibility matrix, from the outcomes of the client scenarios.
 
 ``pytest tests/wire --results FILE`` writes the outcomes and the versions, and ``python -m
-docs.matrix FILE…`` keeps the outcomes that the matrix needs in ``docs/compatibility.json``: of two
-outcomes of a test on the same broker, Python and platform the later one. Every cell comes from
-that file; nothing is assumed.
+docs.matrix FILE…`` keeps the outcomes that the matrix needs in ``docs/compatibility.json``. If a
+test has two outcomes on the same broker, Python and platform, the later one is kept. Every cell
+comes from that file; nothing is assumed.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class TransactionOwner:
         for _ in range(MAX_LOCKED_TURNS):
             with contextlib.suppress(LockedError):
                 return await self._take_over() or finished
-            # The lock may be held by a transaction that has been prepared since.
+            # A transaction that was prepared in the meantime may hold the lock.
             finished = await self._finish_prepared() or finished
         raise TimeoutError(
             f"transactional id {self.key.transactional_id}: a former owner keeps its row locked"

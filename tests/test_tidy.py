@@ -990,8 +990,6 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
 
     ``modules`` maps paths to sources. Lazy imports and imports for the type checker count as well,
     because they are dependencies too.
-
-    Lazy imports and imports for the type checker count as well: they are dependencies too.
     """
     paths = {
         f"fencepost.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": path

@@ -26,7 +26,7 @@ DEADLINE_S = 300.0
 def many(broker: Broker) -> Figures:
     """Write to every partition; then measure a clean stop, a kill, and a start after each.
 
-    Raises RuntimeError above :data:`LIMIT_MIB`, in use or after a start, and for a lost record.
+    Raises RuntimeError if the memory ever exceeds :data:`LIMIT_MIB`, and for a lost record.
     """
     if not isinstance(broker, Daemon):
         raise TypeError(f"{broker.name} is not measured here")

@@ -49,7 +49,7 @@ than a third of the 65,535 that it counts through before it reuses one."""
 DIGEST_BYTES = 8
 
 IDENTITY_BYTES = 16
-"""Bytes of a message id's hash, within its MQTT topic: 100,000 ids do not collide by chance."""
+"""Bytes of the hash of an MQTT topic and a message id: 100,000 ids do not collide by chance."""
 
 _JSON, _WHOLE = b"json", b"whole"
 """BLAKE2b's ``person``: hashes differ from those of earlier versions, which covered less."""

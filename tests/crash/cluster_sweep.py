@@ -162,8 +162,8 @@ class Bench:
 def is_of_transaction(what: str, node_id: int) -> bool:
     """Return whether a point depends on the transaction only, and not on timing.
 
-    A fetch counts only if it can confirm the write in the fetch's name: if it is sent by a follower
-    of that partition to the leader.
+    The name of a fetch contains a write. The fetch counts only if it can confirm this write: if a
+    follower of the partition sends it to the leader.
     """
     message, _, write = what.partition(" | write ")
     if not write:

@@ -71,7 +71,7 @@ _BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
 
 
 class NamedCounter(EventCounter):
-    """Counts each name separately, from the start of the process, which may thus be a restart."""
+    """Counts each name separately, from the start of the process: a restart has points too."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         super().__init__(point, die)
@@ -79,7 +79,7 @@ class NamedCounter(EventCounter):
         self._done: list[str] = []
         """The log writes so far, with their numbers."""
         self._seen: dict[str, int] = {}
-        """Name of a message → length of ``_done`` at the last such message."""
+        """Name of a message → number of log writes before the last message of this name."""
         self.arm()
 
     def reset(self, point: KillPoint | None) -> None:
@@ -244,7 +244,7 @@ class Heads:
     def feed(self, data: ReadableBuffer) -> tuple[list[bytes], int]:
         """Return the beginnings of the frames whose header is now complete.
 
-        The second value is the number of frames that end in ``data``.
+        The second value is the number of frames whose last byte is in ``data``.
         """
         begun: list[bytes] = []
         ended, at = 0, 0
@@ -283,7 +283,7 @@ class NamedTransport:
     def __init__(
         self, transport: asyncio.Transport, counter: NamedCounter, name: Callable[[bytes], Any]
     ) -> None:
-        """``name`` turns the head of a frame into events."""
+        """``name`` returns the events of a frame, from the frame's first bytes."""
         self._transport, self._counter, self._name = transport, counter, name
         self._heads = Heads()
         self._under_way: list[list[CountedEvent]] = []

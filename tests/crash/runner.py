@@ -1,4 +1,4 @@
-"""Does the work of the copier by ``pipelines.ExactlyOnce``, and keeps the same kind of journal.
+"""Copies as ``copier.py`` does, by ``pipelines.ExactlyOnce``, and keeps the same kind of journal.
 
     python -m tests.crash.runner fill | copy | work NAME | verify
 

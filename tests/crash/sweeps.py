@@ -29,7 +29,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Result(Generic[P]):
-    """The result of a place: the steps at which the place was reached, and the problem if any."""
+    """The result of one place: the steps at which it was reached, and the problem if any."""
 
     place: P
     reached: list[str]
@@ -58,7 +58,7 @@ class Sweep(Generic[B, P]):
 
     @property
     def problems(self) -> list[str]:
-        """The problems of all places that have one."""
+        """The problem of each place that has one."""
         return [one.problem for one in self.results if one.problem]
 
     def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:

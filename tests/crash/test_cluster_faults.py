@@ -7,7 +7,7 @@ transactions are complete, offsets have never gone back, and the replicas have t
 Nine turns inject every fault into the leaders of all three topics, in about a minute; with
 ``--turns 3``, as in CI, every fault and every topic occurs once. The brokers are Fencepost's, or
 Fencepost's and Apache Kafka's under controllers of either kind. In the mixed clusters the active
-controller also fails, after every third turn. ``--layouts all`` has every mixture.
+controller also fails, after every third turn. ``--layouts all`` runs every mixture.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
-    """Return ``count`` faults of brokers; in mixed layouts a controller fails after every three."""
+    """Return ``count`` faults of brokers; in mixed layouts each third precedes a controller's."""
     brokers = list(itertools.islice(itertools.cycle(TURNS), count))
     if layout == PURE:
         return brokers

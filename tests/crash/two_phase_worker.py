@@ -4,9 +4,9 @@
 
 The environment names the broker, the database and the fault. FAULT=app kills this process,
 FAULT=database all processes of PostgreSQL. AT=N is the moment: an odd number is before a step, an
-even number after it. After a step, a killed database has done the step, but this process gets no
-response. A step is a request to the broker or the database that writes. When the worker ends, it
-prints ``steps`` and the number and names of the steps.
+even number after it. If the database is killed after a step, it has done the step, but this process
+gets no response. A step is a request to the broker or the database that writes. When the worker
+ends, it prints ``steps`` and the number and names of the steps.
 
 BUG=kafka-first commits in Kafka before the database has decided, which the sweep must detect.
 """

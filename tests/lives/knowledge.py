@@ -16,7 +16,7 @@ Slot = tuple[str, int]
 
 NO_TOPIC = uuid.UUID(int=0)
 KEPT = 4
-"""How many former values are remembered, which a zombie may still send."""
+"""How many former values are remembered, because a zombie may still send them."""
 
 
 @dataclass

@@ -268,8 +268,8 @@ class Broker:
     def await_rules(self) -> None:
         """Wait until the broker has applied all preceding ACL changes.
 
-        Apache Kafka responds before its brokers have replayed a change. Because they replay changes
-        in order, this adds a rule as a marker, and waits until the broker describes that rule.
+        Apache Kafka responds before its brokers have replayed a change. Brokers replay changes in
+        order, so this method adds a rule as a marker, and waits until the broker describes it.
         """
         marker = f"User:marker-{next(self._markers)}"
         self._create_rules([replace(rule("read", ResourceType.GROUP, MARKER), principal=marker)])
@@ -580,7 +580,7 @@ class Pair:
         answers = _led(self.theirs, cases)
         whole, *others = (
             re.sub(r"-\d+-", "-", repr(one))
-            for one in answers  # names of a case's own
+            for one in answers  # the number of a case in the names of its resources
         )
         for case, answer in zip(cases[1:], others, strict=True):
             if answer == whole:

@@ -26,7 +26,7 @@ LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
 """The beginning of a log line of a tool: a client's warnings depend on timing."""
 
 NO_LINE = re.compile(r"\tat |\s*\.\.\. \d+ more|\S*KafkaTools\$Ended: |exit \d+$|\s*$")
-"""Lines of stack traces, and the lines of the exit, which the driver catches and reports."""
+"""Lines of stack traces, and lines by which the driver reports a tool's exit."""
 
 WORDING = (
     re.compile(r"(?<=Exception: ).*"),

@@ -134,7 +134,7 @@ Told = tuple[str, str, str]
 
 
 def visible(errors: dict[str, Errors]) -> set[Told]:
-    """Return the errors that calls return, without lost connections and logged errors."""
+    """Return the errors that programs got as results of calls, except lost connections."""
     return {
         (name, step, what)
         for name, by_step in errors.items()

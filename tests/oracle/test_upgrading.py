@@ -41,7 +41,8 @@ ASSIGNED = {
     OFFSETS: [[OURS, KAFKA]],
     TRANSACTIONS: [[KAFKA, OURS]],
 }
-"""Each broker coordinates for the partitions that the other broker leads, until it stops."""
+"""Replicas of each partition; the first one leads. Each broker leads partitions of both topics.
+Fencepost coordinates the groups and Apache Kafka the transactions, until the coordinator stops."""
 
 ONE_SUFFICES = {
     **SETTINGS,
@@ -52,10 +53,9 @@ ONE_SUFFICES = {
 }
 """Clients must not have to wait until a broker has restarted.
 
-A broker must leave an ISR only when its session expires, not because it is slow. Otherwise a pause
-of the JVM just before the other broker is killed could leave the other broker alone in an ISR, and
-the partition would have no leader until that broker restarts, because a :func:`pause` lasts longer
-than the times in SETTINGS.
+A broker must leave an ISR only when its session expires, not because it is slow. With the times in
+SETTINGS, a :func:`pause` would leave the other broker alone in an ISR. If that broker is killed
+next, the partition would have no leader until the broker restarts.
 """
 
 

@@ -241,7 +241,7 @@ def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
     (one,) = answer["transaction_states"]
     topics = {row["topic"]: sorted(row["partitions"]) for row in one["topics"]}
     if one["transaction_state"].startswith("Prepare"):
-        topics = {}  # not compared: the partitions without a marker, or all of them after a load
+        topics = {}  # not compared: partitions without a marker; after a load, all partitions
     return {
         "error": one["error_code"],
         "state": one["transaction_state"],

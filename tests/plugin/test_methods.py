@@ -152,7 +152,7 @@ def test_records_waits_for_records_of_other_threads(own: Kafka) -> None:
 
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Do ``work`` in a thread, shortly afterwards."""
+    """Do ``work`` in a thread, shortly after the block has begun."""
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(lambda: (threading.Event().wait(0.05), work()))
         yield

@@ -12,8 +12,7 @@ class CompactedRecords:
     """The records that any replica has had below its high watermark.
 
     A replica may lack a record if the record's key has a later one. Transactional records and
-    markers
-    not tracked, because compaction also removes aborted records and old markers.
+    markers are not tracked, because compaction also removes aborted records and old markers.
     """
 
     def __init__(self) -> None:

@@ -240,7 +240,7 @@ class ShareLedger:
         return f"it was delivered {known.most} times, and has not ended"
 
     def with_outcomes(self) -> set[int]:
-        """Return the partitions with a successful final acknowledgement, which have a state."""
+        """Return the partitions that have a state: one final acknowledgement there succeeded."""
         return {
             index
             for index, known in self.offsets.items()

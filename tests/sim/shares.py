@@ -60,7 +60,7 @@ ANSWERED_MS: Final = 150
 """A response that waits for nothing reaches its client within this time."""
 DEAF_TURNS: Final = 8
 DEAF_MS: Final = 100
-"""How long a former leader serves members besides its successor: turns, and their length."""
+"""How long members may reach a former leader beside its successor: turns, and a turn's length."""
 FAULTS: Final = (
     "kill_share_coordinator",
     "kill_leader",
@@ -205,7 +205,7 @@ class ShareHistory(History):
         return ShareFaults(self)
 
     def _warm_up(self) -> None:
-        """Wait for the first delivery: faults before it would end before the group works."""
+        """Wait for the first delivery: earlier faults would be over before the group works."""
         while not self.ledger.acquired and self.scheduler.now < WARM_UP_MS:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
 

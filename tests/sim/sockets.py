@@ -488,7 +488,7 @@ class SocketLoop(Loop):
         super().__init__(node)
         self.wires = wires
         self.disk_ms = disk_ms
-        """Bounds of a thread's delays: one before its work, one before the loop gets the result."""
+        """Bounds of the delay before a thread's work, and before the loop gets the result."""
         self.others: list[SocketLoop] = []
         """The loops of other threads of the same process."""
 

@@ -1,7 +1,7 @@
 """Staged faults, each of which waits for the state in which a planted bug can show.
 
-A story reads the daemons' objects to recognize that state. Its fault is then one of a network, an
-operator or a kill, so that the same history can also come about by chance.
+A story reads the daemons' objects to recognize that state. Its fault is a fault of the network, an
+operator's request or a kill, so the same history can also come about by chance.
 """
 
 from __future__ import annotations

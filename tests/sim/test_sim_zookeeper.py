@@ -25,7 +25,7 @@ SLOW_SEEDS = 5
 """Seeds in CI; ``make sim N=10000`` plays more."""
 
 EVERY = 600
-"""The tests play one in this many steps; ``python -m tests.sim.zk_scripts`` plays all."""
+"""The tests play one step of this many; ``python -m tests.sim.zk_scripts`` plays all."""
 
 MOST_SEEDS = 15
 """Seeds within which a planted bug must be found."""

@@ -56,7 +56,7 @@ HEADER_SHAPES = {
     "named_struct('key', 'a', 'value', CAST('b' AS BINARY))": False,
     "'a'": False,
 }
-"""Column ``headers`` → whether the sinks accept it; one of them is Spark's own column."""
+"""Expression for a column ``headers`` → whether the sinks, ours and Spark's own, accept it."""
 
 
 @dataclass(frozen=True)

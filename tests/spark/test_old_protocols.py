@@ -229,7 +229,7 @@ def test_query_survives_a_change_of_transaction_version(
 def test_query_survives_a_transaction_version_change_from_2_to_0(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Fencepost continues to serve the transactional id; Apache Kafka does after a reload only.
+    """Fencepost continues to serve the transactional id, Apache Kafka only after a reload.
 
     See the trace ``level_0_under_ids_of_level_2``.
     """

@@ -16,7 +16,7 @@ from fencepost.logcore.batch import BatchHeader
 T = TypeVar("T")
 
 FAULTS_AN_EPOCH = 10
-"""The producer may change its epoch once, and then once more after each ten faults."""
+"""The producer may change its epoch once, and once more for every ten faults."""
 
 
 def runs_of(batches: Iterable[tuple[BatchHeader, Sequence[T]]]) -> dict[tuple[int, int], list[T]]:

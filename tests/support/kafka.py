@@ -103,8 +103,8 @@ def jars() -> Path:
 def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
     """Download a pom's jars, unless they are present; raise OracleMissingError.
 
-    ``folders`` maps each folder to the Maven option that selects its jars; ``jar`` is a pattern
-    ``stamp`` is the file to which the pom is copied after a download.
+    ``folders`` maps each folder to the Maven option that selects its jars; ``jar`` is a pattern of
+    their names. ``stamp`` is the file to which the pom is copied after a download.
     """
     with lock_cache():
         _resolved(pom, folders, stamp, jar)

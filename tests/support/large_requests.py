@@ -17,7 +17,7 @@ from tests.fuzz.entities import INTEGERS, random_leaf, required
 from tests.support.raw import ConnectionLostError, RawClient, errors_in, plain
 
 CLOSED = "closed"
-"""What is counted when the broker closes the connection instead of responding."""
+"""Counted in place of an error when the broker closes the connection instead of responding."""
 
 KNOWN = "known"
 """The name of a topic, group or transactional id that may exist."""

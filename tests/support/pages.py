@@ -47,7 +47,7 @@ SHOWN_LANGUAGES = frozenset(
 """Languages of blocks that are not run, but only shown or written to a file."""
 
 LARGE = frozenset({"pyspark"})
-"""Slow dependencies of blocks, which run in `make package` only."""
+"""Dependencies so slow that blocks that need them run in `make package` only."""
 
 WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs", "printed"})
 

@@ -55,7 +55,7 @@ class PostgresServer:
         held = hold_port()
         weakref.finalize(self, held.close)
         self.port: int = held.getsockname()[1]
-        # Only the test's user may enter the folder of a test, so it would not do.
+        # PostgreSQL's user may not enter the folder of a test, so the data has a folder elsewhere.
         self._data = tempfile.mkdtemp(prefix="fencepost-postgres-")
         weakref.finalize(self, shutil.rmtree, self._data, ignore_errors=True)
         self._as: list[str] = []

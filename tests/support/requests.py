@@ -4,8 +4,8 @@ Each returns the smallest valid body with the fields of all versions; keyword ar
 fields or add some. :meth:`tests.support.raw.RawClient.ask` and :func:`tests.support.raw.fitted`
 drop the fields that the version of a request does not have.
 
-Further functions make the rows of a body, such as :func:`fetch_topic`. Their arguments
-``partitions`` are numbers, whose rows get the keyword arguments as fields, or whole rows.
+Further functions make the rows of a body, such as :func:`fetch_topic`. Each item of their argument
+``partitions`` is a whole row, or a number: its row gets the keyword arguments as fields.
 """
 
 from __future__ import annotations
@@ -441,7 +441,7 @@ def offset_delete_topic(name: str, *partitions: int) -> Body:
 
 
 def describe_share_group_offsets(group: str, *topics: tuple[str, Sequence[int]] | None) -> Body:
-    """Return the body for these partitions, or for all of a group if the only topic is None."""
+    """Return the body for these topics, or for all topics of a group if the only topic is None."""
     named = [
         {"topic_name": topic[0], "partitions": list(topic[1])}
         for topic in topics
@@ -493,7 +493,7 @@ def add_partitions_to_txn(*transactions: Body, **fields: Any) -> Body:
 def added_partitions(
     transactional_id: str, producer: Producer, *topics: tuple[str, list[int]], **fields: Any
 ) -> Body:
-    """Return the transaction of an AddPartitionsToTxn request, by topics and their partitions."""
+    """Return a transaction of an AddPartitionsToTxn request, with topics and their partitions."""
     return {
         **_claim(transactional_id, producer),
         "topics": [{"name": name, "partitions": partitions} for name, partitions in topics],

@@ -3,7 +3,7 @@
 While one callback runs, no client is served, so its duration is the longest delay that it causes.
 Two durations are measured: wall time, which a client waits, and the processor time of the loop's
 own thread. Tests check the processor time; waits for the disk happen in other threads, and other
-tests cover them. ``bench`` shows wall time.
+tests cover them. ``bench`` measures wall time.
 
 The processor time of the loop's thread does not include other processes, but they prolong it,
 because they share caches and cores. So a turn that seems too long is compared with a yardstick:
@@ -196,7 +196,7 @@ def _processor_times() -> dict[threading.Thread, float]:
 
 
 class LockWatch:
-    """Measures the longest time that a thread held the interpreter lock against a waiting thread.
+    """Measures the longest time that a thread held the interpreter lock while another waited.
 
     A probe thread acquires the lock every millisecond and reads the processor time of all threads.
     A thread that held the lock has spent processor time while the probe waited for the lock. The

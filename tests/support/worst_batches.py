@@ -22,7 +22,7 @@ FIRST_MS: Final = int(time.time() * 1000) - 1_000_000
 """The timestamp of all records except the last one."""
 
 MAX_MESSAGE_BYTES: Final = 16_000_000
-"""A value of ``max.message.bytes`` that allows all of them."""
+"""A value of ``max.message.bytes`` that allows all of these batches."""
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def most_bytes(codec: Codec, size: int = MOST_BYTES) -> bytes:
 
 @functools.cache
 def one_snappy_block(size: int = 20_000_000) -> bytes:
-    """Return the batch with the largest codec call within the default ``max.message.bytes``."""
+    """Return a batch below the default ``max.message.bytes`` that one codec call decompresses."""
     records = large_records(size)
     stored = bytes(cramjam.snappy.compress_raw(records))
     return batch_of(records, size // 1_000_000, Codec.SNAPPY, stored=stored)

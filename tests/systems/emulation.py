@@ -108,7 +108,7 @@ def _macos_fcntl(handle: Any, command: int, *argument: Any) -> Any:
 
 
 def _macos_flock(handle: Any, operation: int) -> None:
-    """On BSD systems these locks conflict with record locks, even within one process."""
+    """Emulate BSD, on which ``flock`` conflicts with record locks, even within one process."""
     if operation & fcntl.LOCK_UN:
         _lock(handle, fcntl.F_UNLCK)
         return
@@ -125,7 +125,7 @@ def _macos_flock(handle: Any, operation: int) -> None:
 
 
 def _macos_sendfile(target: int, source: int, offset: int, count: int) -> int:
-    """Here a count of 0 means everything up to the end of the file."""
+    """Emulate macOS, on which a count of 0 means everything up to the end of the file."""
     return _sendfile(target, source, offset, count or os.fstat(source).st_size - offset)
 
 

@@ -129,7 +129,7 @@ def test_clients_wait_for_a_free_descriptor_and_one_line_is_logged(tmp_path: Pat
         assert child is not None
         assert created(cluster, "wide", 1) == "none"
         assert produced(cluster, 0) == "none"
-        # Wait until no file is open only for a moment: closing it would free a descriptor.
+        # Wait until all open files stay open: closing one of them would free a descriptor.
         held = until(lambda: held_for_good(child.pid, tmp_path), "no module is being loaded")
         resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (held, MAX_FILES))
         clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(FEW)]

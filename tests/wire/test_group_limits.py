@@ -124,7 +124,7 @@ def test_librdkafka_releases_its_partitions_when_a_limit_is_exceeded(
         readers.until(lambda: first == readers.read.keys(), "the first records")
         other.subscribe([topic])
         if protocol == "consumer":
-            # Members send owned partitions by topic id, which do not count against the limit.
+            # Owned partitions, which members send by topic id, do not count against the limit.
             readers.until(lambda: len(readers.held(other)) == PARTITIONS // 2, "half of them")
             one.subscribe([topic, *MANY_NAMES], on_lost=lambda _, got: lost.extend(got))
         readers.until(lambda: lost, "the first member to lose its partitions")

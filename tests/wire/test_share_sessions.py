@@ -294,7 +294,7 @@ def test_deleted_records_are_not_acquired(
     topics = [{"name": topic, "partitions": partitions}]
     client.call("delete_records", 2, topics=topics, timeout=10_000)
     part = parts_of(member.fetch({topic_id: {0: []}}))[0]
-    if not part["acquired_records"]:  # Apache Kafka's leader notices it with this fetch
+    if not part["acquired_records"]:  # Apache Kafka's leader learns of the deletion only now
         part = parts_of(member.fetch({}))[0]
     assert acquired(part) == [(4, 5, 1)]
 

@@ -204,7 +204,7 @@ async def test_handler_may_use_savepoints(bench: Bench) -> None:
 
 
 async def prepared_in_kafka(bench: Bench, partner: Any, *, decided: bool) -> Any:
-    """Leave a transaction open in Kafka, for whose rows the database has a decision or has none."""
+    """Leave a transaction open in Kafka; with ``decided`` the database has decided to commit."""
     owner = TransactionOwner(bench.daemon.bootstrap, partner, bench.name)
     await owner.claim()
     with Cluster(bench.daemon.bootstrap) as cluster:

@@ -204,7 +204,7 @@ def test_local_changes_list_deleted_led_elected_and_followed_partitions() -> Non
 
 
 def test_new_replica_follows_even_without_new_partition_epoch() -> None:
-    """With ZooKeeper, a broker may read the replicas before a reassignment, the state after it."""
+    """With ZooKeeper, a broker may read the replicas before, but the state after a reassignment."""
     before = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, leader=2))
     now = image_after(MetadataImage(), topic("a", A), partition(A, 0, 2, 3, ME, leader=2))
     assert changed(before, now) == {"followers": [("a", 0)]}

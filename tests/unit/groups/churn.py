@@ -18,7 +18,7 @@ A step is three small numbers, so that Hypothesis shrinks a failing history to a
 """
 
 LONGEST_TO_TRY_ALL = 300
-"""The log length from which logs are not cleaned up to each offset, only partly compacted."""
+"""Logs shorter than this are cleaned up to each of their offsets, longer logs only partly."""
 
 
 class Life(Protocol):

@@ -106,7 +106,7 @@ class Coordinator:
         self.world, self.broker, self.epoch = world, broker, epoch
         self.log, self.hw = log, hw
         self.is_told = False
-        """Whether it knows that it is no longer the leader."""
+        """Whether the broker knows that it is no longer the leader."""
         self.machine = TxnMachine(TxnLimits(), world.ids, epoch, lambda: world.version)
         self.timers: dict[Hashable, int] = {}
         self.held: list[tuple[int, Decision]] = []

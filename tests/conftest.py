@@ -150,7 +150,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from tests.support.kafka import OracleMissingError, jars
 
-    with contextlib.suppress(OracleMissingError):  # the fixtures that need the jars report it
+    with contextlib.suppress(OracleMissingError):  # reported by the fixtures that need the jars
         jars()
 
 

@@ -176,7 +176,7 @@ def _raise_victim(bench: Bench) -> None:
 
 
 def _reassign(bench: Bench) -> None:
-    """Reassign the partition to the next pair of brokers, which has another leader."""
+    """Reassign the partition to the next pair of brokers, so that its preferred leader changes."""
     pairs = [1, 2], [2, 3], [3, 1]
     cluster = bench.cluster
     now = cluster.node(f"/brokers/topics/{MOVED}")["partitions"]["0"]

@@ -1,11 +1,11 @@
-"""A small exactly-once pipeline on librdkafka, which keeps a journal of all its operations.
+"""A small exactly-once pipeline on librdkafka that keeps a journal of all its operations.
 
     python -m tests.crash.copier fill | copy | sloppy | forget | verify
 
 ``fill`` makes the topics and the input, ``copy`` is the consume-transform-produce loop over two
 output partitions, ``verify`` reads everything back and lets the checker judge the whole history.
-``sloppy`` copies without transactions and ``forget`` leaves one open, which the sweep must detect.
-Each mode reads the broker's address and directory from the environment of ``fencepost
+``sloppy`` copies without transactions and ``forget`` leaves a transaction open; the sweep must
+detect both. Each mode reads the broker's address and directory from the environment of ``fencepost
 crash-sweep``.
 """
 

@@ -183,7 +183,7 @@ class Recorder:
         self.promises.append(replace(last, step=len(self.disk.steps), lowest_start=start))
 
     def delete_before(self, offset: int) -> None:
-        """Delete records as DeleteRecords does, which is acknowledged after the checkpoint."""
+        """Delete records as a DeleteRecords request does: acknowledge after the checkpoint."""
         begin = len(self.disk.steps)
         self.partition.cleanup.delete_records_before(offset)
         self.promise(begin)

@@ -13,7 +13,7 @@ INTERNAL_TOPICS = (
 )
 
 COMMON_INTERNAL = INTERNAL_TOPICS[:3]
-"""The internal topics of Apache Kafka. The first two are those of its coordinators."""
+"""Apache Kafka's internal topics. Its group and transaction coordinators use the first two."""
 
 LONGEST_STRING = 32_767
 """The maximum length of a protocol string in bytes."""

@@ -49,7 +49,7 @@ def bridge(gateway: Gateway, stem: str, **options: Any) -> Bridge:
 
 
 async def at_work(made: Bridge) -> asyncio.Task[None]:
-    """Run the bridge in a task, and wait until it is connected. The test waits until it ends."""
+    """Run the bridge in a task, and wait until it is connected; the test awaits the task."""
     running = asyncio.create_task(made.run(handle_signals=False))
 
     async def is_connected() -> bool:

@@ -1,4 +1,4 @@
-"""Packet ids when the MQTT broker has lost the session, or when it only looks like that."""
+"""Packet ids when the MQTT broker has lost the session, or only seems to have lost it."""
 
 from __future__ import annotations
 

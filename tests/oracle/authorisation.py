@@ -219,7 +219,7 @@ def _plain(rights: Sequence[tuple[str, str]]) -> Make:
 
 
 MOST_FOR_SUBSETS: Final = 4
-"""A request with more rights than this has only the subsets with none, one, all or all but one."""
+"""Above this number of rights, only the subsets with none, one, all, or all but one are tried."""
 
 
 def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:

@@ -256,7 +256,7 @@ def test_broker_setting_is_validated_by_the_broker_that_is_asked(pair: Pair) -> 
 
 
 def test_forwarded_request_has_the_rights_and_quotas_of_its_client(pair: Pair) -> None:
-    """The controller applies the rights and quotas of the client, which the envelope names."""
+    """The controller applies the rights and quotas of the client that the envelope names."""
     allowed = {"creations": [rule("kafka-cluster", "u1", CREATE, CLUSTER)]}
     assert pair.call(OURS, "create_acls", 3, **allowed)["results"][0]["error_code"] == "none"
 

@@ -27,7 +27,7 @@ CLIENTS = 12
 SEEDS = (22, 27, 29)
 REQUESTS = 300
 LEAST = 100
-"""The minimum number of compared responses of each seed, which varies with the brokers' ids."""
+"""Each seed must have this many compared responses; their number varies with the brokers' ids."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:

@@ -62,7 +62,7 @@ def snake(name: str) -> str:
 
 
 def default_of(field: Mapping[str, Any], kind: str) -> object:
-    """Return the default of a field, which must not be an array."""
+    """Return the default of a field that is not an array."""
     default = field.get("default")
     if default is None:
         return {"string": "", "bool": False, "uuid": None}.get(kind, 0)

@@ -56,7 +56,7 @@ def told_by_java(line: str) -> dict[str, str] | None:
     """Return the properties in a line of :data:`READER`'s output, None if Java refused the file.
 
     A lone surrogate is not a character. A backslash at the very end of a file makes an empty key
-    in Java, which no setting has.
+    in Java; no setting has an empty key.
     """
     if line == "refused":
         return None

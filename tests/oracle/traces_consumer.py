@@ -185,7 +185,7 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
         topics = answer["assignment"]["topic_partitions"]
         return of(one, *(index for part in topics for index in part["partitions"]))
 
-    # The member has revoked partitions, and its next heartbeats revoke further ones, twice.
+    # The member has revoked partitions, and revokes more in two of its next heartbeats.
     again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
     describe(t, "targets")
     beat(t, "targets", "m", again["member_epoch"])

@@ -1,6 +1,6 @@
 """Request sequences of a client that exceeds its quotas: throttle times and responses.
 
-The length of a throttle time depends on timing; whether there is one, and all else, does not.
+Only the length of a throttle time depends on timing; everything else is compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated machine that runs the whole daemon, which can be stopped, killed or lose power."""
+"""A simulated machine that runs the whole daemon; it can be stopped or killed, or lose power."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class Stories(DaemonFaults):
             if not await self._until(is_ahead):
                 return
             self._kill_one(now.leader)
-        # The next leader proposes to add the replica, which does not get the answer to its fetch.
+        # When the next leader proposes to add the replica, hold the replica's fetches.
         if await self._until(lambda: self._joins(place, slow), 2 * PATIENCE_MS):
             with self._held(self._fetches_of(place)):
                 await self._wait(self.options.lag_ms)

@@ -276,7 +276,7 @@ class ReplicaCluster(MixedCluster):
         assert answer["error_code"] == "none", answer
 
     def configure(self, kind: int, name: str, **values: str | None) -> None:
-        """Change settings of a topic (2) or a broker (4), which gets the request; None deletes."""
+        """Change settings of a topic (2), or of a broker (4) by a request to it; None deletes."""
         configs = [
             {
                 "name": key.replace("_", "."),

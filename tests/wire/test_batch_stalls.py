@@ -123,7 +123,7 @@ READS: dict[str, Callable[[str], bytes]] = {
     "first time behind the log start": functools.partial(list_offsets, timestamp=1),
     "end of an epoch": leader_epoch,
 }
-"""The requests in order; those after DeleteRecords begin to read in the middle of the batch."""
+"""The requests in order; after DeleteRecords, requests read from the middle of the batch on."""
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_value_out_of_range_is_an_encode_error() -> None:
     ],
 )
 def test_error_message_above_the_limit_is_truncated(api: ApiKey, structure: str) -> None:
-    """Names in it may be as long as any string; text beyond the limit is cut off."""
+    """Names in an error message may be as long as any string; text beyond the limit is cut off."""
     for version in range(APIS[api].min_version, APIS[api].max_version + 1):
         make = response_factory(api, version)
         field = "batch_index_error_message" if api is ApiKey.PRODUCE else "error_message"

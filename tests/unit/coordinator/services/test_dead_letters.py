@@ -267,7 +267,7 @@ def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> No
 async def test_compressed_records_are_copied_up_to_max_message_bytes(
     one: Queues, codec: Codec
 ) -> None:
-    """As in Kafka, a batch that inflates beyond it is sent without bodies (KAFKA-20723)."""
+    """As in Kafka, a batch that inflates beyond the limit is sent without bodies (KAFKA-20723)."""
     one.queue_topic({"max.message.bytes": "10000"})
     one.configure(copy="true")
     source(one.log, [b"small"] * 3, codec)

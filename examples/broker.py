@@ -121,8 +121,8 @@ def run(
 ) -> int:
     """Run an example from the command line; the exit status is 0 if its check holds.
 
-    The example gets a bootstrap address, and returns a complaint, or None if all is well. A broker
-    that is started for it has these settings, each KEY=VALUE.
+    The example gets a bootstrap address, and returns a complaint, or None if all is well. If the
+    command starts a broker for it, the broker has ``settings``, each KEY=VALUE.
     """
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--bootstrap", help="a running broker; without it one is started")

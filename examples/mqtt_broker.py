@@ -43,7 +43,7 @@ def find() -> str:
 def _command(broker: str, home: Path, port: int) -> list[str]:
     config = home / "broker.conf"
     if Path(broker).name.startswith("nats-server"):
-        # Port -1 is any free port, for NATS's own clients, of which there are none. A filter that
+        # Port -1 is any free port, for NATS's own clients, which are not used here. A filter that
         # ends in # counts as two subscriptions, each with max_ack_pending of its own.
         config.write_text(
             f'server_name: demo\nlisten: "127.0.0.1:-1"\njetstream {{ store_dir: "{home}/js" }}\n'

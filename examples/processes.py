@@ -23,11 +23,11 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
-        """Lines of its standard output, with an empty one at its end."""
+        """The lines of the process's standard output; an empty one follows when the output ends."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -45,7 +45,7 @@ class Process:
         self.lines.put_nowait(b"")
 
     def say(self, command: str) -> None:
-        """Send a line to its standard input."""
+        """Send a line to the process's standard input."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(f"{command}\n".encode())
 

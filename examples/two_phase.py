@@ -1,4 +1,4 @@
-"""Bookings go into PostgreSQL and on into Kafka, both or neither, through a failure half-way.
+"""Bookings go into both PostgreSQL and Kafka or into neither, even if a worker fails half-way.
 
 The database is the one that libpq's environment names (PGHOST, PGPORT, PGUSER, PGDATABASE).
 """

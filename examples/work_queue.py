@@ -97,7 +97,7 @@ def configure(bootstrap: str, group: str, dead_letters: str) -> None:
         "share.auto.offset.reset": "earliest",
         "share.delivery.count.limit": str(DELIVERIES),
         "errors.deadletterqueue.topic.name": dead_letters,
-        "errors.deadletterqueue.copy.record.enable": "true",  # otherwise headers only
+        "errors.deadletterqueue.copy.record.enable": "true",  # without it, headers only
     }
     resource = ConfigResource(
         ResourceType.GROUP,
@@ -112,7 +112,7 @@ def configure(bootstrap: str, group: str, dead_letters: str) -> None:
 
 
 async def enable_dead_letters(bootstrap: str) -> None:
-    """Raise share.version to 2, unless it is there."""
+    """Raise share.version to 2, unless it already is 2."""
     command = ("features", "set", "share.version=2", "--execute", "--bootstrap", bootstrap)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fencepost", *command), stdout=asyncio.subprocess.DEVNULL
@@ -122,7 +122,7 @@ async def enable_dead_letters(bootstrap: str) -> None:
 
 
 async def letters(bootstrap: str, topic: str, count: int) -> list[ConsumerRecord]:
-    """Return the records of the dead-letter queue, which is written behind the acknowledgements."""
+    """Return the dead-letter queue's records, which the broker writes after acknowledgements."""
     found: list[ConsumerRecord] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:

@@ -1,11 +1,11 @@
-"""The whole story: MQTT and a loader in, PySpark in the middle, exactly-once out, despite kills.
+"""The whole chain: flights from MQTT and a loader pass through PySpark exactly once, despite kills.
 
 1. start ``fencepost serve`` and load eleven months of flights into a topic;
 2. start the Spark driver of ``examples.delays.job``; meanwhile December comes in over MQTT;
 3. kill -9 the Spark driver, the MQTT bridge, the daemon, and the driver again, each inside an open
    transaction of the sink;
-4. read both outputs with read_committed and compare them with the truth from the files, and once
-   more with read_uncommitted to show the hidden records; draw the delays.
+4. read both outputs with read_committed and compare them with the expected output, computed from
+   the files; read them again with read_uncommitted to show the hidden records; draw the delays.
 
 The exit status is 0 only if every flight and every hour is there exactly once and right.
 """
@@ -76,7 +76,7 @@ class Watcher:
                     self.seen[source.topic] += len(found)
 
     def check(self) -> None:
-        """Raise the error that ended it, if there is one."""
+        """Raise the error that ended the watcher, if there is one."""
         if self._task.done():
             self._task.result()
 
@@ -96,7 +96,7 @@ async def read(bootstrap: str, topic: str, isolation_level: str) -> list[tuple[s
 
 
 async def supervise(process: Process) -> None:
-    """Start a process now, and again whenever it has ended, killed or not."""
+    """Start a process now, and again whenever it has ended, by a kill or otherwise."""
     while True:
         if not process.is_running:
             await process.start()
@@ -185,7 +185,7 @@ class Demo:
         wanted: dict[str, int],
         arriving: asyncio.Task[None],
     ) -> None:
-        """Kill every process once, Spark twice, then wait for the end."""
+        """Kill every process once (Spark twice), then wait for the end of the run."""
         for share, victim in (
             (0.10, "the Spark driver"),
             (0.25, "the MQTT bridge"),

@@ -3,10 +3,11 @@
 1. start ``fencepost serve`` and load the flights into a topic of six partitions (idempotent);
 2. run two workers of ``examples.flights.worker`` in one group;
 3. meanwhile kill -9 a worker, the daemon, and the other worker, each inside an open transaction;
-4. read the output with read_committed and compare it with the truth from the file; then once more
-   with read_uncommitted, to show the records that read_committed hid.
+4. read the output with read_committed and compare it with the expected output, computed from the
+   file; then read it with read_uncommitted, to show the records that read_committed hid.
 
-The exit status is 0 only if every flight is in the output exactly once, in order, totals right.
+The exit status is 0 only if every flight is in the output exactly once, in order, with the right
+totals.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Demo:
             await worker.stop(None)
 
     async def _reach(self, records: int, progress: Progress, task: TaskID) -> None:
-        """Wait until the group has committed ``records`` of the input, by the broker's offsets."""
+        """Wait until the group has committed ``records`` of the input, according to the broker."""
         sources = [TopicPartition(INPUT, partition) for partition in range(PARTITIONS)]
         async with AIOKafkaConsumer(
             bootstrap_servers=self.daemon.bootstrap, group_id=GROUP, enable_auto_commit=False

@@ -1,4 +1,4 @@
-"""Compares the output topics with the truth, which is computed straight from the input file."""
+"""Compare the output topics with the expected output, computed directly from the input file."""
 
 from __future__ import annotations
 

@@ -13,21 +13,21 @@ from __future__ import annotations
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.share_requests import (
-    Acknowledgement,
+    Acknowledgements,
     Readable,
-    acknowledge,
+    acknowledge_all,
     end_if_final,
     error_of,
     leader_fields,
     loaded,
-    partition_of,
     refusal_of,
+    requested_partitions,
     response_error,
     settled,
     share_response,
 )
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.groups.share.session import SessionKey, ShareSession, TopicPartition
+from fencepost.groups.share.session import SessionKey, ShareSession
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol import ApiKey, Entity
 from fencepost.protocol.steps import Steps
@@ -36,7 +36,6 @@ from fencepost.protocol.steps import Steps
 @handles(ApiKey.SHARE_ACKNOWLEDGE, versions=(1, 2), permission="READ Group and Topic")
 def run(ctx: Context) -> Work[Entity]:
     """Respond with the result of each partition, once the new states are written."""
-    body = ctx.body
     refused = refusal_of(ctx)
     if refused is not None:
         return ctx.respond.error(refused)
@@ -46,21 +45,8 @@ def run(ctx: Context) -> Work[Entity]:
     except DomainError as error:
         return ctx.respond.error(error_code(error))
     readable = Readable(ctx)
-    acknowledged: dict[TopicPartition, Acknowledgement] = {}
-    has_batches = False
-    for topic in body.topics:
-        for part in topic.partitions:
-            partition, batches = (
-                partition_of(topic.topic_id, part.partition_index),
-                part.acknowledgement_batches,
-            )
-            has_batches |= bool(batches)
-            acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
-            yield None
+    acknowledged = yield from acknowledge_all(ctx, readable, requested_partitions(ctx))
     yield from settled(ctx, acknowledged.values())
-    if not has_batches:
-        # As in Kafka, the response names no partition if nothing was acknowledged.
-        acknowledged.clear()
     answered = yield from _response(ctx, acknowledged)
     end_if_final(ctx, session)
     return answered
@@ -74,7 +60,7 @@ def session_of(ctx: Context) -> ShareSession:
     )
 
 
-def _response(ctx: Context, acknowledged: dict[TopicPartition, Acknowledgement]) -> Steps[Entity]:
+def _response(ctx: Context, acknowledged: Acknowledgements) -> Steps[Entity]:
     make, leaders = ctx.respond, set[int]()
     by_topic: dict[bytes, list[Entity]] = {}
     for partition, answer in acknowledged.items():

@@ -14,18 +14,17 @@ Source: ``KafkaApis.handleShareFetchRequest``, ``SharePartitionManager.newContex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.share_requests import (
-    NO_ERROR,
     Acknowledgement,
+    Acknowledgements,
     Readable,
-    acknowledge,
+    acknowledge_all,
     connection_of,
     end_if_final,
     error_of,
@@ -34,6 +33,7 @@ from fencepost.coordinator.handlers.share_requests import (
     loaded,
     partition_of,
     refusal_of,
+    requested_partitions,
     response_error,
     settled,
     share_response,
@@ -84,11 +84,9 @@ def run(ctx: Context) -> Work[Entity]:
             yield _pause(request_ms(body.max_wait))
         return ctx.respond.error(error_code(error))
     readable = Readable(ctx)
-    acknowledged: dict[TopicPartition, Acknowledgement] = {}
-    for partition, batches in _requested_partitions(ctx):
-        if batches:
-            acknowledged[partition] = acknowledge(ctx, readable, partition, batches)
-        yield None
+    acknowledged: Acknowledgements = {}
+    if any(batches for _, batches in requested_partitions(ctx)):
+        acknowledged = yield from acknowledge_all(ctx, readable, requested_partitions(ctx))
     outcomes = yield from _fetch(ctx, session, readable)
     ctx.broker.share_fetches.failed += any(one.error is not None for one in outcomes.values())
     yield from settled(ctx, acknowledged.values())
@@ -102,12 +100,6 @@ def _wants_records(ctx: Context) -> bool:
     return bool(body.max_bytes or body.min_bytes or body.max_records or request_ms(body.max_wait))
 
 
-def _requested_partitions(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
-    for topic in ctx.body.topics:
-        for part in topic.partitions:
-            yield partition_of(topic.topic_id, part.partition_index), part.acknowledgement_batches
-
-
 def session_of(ctx: Context) -> Steps[ShareSession]:
     """Find or open the session of the request, and increment the session's epoch.
 
@@ -116,7 +108,7 @@ def session_of(ctx: Context) -> Steps[ShareSession]:
     body = ctx.body
     additions: list[TopicPartition] = []
     has_acknowledgements = False
-    for partition, batches in _requested_partitions(ctx):
+    for partition, batches in requested_partitions(ctx):
         additions.append(partition)
         has_acknowledgements |= bool(batches)
         yield
@@ -203,7 +195,7 @@ def _response(
     ctx: Context,
     session: ShareSession,
     outcomes: dict[TopicPartition, _Outcome],
-    acknowledged: dict[TopicPartition, Acknowledgement],
+    acknowledged: Acknowledgements,
 ) -> Steps[Entity]:
     leaders = set[int]()
     is_first = ctx.body.share_session_epoch == INITIAL_EPOCH
@@ -211,14 +203,15 @@ def _response(
     for partition in (*outcomes, *(one for one in acknowledged if one not in outcomes)):
         fetched, error = outcomes.get(partition, _Outcome(None, None))
         answer = acknowledged.get(partition)
+        has_answer = partition in acknowledged
         is_read = fetched is not None and fetched.is_read
-        is_included = (is_read or error is not None or answer is not None) and session.include(
-            partition,
-            has_records=fetched is not None and bool(fetched.acquired),
-            has_error=error is not None,
-            has_answer=answer is not None or (is_read and is_first),
-        )
-        if is_included:
+        is_fetched = is_read or error is not None
+        if is_fetched and not is_first:
+            has_records = fetched is not None and bool(fetched.acquired)
+            is_fetched = session.include(
+                partition, has_records=has_records, has_error=error is not None
+            )
+        if is_fetched or has_answer:
             parts = by_topic.setdefault(partition.topic_id, [])
             parts.append(_partition(ctx, partition, fetched, error, answer, leaders))
         yield
@@ -234,7 +227,7 @@ def _partition(
     leaders: set[int],
 ) -> Entity:
     make = ctx.respond
-    code, message = NO_ERROR if answer is None else response_error(answer)
+    code, message = response_error(answer)
     return make.PartitionData(
         partition_index=partition.partition,
         error_code=ErrorCode.none if error is None else error_code(error),

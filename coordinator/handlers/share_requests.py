@@ -6,7 +6,7 @@ Source: ``KafkaApis.validateAcknowledgementBatches``, ``handleAcknowledgements``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -86,6 +86,13 @@ def uuid_of(partition: TopicPartition) -> UUID | None:
     return None if partition.topic_id == NO_TOPIC_ID else UUID(bytes=partition.topic_id)
 
 
+def requested_partitions(ctx: Context) -> Iterator[tuple[TopicPartition, Any]]:
+    """Yield the partitions that a request names, with their acknowledged ranges."""
+    for topic in ctx.body.topics:
+        for part in topic.partitions:
+            yield partition_of(topic.topic_id, part.partition_index), part.acknowledgement_batches
+
+
 def connection_of(ctx: Context) -> str:
     """Return the id of the request's connection; the session ends when the connection closes."""
     return connection_id(ctx.connection)
@@ -102,6 +109,10 @@ class Readable:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._rights: dict[str, bool] = {}
+
+    def has_topic(self, partition: TopicPartition) -> bool:
+        """Return whether a topic has the partition's topic id."""
+        return self._ctx.broker.metadata.topic_by_id(uuid_of(partition)) is not None
 
     def topic(self, partition: TopicPartition) -> str:
         """Return the topic's name.
@@ -154,22 +165,45 @@ def checked_batches(batches: Iterable[Any], *, may_renew: bool) -> tuple[Acknowl
 Acknowledgement = asyncio.Future[object] | DomainError
 """A future that is done once the acknowledgements are written, or the error that refused them."""
 
+Acknowledgements = dict[TopicPartition, Acknowledgement | None]
+"""The acknowledgements of a request; None for a partition without acknowledged ranges."""
 
-def acknowledge(
+
+def acknowledge_all(
+    ctx: Context, readable: Readable, requested: Iterable[tuple[TopicPartition, Any]]
+) -> Steps[Acknowledgements]:
+    """Acknowledge the records of all partitions that a request names.
+
+    As in Kafka, a partition without ranges only has a result beside a partition whose ranges are
+    checked by its leader's state machine.
+    """
+    found: Acknowledgements = {}
+    for partition, batches in requested:
+        found[partition] = _acknowledge(ctx, readable, partition, batches)
+        yield
+    if not any(isinstance(one, asyncio.Future) for one in found.values()):
+        found = {partition: one for partition, one in found.items() if one is not None}
+    return found
+
+
+def _acknowledge(
     ctx: Context, readable: Readable, partition: TopicPartition, batches: Iterable[Any]
-) -> Acknowledgement:
-    """Acknowledge the records of one partition."""
+) -> Acknowledgement | None:
     body = ctx.body
     try:
-        checked = checked_batches(batches, may_renew=is_renewal(ctx))
+        checked: tuple[AcknowledgeBatch, ...] = ()
+        if readable.has_topic(partition):  # otherwise the unknown id is reported first
+            checked = checked_batches(batches, may_renew=is_renewal(ctx))
         readable.topic(partition)
+        if not checked:
+            return None
         key = SharePartitionKey(body.group_id, *partition)
         return ctx.broker.shares.acknowledge(key, body.member_id, checked)
     except DomainError as error:
         return without_traceback(error)
 
 
-def settled(ctx: Context, acknowledgements: Collection[Acknowledgement]) -> Work[None]:
+def settled(ctx: Context, acknowledgements: Collection[Acknowledgement | None]) -> Work[None]:
     """Wait until all acknowledgements have their results; count the request."""
     for acknowledgement in acknowledgements:
         if isinstance(acknowledgement, asyncio.Future) and not acknowledgement.done():

@@ -73,12 +73,10 @@ class ShareSession:
         for partition in forgotten:
             self.partitions.pop(partition, None)
 
-    def include(
-        self, partition: TopicPartition, *, has_records: bool, has_error: bool, has_answer: bool
-    ) -> bool:
-        """Return whether a response contains a partition, and note that it is sent.
+    def include(self, partition: TopicPartition, *, has_records: bool, has_error: bool) -> bool:
+        """Return whether a response contains a fetched partition, and note that it is sent.
 
-        ``has_answer`` is set for a partition whose acknowledgements the response answers.
+        The response that opens the session contains all fetched partitions, and changes nothing.
         """
         is_due = self.partitions.get(partition)
         if is_due is not None:
@@ -86,7 +84,7 @@ class ShareSession:
                 del self.partitions[partition]
             # After an error, the next response reports the partition again.
             self.partitions[partition] = has_error
-        return bool(is_due) or has_records or has_error or has_answer
+        return bool(is_due) or has_records or has_error
 
 
 def next_epoch(epoch: int) -> int:

@@ -206,6 +206,17 @@ def test_invalid_group_or_member_id_is_refused(
         assert member.acknowledge(asked, **fields)["error_code"] == "invalid_request"
 
 
+def test_end_of_an_error_that_opened_a_session_is_not_reported(
+    client: Cluster, topic_id: uuid.UUID
+) -> None:
+    group = unique("g")
+    member = Member(client, group)
+    part = parts_of(member.fetch({topic_id: {0: []}}))[0]
+    assert part["error_code"] == "unknown_server_error"
+    initialize(client, group, topic_id)
+    assert parts_of(member.fetch({}, max_wait=1_000)) == {}
+
+
 def test_unknown_topic_id_and_partition_get_their_errors(
     client: Cluster, topic_id: uuid.UUID, group: str
 ) -> None:
@@ -255,6 +266,31 @@ def test_impossible_acknowledgements_are_refused(
     assert part["error_code"] == "invalid_record_state"
     part = parts_of(member.acknowledge({topic_id: {0: [(0, 1, ACCEPT), (2, 2, GAP)]}}))[0]
     assert part["error_code"] == "none"
+
+
+def test_partition_without_ranges_has_a_result_only_beside_an_acknowledged_one(
+    client: Cluster,
+) -> None:
+    name, group = client.create_topic(unique("t"), 2), unique("g")
+    known, unknown = client.topic_id(name), uuid.UUID(int=7)
+    initialize(client, group, known, (0, 1))
+    client.produce(name, [b"a", b"b", b"c"])
+    member = Member(client, group)
+    member.fetch({known: {0: []}})
+    # The leader has not read the state of partition 1.
+    answer = member.acknowledge({known: {0: [(0, 0, ACCEPT)], 1: []}})
+    assert [part["error_code"] for part in parts_of(answer).values()] == ["none", "none"]
+    for batches in ([], [(1, 0, ACCEPT)]):
+        # An unknown topic id is reported before its ranges are checked.
+        answer = member.acknowledge({known: {0: []}, unknown: {0: batches}})
+        (row,) = answer["responses"]
+        assert row["topic_id"] == str(unknown)
+        assert row["partitions"][0]["error_code"] == "unknown_topic_id"
+    answer = member.fetch({known: {0: [(1, 1, ACCEPT)], 1: []}}, max_wait=0)
+    parts = parts_of(answer)
+    assert {index: part["acknowledge_error_code"] for index, part in parts.items()} == {0: 0, 1: 0}
+    answer = member.fetch({known: {0: [(2, 1, ACCEPT)], 1: []}}, max_wait=0)
+    assert parts_of(answer)[0]["acknowledge_error_code"] == 42
 
 
 def test_renew_acknowledgement_is_accepted_only_without_fetching(

@@ -62,11 +62,15 @@ def settled(value: Any, knowledge: Knowledge) -> Any:
 class Draw:
     """A random generator, with the pools of one life."""
 
-    def __init__(self, seed: str, pools: Pools, *, calm: bool = False) -> None:
+    def __init__(
+        self, seed: str, pools: Pools, *, calm: bool = False, has_shares: bool = False
+    ) -> None:
         self.rng = random.Random(seed)
         self.pools = pools
         self.calm = calm
         """Whether no response may depend on timing, so that two brokers can be compared."""
+        self.has_shares = has_shares
+        """Whether requests about groups also name the share groups of the pools."""
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -129,8 +133,14 @@ class Draw:
         return self.rng.choices((0, 1, 2, 3, -1, 2**31 - 1), (60, 24, 12, 2, 0.4, 0.4))[0]
 
     def group(self) -> str:
+        if self.has_shares and self.chance(0.2):
+            return self.pick(self.pools.share_groups)
         known = self.rng.choices(self.pools.groups, (6, 5, 3, 2, 1, 1))[0]
         return known if self.chance(0.97) else self.odd()
+
+    def share_group(self) -> str:
+        """Draw a share group of the pools, sometimes a group of any type."""
+        return self.weighted([(name, 6) for name in self.pools.share_groups] + [(self.group(), 1)])
 
     def txn_id(self) -> str:
         known = self.rng.choices(self.pools.txn_ids, (6, 5, 3, 2, 1, 1))[0]

@@ -60,12 +60,37 @@ class Producer:
             self.sequences.clear()
 
 
+SharePartition = tuple[str, uuid.UUID, int]
+"""A group, a topic id and an index."""
+
+
+@dataclass
+class ShareMember:
+    """One member of a share group, with its share session at the broker."""
+
+    epoch: int = 0
+    session: int = 0
+    """The epoch that the next request of the session must have; 0 without a session."""
+    partitions: set[SharePartition] = field(default_factory=set)
+    """The partitions of the session."""
+    held: dict[tuple[uuid.UUID, int], set[int]] = field(default_factory=dict)
+    """Topic id and index → the offsets that the member has acquired and not acknowledged."""
+
+    def close(self) -> None:
+        """Forget the session. Its acquisition locks remain until the broker releases them."""
+        self.session = 0
+        self.partitions.clear()
+
+
 class Knowledge:
     """Everything that the clients of one broker know."""
 
     def __init__(self) -> None:
         self.members: defaultdict[Slot, Member] = defaultdict(Member)
         self.producers: defaultdict[Slot, Producer] = defaultdict(Producer)
+        self.shares: defaultdict[Slot, ShareMember] = defaultdict(ShareMember)
+        self.read_shares: set[SharePartition] = set()
+        """Share partitions whose state their leader has read."""
         self.topic_ids: defaultdict[str, list[uuid.UUID]] = defaultdict(list)
         self.sessions: dict[int, tuple[int, int]] = {}
         """Client → id and next epoch of its fetch session."""
@@ -76,6 +101,13 @@ class Knowledge:
         """Return the last known id of ``name``, the zero id if none is known."""
         known = self.topic_ids.get(name)
         return known[-1] if known else NO_TOPIC
+
+    def place(self, topic_id: uuid.UUID) -> tuple[str, int]:
+        """Return the name of a topic and which of its ids this is: brokers choose different ids."""
+        for name, ids in self.topic_ids.items():
+            if topic_id in ids:
+                return name, ids.index(topic_id)
+        return "", topic_id.int
 
     def saw_topic(self, name: str | None, topic_id: str | None) -> None:
         if not name or not topic_id:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.lives.draw import Request
-from tests.lives.knowledge import Knowledge
+from tests.lives.knowledge import NO_TOPIC, Knowledge, ShareMember, SharePartition
 from tests.support.batches import batches
 from tests.support.raw import Answer, errors_in
+from tests.support.share import RENEW
 
 Body = Mapping[str, Any]
 
@@ -114,6 +115,101 @@ def _fetched(k: Knowledge, request: Request, body: Body, answer: Answer) -> None
         k.sessions.pop(client, None)
 
 
+def _share_heard(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    member = _share_member(k, request, body)
+    if member is None:
+        return
+    if answer["error_code"] == "none":
+        member.epoch = max(answer["member_epoch"], 0)
+    elif answer["error_code"] in ("unknown_member_id", "fenced_member_epoch"):
+        member.epoch = 0
+
+
+def _share_member(k: Knowledge, request: Request, body: Body) -> ShareMember | None:
+    """Return the member that sent a request, None if it was sent under an odd member id."""
+    assert request.about is not None
+    if body["member_id"] != f"share-member-{request.about[1]}":
+        return None
+    return k.shares[request.about]
+
+
+LOST_PARTITION = frozenset({"unknown_topic_id", "unknown_topic_or_partition"})
+
+
+def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    """Learn from a ShareFetch or a ShareAcknowledge."""
+    member = _share_member(k, request, body)
+    if member is None:
+        return
+    epoch, group = body["share_session_epoch"], body["group_id"]
+    if answer["error_code"] != "none":
+        if answer["error_code"] == "share_session_not_found":
+            member.close()
+        elif answer["error_code"] == "invalid_share_session_epoch":
+            member.session = 0
+        return
+    if epoch == 0:
+        member.close()
+    if request.api == "share_fetch":
+        member.partitions |= _named(group, body["topics"], "partition_index")
+        member.partitions -= _named(group, body["forgotten_topics_data"], None)
+        if not body.get("is_renew_ack"):
+            k.read_shares |= member.partitions
+    member.session = epoch + 1
+    if epoch == -1:
+        # The broker drops the states of a group without sessions.
+        member.close()
+        k.read_shares = {one for one in k.read_shares if one[0] != group}
+    sent = {
+        (row["topic_id"], part["partition_index"]): part["acknowledgement_batches"]
+        for row in body["topics"]
+        for part in row["partitions"]
+    }
+    for row in answer["responses"]:
+        for part in row["partitions"]:
+            topic_id = uuid.UUID(row["topic_id"]) if row["topic_id"] else NO_TOPIC
+            at = topic_id, part["partition_index"]
+            error = part["error_code"]
+            if error not in ("none", 0):
+                k.read_shares.discard((group, *at))
+            if request.api == "share_fetch":
+                error = part["acknowledge_error_code"]
+            _acknowledged(member, at, sent.get(at, []), error)
+            for one in part.get("acquired_records", ()):
+                offsets = range(one["first_offset"], one["last_offset"] + 1)
+                member.held.setdefault(at, set()).update(offsets)
+
+
+def _acknowledged(
+    member: ShareMember, at: tuple[uuid.UUID, int], batches: list[Body], error: str | int
+) -> None:
+    """Remove acknowledged offsets, and those that the broker does not know as acquired."""
+    held = member.held.get(at)
+    if held is None:
+        return
+    for one in batches:
+        types = one["acknowledge_types"]
+        offsets = range(one["first_offset"], one["last_offset"] + 1)
+        for number, offset in enumerate(offsets):
+            kind = types[number] if len(types) > 1 and number < len(types) else types[:1]
+            if error not in ("none", 0) or kind not in (RENEW, [RENEW]):
+                held.discard(offset)
+    if not held or error in LOST_PARTITION:
+        del member.held[at]
+
+
+def _named(group: str, rows: list[Body], index: str | None) -> set[SharePartition]:
+    return {
+        (group, row["topic_id"], part[index] if index else part)
+        for row in rows
+        for part in row["partitions"]
+    }
+
+
+def _states_changed(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
+    k.read_shares.clear()
+
+
 FENCED = frozenset({"producer_fenced", "invalid_producer_epoch", "invalid_producer_id_mapping"})
 
 
@@ -133,6 +229,20 @@ TAUGHT: Mapping[str, Callable[[Knowledge, Request, Body, Answer], None]] = {
     "metadata": _described,
     "create_topics": _described,
     "fetch": _fetched,
+    "share_group_heartbeat": _share_heard,
+    "share_fetch": _share_answered,
+    "share_acknowledge": _share_answered,
+    **dict.fromkeys(
+        (
+            "alter_share_group_offsets",
+            "delete_groups",
+            "delete_share_group_offsets",
+            "delete_share_group_state",
+            "delete_topics",
+            "initialize_share_group_state",
+        ),
+        _states_changed,
+    ),
 }
 
 

@@ -9,7 +9,7 @@ that clients collide.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.lives import admin, data, groups, shares, txns
@@ -28,6 +28,13 @@ ROLES = (
 )
 """The usual roles of every twelve clients."""
 
+SHARE_ROLES = (
+    *("shares",) * 6,
+    *("produces",) * 2,
+    *("idempotent", "classic", "consumer", "administers"),
+)
+"""The roles in a life of share consumers among the clients."""
+
 ERA = 1_500
 """For how many steps the members of a group use one protocol, or both."""
 
@@ -44,12 +51,22 @@ class Step:
 class Life:
     """Generates the steps of a life; the same seed gives the same steps."""
 
-    def __init__(self, seed: int | str, *, clients: int = 24, stem: str = "", calm: bool = False):
+    def __init__(
+        self,
+        seed: int | str,
+        *,
+        clients: int = 24,
+        stem: str = "",
+        calm: bool = False,
+        roles: Sequence[str] = ROLES,
+    ):
         self.pools = Pools(stem)
         self.seed = seed
         self.clients = clients
         self.calm = calm
-        self._draw = Draw(str(seed), self.pools, calm=calm)
+        self._roles = roles
+        self._has_shares = "shares" in roles
+        self._draw = Draw(str(seed), self.pools, calm=calm, has_shares=self._has_shares)
         self._scripts: dict[int, Script] = {}
         self._number = 0
         self._wild = self._wild_requests()
@@ -64,6 +81,7 @@ class Life:
             ),
             *(data.create_topics(d, name) for name in self.pools.topics),
             Request("metadata", 12, requests.metadata(*self.pools.topics)),
+            *((shares.configure(self.pools),) if self._has_shares else ()),
         ]
         for request in everybody:
             yield self._step(0, request)
@@ -95,15 +113,17 @@ class Life:
     def _new_script(self, client: int) -> Script:
         """Begin a script of the client's usual role, or sometimes of another role."""
         d = self._draw
-        role = ROLES[client % len(ROLES)] if d.chance(0.85) else d.pick(ROLES)
+        roles = self._roles
+        role = roles[client % len(roles)] if d.chance(0.85) else d.pick(roles)
         script: Script = getattr(self, f"_{role}")(client)
         return script
 
     def _rank(self, client: int) -> int:
         """Return the index of a client among the clients of its role."""
-        rounds, place = divmod(client, len(ROLES))
-        role = ROLES[place]
-        return rounds * ROLES.count(role) + ROLES[:place].count(role)
+        roles = self._roles
+        rounds, place = divmod(client, len(roles))
+        role = roles[place]
+        return rounds * roles.count(role) + roles[:place].count(role)
 
     def _member(self, client: int) -> Slot:
         """Return the usual member of a client, or sometimes another."""
@@ -111,7 +131,7 @@ class Life:
         if d.chance(0.12):
             return d.slot(d.group())
         rank = self._rank(client)
-        if ROLES[client % len(ROLES)] == "consumer":
+        if self._roles[client % len(self._roles)] == "consumer":
             return self.pools.groups[rank % 2 + 1], 3 + rank // 2 % 3
         return self.pools.groups[rank % 2], rank // 2 % 3
 
@@ -208,6 +228,29 @@ class Life:
             if d.chance(0.3):
                 yield data.list_offsets(d)
 
+    def _shares(self, client: int) -> Script:
+        """Join a share group, fetch and acknowledge in a share session, end both or neither."""
+        d = self._draw
+        rank = self._rank(client)
+        about = self.pools.share_groups[rank % 2], rank // 2 % shares.MEMBERS
+        if d.chance(0.1):
+            about = shares.share_slot(d)
+        yield shares.share_group_heartbeat(d, about, 0)
+        yield shares.share_group_heartbeat(d, about)
+        yield shares.share_fetch(d, about, 0)
+        steps = [(shares.share_fetch, 5), (shares.share_acknowledge, 5)]
+        steps += [(shares.share_group_heartbeat, 1)]
+        for _ in range(d.rng.randint(3, 15)):
+            yield d.weighted(steps)(d, about)
+        if d.chance(0.2):
+            yield d.pick([shares.share_fetch, shares.share_acknowledge])(d, about, -1)
+        if d.chance(0.3):
+            yield shares.share_group_heartbeat(d, about, -1)
+            if d.chance(0.5):
+                yield d.pick([shares.alter_share_group_offsets, shares.delete_share_group_offsets])(
+                    d
+                )
+
     def _administers(self, client: int) -> Script:
         d = self._draw
         yield from self._looks(client)
@@ -240,6 +283,11 @@ class Life:
         looks += [data.metadata, data.describe_topic_partitions, data.describe_configs]
         for _ in range(d.rng.randint(1, 6)):
             yield d.pick(looks)(d)
+
+    @property
+    def _shares_weight(self) -> float:
+        """Return how often a client at random sends a request of share groups."""
+        return 3 if self._has_shares else 0 if self.calm else 0.5
 
     # --- anything --------------------------------------------------------------------------------
 
@@ -288,7 +336,9 @@ class Life:
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
             # Lives on two brokers omit these requests, because their effects are not compared.
-            *((make, 0 if self.calm else 0.5) for make in (*admin.REQUESTS, *shares.REQUESTS)),
+            *((make, 0 if self.calm else 0.5) for make in admin.REQUESTS),
+            *((make, self._shares_weight) for make in shares.OF_GROUPS),
+            *((make, 0 if self.calm else 0.5) for make in shares.OF_STATES),
         ]
         return [
             *((member(make), 2) for make in of_members),

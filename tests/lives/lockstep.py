@@ -421,6 +421,13 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
         looks = [partial(settings_of, wanted)]
     elif request.api in ENDS_TRANSACTIONS:
         looks = [partial(transactions, "Prepare")]
+    if request.api == "share_group_heartbeat":
+        # The coordinator initializes states after its response.
+        for side in sides:
+            wait_until_initialized(body["group_id"], side.admin)
+    elif request.api in CHANGES_TOPICS and sides[0].knowledge.shares:
+        groups = sorted({group for group, _ in sides[0].knowledge.shares})
+        looks.append(partial(share_offsets, groups))
     for look in looks:
         end = time.monotonic() + STEADY_S
         while look(sides[0].admin) != look(sides[1].admin) and time.monotonic() < end:
@@ -468,6 +475,35 @@ def heard_of(known: list[str], admin: RawClient) -> Any:
             )
         )
     return found
+
+
+def share_offsets(groups: list[str], admin: RawClient) -> Any:
+    """Return the initialized partitions of share groups, by topic name."""
+    rows = [{"group_id": name, "topics": None} for name in groups]
+    return {
+        (group["group_id"], topic["topic_name"]): sorted(
+            part["partition_index"] for part in topic["partitions"]
+        )
+        for group in admin.call("describe_share_group_offsets", 1, groups=rows)["groups"]
+        for topic in group["topics"]
+    }
+
+
+def wait_until_initialized(group: str, admin: RawClient) -> None:
+    """Wait until a share group's subscribed partitions are initialized, or until the deadline."""
+    end = time.monotonic() + STEADY_S
+    while time.monotonic() < end:
+        (told,) = admin.call("share_group_describe", 1, group_ids=[group])["groups"]
+        names = {name for one in told["members"] for name in one["subscribed_topic_names"]}
+        topics = admin.call("metadata", 12, topics=None)["topics"]
+        wanted = {
+            (group, row["name"]): sorted(one["partition_index"] for one in row["partitions"])
+            for row in topics
+            if row["name"] in names
+        }
+        if wanted.items() <= share_offsets([group], admin).items():
+            return
+        time.sleep(RETRY_S)
 
 
 def transactions(state: str, admin: RawClient) -> Any:

@@ -38,6 +38,11 @@ class Pools:
         return tuple(f"{self.stem}g{n}" for n in range(6))
 
     @property
+    def share_groups(self) -> tuple[str, ...]:
+        """Share groups that begin at the earliest offset; the second one reads committed."""
+        return tuple(f"{self.stem}s{n}" for n in range(2))
+
+    @property
     def txn_ids(self) -> tuple[str, ...]:
         return tuple(f"{self.stem}t{n}" for n in range(6))
 

@@ -11,7 +11,7 @@ import pytest
 from tests.lives import admin, shares
 from tests.lives.closed import broken
 from tests.lives.judge import foreign, unlike
-from tests.lives.life import Life, Step
+from tests.lives.life import SHARE_ROLES, Life, Step
 from tests.support.batches import CONTROL, TRANSACTIONAL, batch
 
 
@@ -41,6 +41,19 @@ def test_every_api_is_requested_in_every_version(calm: bool) -> None:
     makers = (*admin.REQUESTS, *shares.REQUESTS)
     left_out = {"update_features", *(make.__name__ for make in makers)} if calm else set()
     assert asked == {one for one in served if one[0] not in left_out}
+
+
+def test_calm_life_of_share_consumers_sends_their_requests_in_every_version() -> None:
+    from tests.lives.draw import VERSIONS
+
+    wanted = {
+        (make.__name__, version)
+        for make in shares.OF_GROUPS
+        for version in range(VERSIONS[make.__name__][0], VERSIONS[make.__name__][1] + 1)
+    }
+    asked = {row[2:] for row in shapes(Life(1, calm=True, roles=SHARE_ROLES), 2_000)}
+    assert wanted <= asked
+    assert not {make.__name__ for make in shares.OF_STATES} & {api for api, _ in asked}
 
 
 def part(topic: str, error: str) -> dict[str, object]:

@@ -285,6 +285,14 @@ class Kind:
 
 REFUSED_JOIN = "a JoinGroup that is refused creates no group; with Apache Kafka an empty one stays"
 ELIGIBLE = "eligible leader replicas (KIP-966) make min.insync.replicas a dynamic default there"
+DELETED_ID = (
+    "nobody has the id of a deleted topic, in a session as well; Apache Kafka's session goes on"
+    " with its name. Clients ask for metadata either way"
+)
+BY_ORDER = (
+    "which members of a share group get one partition more is by the order of their ids; with"
+    " Apache Kafka by that of a hash table"
+)
 BY_IDS = "who is given what goes by ids of members and topics, and those are random"
 ONCE = (
     "what one request names twice is described once: the answer could be a thousand times its size"
@@ -464,15 +472,15 @@ KINDS = (
         for where in (FETCHED, ".error_code", ".responses")
     ),
     *(
-        Kind(
-            "fetch",
-            FETCHED,
-            "unknown_topic_id",
-            theirs,
-            "nobody has the id of a deleted topic, in a session as well; Apache Kafka's session"
-            " goes on with its name. Clients ask for metadata either way",
-        )
+        Kind("fetch", FETCHED, "unknown_topic_id", theirs, DELETED_ID)
         for theirs in ("unknown_topic_or_partition", "inconsistent_topic_id")
+    ),
+    Kind(
+        "share_fetch",
+        ".responses[].partitions[].error_code",
+        "unknown_topic_id",
+        "unknown_topic_or_partition",
+        DELETED_ID,
     ),
     *(
         Kind(api, where, ..., ..., ONCE, when=_names_twice)
@@ -598,6 +606,18 @@ KINDS = (
         for error in ("stale_member_epoch", "illegal_generation")
         for said in ((error, "none"), ("none", error))
     ),
+    *(
+        Kind(api, f"{at}.topic_partitions{rest}", ..., ..., BY_ORDER)
+        for api, at in (
+            ("share_group_heartbeat", ".assignment"),
+            ("share_group_describe", ".groups[].members[].assignment"),
+        )
+        for rest in ("", "[].partitions", "[].topic_id", "[].topic_name")
+    ),
+    *(
+        Kind("share_group_heartbeat", ".assignment", *said, BY_ORDER)
+        for said in ((..., None), (None, ...))
+    ),
     Kind("sync_group", ".assignment", ..., ..., f"in a group of consumers: {BY_IDS}", parts=True),
     *(
         Kind("consumer_group_heartbeat", ".assignment", *said, BY_IDS, parts=True)
@@ -633,6 +653,11 @@ NOT_DRAWN = (
         "as many members for one server-side assignor as for another: Apache Kafka 4.4 compares the"
         " order of two hash tables, and may raise the group epoch at every heartbeat"
     ),
+    (
+        "a share group's records that are released without a wait for the result (in a ShareFetch,"
+        " or by the end of a session): whether the next fetch acquires them depends on the time"
+    ),
+    "share offsets of a partition that there is not: Apache Kafka looks for it for 29 s",
     (
         "what depends on the time (expressions of consumers, long polls), on limits of our own"
         " (long ids), or concerns all lives on a broker (UpdateFeatures, the coordinators' topics)"

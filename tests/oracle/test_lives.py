@@ -10,24 +10,38 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.lives.life import Life
+from tests.lives.life import ROLES, SHARE_ROLES, Life
 from tests.lives.lockstep import Difference, LockStep
 from tests.oracle.deliberate import NOT_DRAWN, Kind, kind_of
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, required
+from tests.support.targets import SETTINGS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
 CLIENTS = 12
 SEEDS = (22, 27, 29)
+SHARE_SEEDS = (1, 2)
+"""Seeds of lives with share consumers among the clients."""
 REQUESTS = 300
 LEAST = 100
 """Each seed must have this many compared responses; their number varies with the brokers' ids."""
+
+
+HOUR = str(3_600_000)
+PATIENT = {
+    **SETTINGS,
+    "group.share.max.record.lock.duration.ms": HOUR,
+    "group.share.record.lock.duration.ms": HOUR,
+    "group.share.max.session.timeout.ms": HOUR,
+    "group.share.session.timeout.ms": HOUR,
+}
+"""No acquisition lock and no session of a share group's member ends by time."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
@@ -47,18 +61,31 @@ def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--seed")
-        metafunc.parametrize("seed", SEEDS if asked is None else [asked])
+        known = SHARE_SEEDS if "share" in metafunc.function.__name__ else SEEDS
+        metafunc.parametrize("seed", known if asked is None else [asked])
 
 
 def test_random_requests_get_the_same_responses(
     seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    compare_lives(seed, ROLES, tmp_path, request)
+
+
+def test_random_requests_of_share_consumers_get_the_same_responses(
+    seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    compare_lives(seed, SHARE_ROLES, tmp_path, request)
+
+
+def compare_lives(
+    seed: int, roles: Sequence[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     is_asked = request.config.getoption("--seed") is not None
     requests = request.config.getoption("--requests") or REQUESTS
     compared, lives, seen = 0, 0, Counter[Kind]()
     while compared < requests and (is_asked or lives == 0):
         lives += 1
-        life = Life(f"{seed} {lives}", clients=CLIENTS, stem="life-", calm=True)
+        life = Life(f"{seed} {lives}", clients=CLIENTS, stem="life-", calm=True, roles=roles)
         try:
             compared += led(life, tmp_path / f"{lives}", requests - compared, seen)
         except Exception as broke:
@@ -90,10 +117,10 @@ def brokers(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the addresses of a new broker of Fencepost and of a new one of Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
     with required():
-        kafka = Kafka(root / "kafka")
+        kafka = Kafka(root / "kafka", PATIENT)
         kafka.start()
     try:
-        daemon = Daemon(root / "fencepost").start()
+        daemon = Daemon(root / "fencepost", PATIENT).start()
         try:
             yield daemon.bootstrap, kafka.bootstrap
         finally:

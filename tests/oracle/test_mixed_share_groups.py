@@ -24,10 +24,12 @@ from tests.support.pair import BOTH, GROUPS, KAFKAS, OURS, Pair
 from tests.support.raw import Answer
 from tests.support.share import (
     ACCEPT,
+    REJECT,
     RELEASE,
     SHARE,
     Member,
     acquired,
+    configure,
     initialize,
     kafka_id,
     parts_of,
@@ -106,9 +108,14 @@ def produce(pair: Pair, topic: str, count: int, first: int = 0) -> None:
     assert producer.flush(30) == 0
 
 
-def offsets(pair: Pair, node_id: int, group: str) -> dict[int, tuple[int, int]]:
-    """Return start offset and lag of each partition, as the group coordinator describes them."""
-    body = requests.describe_share_group_offsets(group, None)
+def offsets(
+    pair: Pair, node_id: int, group: str, topic: tuple[str, list[int]] | None = None
+) -> dict[int, tuple[int, int]]:
+    """Return start offset and lag of each partition, as the group coordinator describes them.
+
+    The partitions are those of ``topic``, or all that the group has initialized.
+    """
+    body = requests.describe_share_group_offsets(group, topic)
     (found,) = pair.call(node_id, "describe_share_group_offsets", 1, **body)["groups"]
     return {
         row["partition_index"]: (row["start_offset"], row["lag"])
@@ -322,3 +329,113 @@ def test_share_consumers_lose_nothing_while_both_brokers_are_killed(pair: Pair) 
             work.progress(50)
     assert not work.missing
     assert not work.accepted_twice
+
+
+QUEUE_ENABLE = "errors.deadletterqueue.group.enable"
+REJECTED = b"Offset rejected by client."
+EXCEEDED = b"Offset delivery count exceeded the threshold."
+
+
+class Archiving:
+    """A share group whose source is led by one broker and whose queue by the other."""
+
+    def __init__(self, pair: Pair, leader: int) -> None:
+        self.pair, self.group = pair, unique("g")
+        self.source = pair.create(unique("t"), [(leader, other(leader))])
+        places = [(other(leader), leader)]
+        self.queue = pair.create(unique("dlq.q"), places, {QUEUE_ENABLE: "true"})
+        settings = {
+            "errors_deadletterqueue_topic_name": self.queue,
+            "errors_deadletterqueue_copy_record_enable": "true",
+            "share_delivery_count_limit": "2",
+        }
+        for node_id in BOTH:  # each broker waits until it describes the settings
+            configure(pair.connection(node_id), self.group, **settings)
+        self.known = topic_id(pair, self.source)
+        initialize(pair.connection(pair.leader(STATES)), self.group, self.known)
+        self.member = Member(pair.connection(leader), self.group)
+        self.wanted: list[tuple[int, bytes, bytes, bytes]] = []
+        """Offset, value, delivery count and message of each archived record."""
+
+    def acquire(self, first: int, last: int, count: int) -> None:
+        """Fetch until a range is acquired with this delivery count."""
+        offsets: list[int] = []
+        while offsets[-1:] != [last]:
+            topics = {self.known: {0: []}} if self.member.epoch == 0 else {}
+
+            def probe(topics: Any = topics) -> Answer | None:
+                part = parts_of(self.member.fetch(topics, max_wait=500)).get(0)
+                return part if part is not None and part["acquired_records"] else None
+
+            for start, end, number in acquired(until(probe, "records")):
+                offsets += range(start, end + 1)
+                assert number == count
+        assert offsets == list(range(first, last + 1))
+
+    def acknowledge(self, first: int, last: int, kind: int) -> None:
+        answer = self.member.acknowledge({self.known: {0: [(first, last, kind)]}})
+        assert parts_of(answer)[0]["error_code"] == "none", answer
+
+    def archive(self, first: int, last: int) -> None:
+        """Write records; reject the first of them, and release the others twice."""
+        produce(self.pair, self.source, last - first + 1, first)
+        self.acquire(first, last, 1)
+        self.acknowledge(first, first, REJECT)
+        self.acknowledge(first + 1, last, RELEASE)
+        self.acquire(first + 1, last, 2)
+        self.acknowledge(first + 1, last, RELEASE)
+        self.wanted.append((first, b"%d" % first, b"1", REJECTED))
+        self.wanted += ((at, b"%d" % at, b"2", EXCEEDED) for at in range(first + 1, last + 1))
+
+    def found(self) -> list[tuple[int, bytes, bytes, bytes]]:
+        """Return the queue's records from its leader, and check their fixed headers."""
+        cluster = self.pair.connection(self.pair.leader(self.queue))
+        rows = []
+        for one in cluster.read(self.queue):
+            for value, headers in zip(one.values, one.headers, strict=True):
+                told = dict(headers)
+                assert told.pop(b"__dlq.errors.topic") == self.source.encode()
+                assert told.pop(b"__dlq.errors.partition") == b"0"
+                assert told.pop(b"__dlq.errors.group") == self.group.encode()
+                at = int(told.pop(b"__dlq.errors.offset") or b"")
+                count, why = (
+                    told.pop(b"__dlq.errors." + x) for x in (b"delivery.count", b"message")
+                )
+                assert not told
+                rows.append((at, value or b"", count or b"", why or b""))
+        return sorted(rows)
+
+    def is_complete(self) -> bool:
+        """Return whether every record is archived, as the group coordinator describes it."""
+        of_group = self.pair.leader(GROUPS)
+        return offsets(self.pair, of_group, self.group, (self.source, [0]))[0][1] == 0
+
+
+@pytest.mark.parametrize("leader", BOTH)
+def test_dead_letter_queue_of_the_other_broker_gets_each_archived_record_once(
+    pair: Pair, leader: int
+) -> None:
+    """The queue's leader moves to the source's broker and back between archived records."""
+    work = Archiving(pair, leader)
+    work.archive(0, 5)
+    until(lambda: work.found() == work.wanted, "the other broker has the records")
+    pair.elect(work.queue, leader)
+    work.archive(6, 9)
+    until(lambda: work.found() == work.wanted, "the source's broker has the records")
+    pair.elect(work.queue, other(leader))
+    work.archive(10, 12)
+    until(lambda: work.found() == work.wanted, "the queue is at the other broker again")
+    until(work.is_complete, "all records are archived")
+    assert work.found() == work.wanted
+
+
+@pytest.mark.parametrize("leader", BOTH)
+def test_dead_letter_queue_loses_no_record_while_its_leader_moves(pair: Pair, leader: int) -> None:
+    work = Archiving(pair, leader)
+    for turn in range(4):
+        work.archive(4 * turn, 4 * turn + 3)
+        pair.elect(work.queue, (leader, other(leader))[turn % 2])
+    until(lambda: set(work.found()) >= set(work.wanted), "all records have arrived")
+    until(work.is_complete, "all records are archived")
+    # The leader may lose its office between an append and the response; then the write is repeated.
+    assert set(work.found()) == set(work.wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import none
 
 if TYPE_CHECKING:
     from tests.support.cluster import Cluster
@@ -84,7 +86,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep the garbage collector away from the objects of collected tests.
 
     These million objects live as long as the session, and a full collection scans them for 0.3 s.
@@ -92,10 +94,37 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     try:
+        _import_share(session)
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+
+
+def _import_share(session: pytest.Session) -> None:
+    """Import one worker's share of the test modules, before it collects all of them.
+
+    All workers collect the same files in the same order, so in a new clone each of them would
+    compile each module. With different modules at the start, most are compiled once.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    root = session.config.rootpath
+    paths = [root / argument.partition("::")[0] for argument in session.config.args]
+    files = [file for path in paths for file in [path, *sorted(path.rglob("test_*.py"))]]
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for file in [file for file in files if file.suffix == ".py"][number::count]:
+        # Collection will import the module again, and report its error or skip it.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+    _draw_nothing()
+
+
+@settings(max_examples=1, database=None)
+@given(none())
+def _draw_nothing(_: None) -> None:
+    """Have Hypothesis search the imported modules for constants, which it stores in files."""
 
 
 @pytest.hookimpl(trylast=True)  # after -m has deselected its tests

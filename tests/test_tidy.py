@@ -13,7 +13,7 @@ import pytest
 from kio.schema.index import api_key_map
 
 from fencepost.protocol.api import KNOWN_APIS
-from tests.support.prose import MAX_PER_1000_WORDS, phrases, prose_of
+from tests.support.prose import MAX_PER_1000_WORDS, phrases, prose_of, statements
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
@@ -717,7 +717,7 @@ def _is_error(annotation: ast.expr | None) -> bool:
 
 
 def functions_are_short(path: str, source: str) -> Iterator[str]:
-    for node in _nodes(source):
+    for node in statements(_parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES:

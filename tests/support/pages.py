@@ -105,7 +105,10 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tokens = MarkdownIt("commonmark").enable("table").parse(path.read_text("utf-8"))
+
+    @cached_property
+    def _tokens(self) -> list[Token]:
+        return MarkdownIt("commonmark").enable("table").parse(self.path.read_text("utf-8"))
 
     @cached_property
     def blocks(self) -> list[Block]:

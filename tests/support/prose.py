@@ -52,15 +52,21 @@ def prose_of(path: Path) -> str:
     return "\n".join((*_docstrings(source), *_comments(source)))
 
 
+def statements(module: ast.Module) -> list[ast.AST]:
+    """Return a module and all its statements; ``ast.walk`` visits all expressions as well."""
+    found: list[ast.AST] = [module]
+    for node in found:
+        for block in _BLOCKS:
+            found += getattr(node, block, ())
+    return found
+
+
 def _docstrings(source: str) -> Iterator[str]:
     """Yield every string that is a statement, including those below attributes."""
-    statements: list[ast.AST] = [ast.parse(source)]
-    for node in statements:
+    for node in statements(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text
-        for block in _BLOCKS:
-            statements += getattr(node, block, ())
 
 
 def _comments(source: str) -> Iterator[str]:

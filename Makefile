@@ -61,7 +61,7 @@ TEST_RUN = PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -
 # Tests wait for timeouts and for the processes they start: two workers leave two cores idle for a
 # third of the run.
 test: WORKERS := 3
-test: export POWER_STATES ?= 600
+test: export POWER_STATES ?= 300
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (seven and a half minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 

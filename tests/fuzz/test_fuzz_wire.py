@@ -28,7 +28,7 @@ from tests.fuzz.entities import random_entity
 
 CASES = 20_000
 """How many cases of each kind of noise there are."""
-FEW_CASES = 4_000
+FEW_CASES = 2_000
 """How many cases of each kind run in ``make test``."""
 MAX_OBJECTS = 2_000
 SERVED = {key: (api.min_version, api.max_version) for key, api in APIS.items()}

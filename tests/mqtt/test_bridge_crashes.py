@@ -34,7 +34,7 @@ from tests.support.waits import until
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-COUNT = int(os.environ.get("MQTT_MESSAGES", "1500"))
+COUNT = int(os.environ.get("MQTT_MESSAGES", "1000"))
 STRIKES = int(os.environ.get("MQTT_STRIKES", "3"))
 SEED = int(os.environ.get("MQTT_SEED", "1883"))
 TARGETS = ("weather", "flights")

@@ -23,4 +23,4 @@ def nats() -> str:
 @pytest.mark.parametrize("broker", ["mosquitto", pytest.param("nats", marks=pytest.mark.slow)])
 async def test_ingestion_example_writes_each_reading_once(bootstrap: str, broker: str) -> None:
     path = executable() if broker == "mosquitto" else nats()
-    assert await ingest(bootstrap, path, readings=400) is None
+    assert await ingest(bootstrap, path, readings=200) is None

@@ -90,7 +90,7 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
 
 def test_thread_that_keeps_the_gil_is_found() -> None:
     # The probe misses about one stall in fifty, because it may lose the lock between measurements.
-    watches = [_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3)]  # a single call
+    watches = (_in_a_thread(lambda: pow(3, 4_000_000)) for _ in range(3))  # a single call
     assert any(not watch.is_short for watch in watches)
 
 

@@ -20,9 +20,9 @@ from tests.support.waits import until
 from tests.support.worst_batches import FIRST_MS, most_records
 from tests.wire.test_batch_stalls import produce
 
-HOSTILE = 16
+HOSTILE = 6
 RECORDS = 700_000
-"""Records of each hostile batch: a check takes nearly a second, all checks more than ten."""
+"""Records of each hostile batch: a check takes nearly a second, all checks about five."""
 
 WAIT_S = 300
 
@@ -49,7 +49,9 @@ def ordinary_batch() -> bytes:
     return batch
 
 
-def test_ordinary_batch_is_not_delayed_by_large_batches_of_16_connections(daemon: Daemon) -> None:
+def test_ordinary_batch_is_not_delayed_by_large_batches_of_others(
+    daemon: Daemon,
+) -> None:
     with Cluster(daemon.bootstrap) as admin:
         topics = [admin.create_topic(unique("t")) for _ in range(HOSTILE + 1)]
     host, port = daemon.bootstrap.split(":")

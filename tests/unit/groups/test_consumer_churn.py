@@ -20,6 +20,7 @@ from tests.unit.groups.churn import (
     lives,
     log_loads_back,
     long_life,
+    seeds,
 )
 from tests.unit.groups.consumer_driver import (
     CONSUMER_SESSION,
@@ -183,13 +184,20 @@ class Churn:
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=15)
 
 
-@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=60))
 def test_random_history_keeps_consumer_group_invariants(steps):
     live(Churn(), steps)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.slow
+@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives(max_size=60))
+def test_further_random_histories_keep_consumer_group_invariants(steps):
+    live(Churn(), steps)
+
+
+@pytest.mark.parametrize("seed", seeds(8))
 def test_long_random_history_keeps_consumer_group_invariants(seed):
     long_life(Churn(), seed, 300)
 

@@ -29,6 +29,7 @@ from tests.unit.groups.churn import (
     lives,
     log_loads_back,
     long_life,
+    seeds,
 )
 from tests.unit.groups.group_driver import (
     DELAY,
@@ -211,13 +212,20 @@ class Churn:
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=20)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lives(max_size=80))
 def test_random_history_keeps_classic_group_invariants(steps):
     live(Churn(), steps)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives(max_size=80))
+def test_further_random_histories_keep_classic_group_invariants(steps):
+    live(Churn(), steps)
+
+
+@pytest.mark.parametrize("seed", seeds(12))
 def test_long_random_history_keeps_classic_group_invariants(seed):
     long_life(Churn(), seed, 400)
 

@@ -31,7 +31,7 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.machine import DomainError
-from tests.unit.groups.churn import live, lives, log_loads_back, long_life
+from tests.unit.groups.churn import live, lives, log_loads_back, long_life, seeds
 from tests.unit.groups.consumer_driver import (
     CONSUMER_SESSION,
     ConsumerDriver,
@@ -241,7 +241,7 @@ def test_random_history_keeps_the_invariants_of_both_group_types(steps):
     live(Churn(), steps)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_long_random_history_keeps_the_invariants_of_both_group_types(seed):
     churn = Churn()
     long_life(churn, seed, 300)

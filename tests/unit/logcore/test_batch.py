@@ -423,7 +423,7 @@ def decoded_or_refused(batch: bytes) -> None:
     edits=EDITS,
     place=st.sampled_from(["batch", "stored", "records"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_mutated_batches_are_read_or_refused(
     records: list[LogRecord], codec: Codec, edits: list[tuple[int, int, int]], place: str
 ) -> None:

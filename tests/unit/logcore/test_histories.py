@@ -45,7 +45,7 @@ from tests.support.memory_disk import MemoryDisk, split
 from tests.support.partitions import append_batch, fetch_bytes, retain
 from tests.unit.logcore.dumb_log import Chunk, DumbLog, DumbRound, Item
 
-HISTORIES = int(os.environ.get("HISTORIES", "500"))
+HISTORIES = int(os.environ.get("HISTORIES", "200"))
 """The number of histories of all cleanup policies together."""
 
 T0 = 1_000_000

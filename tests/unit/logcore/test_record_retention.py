@@ -174,7 +174,7 @@ def test_compaction_keeps_the_last_committed_value_of_each_key(steps):
     assert read(kept, aborted).items() <= history.committed.items()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(STEPS, st.integers(1, 3))
 def test_repeated_rounds_remove_tombstones_and_keep_live_values(steps, rounds):
     history = play(steps)
@@ -187,7 +187,7 @@ def test_repeated_rounds_remove_tombstones_and_keep_live_values(steps, rounds):
         assert None not in [value for _, value in read(kept, aborted).values()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(STEPS, st.integers(1, 3))
 def test_full_offset_map_cleans_a_part_and_loses_no_value(steps, keys):
     history = play(steps)

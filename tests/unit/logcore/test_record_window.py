@@ -77,7 +77,7 @@ def cut(raw: bytes, places: Sequence[int]) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("read", READERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     records=record_lists(),
     edits=st.just([]) | EDITS,

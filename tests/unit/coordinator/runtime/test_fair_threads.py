@@ -40,7 +40,7 @@ def one() -> FairThreads:
 
 async def test_small_job_passes_large_jobs_that_came_before_it() -> None:
     threads = FairThreads("fair", 2)
-    large = [Busy(60) for _ in range(16)]
+    large = [Busy(60) for _ in range(6)]
     tasks = [
         asyncio.ensure_future(threads.run(job.steps(), number)) for number, job in enumerate(large)
     ]

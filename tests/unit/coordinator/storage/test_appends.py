@@ -26,7 +26,7 @@ from tests.support.stalls import LoopWatch, watched_loop
 from tests.support.waits import until
 from tests.unit.logcore.batch_driver import body, with_payload
 
-RECORDS: Final = 500_000
+RECORDS: Final = 250_000
 """The number of records of a slowly validated batch, below 1 MB with zstd."""
 
 SETTINGS: Final = {

@@ -38,7 +38,7 @@ QUEUE = "dlq.queue"
 LOG_OF_QUEUE = f"{QUEUE}-0/0"
 """A part of the path of the queue's log. No file that is written earlier has it in its path."""
 WHOLE = 1 << 20
-KEPT = (0, 61, WHOLE)
+KEPT = (61, WHOLE)
 """Bytes of the batch that reach the queue's log: none, its header, or all."""
 DEAD = (1, 2)
 """Offsets of records that members reject, or release at the delivery limit."""
@@ -86,7 +86,7 @@ def delivered(cluster: Cluster, queue: Queue) -> set[int]:
     return offsets
 
 
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow), *KEPT])
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(REJECT, id="reject"), pytest.param(RELEASE, id="limit", marks=pytest.mark.slow)],

@@ -15,6 +15,7 @@ from tests.support.pages import RUN_LANGUAGES, SHOWN_LANGUAGES, Page, Reader, pa
 LONG = frozenset(
     {
         "README.md",
+        "docs/causes.md",
         "docs/cluster-on-one-machine.md",
         "docs/configuration.md",
         "docs/getting-started.md",
@@ -22,6 +23,7 @@ LONG = frozenset(
         "docs/pipelines.md",
         "docs/queues.md",
         "docs/recipes.md",
+        "docs/resolving.md",
         "docs/security.md",
         "docs/testing.md",
         "testing/README.md",

@@ -30,14 +30,17 @@ def proxied(
         yield started.bootstrap, proxy
 
 
-@pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize(
-    "api",
+    ("api", "qos"),
     [
-        pytest.param(PRODUCE, id="Produce"),
-        pytest.param(INIT_PRODUCER_ID, id="InitProducerId"),
-        pytest.param(ADD_PARTITIONS_TO_TXN, id="AddPartitionsToTxn"),
-        pytest.param(END_TXN, id="EndTxn"),
+        pytest.param(PRODUCE, 1, id="Produce-1"),
+        pytest.param(PRODUCE, 2, id="Produce-2", marks=pytest.mark.slow),
+        pytest.param(INIT_PRODUCER_ID, 1, id="InitProducerId-1", marks=pytest.mark.slow),
+        pytest.param(INIT_PRODUCER_ID, 2, id="InitProducerId-2"),
+        pytest.param(ADD_PARTITIONS_TO_TXN, 1, id="AddPartitionsToTxn-1"),
+        pytest.param(ADD_PARTITIONS_TO_TXN, 2, id="AddPartitionsToTxn-2", marks=pytest.mark.slow),
+        pytest.param(END_TXN, 1, id="EndTxn-1", marks=pytest.mark.slow),
+        pytest.param(END_TXN, 2, id="EndTxn-2"),
     ],
 )
 async def test_lost_kafka_response_duplicates_no_message(

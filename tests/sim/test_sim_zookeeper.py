@@ -115,6 +115,7 @@ def test_histories_on_zookeeper_find_bug(bug: Bug) -> None:
         play_directed(bug.name, found[0])  # without the bug, the same history must hold
 
 
+@pytest.mark.slow  # test_daemons.py has the same test of quicker histories
 def test_seed_on_zookeeper_determines_the_history() -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     (story,) = stories(ON_ZOOKEEPER, 24)

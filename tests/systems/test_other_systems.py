@@ -80,7 +80,7 @@ def test_emulated_system_lacks_the_linux_calls() -> None:
         assert told.decode().strip() == expected
 
 
-@pytest.mark.parametrize("system", ["macos", "windows"])
+@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
 def test_daemon_on_emulated_system_serves_and_restarts(system: str, tmp_path: Path) -> None:
     env = emulated(system)
     daemon = Daemon(tmp_path / "data", env=env).start()

@@ -14,19 +14,17 @@ from tests.support.daemon import Daemon
 from tests.support.kafka import run_tool
 from tests.wire.clients import confluent_consumer, drain
 
-BATCHES = 1_500
 
-
-@pytest.fixture(scope="module")
-def written(fencepost: Daemon) -> tuple[str, int]:
+@pytest.fixture(scope="module", params=[500, pytest.param(1_500, marks=pytest.mark.slow)])
+def written(fencepost: Daemon, request: pytest.FixtureRequest) -> tuple[str, int]:
     """Produce many random batches to a topic; return the topic and its log end offset."""
-    rng = random.Random(2)
+    rng, count = random.Random(2), request.param
     with Cluster(fencepost.bootstrap) as cluster:
         topic = cluster.create_topic(unique("broken"))
-        codes = [cluster.produce(topic, draw_batch(rng))["error_code"] for _ in range(BATCHES)]
-        assert codes.count("invalid_record") > BATCHES / 10
+        codes = [cluster.produce(topic, draw_batch(rng))["error_code"] for _ in range(count)]
+        assert codes.count("invalid_record") > count / 10
         end = cluster.offset(topic)
-        assert end > BATCHES / 2
+        assert end > count / 2
         return topic, end
 
 
@@ -37,6 +35,7 @@ def test_librdkafka_reads_past_broken_batches(fencepost: Daemon, written: tuple[
         assert [message.offset() for message in drain(consumer, end)] == list(range(end))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
 def test_java_consumer_reads_past_broken_batches(
     fencepost: Daemon, written: tuple[str, int]

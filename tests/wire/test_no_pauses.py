@@ -12,8 +12,7 @@ from tests.support.daemon import Daemon
 from tests.support.kafka import run_tool
 from tests.support.tap import Tap
 from tests.support.targets import SETTINGS
-from tests.wire.test_transactions import every_client
-from tests.wire.transactional import transactional
+from tests.wire.transactional import CLIENTS, transactional
 
 TRANSACTIONS = 200
 COPY_S = 300
@@ -42,7 +41,13 @@ def check(tap: Tap) -> None:
     assert tap.of("concurrent_transactions") == {}
 
 
-@every_client
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(client, marks=[pytest.mark.slow] if client == "kafka-python" else [])
+        for client in CLIENTS
+    ],
+)
 async def test_two_hundred_transactions_with_offsets_get_no_error(tap: Tap, client: str) -> None:
     with Cluster(tap.address) as cluster:
         topic, group = cluster.create_topic(unique("busy"), 2), unique("g")

@@ -120,15 +120,28 @@ def test_telemetry_is_neither_advertised_nor_served_by_default(tmp_path: Path) -
             client.call("get_telemetry_subscriptions", 0)
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.ZSTD])
+PIECES = {
+    "fields": otlp.number(99, 1),
+    "points": otlp.nested(1, otlp.nested(2, otlp.nested(2, otlp.gauge("m", otlp.point(1))))),
+    "attributes": otlp.nested(1, otlp.nested(1, otlp.attributes(1, {"a": "b"}))),
+}
+
+
+# Each piece and each codec occurs in a quick test.
 @pytest.mark.parametrize(
-    "piece",
+    ("codec", "piece"),
     [
-        otlp.number(99, 1),
-        otlp.nested(1, otlp.nested(2, otlp.nested(2, otlp.gauge("m", otlp.point(1))))),
-        otlp.nested(1, otlp.nested(1, otlp.attributes(1, {"a": "b"}))),
+        pytest.param(
+            codec,
+            piece,
+            id=f"{name}-{codec}",
+            marks=[pytest.mark.slow] if codec is not quick else [],
+        )
+        for (name, piece), quick in zip(
+            PIECES.items(), (Codec.GZIP, Codec.ZSTD, Codec.NONE), strict=True
+        )
+        for codec in (Codec.NONE, Codec.GZIP, Codec.ZSTD)
     ],
-    ids=["fields", "points", "attributes"],
 )
 def test_largest_pushes_do_not_block_the_loop(client: Cluster, codec: Codec, piece: bytes) -> None:
     data = piece * ((1 << 20) // len(piece))

@@ -2,7 +2,7 @@
 
 ``init`` needs a new process, because a broker has more work with the first connection of a client.
 ``read`` needs one because the producer and the consumer would share Python's global interpreter
-lock, and the consumer would wait for the lock instead of the broker.
+lock, and the consumer's wait for the lock would look like a wait for the broker.
 """
 
 from __future__ import annotations

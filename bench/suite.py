@@ -14,7 +14,7 @@ from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, Make
 Figures = dict[str, float]
 
 LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B", "%")
-"""Units of which less is better; of every other unit more is better."""
+"""Units in which less is better; in every other unit more is better."""
 
 DEFAULTS: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0"}
 """Both brokers run with their defaults except for the delay of a group's first rebalance."""

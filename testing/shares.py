@@ -1,4 +1,4 @@
-"""The in-flight records of share groups, as their brokers have them, and waits for them.
+"""The in-flight records of share groups, as brokers have them, and waits for their states.
 
 The leader of a partition has the states of its records while a member has a share session. After
 the last session only the share coordinator has them, as written; the next leader reads them there.

@@ -501,7 +501,7 @@ class KafkaUnderTest(ABC):
         return [entry for entry in entries if subject is None or entry.subject == subject]
 
     def _write_history(self) -> None:
-        """Make brokers write their buffered entries before these are read."""
+        """Make brokers write their buffered history entries before a test reads the history."""
 
         async def write(broker: Broker) -> None:
             broker.services.history.write_now()

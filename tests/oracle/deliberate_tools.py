@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Otherwise:
-    """Intended differences in a scene, whose text starts with ``pattern``, and the reason."""
+    """The intended differences of a scene that start with ``pattern``, and the reason."""
 
     scene: str
     pattern: str

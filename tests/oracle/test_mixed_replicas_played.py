@@ -179,7 +179,7 @@ def test_diverging_fetch_does_not_advance_the_high_watermark(stage: Stage, leade
 
 @BY_BOTH
 def test_silent_follower_leaves_the_isr(stage: Stage, leader: int) -> None:
-    """When the ISR shrinks, waiting produce requests complete, or the ISR is below its minimum."""
+    """The shrink completes waiting produce requests, unless the ISR is then below its minimum."""
     with (
         led(stage, leader, NINE) as one,
         led(stage, leader, NINE, min_insync_replicas="2") as two,

@@ -1,4 +1,4 @@
-"""A TCP proxy between MQTT clients and a broker, which can fail at a chosen packet."""
+"""A TCP proxy between MQTT clients and a broker; it can inject a fault at a chosen packet."""
 
 from __future__ import annotations
 

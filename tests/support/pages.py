@@ -47,7 +47,7 @@ SHOWN_LANGUAGES = frozenset(
 """Languages of blocks that are not run, but only shown or written to a file."""
 
 LARGE = frozenset({"pyspark"})
-"""Dependencies so slow that blocks that need them run in `make package` only."""
+"""Slow dependencies: a block that needs one of these runs in `make package` only."""
 
 WORDS = frozenset({"not run", "file", "stays", "stopped", "fails", "needs", "printed"})
 

@@ -1,4 +1,4 @@
-"""Records as spans of a batch's bytes equal decoded records; so do the errors."""
+"""Records as spans of a batch's bytes equal decoded records, and cause the same errors."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-simple", 2, *offsets, **soon)
     commit(t, "x-simple", 9, ("x-mine", 0, 1, ""))
     gone("x-simple", "x-mine")
-    # An old version needs one JoinGroup only. Between two, the empty group might expire.
+    # An old version needs only one JoinGroup. Between two JoinGroups, the empty group might expire.
     joined = stable(t, "x-empty", "x-mine", 0, version=3)
     who = {"generation_id_or_member_epoch": joined["generation_id"]}
     commit(t, "x-empty", 4, *offsets, **soon, **who, member_id=joined["member_id"])

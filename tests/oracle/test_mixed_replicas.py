@@ -6,8 +6,8 @@ In scenarios that need one exact step of another broker, the test plays that bro
 (``test_mixed_replicas_played.py``).
 
 The table has the known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py``
-tests with Fencepost alone, and their tests with both kinds. Tests of a "turn" are in this module,
-"played" and "moves" are the other modules with these names:
+tests with Fencepost alone, and their tests with both kinds. Tests of a "turn" are in this module;
+"played" and "moves" stand for the modules whose names end so:
 
 ====================================  =========================================  ==================
 scenario                              test                                       roles

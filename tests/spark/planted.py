@@ -1,4 +1,4 @@
-"""Runs a Spark job that has secrets in its options, and all logs and files that Spark can write.
+"""Runs a Spark job with secrets in its options, and with all logs and files that Spark can write.
 
 ``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE`` writes its output to standard
 output. Spark's log (of SQL at DEBUG), event log, scratch files and checkpoint are below HOME.

@@ -54,8 +54,8 @@ def send_large(
 def large_request(api_key: int, version: int, size: int, rng: random.Random) -> bytes:
     """Return a frame with its length, of about ``size`` bytes.
 
-    One random field of bytes or strings takes up most of the size. If there is none, an unknown
-    tagged field does; old versions without tagged fields then have a smaller frame.
+    One random field of bytes or strings takes up most of the size. Without such a field, an unknown
+    tagged field takes it up; old versions without tagged fields then have a smaller frame.
     """
     entity = _entity(message_class(api_key, version, "request"), rng, size)
     frame = b"".join(bytes(chunk) for chunk in encode_request(api_key, version, 1, "large", entity))

@@ -87,7 +87,7 @@ oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.4,
 	$(PYTEST) --numprocesses 2 --dist loadfile --target=kafka tests/wire --part=$(PART) $(ARGS)
 	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle --part=$(PART) $(ARGS)
 
-ecosystem: $(VENV)/.dev  ## Flink, Connect, MirrorMaker 2, Spring and Quix killed inside open transactions (needs a JDK and mvn)
+ecosystem: $(VENV)/.dev  ## Flink, Connect, MirrorMaker 2, Spring, Quix and a schema registry killed while they work (needs a JDK and mvn)
 	$(PYTEST) tests/ecosystem $(ARGS)
 
 containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)

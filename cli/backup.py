@@ -10,7 +10,7 @@ import click
 
 from fencepost.cli.log import check_directories, show_problems
 from fencepost.cli.options import duration
-from fencepost.cli.output import EXIT_REFUSED, CommandGroup, emit, format_option, reported, utc
+from fencepost.cli.output import EXIT_REFUSED, ReportingGroup, emit, format_option, utc
 
 if TYPE_CHECKING:
     from fencepost.tools.backup import BackupSummary
@@ -19,27 +19,35 @@ COLUMNS = ("directory", "node_id", "running", "created", "files", "size_bytes", 
 _BACKUP = click.argument(
     "backup", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
+
+
+def _only_directory(
+    _ctx: click.Context, _param: click.Parameter, directories: tuple[Path, ...]
+) -> Path:
+    """Return the only directory; a second one must not silently replace the first."""
+    if len(directories) > 1:
+        raise click.BadParameter("a broker has one data directory, and so has its backup")
+    return directories[0]
+
+
 _DATA_DIR = click.option(
     "--data-dir",
     required=True,
+    multiple=True,
+    callback=_only_directory,
     type=click.Path(file_okay=False, path_type=Path),
     help="The broker's data directory.",
 )
 
 
-class _BackupGroup(CommandGroup):
-    """A command group that reports errors about backups without a traceback."""
+def _errors() -> tuple[type[Exception], ...]:
+    from fencepost.logcore.checkpoints import CheckpointError
+    from fencepost.tools.backup import BackupError
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Invoke the command; show its errors as any command does."""
-        from fencepost.logcore.checkpoints import CheckpointError
-        from fencepost.tools.backup import BackupError
-
-        with reported(BackupError, CheckpointError):
-            return super().invoke(ctx)
+    return BackupError, CheckpointError
 
 
-@click.group("backup", cls=_BackupGroup)
+@click.group("backup", cls=ReportingGroup, errors=_errors)
 def command() -> None:
     """Create, verify and restore backups of a data directory.
 

@@ -8,7 +8,7 @@ import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -74,6 +74,24 @@ class CommandGroup(ConnectionGroup):
             formatter.write_dl(
                 [(name, one.get_short_help_str(500)) for name, one in commands if one]
             )
+
+
+class ReportingGroup(CommandGroup):
+    """A command group that shows the errors of its commands without a traceback.
+
+    ``errors`` imports and returns their classes.
+    """
+
+    def __init__(
+        self, *args: Any, errors: Callable[[], tuple[type[Exception], ...]], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._errors = errors
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Invoke the command."""
+        with reported(*self._errors()):
+            return super().invoke(ctx)
 
 
 class Unreachable(HintedError):  # noqa: N818 - reads better at `except`

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fencepost.cli.changes import execute_option, show_only
-from fencepost.cli.output import CommandGroup, emit, format_option, key_values, reported
+from fencepost.cli.output import ReportingGroup, emit, format_option, key_values
 from fencepost.cli.printing import print_lines
 from fencepost.cli.profiles import (
     ProfileError,
@@ -27,16 +27,7 @@ HIDDEN = "(hidden)"
 """Shown in place of a secret."""
 
 
-class _ProfileGroup(CommandGroup):
-    """A command group that reports errors about profiles without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        """Invoke the command; show its errors as any command does."""
-        with reported(ProfileError):
-            return super().invoke(ctx)
-
-
-@click.group("profile", cls=_ProfileGroup)
+@click.group("profile", cls=ReportingGroup, errors=lambda: (ProfileError,))
 def command() -> None:
     """Create, choose, show and delete connection profiles.
 

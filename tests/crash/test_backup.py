@@ -133,6 +133,15 @@ def test_backup_and_restore_never_overwrite_data(
     assert not inside.exists()
 
 
+def test_a_second_data_directory_is_refused(stopped: Path, backup: Path, tmp_path: Path) -> None:
+    """The last one would otherwise be the only one in the backup."""
+    both = ("--data-dir", stopped, "--data-dir", tmp_path / "other")
+    for words in (("create", tmp_path / "new", *both), ("restore", backup, *both)):
+        assert "a broker has one data directory" in run(*words, status=2).output
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "other").exists()
+
+
 def test_verify_names_each_changed_file(backup: Path, tmp_path: Path) -> None:
     (log,) = (backup / "data" / f"{SOURCE}-0").glob("*.log")
     raw = log.read_bytes()

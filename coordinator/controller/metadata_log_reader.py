@@ -215,7 +215,7 @@ class MetadataLogReader:
         )
         try:
             delayed.watch(WatchedPartition(self.partition, offset, 1))
-            yield delayed.over
+            yield delayed
         finally:
             delayed.cancel()
 

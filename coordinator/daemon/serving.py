@@ -100,6 +100,7 @@ class Listeners:
             error_code=error_code,
             logins=_logins(services, self.all.values()),
             window=window_of(config),
+            actions=services.storage.actions,
         )
         server.on_closed = services.connection_closed
         if services.storage.is_broker and config.bool("fencepost.history.enable"):

@@ -2,8 +2,8 @@
 
 A delayed fetch listens to its partitions. Each append updates the number of bytes available in its
 partition. The wait ends when the sum reaches the requested minimum, when the leader epoch changes,
-or when the fetch offset can no longer be read. The response is then read in a separate turn of the
-event loop, not inside the append that ended the wait.
+or when the fetch offset can no longer be read. The response is then read by an action of the
+:class:`ActionQueue`, not inside the append that ended the wait.
 
 Bytes that were available before the wait also count, including those that the first read left out
 because it returns only whole batches.
@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
 
 from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.turns import ActionQueue, Pause
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+
+_KEPT_DEADLINES: Final = 64
+"""The number of deadlines of ended fetches that are always kept, so that removing them pays."""
 
 
 class WatchedPartition(NamedTuple):
@@ -31,12 +36,22 @@ class WatchedPartition(NamedTuple):
     max_bytes: int
 
 
-class DelayedFetch:
+class DelayedFetch(Pause):
     """A wait until the partitions have ``min_bytes``, for ``max_wait_ms`` at most.
 
-    The end of the wait completes the future ``over``. The creator must always call :meth:`cancel`,
-    which has no effect after the end.
+    The creator must always call :meth:`cancel`, which has no effect after the end.
     """
+
+    __slots__ = (
+        "_bytes",
+        "_isolation",
+        "_min_bytes",
+        "_purgatory",
+        "_total",
+        "_undo",
+        "_woken",
+        "known_high_watermark",
+    )
 
     def __init__(
         self,
@@ -47,21 +62,17 @@ class DelayedFetch:
         max_wait_ms: int,
         known_high_watermark: int | None = None,
     ) -> None:
+        super().__init__()
         self._purgatory = purgatory
         self.known_high_watermark = known_high_watermark
         """The high watermark that a follower sent: a higher one also ends the wait (KIP-1166)."""
         self._isolation = isolation
         self._min_bytes = min_bytes
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self.over: asyncio.Future[None] = loop.create_future()
         self._woken = False
         self._bytes: list[int] = []
         self._total = 0
         self._undo: list[Callable[[], None]] = []
-        self._timer = call_later(loop, max_wait_ms, "long poll", self._complete)
-        self.over.add_done_callback(self._done)
-        purgatory.add(self)
+        purgatory.add(self, max_wait_ms)
 
     def watch(self, one: WatchedPartition) -> None:
         """Listen to one more partition."""
@@ -103,44 +114,77 @@ class DelayedFetch:
         return min(one.partition.reader.available_bytes(one.offset, self._isolation), one.max_bytes)
 
     def wake(self) -> None:
-        """Complete in the next turn of the event loop."""
+        """End the wait soon."""
         if not self._woken:
             self._woken = True
-            self._loop.call_soon(self._complete)
+            self._purgatory.actions.add(self.end)
 
     def cancel(self) -> None:
         """End the wait without a result."""
-        self.over.cancel()
-
-    def _complete(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-    def _done(self, _over: asyncio.Future[None]) -> None:
-        self._woken = True
-        self._timer.cancel()
-        for undo in self._undo:
-            undo()
-        self._purgatory.discard(self)
+        if not self.is_over:
+            super().cancel()
+            self._woken = True
+            for undo in self._undo:
+                undo()
+            self._purgatory.discard(self)
 
 
 class DelayedFetches:
-    """All Fetch requests that wait for records (``services.fetches.delayed``)."""
+    """All Fetch requests that wait for records (``services.fetches.delayed``).
 
-    def __init__(self) -> None:
+    They share one timer of the event loop. Most fetches end long before ``max_wait_ms`` has passed,
+    so neither their deadline nor the timer is removed then: the deadline stays in the queue until
+    it has passed or such deadlines are the majority.
+    """
+
+    def __init__(self, actions: ActionQueue | None = None) -> None:
+        self.actions = ActionQueue() if actions is None else actions
+        """Completes the fetches."""
         self._waiting: dict[DelayedFetch, None] = {}
         """In the order of their arrival, which is the order of their responses."""
+        self._deadlines: list[tuple[float, int, DelayedFetch]] = []
+        """A heap. The number keeps fetches with the same deadline in order."""
+        self._added = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self.closed = False
 
-    def add(self, fetch: DelayedFetch) -> None:
+    def add(self, fetch: DelayedFetch, max_wait_ms: int) -> None:
         """Keep a fetch until it is done; complete it at once if the broker is stopping."""
         self._waiting[fetch] = None
         if self.closed:
             fetch.wake()
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max_wait_ms / 1000
+        self._added += 1
+        heappush(self._deadlines, (due, self._added, fetch))
+        if self._timer is None or due < self._timer_due:
+            self._arm(loop, due, max_wait_ms)
 
     def discard(self, fetch: DelayedFetch) -> None:
         """Remove a fetch."""
         self._waiting.pop(fetch, None)
+        if len(self._deadlines) > 2 * len(self._waiting) + _KEPT_DEADLINES:
+            self._deadlines[:] = [one for one in self._deadlines if not one[2].is_over]
+            heapify(self._deadlines)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, due: float, delay_ms: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = call_later(loop, delay_ms, "long poll", self._expire)
+
+    def _expire(self) -> None:
+        """Complete the fetches whose ``max_wait_ms`` has passed, and wait for the next deadline."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now = max(loop.time(), self._timer_due)
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][2].is_over):
+            heappop(deadlines)[2].wake()
+        if deadlines:
+            self._arm(loop, deadlines[0][0], (deadlines[0][0] - now) * 1000)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -161,3 +205,7 @@ class DelayedFetches:
         """Complete all requests, and each later request at once, because the broker is stopping."""
         self.closed = True
         self.wake_all()
+        self._deadlines.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -4,6 +4,9 @@ A request may contain a hundred thousand items. Its handling, from frame to resp
 generator that yields between items (``fencepost.protocol.steps``); most requests finish within the
 first slice. Longer ones are queued and take turns with each other; between two slices
 the loop runs all other work.
+
+A request that ends the wait of others, such as an append, puts their completion into the
+:class:`ActionQueue`.
 """
 
 from __future__ import annotations
@@ -16,14 +19,45 @@ from functools import cache
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from fencepost.coordinator.runtime.background import SLICE_MS, Pace
+from fencepost.coordinator.runtime.background import SLICE_MS, Pace, log_failure
 from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS = 1
 """The time in milliseconds for which new work may occupy the loop while other work waits."""
 
-Wait = asyncio.Future[Any]
-"""Work that yields a future resumes when the future is done; None lets the event loop run."""
+
+class Pause:
+    """A wait that resumes its work in the turn in which it ends.
+
+    The callbacks of a future run in the next turn instead. Call :meth:`end` from an action of the
+    :class:`ActionQueue`, never while a request is handled, because it runs the resumed work.
+    """
+
+    __slots__ = ("_resume", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._resume: Callable[[Any], object] | None = None
+
+    def add_done_callback(self, resume: Callable[[Any], object]) -> None:
+        """Call ``resume`` at the end of the wait, which must not be over; only one caller waits."""
+        self._resume = resume
+
+    def end(self) -> None:
+        """End the wait, unless it is over."""
+        if not self.is_over:
+            resume = self._resume
+            self.cancel()
+            if resume is not None:
+                resume(self)
+
+    def cancel(self) -> None:
+        """End the wait without resuming the work."""
+        self.is_over, self._resume = True, None
+
+
+Wait = asyncio.Future[Any] | Pause
+"""Work that yields a wait resumes when the wait is over; None lets the event loop run."""
 
 T = TypeVar("T")
 
@@ -47,6 +81,10 @@ async def completed(work: Work[T]) -> T:
             wait = next(work)
             if wait is None:
                 await pace()
+            elif isinstance(wait, Pause):
+                over: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()
+                wait.add_done_callback(over.set_result)
+                await over
             else:
                 await asyncio.wait({wait})
     except StopIteration as end:
@@ -76,7 +114,7 @@ class Job:
             if self.stops(wait, until):
                 return
         self.is_over = True
-        self._turns.loop.call_soon(self._on_end)
+        self._on_end()
 
     def stops(self, wait: Wait | None, until: float) -> bool:
         """Return whether the work pauses after this step, to be resumed later."""
@@ -106,6 +144,66 @@ class Job:
             wait.cancel()
         with suppress(ValueError):  # the work itself may have called this, and is about to end
             self._work.close()
+
+
+class ActionQueue:
+    """Completes waiting requests after the request that ended their wait.
+
+    An append only adds actions, and no action runs inside of it or of another action. The
+    connection that serves the request releases the actions once its own responses are sent. They
+    run in the same turn of the event loop, so that a record reaches a waiting consumer without
+    another turn, until the request's slice of time is used up. The others run in later turns.
+
+    Source: ``ActionQueue``, ``DelayedActionQueue``.
+    """
+
+    def __init__(self) -> None:
+        self._actions: deque[Callable[[], object]] = deque()
+        self._is_held = False
+        self._is_armed = False
+
+    def add(self, action: Callable[[], object]) -> None:
+        """Run ``action`` later, after those added before."""
+        self._actions.append(action)
+        if not self._is_held:
+            self._arm()
+
+    def hold(self) -> bool:
+        """Keep actions until :meth:`release`, which the caller must call if this returns True.
+
+        Return False if an outer caller releases them: an action may itself serve requests.
+        """
+        if self._is_held:
+            return False
+        self._is_held = True
+        return True
+
+    def release(self, until: float) -> None:
+        """Run actions until ``monotonic_s()`` reaches ``until``; leave the others for a later turn.
+
+        An action that begins in time may take a whole slice of time beyond ``until``.
+        """
+        actions = self._actions
+        try:
+            while actions and monotonic_s() < until:
+                try:
+                    actions.popleft()()
+                except Exception as error:  # noqa: BLE001 - the others must run
+                    log_failure("complete a waiting request", error)
+        finally:
+            self._is_held = False
+            if actions:
+                self._arm()
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_armed = False
+        if self.hold():
+            self.release(monotonic_s() + SLICE_MS / 1000)
 
 
 class OneAtATime:
@@ -143,7 +241,8 @@ class Turns:
     def begin(self, work: Work[None], until: float, on_end: Callable[[], None]) -> Job | None:
         """Run the first steps of ``work``, which never raises; see :meth:`Job.advance`.
 
-        Returns None if it is finished. Otherwise ``on_end`` will be called, in a separate turn.
+        Returns None if it is finished. Otherwise ``on_end`` will be called after the last step,
+        but not before this method has returned.
         """
         for wait in work:
             if wait is not None or monotonic_s() >= until:

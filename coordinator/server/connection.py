@@ -17,8 +17,6 @@ Source: ``SocketServer.Processor`` and ``KafkaApis.handle``.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from types import GeneratorType
@@ -30,7 +28,7 @@ from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.handlers.api_versions import versions_of
 from fencepost.coordinator.runtime.background import SLICE_MS, call_later
-from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work, is_pending_work
+from fencepost.coordinator.runtime.turns import ActionQueue, Job, Turns, Work, is_pending_work
 from fencepost.coordinator.security.principal import ClientSession, Principal, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
@@ -40,7 +38,7 @@ from fencepost.coordinator.server.refusals import UnservedRequests, refusal
 from fencepost.coordinator.server.request_stream import RequestStream
 from fencepost.coordinator.server.request_watch import RequestWatch
 from fencepost.coordinator.server.response_budget import LARGE_ANSWERS, ResponseBudget
-from fencepost.coordinator.server.sending import SENT_PER_TURN_BYTES, send_next, socket_of
+from fencepost.coordinator.server.sending import SENT_PER_TURN_BYTES, reset, send_next, socket_of
 from fencepost.coordinator.server.throttling import is_gone, throttle_of, throttled
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
@@ -80,6 +78,7 @@ class Owner(Protocol):
     error_code: Callable[[DomainError], int]
     loop: asyncio.AbstractEventLoop
     turns: Turns
+    actions: ActionQueue
     budget: RequestBudget
     responses: ResponseBudget
     watch: RequestWatch | None
@@ -120,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = server.loop
         self._job: Job | None = None
         """The request in progress, if it has yielded to others or waits."""
-        self._answer_comes: Wait | None = None
+        self._answer_comes: asyncio.Future[Any] | None = None
         """The future that the request's handler waits for."""
         self._reading = True
         self._writable = True
@@ -215,9 +214,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def reset(self) -> None:
         """Close immediately with a TCP reset."""
-        client = self._transport.get_extra_info("socket")
-        if client is not None:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset(self._transport)
         self.abort()
 
     def cut_off(self, reason: str) -> None:
@@ -345,17 +342,20 @@ class Connection(asyncio.BufferedProtocol):
         """Serve received requests until one must wait, or other connections get their turn."""
         self._again = None
         self._gathers = True
+        releases = self._server.actions.hold()
+        until = self._server.turns.until()
         try:
-            self._serve_arrived()
+            self._serve_arrived(until)
         finally:
             self._gathers = False
             if self._gathered:
                 self._gathered = 0
                 self._send_on()
+            if releases:
+                # The appends of these requests may have ended the wait of other connections.
+                self._server.actions.release(until)
 
-    def _serve_arrived(self) -> None:
-        turns = self._server.turns
-        until = turns.until()
+    def _serve_arrived(self, until: float) -> None:
         for _ in range(FRAMES_PER_TURN):
             if not self._may_serve:
                 return
@@ -366,7 +366,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if request is None:
                 break
-            self._job = turns.begin(self._exchange(request), until, self._served)
+            self._job = self._server.turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
                 if self._stream.size_bytes > LARGE_FRAME_BYTES:
                     # New bytes would overwrite a request that is still being decoded.

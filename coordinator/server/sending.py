@@ -8,6 +8,8 @@ empty.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Final
 
 from fencepost.coordinator.server.request_stream import WRITE_BYTES, RequestStream
@@ -25,6 +27,13 @@ def socket_of(transport: asyncio.BaseTransport) -> int:
     """Return the file descriptor of a transport without TLS; -1 if it has no socket."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())
+
+
+def reset(transport: asyncio.BaseTransport) -> None:
+    """Have the kernel reset the connection when the transport closes its socket."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:

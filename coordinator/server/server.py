@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.runtime.background import call_later, spawn, swallow
-from fencepost.coordinator.runtime.turns import Turns
+from fencepost.coordinator.runtime.turns import ActionQueue, Turns
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import RateWindow
 from fencepost.coordinator.server.connection import Connection
@@ -88,8 +88,11 @@ class Server:
         error_code: Callable[[DomainError], int] = _always_unknown,
         logins: Logins | None = None,
         window: RateWindow | None = None,
+        actions: ActionQueue | None = None,
     ) -> None:
         self.broker = broker
+        self.actions = ActionQueue() if actions is None else actions
+        """Completes requests whose wait another request has ended."""
         self.registry = Registry() if registry is None else registry
         self.limits = ConnectionLimits() if limits is None else limits
         self.error_code = error_code

@@ -135,7 +135,7 @@ class Fetches:
         )
         self.throttle: ReplicationThrottle | None = None
         """Throttles followers by ``leader.replication.throttled.rate``."""
-        self.delayed = DelayedFetches()
+        self.delayed = DelayedFetches(storage.actions)
         """Requests that wait for records."""
 
     def run(self, fetch: Fetch) -> Work[FetchResult]:
@@ -460,7 +460,8 @@ class _Reading:
                         )
                     )
                 yield None
-            yield delayed.over
+            if not delayed.is_over:
+                yield delayed
         finally:
             delayed.cancel()
 

@@ -18,6 +18,7 @@ from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
+from fencepost.coordinator.runtime.turns import ActionQueue
 from fencepost.coordinator.storage.log_manager import LogManager
 from fencepost.coordinator.storage.replica_manager import ReplicaManager
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
@@ -65,6 +66,8 @@ class Storage:
         """Flushes appends for which requests wait."""
         self.commits = Commits(self.flusher)
         """Requests that wait until their records are committed."""
+        self.actions = ActionQueue()
+        """Completes requests whose wait an append has ended."""
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
         self.is_broker, self._loads = is_broker, loads

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from fencepost.coordinator.runtime.background import SLICE_MS
-from fencepost.coordinator.runtime.turns import Job, OneAtATime, Turns, Work
+from fencepost.coordinator.runtime.turns import (
+    ActionQueue,
+    Job,
+    OneAtATime,
+    Pause,
+    Turns,
+    Work,
+    completed,
+)
+from fencepost.logcore.clock import monotonic_s
 from fencepost.protocol.steps import Steps, finish
 
 
@@ -129,6 +141,103 @@ async def test_job_may_drop_itself() -> None:
     release.set_result(None)
     await asyncio.sleep(0.01)
     assert desk.done == ["came to its end"]
+
+
+async def test_pause_resumes_its_job_in_the_same_turn() -> None:
+    desk, pause = Desk(), Pause()
+
+    def work() -> Work:
+        yield pause
+        desk.done.append("resumed")
+
+    desk.begin(work(), lambda: desk.done.append("ended"))
+    assert desk.done == []
+    pause.end()
+    assert desk.done == ["resumed", "ended"]
+    pause.end()
+    assert desk.done == ["resumed", "ended"]
+
+
+async def test_pause_of_a_dropped_job_resumes_nothing() -> None:
+    desk, pause = Desk(), Pause()
+
+    def work() -> Work:
+        yield pause
+        desk.done.append("resumed")
+
+    job = desk.begin(work())
+    assert job is not None
+    job.drop()
+    assert pause.is_over
+    pause.end()
+    assert desk.done == []
+
+
+async def test_task_waits_for_a_pause() -> None:
+    pause = Pause()
+
+    def work() -> Work[str]:
+        yield pause
+        return "resumed"
+
+    asyncio.get_running_loop().call_soon(pause.end)
+    async with asyncio.timeout(30):
+        assert await completed(work()) == "resumed"
+
+
+async def test_actions_run_in_order_when_they_are_released() -> None:
+    actions, done = ActionQueue(), list[str]()
+    assert actions.hold()
+
+    def first() -> None:
+        assert not actions.hold(), "actions are being released"
+        actions.add(lambda: done.append("added by the first"))
+        done.append("first")
+
+    actions.add(first)
+    actions.add(lambda: done.append("second"))
+    assert done == []
+    actions.release(monotonic_s() + 60)
+    assert done == ["first", "second", "added by the first"]
+
+
+async def test_actions_for_which_no_time_is_left_run_in_later_turns() -> None:
+    actions, desk = ActionQueue(), Desk()
+    over = asyncio.Event()
+    assert actions.hold()
+    for name in "abcd":
+        actions.add(partial(deque, desk.steps(name, 1, SLICE_MS), 0))
+    actions.add(over.set)
+    actions.release(monotonic_s())
+    assert desk.done == []
+    loop = asyncio.get_running_loop()
+    loop.call_soon(desk.done.append, "another callback")
+    async with asyncio.timeout(30):
+        await over.wait()
+    assert desk.done == [("a", 0), "another callback", ("b", 0), ("c", 0), ("d", 0)]
+
+
+async def test_action_outside_of_a_request_runs_in_the_next_turn() -> None:
+    actions, done = ActionQueue(), list[str]()
+    actions.add(lambda: done.append("first"))
+    actions.add(lambda: done.append("second"))
+    assert done == []
+    await asyncio.sleep(0)
+    assert done == ["first", "second"]
+
+
+async def test_failed_action_is_logged_and_the_others_run() -> None:
+    actions, done = ActionQueue(), list[str]()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    actions.add(fail)
+    actions.add(lambda: done.append("second"))
+    with capture_logs() as logs:
+        await asyncio.sleep(0)
+    assert done == ["second"]
+    assert [line["what"] for line in logs] == ["complete a waiting request"]
 
 
 def test_finish_runs_all_steps_and_returns_the_result() -> None:

@@ -14,6 +14,7 @@ from fencepost.coordinator.runtime.delayed_fetch import (
     DelayedFetches,
     WatchedPartition,
 )
+from fencepost.coordinator.runtime.turns import Work, completed
 from fencepost.coordinator.storage.maintenance import Maintenance
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
@@ -408,8 +409,12 @@ class Reader:
 
     async def end_offset(self) -> int:
         """Return the log end offset after the wait."""
-        await asyncio.wait_for(self.poll.over, 30)
+        await asyncio.wait_for(completed(self._wait()), 30)
         return self.partition.log_end_offset
+
+    def _wait(self) -> Work[None]:
+        if not self.poll.is_over:
+            yield self.poll
 
 
 async def test_delayed_fetch_completes_when_min_bytes_are_appended(tmp_path):
@@ -418,7 +423,7 @@ async def test_delayed_fetch_completes_when_min_bytes_are_appended(tmp_path):
     reader = Reader(node, polls, min_bytes=200)
     node.write("a")
     await asyncio.sleep(0)
-    assert not reader.poll.over.done()
+    assert not reader.poll.is_over
     assert len(polls) == 1
     node.write("a", count=5)
     assert await reader.end_offset() == 6
@@ -435,7 +440,7 @@ async def test_delayed_fetch_completes_at_once_if_min_bytes_are_available(tmp_pa
     assert await Reader(node, polls, size, offset=0).end_offset() == 5
     waiting = Reader(node, polls, size + 1, offset=0)
     await asyncio.sleep(0.01)
-    assert not waiting.poll.over.done()
+    assert not waiting.poll.is_over
     waiting.poll.cancel()
 
 
@@ -445,8 +450,8 @@ async def test_delayed_fetch_ends_on_timeout_cancellation_or_close(tmp_path):
     assert await Reader(node, polls, 1, max_wait_ms=5).end_offset() == 0
     left = Reader(node, polls, 1)
     left.poll.cancel()
-    await asyncio.sleep(0)
-    assert left.poll.over.cancelled()
+    assert left.poll.is_over
+    assert len(polls) == 0
     last = Reader(node, polls, 1)
     polls.close()
     assert await last.end_offset() == 0
@@ -457,13 +462,32 @@ async def test_delayed_fetch_ends_on_timeout_cancellation_or_close(tmp_path):
     assert not last.partition.marks._listeners
 
 
+async def test_deadlines_of_ended_fetches_are_removed_before_they_pass(tmp_path):
+    node, polls = Node(tmp_path), DelayedFetches()
+    create_topic(node.metadata, "a")
+    for _ in range(1_000):
+        Reader(node, polls, 1).poll.cancel()
+    order: list[int] = []
+
+    async def expires(max_wait_ms: int) -> None:
+        await Reader(node, polls, 1, max_wait_ms=max_wait_ms).end_offset()
+        order.append(max_wait_ms)
+
+    waiting = [asyncio.ensure_future(expires(max_wait_ms)) for max_wait_ms in (300, 100, 200)]
+    await asyncio.sleep(0)
+    assert len(polls._deadlines) < 100
+    await asyncio.gather(*waiting)
+    assert order == [100, 200, 300]
+    await until_true(lambda: polls._timer is None, "no deadline is left")
+
+
 async def test_delayed_fetch_completes_when_its_offset_is_deleted(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
     create_topic(node.metadata, "a")
     reader = Reader(node, polls, 1_000_000)
     node.write("a", count=3)
     await asyncio.sleep(0)
-    assert not reader.poll.over.done()
+    assert not reader.poll.is_over
     reader.partition.cleanup.delete_records_before(2)
     assert await reader.end_offset() == 3
 

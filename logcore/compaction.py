@@ -446,7 +446,13 @@ class CompactionRound:
                 if output.size + header.size > MAX_SEGMENT_BYTES:
                     raise OSError(errno.EFBIG, "a cleaned segment is too large", output.path)
                 throttle(header.size)
-                output.append((retained,), header.size, header.last_offset, header.max_timestamp)
+                output.append(
+                    (retained,),
+                    header.size,
+                    header.base_offset,
+                    header.last_offset,
+                    header.max_timestamp,
+                )
         return changed or self._filter.figures.batches_dropped > dropped
 
     def _read_all(

@@ -146,6 +146,9 @@ class Log:
 
     def from_offset(self, offset: int) -> list[Segment]:
         """Return the segment that may hold ``offset``, and all later segments."""
+        active = self._active
+        if active is not None and offset >= active.base_offset:
+            return [active]
         index = max(self._segments.bisect_right(offset) - 1, 0)
         return list(self._segments.values()[index:])
 
@@ -211,7 +214,7 @@ class Log:
         active: Segment,
     ) -> None:
         """Write one batch that begins at the log end."""
-        active.append(buffers, size, last_offset, max_timestamp)
+        active.append(buffers, size, self.log_end_offset, last_offset, max_timestamp)
         self.log_end_offset = last_offset + 1
 
     def skip_to(self, offset: int, now_ms: int) -> Segment:
@@ -246,10 +249,12 @@ class Log:
         """
         if offset >= limit:
             return ReadBytes(b"", offset)
-        slot = self._floor(offset)
         count = len(self._segments)
+        active = self.active
+        # Most readers are in the active segment, which needs no search.
+        slot = count - 1 if offset >= active.base_offset else self._floor(offset)
         while slot < count:
-            segment: Segment = self._segments.values()[slot]
+            segment = active if slot == count - 1 else self._segments.values()[slot]
             slot += 1
             start = segment.locate(offset)
             if start is None:

@@ -69,6 +69,9 @@ _WALK_BYTES: Final = 8192
 _MAX_HINTS: Final = 64
 """Limit of remembered (offset → position) pairs: offsets that readers will return to."""
 
+_NONE: Final = -1, 0
+"""In place of the newest batch, if there is none."""
+
 _PEEK: Final = struct.Struct(">qi4xb6xi")
 """Base offset, length, magic and last offset delta of a batch."""
 
@@ -123,6 +126,8 @@ class Segment:
         )
         self._bytes_since_index_entry = 0
         self._hints: dict[int, int] = {}
+        self._newest: tuple[int, int] = _NONE
+        """Base offset and position of the last appended batch, which waiting readers read next."""
         self._index_checked = False
         self._first_batch_timestamp: int | None = None
         self._first_magic: int | None = None
@@ -145,6 +150,7 @@ class Segment:
         self,
         buffers: Sequence[ReadableBuffer],
         size: int,
+        base_offset: int,
         last_offset: int,
         max_timestamp: int,
     ) -> None:
@@ -155,6 +161,7 @@ class Segment:
             self.offset_index.reserve()
             self.time_index.reserve()
         position = self.file.append(buffers, size)
+        self._newest = base_offset, position
         self.index_batch(last_offset, max_timestamp, position, size)
 
     def append_run(self, data: ReadableBuffer, headers: Sequence[BatchHeader]) -> None:
@@ -244,6 +251,7 @@ class Segment:
         """Truncate the log file to ``size`` bytes, a batch boundary, and drop cached state."""
         self.file.cut(size)
         self._hints.clear()
+        self._newest = _NONE
         self._bytes_since_index_entry = 0
         if size == 0:
             self._first_batch_timestamp = self._first_magic = None
@@ -325,6 +333,8 @@ class Segment:
 
         Raises CorruptRecordError if the file holds something other than batches.
         """
+        if offset == self._newest[0]:
+            return self._newest[1]
         if self.size == 0:
             return None
         position = self._hints.get(offset)

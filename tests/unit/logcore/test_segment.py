@@ -38,7 +38,7 @@ def fill(segment: Segment, sizes: list[int], *, times: list[int] | None = None) 
                 LogRecord(offset + 1, timestamp, None, b""),
             ]
         )
-        segment.append((data,), len(data), offset + 1, parse_header(data).max_timestamp)
+        segment.append((data,), len(data), offset, offset + 1, parse_header(data).max_timestamp)
         result.append(data)
         offset += 2
     return result

@@ -108,8 +108,9 @@ def validate_in_steps(
         )
     verify_crc(data, 0, header)
     _check_header(header, min_zstd_ok=min_zstd_ok)
-    target = _CODECS.get(config.compression_type, header.codec)
-    if target is not header.codec and budget is not None:
+    codec = header.codec
+    target = _CODECS.get(config.compression_type, codec)
+    if target is not codec and budget is not None:
         raise CheckBudgetExceededError
     window = open_records(data, header, budget, config.max_record_bytes)
     keyless = yield from check_records(window, header, budget, want_keys=config.is_compacted)
@@ -120,7 +121,7 @@ def validate_in_steps(
             f"records without a key, the first of them record {keyless[0]}: {reason}",
             tuple((index, reason) for index in keyless),
         )
-    if target is not header.codec:
+    if target is not codec:
         data = yield from _recompressed(data, header, target, config, window.inflated)
         header = parse_header(data)
     if config.message_timestamp_type == LOG_APPEND_TIME:

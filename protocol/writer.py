@@ -128,7 +128,11 @@ class _WriterSource(FunctionSource):
 
     def __init__(self) -> None:
         super().__init__(
-            uvarint=uvarint, duration_ms=duration_ms, time_ms=time_ms, ZERO_UUID=ZERO_UUID
+            SHORT=_SHORT,
+            uvarint=uvarint,
+            duration_ms=duration_ms,
+            time_ms=time_ms,
+            ZERO_UUID=ZERO_UUID,
         )
         self._codes = ""
         self._values: list[str] = []
@@ -157,6 +161,13 @@ def _number(kafka_type: str, value: str) -> str:
     return value
 
 
+def _compact_size(local: str) -> str:
+    """Return the expression of a compact length: one more than the length, 0 means null."""
+    # Nearly every length is short, and a call costs more than the look-up.
+    size, most = f"len({local})", len(_SHORT) - 1
+    return f"SHORT[{size} + 1] if {size} < {most} else uvarint({size} + 1)"
+
+
 def _blob(src: _WriterSource, indent: str, field: FieldInfo, value: str, *, flexible: bool) -> None:
     """Emit a string or bytes: a length of the version's encoding, then the content."""
     is_string = field.kafka_type == "string"
@@ -176,7 +187,7 @@ def _blob(src: _WriterSource, indent: str, field: FieldInfo, value: str, *, flex
         src.line(inner, f"{local} = {local}.encode()")
     if flexible:
         src.flush(inner)
-        src.line(inner, f"a(uvarint(len({local}) + 1))")
+        src.line(inner, f"a({_compact_size(local)})")
     else:
         src.number(code, f"len({local})")
         src.flush(inner)
@@ -220,7 +231,7 @@ def _field(src: _WriterSource, indent: str, field: FieldInfo, *, flexible: bool)
     src.line(indent, "else:")
     inner = indent + "    "
     if flexible:
-        src.line(inner, f"a(uvarint(len({local}) + 1))")
+        src.line(inner, f"a({_compact_size(local)})")
     else:
         src.number("i", f"len({local})")
         src.flush(inner)

@@ -18,7 +18,7 @@ How to write a handler
 * ``run`` may be a plain function that returns the response entity (fastest), a plain function that
   returns a future, a coroutine function, or a generator function. None means that no response is
   sent (acks=0).
-* A handler that loops over the items of a request is a generator and yields None after each item,
+* A handler that loops over the items of a request is a generator and yields None between items,
   so that other requests get their turn (``fencepost.coordinator.runtime.turns``). A future that it
   yields is awaited, and cancelled if the client disconnects. The broker's state may have changed
   after a ``yield``. The handler does not resume after a ``yield`` if the client has disconnected,

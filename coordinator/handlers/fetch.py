@@ -142,12 +142,13 @@ def _answer(
 ) -> Steps[Entity]:
     make = ctx.respond
     leaders: set[int] = set()
-    topics = []
+    topics: list[Entity] = []
     for key, group in groupby(fetched, key=lambda one: one.requested.key[0]):
         parts: list[Entity] = []
         for one in group:
+            if topics or parts:
+                yield
             parts.append((yield from _partition(ctx, one, leaders)))
-            yield
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
     # Followers get no node endpoints, since they know them (``KafkaApis.handleFetchRequest``).

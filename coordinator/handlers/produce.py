@@ -84,12 +84,13 @@ def run(ctx: Context) -> Work[Entity | None]:
         return None
     parts = iter(all_parts)
     leaders: set[int] = set()
-    topics = []
+    topics: list[Entity] = []
     for topic in body.topic_data:
-        partition_responses = []
+        partition_responses: list[Entity] = []
         for part in islice(parts, len(topic.partition_data)):
+            if topics or partition_responses:
+                yield None
             partition_responses.append(_partition(ctx, part, leaders))
-            yield None
         topics.append(
             make.TopicProduceResponse(
                 # Up to version 12 a topic is identified by name, from version 13 on by id.

@@ -169,8 +169,9 @@ class Fetches:
             sessions.advance(session, self.clock.now_ms())
         requested: list[CachedPartition] = []
         for part in fetch.requested:
+            if requested:
+                yield
             requested.append(part)
-            yield
         if session is not None:
             yield from sessions.change(session, requested, fetch.forgotten)
             if session.partitions:
@@ -327,6 +328,8 @@ class _Reading:
         self._throttled_bytes = 0
         self._held_back = frozenset()
         for at, requested in enumerate(self._requested):
+            if at:
+                yield
             try:
                 if former and _is_as_it_was(former[at]):
                     answer = former[at]
@@ -351,7 +354,6 @@ class _Reading:
                 self._session is None or answer.error is not None or bool(answer.read.records)
             )
             self._answers.append(answer)
-            yield
         self._has_counted = True
 
     def _read_one(self, requested: CachedPartition) -> FetchedPartition:
@@ -449,7 +451,9 @@ class _Reading:
             max_wait_ms=self._fetch.max_wait_ms,
         )
         try:
-            for answer in self._answers:
+            for at, answer in enumerate(self._answers):
+                if at:
+                    yield None
                 partition = answer.partition
                 if partition is not None and (
                     not self._held_back or (partition.topic, partition.index) not in self._held_back
@@ -459,7 +463,6 @@ class _Reading:
                             partition, answer.requested.offset, max(answer.requested.max_bytes, 1)
                         )
                     )
-                yield None
             if not delayed.is_over:
                 yield delayed
         finally:
@@ -490,10 +493,11 @@ class _Reading:
         throttle = self._fetches.throttle
         if throttle is not None and self._throttled_bytes:
             throttle.record(self._throttled_bytes)
-        for answer in self._answers:
+        for at, answer in enumerate(self._answers):
+            if at:
+                yield
             if answer.partition is not None:
                 answer.partition.traffic.bytes_out += len(answer.read.records)
-            yield
         self._answers += self._refused
         if session is None:
             return FetchResult((yield from self._opened()), self._answers)

@@ -19,6 +19,7 @@ from fencepost.logcore.machine import Record
 from tests.crash.test_every_step import CrashingDaemon, cut_at
 from tests.support.batches import batches
 from tests.support.cluster import GROUP, Cluster, unique
+from tests.support.quick import only
 from tests.support.raw import ConnectionLostError
 from tests.support.share import ACCEPT, REJECT, RELEASE, Member
 from tests.support.waits import until
@@ -38,7 +39,7 @@ QUEUE = "dlq.queue"
 LOG_OF_QUEUE = f"{QUEUE}-0/0"
 """A part of the path of the queue's log. No file that is written earlier has it in its path."""
 WHOLE = 1 << 20
-KEPT = (61, WHOLE)
+KEPT = (0, 61, WHOLE)
 """Bytes of the batch that reach the queue's log: none, its header, or all."""
 DEAD = (1, 2)
 """Offsets of records that members reject, or release at the delivery limit."""
@@ -86,7 +87,7 @@ def delivered(cluster: Cluster, queue: Queue) -> set[int]:
     return offsets
 
 
-@pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow), *KEPT])
+@pytest.mark.parametrize("kept", only(KEPT, 61))
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(REJECT, id="reject"), pytest.param(RELEASE, id="limit", marks=pytest.mark.slow)],

@@ -104,8 +104,8 @@ def snapshots(kind: str, path: str) -> bool:
     ("fault", "name"),
     [
         (log_files, "producers"),
-        (log_files, "compaction"),
-        (names, "producers"),
+        pytest.param(log_files, "compaction", marks=pytest.mark.slow),
+        pytest.param(names, "producers", marks=pytest.mark.slow),
         (names, "compaction"),
         (names_of_checkpoints, "deletion"),
         (checkpoints, "deletion"),

@@ -19,6 +19,8 @@ LONG = frozenset(
         "docs/cluster-on-one-machine.md",
         "docs/configuration.md",
         "docs/getting-started.md",
+        "docs/growing.md",
+        "docs/moving.md",
         "docs/operating.md",
         "docs/pipelines.md",
         "docs/queues.md",

@@ -123,6 +123,7 @@ async def test_sigterm_stops_the_bridge_with_status_0(
         await gateway.written(b"1", b"2", b"3")
 
 
+@pytest.mark.slow
 async def test_sigterm_stops_a_bridge_without_an_mqtt_broker(
     gateway: Gateway, started: list[Process]
 ) -> None:

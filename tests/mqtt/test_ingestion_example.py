@@ -20,7 +20,8 @@ def nats() -> str:
     return found
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("nats", marks=pytest.mark.slow)])
+@pytest.mark.slow  # `make examples` runs it as well
+@pytest.mark.parametrize("broker", ["mosquitto", "nats"])
 async def test_ingestion_example_writes_each_reading_once(bootstrap: str, broker: str) -> None:
     path = executable() if broker == "mosquitto" else nats()
-    assert await ingest(bootstrap, path, readings=200) is None
+    assert await ingest(bootstrap, path, readings=400) is None

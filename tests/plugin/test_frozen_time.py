@@ -160,7 +160,10 @@ def _write(kafka: Kafka) -> None:
     "begin",
     [
         "from freezegun import freeze_time; freeze_time('2020-01-01').start()",
-        "import time_machine; time_machine.travel(0, tick=False).start()",
+        pytest.param(
+            "import time_machine; time_machine.travel(0, tick=False).start()",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_waits_end_if_time_was_frozen_before_the_import(begin: str) -> None:

@@ -285,6 +285,7 @@ def share_incident(kafka: Kafka, path: Path) -> Path:
     return record(kafka, path, "workers", "--records")
 
 
+@pytest.mark.slow
 def test_replay_repeats_expired_acquisition_locks(
     kafka: Kafka, tmp_path: Path, kafka_replay: Callable[[Path], Replay]
 ) -> None:

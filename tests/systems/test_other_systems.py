@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Daemon
+from tests.support.quick import only
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTUP = Path(__file__).parent / "startup"
@@ -80,7 +81,7 @@ def test_emulated_system_lacks_the_linux_calls() -> None:
         assert told.decode().strip() == expected
 
 
-@pytest.mark.parametrize("system", [pytest.param("macos", marks=pytest.mark.slow), "windows"])
+@pytest.mark.parametrize("system", only(("macos", "windows"), "windows"))
 def test_daemon_on_emulated_system_serves_and_restarts(system: str, tmp_path: Path) -> None:
     env = emulated(system)
     daemon = Daemon(tmp_path / "data", env=env).start()

@@ -397,7 +397,13 @@ async def test_auto_commit_of_the_input_is_found(daemon: Daemon, cluster: Cluste
     assert found["fields"]["repeats"] is True
 
 
-@pytest.mark.parametrize("by_hand", [True, False], ids=["careful", "librdkafka"])
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        pytest.param(True, id="careful"),
+        pytest.param(False, id="librdkafka", marks=pytest.mark.slow),
+    ],
+)
 def test_timer_that_commits_only_new_offsets_is_a_risk(
     daemon: Daemon, cluster: Cluster, *, by_hand: bool
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
 from tests.support.kafka import run_tool
+from tests.support.quick import only
 from tests.support.tap import Tap
 from tests.support.targets import SETTINGS
 from tests.wire.transactional import CLIENTS, transactional
@@ -41,13 +42,7 @@ def check(tap: Tap) -> None:
     assert tap.of("concurrent_transactions") == {}
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
-        pytest.param(client, marks=[pytest.mark.slow] if client == "kafka-python" else [])
-        for client in CLIENTS
-    ],
-)
+@pytest.mark.parametrize("client", only(CLIENTS, "aiokafka", "confluent"))
 async def test_two_hundred_transactions_with_offsets_get_no_error(tap: Tap, client: str) -> None:
     with Cluster(tap.address) as cluster:
         topic, group = cluster.create_topic(unique("busy"), 2), unique("g")

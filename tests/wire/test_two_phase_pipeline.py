@@ -386,6 +386,7 @@ async def test_decision_is_durable_although_synchronous_commit_is_off(bench: Ben
     bench.check(1, 2)
 
 
+@pytest.mark.slow
 async def test_two_phase_example_succeeds(daemon: Daemon, postgres: PostgresServer) -> None:
     where = {"PGHOST": "127.0.0.1", "PGPORT": str(postgres.port), "PGUSER": USER}
     command = [sys.executable, "-m", "examples.two_phase", "--bootstrap", daemon.bootstrap]

@@ -19,9 +19,11 @@ from tests.crash.stubborn_client import RefusedError, StubbornClient
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.processes import Child
+from tests.support.quick import only
 from tests.support.waits import until
 from tests.wire.test_fenced_offsets import commit_offset
-from tests.wire.test_transactions import every_client, settled
+from tests.wire.test_transactions import settled
+from tests.wire.transactional import CLIENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_MS = 2_500
@@ -193,7 +195,7 @@ def test_end_txn_sent_before_the_takeover_is_fenced(
     assert cluster.values(topic, isolation=READ_COMMITTED) == [b"kept"]
 
 
-@every_client
+@pytest.mark.parametrize("client", only(CLIENTS, "aiokafka"))
 def test_producer_paused_past_its_timeout_has_no_effect_when_resumed(
     bootstrap: str, cluster: Cluster, client: str, tmp_path: Path
 ) -> None:
@@ -258,7 +260,7 @@ def test_kafka_19690_expired_producer_gets_the_error_of_its_epoch(
     assert found == [b"next transaction"]
 
 
-@every_client
+@pytest.mark.parametrize("client", only(CLIENTS, "confluent"))
 def test_two_processes_with_one_transactional_id_tear_no_transaction(
     bootstrap: str, cluster: Cluster, client: str, tmp_path: Path
 ) -> None:

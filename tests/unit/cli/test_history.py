@@ -9,6 +9,7 @@ import pytest
 from fencepost.cli.history_view import COLUMNS, row_of, wrap_entry
 from fencepost.cli.printing import MIN_WIDTH
 from fencepost.coordinator.history.entries import GROUP, Entry
+from tests.support.quick import seeds
 
 MEMBER = "rdkafka-a55cd19a-ccfa-4fee-8e09-0a3db4ad42e8"
 SEVERAL = (COLUMNS[0], "subject", *COLUMNS[1:])
@@ -48,7 +49,7 @@ def test_subject_is_shown_if_there_are_several() -> None:
     assert " g member-left" in wrap_entry(row_of(entry("member-left")), SEVERAL, 80)[0]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(200))
 def test_no_line_is_wider_than_the_terminal(seed: int) -> None:
     draw = random.Random(seed)
 

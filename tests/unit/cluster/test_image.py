@@ -60,6 +60,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.logcore.errors import CorruptRecordError
 from tests.support.images import image_after
+from tests.support.quick import seeds
 
 ME = 1
 A, B, C = (UUID(int=number) for number in (100, 101, 102))
@@ -516,7 +517,7 @@ class Life:
                 yield change, self.image
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_image_is_the_same_from_records_transactions_or_snapshot(seed: int) -> None:
     life, draw = Life(seed), random.Random(f"ways {seed}")
     loader = ImageLoader()

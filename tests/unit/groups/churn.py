@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-import pytest
 from hypothesis import strategies as st
 
 from tests.unit.groups.group_driver import Driver, Entry, load
@@ -44,13 +43,6 @@ def live(life: Life, steps: list[tuple[int, int, int]]) -> None:
     for action, who, what in steps:
         life.step(action, who, what)
     life.finish()
-
-
-def seeds(count: int) -> list[object]:
-    """Return the seeds of long histories, of which ``make test`` plays every fourth one."""
-    return [
-        pytest.param(seed, marks=[pytest.mark.slow] if seed % 4 else []) for seed in range(count)
-    ]
 
 
 def long_life(life: Life, seed: int, length: int) -> None:

@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from fencepost.groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.logcore.machine import DomainError
+from tests.support.quick import seeds
 from tests.unit.groups.churn import (
     every_prefix_loads,
     every_variant_loads_back,
@@ -20,7 +21,6 @@ from tests.unit.groups.churn import (
     lives,
     log_loads_back,
     long_life,
-    seeds,
 )
 from tests.unit.groups.consumer_driver import (
     CONSUMER_SESSION,

@@ -22,6 +22,7 @@ from fencepost.groups.commands import (
 )
 from fencepost.groups.errors import GroupError, MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
+from tests.support.quick import seeds
 from tests.unit.groups.churn import (
     every_prefix_loads,
     every_variant_loads_back,
@@ -29,7 +30,6 @@ from tests.unit.groups.churn import (
     lives,
     log_loads_back,
     long_life,
-    seeds,
 )
 from tests.unit.groups.group_driver import (
     DELAY,

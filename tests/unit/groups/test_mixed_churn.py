@@ -31,7 +31,8 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.machine import DomainError
-from tests.unit.groups.churn import live, lives, log_loads_back, long_life, seeds
+from tests.support.quick import seeds
+from tests.unit.groups.churn import live, lives, log_loads_back, long_life
 from tests.unit.groups.consumer_driver import (
     CONSUMER_SESSION,
     ConsumerDriver,

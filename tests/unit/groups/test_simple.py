@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from fencepost.groups.assignors.simple import assign
+from tests.support.quick import seeds
 
 T, U = b"T" * 16, b"U" * 16
 
@@ -54,7 +55,7 @@ def test_member_without_subscription_or_partitions_gets_an_empty_assignment() ->
     assert assign({"a": frozenset({T})}, [], {"a": frozenset({(T, 0)})}) == {"a": frozenset()}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_random_changes_keep_the_assignment_complete_and_balanced(seed: int) -> None:
     rng = random.Random(seed)
     held: dict[str, frozenset[tuple[bytes, int]]] = {}

@@ -11,6 +11,7 @@ import pytest
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.overlay import PAGE_BYTES, OverlayFileSystem
 from tests.support.clock import ManualClock
+from tests.support.quick import seeds
 
 NAMES = ("a", "b", "c", "new")
 DIRECTORIES = ("one", "two", "made", "made/below")
@@ -97,7 +98,7 @@ class Pair:
             self.call("close", handle)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_overlay_behaves_like_the_operating_system(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     below = build(tmp_path / "below", draw)

@@ -15,6 +15,7 @@ from fencepost.logcore.errors import CorruptRecordError, UnexpectedAppendOffsetE
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.old_formats import encode_message_set
+from tests.support.quick import seeds
 from tests.unit.logcore.partition_driver import (
     T0,
     LateFlusher,
@@ -119,7 +120,7 @@ class Leading:
                 append(leader, draw.randrange(1, 9), timestamp_ms=T0 + draw.randrange(1000))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_follower_log_equals_the_leaders_byte_for_byte(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     leader = leader_of(tmp_path, config=SMALL)

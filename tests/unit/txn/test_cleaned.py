@@ -10,11 +10,12 @@ import random
 
 import pytest
 
+from tests.support.quick import seeds
 from tests.unit.txn.cleaned_txns import loads_back
 from tests.unit.txn.driver import Driver
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_compacted_log_of_random_transactions_loads_the_same_state(seed: int) -> None:
     """Several ids with transactions of every outcome and both versions, and expired ids."""
     rng, driver = random.Random(seed), Driver()

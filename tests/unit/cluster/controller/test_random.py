@@ -14,6 +14,7 @@ from fencepost.cluster.controller.reassignments import ReassignablePartition
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.logcore.machine import DomainError
+from tests.support.quick import seeds
 from tests.unit.cluster.controller.cluster_driver import Cluster
 
 STEPS = 150
@@ -201,7 +202,7 @@ def live(seed: int) -> Life:
     return life
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_random_cluster_histories_keep_the_invariants(seed: int) -> None:
     live(seed)
 

@@ -31,6 +31,7 @@ from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
 from fencepost.cluster.topic_records import TopicRecords, encode_all, without_partition_records
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import finish
+from tests.support.quick import seeds
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config, directory
 
 TOPIC_ID = UUID(int=1 << 90)
@@ -270,7 +271,7 @@ def placed(cluster: Cluster, partitions: int, factor: int, seed: int) -> list[tu
     return [*finish(place(cluster.controller.view, partitions, factor, random.Random(seed)))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_placement_distributes_leaders_evenly(seed: int) -> None:
     cluster = Cluster(range(6))
     replicas = placed(cluster, 60, 3, seed)
@@ -279,7 +280,7 @@ def test_placement_distributes_leaders_evenly(seed: int) -> None:
     assert len({frozenset(one) for one in replicas}) > 6
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_placement_spreads_replicas_over_racks(seed: int) -> None:
     racks = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     cluster = Cluster(range(6), racks=racks)
@@ -288,7 +289,7 @@ def test_placement_spreads_replicas_over_racks(seed: int) -> None:
     assert all(sorted(one) == list(range(6)) for one in placed(cluster, 5, 6, seed))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_placement_puts_fenced_brokers_last_and_never_as_leader(seed: int) -> None:
     cluster = Cluster(range(5))
     cluster.fence(3, 4)

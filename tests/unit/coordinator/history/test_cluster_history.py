@@ -21,6 +21,7 @@ from fencepost.coordinator.history.entries import CLUSTER, Entry
 from fencepost.coordinator.history.repeats import Repeats
 from fencepost.testing import Cluster
 from fencepost.testing.cluster import CONTROLLER_ID
+from tests.support.quick import seeds
 from tests.support.waits import until
 from tests.wire.command_line import cli
 
@@ -124,7 +125,7 @@ def test_fencing_after_a_controlled_shutdown_has_the_shutdown_as_cause() -> None
     assert event.detail["cause"] == "it has shut down"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(200))
 def test_history_reader_returns_each_change_once_despite_several_reporters(seed: int) -> None:
     draw = random.Random(seed)
     images, states = [image()], {1: registration(1), 2: registration(2), 3: registration(3)}

@@ -14,6 +14,7 @@ from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.partitions import fetch_bytes
+from tests.support.quick import seeds
 from tests.unit.logcore.compaction_driver import COMPACTED, compact, fill_active, put
 from tests.unit.logcore.partition_driver import append, marker, open_partition
 
@@ -80,7 +81,7 @@ class Life:
         self.partition = open_partition(self.root)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_tally_counts_exactly_the_readable_records(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from fencepost.coordinator.runtime.timers import TimerQueue, Timers
 from fencepost.logcore.clock import SystemClock
 from tests.support.clock import ManualClock
+from tests.support.quick import seeds
 from tests.support.waits import until_true
 
 UNBOUNDED_MS = 60_000
@@ -257,7 +258,7 @@ async def test_closed_queue_fires_no_timer(queue: TimerQueue, clock: ManualClock
     assert fired.fired == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 async def test_rescheduled_timers_fire_at_their_last_deadline(
     clock: ManualClock, seed: int
 ) -> None:

@@ -38,6 +38,7 @@ from fencepost.coordinator.storage.storage import Storage
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import DomainError
 from fencepost.protocol.steps import Steps, finish
+from tests.support.quick import seeds
 from tests.support.stalls import watched_loop
 from tests.unit.coordinator.security.slow_authorizer import rule, session
 from tests.unit.coordinator.security.test_authorizer import HOSTS, NAMES, USERS, drawn
@@ -446,7 +447,7 @@ def drawn_filter(draw: random.Random) -> AclFilter:
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_acl_table_equals_the_model_after_random_changes(tmp_path, seed):
     """Deletion removes exactly the ACLs that the filters match (CVE-2024-27309)."""
     draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()

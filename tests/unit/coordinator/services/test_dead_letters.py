@@ -31,6 +31,7 @@ from tests.support.metadata_changes import (
     set_broker_configs,
     set_group_configs,
 )
+from tests.support.quick import only
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
 from tests.unit.coordinator.services.coordinators import Services
@@ -278,7 +279,9 @@ async def test_compressed_records_are_copied_up_to_max_message_bytes(
     assert [record.value for record in one.records()] == [b"small"] * 3 + [None] * 3
 
 
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize(
+    "codec", only((Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD), Codec.GZIP, Codec.ZSTD)
+)
 @pytest.mark.parametrize(("size", "copied"), [(15 << 20, True), (40 << 20, False)])
 async def test_decompressing_a_large_batch_does_not_block_the_event_loop(
     one: Queues, codec: Codec, size: int, copied: bool

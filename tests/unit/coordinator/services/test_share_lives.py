@@ -24,6 +24,7 @@ from fencepost.groups.share.states import AcknowledgeType
 from fencepost.logcore.machine import DomainError
 from tests.support.batches import batches
 from tests.support.clock import ManualClock
+from tests.support.quick import seeds
 from tests.unit.coordinator.services.coordinators import Services, reload
 from tests.unit.coordinator.services.test_share_partitions import (
     CONFIG,
@@ -231,7 +232,7 @@ async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Shares]:
     await services.stop()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 async def test_accepted_records_are_not_redelivered_and_all_records_end(
     one: Shares, clock: ManualClock, seed: int
 ) -> None:

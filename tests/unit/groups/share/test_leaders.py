@@ -15,6 +15,7 @@ from fencepost.groups.share.partition import SharePartition
 from fencepost.groups.share.state import ShareStateMachine
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import InvariantViolation
+from tests.support.quick import seeds
 from tests.unit.groups.share.leaders import Cluster
 
 LIVES = int(os.environ.get("HISTORIES", "40"))
@@ -25,7 +26,7 @@ MAX_LIVES_TO_FIND = 150
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("seed", range(LIVES))
+@pytest.mark.parametrize("seed", seeds(LIVES))
 def test_records_end_once_across_leaders_and_reloads(seed: int) -> None:
     Cluster(seed).run(STEPS)
 

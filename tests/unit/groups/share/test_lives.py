@@ -13,6 +13,7 @@ from fencepost.groups.share.in_flight import InFlightRecords, Run
 from fencepost.groups.share.partition import SharePartition
 from fencepost.groups.share.states import Cause, RecordState
 from fencepost.logcore.machine import InvariantViolation
+from tests.support.quick import seeds
 from tests.unit.groups.share.lives import Life
 
 LIVES = int(os.environ.get("HISTORIES", "60"))
@@ -23,7 +24,7 @@ MAX_LIVES_TO_FIND = 150
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("seed", range(LIVES))
+@pytest.mark.parametrize("seed", seeds(LIVES))
 def test_share_partition_behaves_like_a_model_with_one_entry_per_record(seed: int) -> None:
     Life(seed).run(STEPS)
 

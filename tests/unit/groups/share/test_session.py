@@ -20,6 +20,7 @@ from fencepost.groups.share.session import (
     TopicPartition,
     rotated,
 )
+from tests.support.quick import seeds
 
 A, B, C = (TopicPartition(bytes(16), partition) for partition in range(3))
 KEY = SessionKey("orders", "m1")
@@ -148,7 +149,7 @@ def test_fetches_begin_with_another_partition_each_time() -> None:
     assert rotated([], 5) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_any_order_of_requests_keeps_the_tables_consistent(seed: int) -> None:
     rng = Random(seed)
     sessions = ShareSessions(4)

@@ -33,6 +33,7 @@ from fencepost.groups.share.state import (
 )
 from fencepost.groups.share.state_records import Snapshot, Update, decode, update_record
 from fencepost.logcore.machine import DomainError, InvariantViolation
+from tests.support.quick import seeds
 from tests.unit.groups.share.state_driver import ACKNOWLEDGED, KEY, LIMITS, TOPIC, Coordinator
 
 GONE = bytes(16)
@@ -320,7 +321,7 @@ def test_update_without_its_snapshot_is_kept_until_the_tombstone() -> None:
     assert len(machine) == 1
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_every_allowed_log_start_gives_the_same_state(seed: int) -> None:
     rng = Random(seed)
     coordinator = Coordinator()

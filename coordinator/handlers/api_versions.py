@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.protocol.api import ApiKey
+from fencepost.protocol.messages import ResponseFactory
 from fencepost.protocol.schema import Entity
 
 SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -24,6 +27,10 @@ FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_ZERO_MINIMUM = 4
 FIRST_VERSION_WITH_NODE = 5
 NO_NODE = -1
+
+MAX_KEPT_LISTS: Final = 16
+"""The maximum number of cached lists of APIs. The broker has one for each version of the response;
+a cluster has others when the active controller changes."""
 
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 5), permission="NONE")
@@ -61,10 +68,7 @@ def versions_of(ctx: Context) -> Entity:
     features: Mapping[str, tuple[int, int, int]] = ctx.broker.features
     return make.message(
         error_code=ErrorCode.none,
-        api_keys=[
-            make.ApiVersion(api_key=key, min_version=low, max_version=high)
-            for key, low, high in ctx.registry.advertised()
-        ],
+        api_keys=_api_keys(make, tuple(ctx.registry.advertised())),
         supported_features=[
             make.SupportedFeatureKey(name=name, min_version=low, max_version=high)
             for name, (low, high, _) in sorted(features.items())
@@ -76,4 +80,15 @@ def versions_of(ctx: Context) -> Entity:
             for name, (_, _, level) in sorted(features.items())
             if level > 0
         ],
+    )
+
+
+@lru_cache(maxsize=MAX_KEPT_LISTS)
+def _api_keys(
+    make: ResponseFactory, versions: tuple[tuple[int, int, int], ...]
+) -> tuple[Entity, ...]:
+    """Build and cache the list of APIs, which is the same for all clients."""
+    return tuple(
+        make.ApiVersion(api_key=key, min_version=low, max_version=high)
+        for key, low, high in versions
     )

@@ -4,9 +4,9 @@ A transaction holds the delay events of one batch, the carriers' totals after it
 offsets. All of them become visible together or not at all. The totals are kept in memory while
 the worker owns a partition, and read back from their compacted topic whenever it restarts.
 
-Run by ``examples.flights.demo``. It writes one JSON object per line to standard output, and reads
-commands from standard input: ``hold`` (stop inside the next transaction, when its records are on
-the broker but nothing is committed), ``go`` (continue), ``stop``.
+``examples.flights.demo`` runs it. A worker writes one JSON object per line to standard output, and
+reads commands from standard input: ``hold`` (stop inside the next transaction, when its records are
+on the broker but nothing is committed), ``go`` (continue), ``stop``.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tests.support.share import (
     parts_of,
     values,
 )
+from tests.support.waits import until
 
 
 @pytest.fixture
@@ -355,6 +356,21 @@ def test_deleted_topic_completes_a_waiting_share_fetch(
     # In Apache Kafka some waits end only after MaxWaitMs, and the partition is then missing.
     codes = {part["error_code"] for part in parts_of(member.receive()).values()}
     assert codes <= {"not_leader_or_follower", "unknown_topic_or_partition"}
+
+
+def test_acknowledgement_for_a_deleted_topic_is_answered_kafka_20052(
+    client: Cluster, topic: str, topic_id: uuid.UUID, group: str
+) -> None:
+    client.produce(topic, [b"a", b"b"])
+    member = Member(client, group)
+    assert acquired(parts_of(member.fetch({topic_id: {0: []}}))[0]) == [(0, 1, 1)]
+    client.call("delete_topics", 5, topic_names=[topic], timeout=10_000)
+
+    def is_refused() -> bool:
+        part = parts_of(member.acknowledge({topic_id: {0: [(0, 0, ACCEPT)]}}))[0]
+        return part["error_code"] in {"unknown_topic_id", "unknown_topic_or_partition"}
+
+    until(is_refused, "the topic is deleted")
 
 
 def test_read_committed_leaves_out_aborted_records(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from fencepost.groups.share.errors import (
     SharePartitionFencedError,
     UnknownSharePartitionError,
 )
+from fencepost.groups.share.partition import SharePartition
 from fencepost.groups.share.session import SessionKey, TopicPartition
 from fencepost.groups.share.state import (
     InitializeState,
@@ -350,6 +352,63 @@ async def test_cancelled_fetch_leaves_no_waiter_and_no_lock(one: Shares) -> None
     assert (served.waiting, one.services.share_fetches.waiting) == ({}, 0)
     one.produce(1)
     assert (await one.fetch()).acquired == [AcquiredRange(0, 0, 1)]
+
+
+async def test_answered_fetch_leaves_no_waiter_kafka_19389(one: Shares) -> None:
+    waiting = one.begin(max_wait_ms=30_000)
+    await until_true(lambda: one.services.share_fetches.waiting == 1, "the fetch waits")
+    (served,) = one.shares
+    listeners = len(served.log.marks._listeners)
+    one.produce(1)
+    (part,) = await waiting
+    assert part.acquired == [AcquiredRange(0, 0, 1)]
+    assert (served.waiting, one.services.share_fetches.waiting) == ({}, 0)
+    assert len(served.log.marks._listeners) == listeners - 1
+
+
+async def test_leader_change_ends_a_waiting_fetch_kafka_19567(one: Shares) -> None:
+    waiting = one.begin(max_wait_ms=30_000)
+    await until_true(lambda: one.services.share_fetches.waiting == 1, "the fetch waits")
+    (served,) = one.shares
+    before = one.services.metadata.image
+    topic = before.topics["queue"]
+    (partition,) = topic.partitions
+    led = replace(partition, leader_epoch=partition.leader_epoch + 1)
+    after = replace(topic, partitions=(led,))
+    image = replace(before, topics={"queue": after}, topics_by_id={topic.topic_id: after})
+    one.shares.publish(before, image)
+    (part,) = await waiting
+    assert isinstance(part.error, SharePartitionFencedError)
+    assert served.share.state is PartitionState.FENCED
+
+
+async def test_failed_read_releases_the_fetch_lock_kafka_18918(
+    one: Shares, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.produce(1)
+    with monkeypatch.context() as broken:
+        broken.setattr(one.log.reader, "fetch", lambda *_args, **_more: 1 // 0)
+        part = await one.fetch()
+        assert isinstance(part.error, SharePartitionFailedError)
+    (served,) = one.shares
+    assert served.share.fetch_lock is None
+    assert (await one.fetch(OTHER)).acquired == [AcquiredRange(0, 0, 1)]
+
+
+async def test_dropped_share_partition_is_freed_kafka_21096(one: Shares) -> None:
+    """No metric, timer or waiter keeps a dropped share partition alive."""
+
+    def live() -> int:
+        gc.collect()
+        return sum(isinstance(each, SharePartition) for each in gc.get_objects())
+
+    others = live()
+    one.produce(1)
+    one.shares.sessions.fetch(SessionKey(GROUP, MEMBER), 0, "c1", additions=[one.where])
+    await one.fetch()
+    assert live() == others + 1
+    one.shares.connection_closed("c1")
+    await until_true(lambda: live() == others, "the share partition is freed")
 
 
 async def test_throttled_fetch_acquires_nothing(one: Shares) -> None:

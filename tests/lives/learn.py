@@ -153,7 +153,7 @@ def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) 
     if request.api == "share_fetch":
         member.partitions |= _named(group, body["topics"], "partition_index")
         member.partitions -= _named(group, body["forgotten_topics_data"], None)
-        if not body.get("is_renew_ack"):
+        if body["max_records"] > 0 and not body.get("is_renew_ack"):
             k.read_shares |= member.partitions
     member.session = epoch + 1
     if epoch == -1:

@@ -271,7 +271,11 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
                 ),
             ),
         ),
-        {**_SLOW_DISK, "share_members": 1, "faults": ("break_off",)},
+        {
+            **_CLUSTER,
+            "share_members": 1,
+            "faults": ("elect_share_coordinator", "break_off"),
+        },
     ),
     (
         Bug(

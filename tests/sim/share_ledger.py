@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -56,6 +57,8 @@ class Offset:
     """The greatest delivery count."""
     ended_epoch: int | None = None
     """The leader epoch under which a final acknowledgement succeeded."""
+    written_epoch: int | None = None
+    """The leader epoch under which a leader learned that a final state was written."""
     released: tuple[int, int] | None = None
     """Leader epoch and delivery count of the last successful release."""
     open_to: dict[str, Acquisition] = field(default_factory=dict)
@@ -108,9 +111,12 @@ class ShareLedger:
             batches: Sequence[AcknowledgeBatch],
         ) -> asyncio.Future[object]:
             served = shares.get(key)
+            final: list[tuple[int, Acquisition]] = []
             if served is not None:
-                ledger.comes(served.share, member_id, batches)
-            return acknowledge(shares, key, member_id, batches)
+                final = ledger.comes(served.share, member_id, batches)
+            future = acknowledge(shares, key, member_id, batches)
+            future.add_done_callback(partial(ledger.written, key.partition, final))
+            return future
 
         return (
             (SharePartitions, "acquire", watched),
@@ -119,19 +125,49 @@ class ShareLedger:
 
     def comes(
         self, share: SharePartition, member: str, batches: Sequence[AcknowledgeBatch]
-    ) -> None:
+    ) -> list[tuple[int, Acquisition]]:
         """Note which acknowledged offsets are at or above the start offset.
 
-        NONE for an offset below the start offset proves nothing.
+        NONE for an offset below the start offset proves nothing. Return the offsets that get a
+        final state, with their acquisitions.
         """
+        final: list[tuple[int, Acquisition]] = []
         for batch in batches:
-            for offset in range(batch.first, batch.last + 1):
+            kinds = (
+                batch.types
+                if len(batch.types) > 1
+                else batch.types * (batch.last - batch.first + 1)
+            )
+            for offset, kind in zip(range(batch.first, batch.last + 1), kinds, strict=True):
                 known = self.at(share.key.partition, offset)
                 last = known.by_leader.get(share.leader_epoch)
                 if offset >= share.start_offset and last is not None:
                     known.open_to[member] = last
+                    if kind in FINAL:
+                        final.append((offset, last))
                 else:
                     known.open_to.pop(member, None)
+        return final
+
+    def written(
+        self,
+        index: int,
+        final: Iterable[tuple[int, Acquisition]],
+        future: asyncio.Future[object],
+    ) -> None:
+        """Check and record final states that a leader has written, whether or not a client knows.
+
+        A share partition that was dropped before its write has ended learns of it, too.
+        """
+        if future.cancelled() or future.exception() is not None:
+            return
+        for offset, last in final:
+            known = self.at(index, offset)
+            if known.written_epoch is not None:
+                raise BrokenInvariantError(
+                    f"offset {offset} of partition {index} ends a second time, by {last.member}"
+                )
+            known.written_epoch = last.share.leader_epoch
 
     def take(
         self,
@@ -161,10 +197,11 @@ class ShareLedger:
         index, epoch = share.key.partition, share.leader_epoch
         known = self.at(index, offset)
         where = f"offset {offset} of partition {index}, epoch {epoch}, delivery {count},"
-        if known.ended_epoch is not None and known.ended_epoch <= epoch:
-            raise BrokenInvariantError(
-                f"{where} is delivered to {member}; it ended in epoch {known.ended_epoch}"
-            )
+        for ended_epoch in (known.ended_epoch, known.written_epoch):
+            if ended_epoch is not None and ended_epoch <= epoch:
+                raise BrokenInvariantError(
+                    f"{where} is delivered to {member}; it ended in epoch {ended_epoch}"
+                )
         if not 1 <= count <= DELIVERY_LIMIT:
             raise BrokenInvariantError(f"{where} is beyond the limit")
         last = known.by_leader.get(epoch)

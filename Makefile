@@ -56,7 +56,8 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
 # The longest files, of few tests each, begin first: else one worker ends long before the others.
-TEST_RUN = PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests/test_tidy.py tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/systems tests/console/test_api.py tests/unit --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
+# `make lint` runs tests/test_tidy.py.
+TEST_RUN = PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/systems tests/console/test_api.py tests/unit --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 # Tests wait for timeouts and for the processes they start: two workers leave two cores idle for a
 # third of the run.

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.quick import only
 from tests.support.waits import until
 from tests.wire.command_line import cli, json_lines
 
@@ -128,7 +129,7 @@ def test_records_refused_by_the_broker_are_reported_by_line(bootstrap, topic):
     assert [row["value"] for row in records(bootstrap, small)] == values[:3] + values[4:]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", only((signal.SIGINT, signal.SIGTERM), signal.SIGTERM))
 def test_signal_aborts_the_transaction_of_produce(bootstrap, topic, number):
     line = [sys.executable, "-m", "fencepost", "produce", topic, "--transactional-id", topic]
     with subprocess.Popen(

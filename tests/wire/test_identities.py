@@ -118,7 +118,8 @@ def java(bootstrap: str, name: str, topic: str) -> None:
     )
 
 
-@pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/unit/txn/test_epochs.py has the broker's part
+@pytest.mark.parametrize("client", ["librdkafka", "java"])
 def test_client_continues_after_its_producer_epochs_are_exhausted(
     daemon: Daemon, client: str, request: pytest.FixtureRequest
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.quick import only
 from tests.support.targets import SETTINGS
 from tests.wire.clients import confluent_producer, kp_producer
 
@@ -91,7 +92,7 @@ def test_open_transactions_are_not_evicted_and_a_new_producer_retries(
     assert small.lso(topic) == small.offset(topic)
 
 
-@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("clean", only((True, False), False))
 def test_producer_state_survives_clean_stop_and_kill(daemon: Daemon, clean: bool) -> None:
     """The broker knows the last batch after a clean stop, and the last five after kill -9."""
     with Cluster(daemon.bootstrap) as cluster:

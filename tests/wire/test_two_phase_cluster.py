@@ -215,6 +215,7 @@ def security(kafka: Kafka, user: str, **more: str) -> Security:
     return found
 
 
+@pytest.mark.slow
 @MODES
 async def test_secured_worker_resolves_its_in_doubt_transaction(
     secured: Kafka, postgres: PostgresServer, prepare: bool

@@ -14,6 +14,7 @@ from fencepost.protocol.errors import WireError
 from tests.support.batches import batch
 from tests.support.cluster import READ_COMMITTED, Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.quick import only
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 from tests.wire.command_line import cli
@@ -110,7 +111,7 @@ def test_init_producer_id_v6_is_served_when_two_phase_commit_is_enabled(
             assert client.versions()[INIT_PRODUCER_ID] == (0, highest)
 
 
-@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("commit", only((True, False), True))
 def test_prepared_transaction_survives_a_crash_until_its_decision(
     daemon: Daemon, commit: bool
 ) -> None:

@@ -12,6 +12,7 @@ from fencepost.groups import consumer, member_update
 from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import reconcile
 from fencepost.logcore.machine import Decision
+from tests.support.quick import only
 from tests.unit.groups.fleet import Fleet
 from tests.unit.groups.group_driver import MADE
 
@@ -55,7 +56,7 @@ def live(fleet: Fleet) -> None:
         fleet.step()
 
 
-@pytest.mark.parametrize("fleets", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fleets", only((1, 8), 1))
 def test_shortcut_for_unchanged_heartbeats_equals_the_full_decision(
     monkeypatch: pytest.MonkeyPatch, fleets: int
 ) -> None:

@@ -36,7 +36,7 @@ def spans_of(header: BatchHeader, raw: bytes) -> list[Span]:
     return list(chain.from_iterable(span_chunks(header, RecordWindow.over(raw, 0))))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(record_lists(), st.sampled_from(list(Codec)), st.none() | st.integers(0, 2**42), st.data())
 def test_batch_of_kept_spans_equals_the_encoding_of_the_kept_records(records, codec, horizon, data):
     batch = encode_batch(records, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3)
@@ -80,7 +80,7 @@ def test_malformed_records_are_refused(payload):
         spans_of(header, record_bytes(batch, 0, header))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(record_lists(), EDITS)
 def test_spans_of_damaged_records_are_accepted_only_if_they_decode(records, edits):
     batch = encode_batch(records)

@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, Producer
 
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
+from tests.support.quick import only
 from tests.support.raw import ConnectionLostError, RawClient
 from tests.support.share import Member, initialize, parts_of
 from tests.support.waits import until
@@ -284,7 +285,10 @@ def test_request_of_a_page_in_a_browser_is_refused(served: Served) -> None:
         assert refused.value.code in {status, 421, 400}
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:7000", "192.0.2.1:7000", "example.com:0", "7000"])
+@pytest.mark.parametrize(
+    "address",
+    only(("0.0.0.0:7000", "192.0.2.1:7000", "example.com:0", "7000"), "0.0.0.0:7000"),
+)
 def test_hooks_address_outside_of_loopback_is_refused(tmp_path: Path, address: str) -> None:
     command = [sys.executable, "-m", "fencepost", "serve", "--data-dir", str(tmp_path / "d")]
     ended = subprocess.run(

@@ -20,6 +20,7 @@ from fencepost.coordinator.daemon.broker import Broker, split_address
 from fencepost.coordinator.daemon.errors import BrokerError
 from tests.support.cluster import LATEST, Cluster
 from tests.support.metadata_changes import create_topic
+from tests.support.quick import only
 from tests.support.raw import RawClient
 from tests.support.waits import until_true
 
@@ -282,7 +283,9 @@ SERVED_AND_LEFT = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", only((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), signal.SIGTERM)
+)
 def test_signal_after_the_stop_does_not_change_the_exit_status(tmp_path, number):
     """When the signal arrives, the loop is closed and its signal handlers are removed."""
     with subprocess.Popen(
@@ -328,7 +331,7 @@ def test_second_daemon_on_a_data_directory_exits_with_the_reason(serve):
     ("options", "reason"),
     [
         (("--config", "no.such.key=1"), "no.such.key"),
-        (("--config", "num.partitions=zero"), "num.partitions"),
+        pytest.param(("--config", "num.partitions=zero"), "num.partitions", marks=pytest.mark.slow),
         (("--listen", "nowhere"), "HOST:PORT"),
     ],
 )

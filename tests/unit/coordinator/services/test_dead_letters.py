@@ -297,7 +297,7 @@ async def test_decompressing_a_large_batch_does_not_block_the_event_loop(
     watch.check()
 
 
-@pytest.mark.parametrize("copy", ["true", "false"])
+@pytest.mark.parametrize("copy", only(("true", "false"), "true"))
 async def test_rejecting_many_records_does_not_block_the_event_loop(one: Queues, copy: str) -> None:
     one.queue_topic()
     one.configure(copy=copy)

@@ -131,7 +131,7 @@ def test_decoded_columns_equal_the_records_of_the_record_codec(
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_damaged_records_are_read_or_refused(data: st.DataObject) -> None:
     batch = encode_batch([LogRecord(at, 5, b"key", b"v" * 70, ()) for at in range(4)])
     ((header, payload),) = groups(batch)

@@ -92,8 +92,8 @@ def with_member_pauses(
 ) -> list[Row]:
     """Add ``poll_pause_ms`` and ``poll_pause_reported_ms`` to rows of members.
 
-    Both are None if the member's client has reported no pause to a broker that is alive, or if
-    the brokers keep no metrics of clients.
+    Both are None if no broker that answers has a pause of the member's client, or if the brokers
+    keep no metrics of clients.
     """
     reported = _reported_pauses(session, [group.group for group in groups])
     pauses: dict[tuple[str, str], Row] = {}
@@ -127,18 +127,18 @@ def _member_of(pause: Mapping[str, Any], members: Sequence[MemberView]) -> Membe
 def _reported_pauses(session: ClusterSession, groups: Sequence[str]) -> dict[str, list[Row]]:
     """Return the pauses that all brokers know, by group; the earliest report first."""
     from fencepost.client.queries.settings import describe_request
+    from fencepost.protocol.errors import WireError
 
     pauses: dict[str, list[Row]] = defaultdict(list)
     if not groups or PUSH_TELEMETRY not in session.client.versions():
         return pauses
     resources = [("group", group) for group in dict.fromkeys(groups)]
     for node in sorted(session.client.metadata().brokers):
-        answer = session.client.call(
-            "DescribeConfigs",
-            check=False,
-            to_node=node,
-            entity=partial(describe_request, resources=resources, keys=[KEY]),
-        )
+        build = partial(describe_request, resources=resources, keys=[KEY])
+        try:
+            answer = session.client.call("DescribeConfigs", check=False, to_node=node, entity=build)
+        except WireError:  # a frozen broker, for example: the group can be described without it
+            continue
         for result in answer.results:
             for entry in result.configs:
                 if entry.name == KEY:

@@ -15,6 +15,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.handlers.telemetry_views import KEY
 from fencepost.coordinator.telemetry.manager import MIN_PAUSE_MS
+from fencepost.testing import Cluster as BrokerCluster
 from fencepost.testing.clock import TestClock
 from tests.support import otlp, requests
 from tests.support.cluster import Cluster, unique
@@ -142,6 +143,29 @@ def test_pauses_of_a_group_need_describe_configs_describe_and_read(guarded: Guar
         for right in needed:
             guarded.allow(right)
             assert shown() == []
+
+
+def test_group_is_described_without_a_broker_that_does_not_answer(tmp_path: Path) -> None:
+    config = {**ENABLED, "broker.session.timeout.ms": "600000"}  # it is not fenced either
+    with BrokerCluster(2, tmp_path, config) as brokers:
+        with Cluster(brokers.brokers[1].bootstrap) as client:
+
+            def coordinator() -> int:
+                found = client.call("find_coordinator", 2, key="g", key_type=0)
+                return max(0, int(found["node_id"]))
+
+            node = until(coordinator, "the group has a coordinator")
+        (other,) = {1, 2} - {node}
+        address = brokers.brokers[node].bootstrap
+        with Cluster(address) as member:
+            joined(member, "g", "m-1")
+            pushed_pause(member, "g", "m-1")
+            brokers.pause(other)
+            try:
+                found = rows(run(address, "members", "g", "--timeout", "2"))
+            finally:
+                brokers.resume(other)
+    assert [(row["member"], row["poll_pause_ms"]) for row in found] == [("m-1", PAUSE_MS)]
 
 
 @pytest.fixture

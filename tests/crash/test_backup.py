@@ -337,6 +337,7 @@ def test_broker_is_not_suspended_for_longer_than_allowed(running: Daemon, tmp_pa
     until(lambda: answers(running), "the broker answers")
 
 
+@pytest.mark.slow
 def test_preallocated_log_needs_a_stopped_broker(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", {**FEW, "log.preallocate": "true"}).start()
     try:

@@ -336,6 +336,7 @@ def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
     assert (event.detail["first"], event.detail["last"]) == (number, number)
 
 
+@pytest.mark.slow
 def test_dead_letter_survives_the_death_of_both_leaders(kafka_cluster: Cluster) -> None:
     """The next leader finds the record in ARCHIVING, and sends it (KAFKA-20672)."""
     kafka = kafka_cluster

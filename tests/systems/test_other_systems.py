@@ -104,6 +104,7 @@ def test_daemon_on_emulated_system_serves_and_restarts(system: str, tmp_path: Pa
         daemon.kill()
 
 
+@pytest.mark.slow
 def test_broker_serves_more_partitions_than_macos_has_descriptors() -> None:
     asked = (
         "from fencepost.testing import Kafka\n"

@@ -49,6 +49,7 @@ def ordinary_batch() -> bytes:
     return batch
 
 
+@pytest.mark.slow
 def test_ordinary_batch_is_not_delayed_by_large_batches_of_others(
     daemon: Daemon,
 ) -> None:

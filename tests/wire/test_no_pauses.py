@@ -42,7 +42,7 @@ def check(tap: Tap) -> None:
     assert tap.of("concurrent_transactions") == {}
 
 
-@pytest.mark.parametrize("client", only(CLIENTS, "aiokafka", "confluent"))
+@pytest.mark.parametrize("client", only(CLIENTS, "confluent"))
 async def test_two_hundred_transactions_with_offsets_get_no_error(tap: Tap, client: str) -> None:
     with Cluster(tap.address) as cluster:
         topic, group = cluster.create_topic(unique("busy"), 2), unique("g")

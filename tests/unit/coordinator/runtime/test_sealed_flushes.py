@@ -152,6 +152,7 @@ def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_pat
         until(lambda: checkpointed(daemon.data_dir, topic) == 6, "and it is written down")
 
 
+@pytest.mark.slow
 def test_partition_directory_verifies_without_problems_after_a_kill(tmp_path):
     """The first flush writes the leader epochs; before, a restarted broker rebuilds them."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()

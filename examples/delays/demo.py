@@ -50,7 +50,7 @@ from examples.mqtt_broker import mqtt_broker
 from examples.processes import Daemon, Process
 from fencepost.client.client import WireClient
 
-DEADLINE_S = 600
+DEADLINE_S = 1_800
 """The time limit of the demo, in seconds."""
 LOOK_S = 0.1
 

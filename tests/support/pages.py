@@ -55,7 +55,7 @@ _SERVE = re.compile(r"^(fencepost|python -m fencepost) serve\b", re.MULTILINE)
 _LISTENING = r"^listening "
 _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):(\d{2,5})\b")
 _KAFKA_PORT = "9092"
-_THE_CLONE = re.compile(r"(\s'?)\.((?:\[[a-z,]+\])?'?(?=\s|$))")
+_THE_CLONE = re.compile(r"(\s'?)\.((?:\[[a-z,-]+\])?'?(?=\s|$))")
 _INSTALL = re.compile(r"^(python -m )?pip install\b.*\n?", re.MULTILINE)
 
 

@@ -36,7 +36,7 @@ FOUND = {
     "the share coordinator does not record the leader epoch of a read": 2,
     "a record at the delivery limit becomes available again": 3,
     "an acknowledgement succeeds although its state write failed": 4,
-    "the share coordinator accepts writes of a former leader": 4,
+    "the share coordinator accepts writes of a former leader": 2,
     "a record is archived when its acquisition lock expires": 5,
     "a lost state write counts as written": 5,
     "a member may acknowledge records of another member": 7,

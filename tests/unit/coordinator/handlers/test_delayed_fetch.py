@@ -11,6 +11,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.batches import batches
 from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster, unique
+from tests.support.stalls import watched_loop
 from tests.support.waits import until
 from tests.unit.coordinator.handlers.asking import txn_batch
 
@@ -91,6 +92,18 @@ def test_append_completes_all_delayed_fetches_of_the_partition(
     waiting.wait(40)
     assert waiting.client.produce(topic, [b"a"])["error_code"] == "none"
     assert [values(one) for one in readers] == [[b"a"]] * 40
+
+
+def test_append_that_completes_2000_delayed_fetches_does_not_block_the_loop(
+    waiting: Waiting, topic: str
+) -> None:
+    readers = [waiting.fetch(topic) for _ in range(2_000)]
+    waiting.wait(2_000)
+    with watched_loop() as watch:
+        assert waiting.client.produce(topic, [b"a"])["error_code"] == "none"
+        assert [values(one) for one in readers] == [[b"a"]] * 2_000
+        waiting.wait(0)  # the last turn is over, and measured
+    watch.check()
 
 
 def test_delayed_fetch_stays_until_appends_reach_min_bytes(waiting: Waiting, topic: str) -> None:

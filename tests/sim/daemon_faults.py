@@ -118,7 +118,10 @@ class DaemonFaults:
         """Cut the power of a node, which may lose any of its unsynced writes."""
         one = self._one()
         self._lost_records(one)
+        may_go_back = one is self.history.controller and self.history.has_unforced_image
         one.kill(power_loss=True)
+        if may_go_back:
+            self.history.watch.forget_image()
         self._back(one)
 
     def lose_disk(self) -> None:

@@ -305,6 +305,18 @@ class History:
         services = None if self.controller is None else self.controller.services
         return None if services is None else services.metadata.image
 
+    @property
+    def has_unforced_image(self) -> bool:
+        """Whether the controller's image has records that no broker sees yet.
+
+        They are lost if the controller loses power.
+        """
+        services = None if self.controller is None else self.controller.services
+        if services is None:
+            return False
+        log = services.storage.metadata_log.partition
+        return log.recovery_point < log.log_end_offset
+
     def _look(self) -> None:
         """Check the invariants of all brokers now, and repeat this every ``WATCH_MS``."""
         self._look_now()

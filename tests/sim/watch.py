@@ -130,6 +130,11 @@ class Watch:
 
     # --- the controller ---
 
+    def forget_image(self) -> None:
+        """Do not compare the controller's next image with the last one."""
+        self._known.clear()
+        self._topics, self._configs = None, {}
+
     def look_at_image(self, image: MetadataImage) -> None:
         """Check the controller's next image, and its changes since the last one."""
         self._image = image

@@ -274,7 +274,7 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
         {
             **_CLUSTER,
             "share_members": 1,
-            "faults": ("elect_share_coordinator", "break_off"),
+            "faults": ("strand_write",),
         },
     ),
     (

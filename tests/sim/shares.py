@@ -61,6 +61,10 @@ ANSWERED_MS: Final = 150
 DEAF_TURNS: Final = 8
 DEAF_MS: Final = 100
 """How long members may reach a former leader beside its successor: turns, and a turn's length."""
+STRANDED_TURNS: Final = 10
+"""How often a share coordinator is moved until a write is retried."""
+RETRIED_MS: Final = 100
+"""A write that takes longer is being retried."""
 FAULTS: Final = (
     "kill_share_coordinator",
     "kill_leader",
@@ -139,6 +143,35 @@ class ShareFaults(Stories):
 
         if self.options.factor == self.options.brokers:
             self._do(move())
+
+    def strand_write(self) -> None:
+        """Break the members' connections while a leader retries a write of share state."""
+        self._tell(self._strand_write())
+
+    async def _strand_write(self) -> None:
+        for _ in range(STRANDED_TURNS):
+            index = self.draw.randrange(COORDINATORS)
+            await self.history.admin.reassign((SHARE_GROUP_STATE, index), self._some_replicas())
+            await self.history.admin.elect_leaders(0)
+            before = self._writes()
+            await self._wait(RETRIED_MS)
+            if before & self._writes():
+                for one in self.history.clients:
+                    if isinstance(one, ShareMember):
+                        for broker_id in self._ids():
+                            self.wires.break_way(one.node, f"b{broker_id}")
+                return
+
+    def _writes(self) -> set[tuple[SharePartition, int]]:
+        """Return the writes of share state in progress, at all leaders."""
+        services = [one.services for one in self.history.brokers if one.services is not None]
+        return {
+            (served.share, write_id)
+            for one in services
+            if one.has_shares
+            for served in one.shares
+            for write_id in served.share.writes
+        }
 
     def lone_share_coordinator(self) -> None:
         """Kill a share coordinator whose last write no follower has, and then a leader."""

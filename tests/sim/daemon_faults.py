@@ -259,6 +259,17 @@ class DaemonFaults:
         segment_bytes = str(self.draw.randint(1_000_000, 2_000_000))
         self._do(self.history.admin.configure(TOPIC, **{"segment.bytes": segment_bytes}))
 
+    def retain(self) -> None:
+        """Change the retention of the topic, by age or by size."""
+        age_ms, settings = 0, {"segment.ms": str(self.draw.choice((40, 300)))}
+        if self.draw.random() < 0.7:
+            age_ms = self.draw.choice((150, 500, 1_500))
+            settings["retention.ms"] = str(age_ms)
+        else:
+            settings["retention.bytes"] = str(self.draw.choice((100, 1_000)))
+        self.history.retention.requested(age_ms)
+        self._do(self.history.admin.configure(TOPIC, **settings))
+
     def delete_records(self) -> None:
         """Send DeleteRecords up to the start of an acknowledged batch."""
         promises = self.history.promises

@@ -17,6 +17,16 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.controller import metadata_log_reader
 from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from tests.sim.cleanup import (
+    BY_APPEND_TIME,
+    CHECKS,
+    CLEANER,
+    COMPACTS,
+    RETAIN,
+    KeyedProducer,
+    Retention,
+    check_compacted,
+)
 from tests.sim.daemon import Daemon
 from tests.sim.daemon_faults import (
     COORDINATORS,
@@ -29,7 +39,7 @@ from tests.sim.daemon_faults import (
     SHORT_LIVED,
     TOPIC,
 )
-from tests.sim.framed import GIVES_UP, FrameClient, Producer, Promises, Reader, TxnProducer
+from tests.sim.framed import GIVES_UP, FrameClient, Log, Producer, Promises, Reader, TxnProducer
 from tests.sim.framed_admin import UNCLEAN, Admin
 from tests.sim.framed_members import SETTINGS, ClassicMember, ConsumerMember, FramedMember
 from tests.sim.invariants import BrokenInvariantError
@@ -38,7 +48,7 @@ from tests.sim.network import Network, Weather
 from tests.sim.scheduler import Scheduler
 from tests.sim.sockets import Wires
 from tests.sim.stories import Stories
-from tests.sim.watch import Watch
+from tests.sim.watch import KEYED, Watch
 
 START_MS: Final = 1_000
 """When the first clients start, and the first faults may occur."""
@@ -46,6 +56,10 @@ LIVELY_MS: Final = 1_500
 """How long clients continue to send requests after the last fault."""
 CONVERGENCE_MS: Final = 30_000
 WATCH_MS: Final = 10
+WITH_RETENTION: Final = 0.1
+"""The share of histories in which retention deletes records."""
+WITH_COMPACTION: Final = 0.1
+"""The share of histories with a compacted topic."""
 CUT_MS: Final = 300
 """The interval of the controller's snapshot checks, with ``Options.snapshot_records``."""
 ELECT_MS: Final = 3_000
@@ -98,6 +112,8 @@ class Options:
     """``replica.fetch.max.bytes`` and ``replica.fetch.response.max.bytes``."""
     fetch_wait_ms: int = 200
     """``replica.fetch.wait.max.ms``, at most a quarter of :attr:`lag_ms`."""
+    compacts: bool = False
+    """Whether a producer writes to a topic that brokers compact."""
     snapshot_records: int | None = None
     """Records in the metadata log that cause a snapshot; None: the daemon's own rule."""
 
@@ -122,6 +138,8 @@ class Options:
             "transaction.state.log.num.partitions": COORDINATORS,
             "log.index.size.max.bytes": 4_096,
             **SETTINGS,
+            **(CHECKS if RETAIN in self.faults else {}),
+            **(CLEANER if self.compacts else {}),
             **(flushes | self._of_cluster if self.is_cluster else flushes),
         }
 
@@ -184,6 +202,11 @@ def draw_options(seed: int) -> Options:
         snapshot_records=draw.choice((None, 5)),
         transactional_members=draw.choice((0.0, 0.0, 0.5, 1.0)),
     )
+    # A generator of its own keeps the other options of each seed unchanged.
+    cleanup = random.Random(f"daemons cleanup {seed}")
+    if cleanup.random() < WITH_RETENTION:
+        options = replace(options, faults=(*options.faults, RETAIN))
+    options = replace(options, compacts=cleanup.random() < WITH_COMPACTION)
     if is_cluster and draw.random() < 0.25:
         # Lost records may belong to transactions or be commits, so there are neither.
         losing = draw.choice((*LOSING, "power_loss"))
@@ -194,6 +217,7 @@ def draw_options(seed: int) -> Options:
             is_forced=losing != "power_loss",
             transactions=0,
             members=(),
+            compacts=False,
         )
     return options
 
@@ -261,6 +285,8 @@ class History:
         self.clients: list[FrameClient] = []
         self.admin: Admin
         self.promises.is_void = self._is_void
+        self.retention = Retention(self.promises, loses=options.loses)
+        self.promises.look_at_starts = self._look_at_starts
         self.faults = self._faults()
         self.scheduler.after_step = self._check
 
@@ -320,10 +346,15 @@ class History:
     def _look(self) -> None:
         """Check the invariants of all brokers now, and repeat this every ``WATCH_MS``."""
         self._look_now()
+        self._look_at_starts()
         self.scheduler.after(WATCH_MS, self._look)
 
     def _look_now(self) -> None:
         self.watch.look(self.image, self.brokers)
+
+    def _look_at_starts(self) -> None:
+        if RETAIN in self.options.faults:
+            self.retention.look(self.brokers, self.scheduler.now)
 
     def _acknowledged(self, place: tuple[str, int], end: int) -> None:
         self._look_now()
@@ -392,7 +423,10 @@ class History:
     async def _make_topic(self) -> None:
         if self.options.elr:
             await self.admin.enable(ELR)
-        await self.admin.create(TOPIC, self.options.partitions, self.options.factor)
+        settings = BY_APPEND_TIME if RETAIN in self.options.faults else {}
+        await self.admin.create(TOPIC, self.options.partitions, self.options.factor, settings)
+        if self.options.compacts:
+            await self.admin.create(KEYED, 1, self.options.factor, COMPACTS)
         if self._recreates:
             await self.admin.create(SHORT_LIVED, 1, self.options.factor)
 
@@ -442,6 +476,8 @@ class History:
                 in_flight=1,
                 pause_ms=50,
             ).is_awaited = False
+        if options.compacts:
+            self._add_keyed_clients()
         for number, (is_consumer, is_static) in enumerate(options.members):
             self._client(
                 ConsumerMember if is_consumer else ClassicMember,
@@ -456,6 +492,20 @@ class History:
             member.has_generations = not any(is_consumer for is_consumer, _ in options.members)
         for one in self.clients[1:]:
             one.begin()
+
+    def _add_keyed_clients(self) -> None:
+        place, promises = (KEYED, 0), self.promises
+        self._client(
+            KeyedProducer,
+            "pk",
+            place=place,
+            promises=promises,
+            acks=-1,
+            is_idempotent=False,
+            in_flight=1,
+            pause_ms=40,
+        )
+        self._client(Reader, "ck", place=place, promises=promises, committed=False)
 
     @property
     def members(self) -> list[FramedMember]:
@@ -508,6 +558,7 @@ class History:
         """Read all partitions, and compare them with the clients' acknowledgements."""
         judge = self._client(Admin, "judge")
         logs: dict[bool, dict[tuple[str, int], dict[int, str]]] = {False: {}, True: {}}
+        compacted: Log = {}
         done: list[bool] = []
 
         async def read_all() -> None:
@@ -515,6 +566,8 @@ class History:
                 for index in range(self.promises.partitions):
                     place = TOPIC, index
                     found[place] = await self._read(judge, place, committed=committed)
+            if self.options.compacts:
+                compacted.update(await self._read(judge, (KEYED, 0), committed=False))
             done.append(True)
 
         judge.spawn(read_all())
@@ -523,6 +576,8 @@ class History:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
         if not done:
             raise BrokenInvariantError("the logs cannot be read")
+        self._look_at_starts()
+        check_compacted(self.promises, (KEYED, 0), compacted)
         judge_logs(self.promises, logs[False], logs[True], self.watch.void)
 
     async def _read(

@@ -13,9 +13,10 @@ from fencepost.coordinator.runtime import flusher, shard, shards
 from fencepost.coordinator.services import groups
 from fencepost.coordinator.storage import appends, fetches
 from fencepost.groups import offsets
-from fencepost.logcore import marks, producers, replica
+from fencepost.logcore import cleanup, marks, producers, record_retention, replica, retention
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
+from tests.sim.cleanup import RETAIN
 from tests.sim.network import Weather
 
 Directions = Mapping[str, Any]
@@ -357,6 +358,46 @@ _PRODUCT: Final = (
             ((flusher.Flusher.after, "if not held:", "if held or not held:"),),
         ),
         {**_ALONE, "faults": ("power_loss",), "disk_ms": (1, 30)},
+    ),
+    (
+        Bug(
+            "retention deletes records that are younger than retention.ms",
+            ((retention.beyond_age, "> retention_ms,", "> retention_ms // 8,"),),
+        ),
+        {**_ALONE, "faults": (RETAIN,), "fault_pause_ms": 500},
+    ),
+    (
+        Bug(
+            "retention does not move the log start offset",
+            (
+                (
+                    cleanup.Cleanup._remove_segments,
+                    "self._move_log_start(following.base_offset)",
+                    "pass",
+                ),
+            ),
+        ),
+        {**_ALONE, "faults": (RETAIN,), "fault_pause_ms": 500},
+    ),
+    (
+        Bug(
+            "retention deletes records above the high watermark",
+            ((retention._leading, "end > high_watermark or ", ""),),
+        ),
+        {**_CLUSTER, "faults": (RETAIN, "flap"), "fault_pause_ms": 300},
+    ),
+    (
+        Bug(
+            "compaction removes the last record of a key",
+            (
+                (
+                    record_retention.OffsetMap.put,
+                    "self._offsets[digest] = offset",
+                    "self._offsets[digest] = offset + 1",
+                ),
+            ),
+        ),
+        {**_ALONE, "faults": ("kill",), "compacts": True},
     ),
     (
         Bug(

@@ -21,6 +21,7 @@ from fencepost.protocol.messages import RequestFactory
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.machine import EPOCH_MS
 from tests.sim.sockets import SocketLoop, Wires
+from tests.sim.watch import KEYED
 
 REQUEST_MS: Final = 2_500
 """The timeout of a request."""
@@ -48,6 +49,10 @@ class Promises:
     """Values that ``read_committed`` consumers read."""
     deleted: dict[Partition, int] = field(default_factory=dict)
     """Offsets below which records may have been deleted."""
+    made_ms: dict[str, int] = field(default_factory=dict)
+    """Value → when its producer first sent it."""
+    look_at_starts: Callable[[], None] = lambda: None
+    """Called to bring :attr:`deleted` up to date."""
     transactions: list[Transaction] = field(default_factory=list)
     committed: dict[Partition, int] = field(default_factory=dict)
     """The greatest offset of the group whose commit was acknowledged."""
@@ -311,19 +316,23 @@ class FrameClient:
             if committed
             else []
         )
-        return ErrorCode.none, *_read(bytes(row.records or b""), offset, aborted)
+        data = bytes(row.records or b"")
+        return ErrorCode.none, *_read(data, offset, aborted, has_gaps=place[0] == KEYED)
 
 
 def _read(
-    data: bytes, offset: int, aborted: list[tuple[int, int]]
+    data: bytes, offset: int, aborted: list[tuple[int, int]], *, has_gaps: bool
 ) -> tuple[list[tuple[int, str]], int]:
     """Return the visible (offset, value) pairs of fetched bytes, and the next offset.
 
-    Records below ``offset``, control records and aborted records are left out.
+    Records below ``offset``, control records and aborted records are left out. Only a compacted
+    topic ``has_gaps`` between batches; otherwise they raise BrokenInvariantError.
     """
     found: list[tuple[int, str]] = []
     waiting, hidden = sorted(aborted), set[int]()
     for at, header in iter_headers(data):
+        if header.base_offset > offset and not has_gaps:
+            raise BrokenInvariantError(f"a fetch at {offset} has {header.base_offset} next")
         while waiting and waiting[0][0] <= header.last_offset:
             hidden.add(waiting.pop(0)[1])
         if header.is_control:
@@ -399,6 +408,7 @@ class Producer(FrameClient):
         count = self.draw.choice((1, 1, 2, 3))
         values = tuple(f"{self.name}:{self._made + one}" for one in range(count))
         self._made += count
+        self.promises.made_ms |= dict.fromkeys(values, self.node.scheduler.now)
         if self.is_idempotent:
             self.promises.in_order[self.name] += values
         return values, self._encode(values)
@@ -493,6 +503,7 @@ class Reader(FrameClient):
                 continue
             code, found, after = answer
             if code == ErrorCode.offset_out_of_range:
+                self.promises.look_at_starts()
                 low = self.promises.deleted.get(self.place, 0)
                 if self.offset >= low and not self._doubts:
                     # A former leader without its disk may answer this until it has caught up.
@@ -583,6 +594,7 @@ class TxnProducer(FrameClient):
         for number in range(self.draw.randint(1, 4)):
             place = self.draw.choice(self.places)
             values = [f"{one.name}:{number}.{at}" for at in range(self.draw.randint(1, 3))]
+            self.promises.made_ms |= dict.fromkeys(values, self.node.scheduler.now)
             one.tried.setdefault(place, []).extend(values)
             if not await self._append(place, values):
                 return False

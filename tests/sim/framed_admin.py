@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,6 +18,7 @@ UNCLEAN: Final = 1
 """Types of elections."""
 LEFT_BEHIND: Final = "left-behind"
 """A group without members, which has offsets of topics that are deleted."""
+NO_SETTINGS: Final[Mapping[str, str]] = {}
 FETCHES: Final = 20
 """An offset of a deleted topic must be gone within this number of OffsetFetch requests."""
 
@@ -30,12 +31,17 @@ class Admin(FrameClient):
     async def live(self) -> None:
         """Do nothing: each request is a task of its own."""
 
-    async def create(self, name: str, partitions: int, factor: int) -> None:
+    async def create(
+        self, name: str, partitions: int, factor: int, settings: Mapping[str, str] = NO_SETTINGS
+    ) -> None:
         """Create a topic, with retries until it exists."""
 
         def body(make: RequestFactory) -> Any:
+            rows = [
+                make.CreatableTopicConfig(name=key, value=value) for key, value in settings.items()
+            ]
             topic = make.CreatableTopic(
-                name=name, num_partitions=partitions, replication_factor=factor
+                name=name, num_partitions=partitions, replication_factor=factor, configs=rows
             )
             return make.message(topics=[topic], timeout_ms=REQUEST_MS)
 

@@ -281,7 +281,7 @@ class ShareMember(FrameClient):
             return
         place: Partition = self.topic, index
         data = bytes(row.records or b"")
-        records = dict(_read(data, 0, [])[0]) if row.acquired_records else {}
+        records = dict(_read(data, 0, [], has_gaps=True)[0]) if row.acquired_records else {}
         for entry in row.acquired_records:
             for offset in range(entry.first_offset, entry.last_offset + 1):
                 self.ledger.delivered(self.member_id, index, offset, entry.delivery_count)

@@ -18,6 +18,7 @@ from fencepost.groups.share.partition import SharePartition
 from fencepost.groups.share.states import PartitionState
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
+from tests.sim.cleanup import RETAIN
 from tests.sim.daemon_faults import COORDINATORS, LOOK_MS, TOPIC
 from tests.sim.daemons import (
     CONVERGENCE_MS,
@@ -102,12 +103,13 @@ class ShareOptions(Options):
 def draw_share_options(seed: int) -> ShareOptions:
     """Draw the options of a seed: as for its history of daemons, but without losses of records."""
     draw, drawn = random.Random(f"shares {seed}"), draw_options(seed)
-    losing = {"lose_disk", "reboot"}
-    faults = tuple(one for one in drawn.faults if one not in losing and one != "recreate")
+    others = {"lose_disk", "reboot", "recreate", RETAIN}
+    faults = tuple(one for one in drawn.faults if one not in others)
     more = draw.sample(FAULTS, draw.choice((0, 1, 2)) if drawn.is_cluster else 0)
     values = {one.name: getattr(drawn, one.name) for one in fields(drawn)}
     values |= {
         "faults": (*faults, *more) or ("kill",),
+        "compacts": False,
         "unclean": False,
         "is_forced": True,
         "members": (),

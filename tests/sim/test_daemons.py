@@ -58,6 +58,7 @@ SPREAD = frozenset(
         "the leader does not verify the first batch of a transaction",
         "a coordinator responds to parked requests after it has resigned",
         "a coordinator does not verify transactional offset commits",
+        "retention deletes records above the high watermark",
     }
 )
 """Bugs of clusters that `make slow` searches for; each shows in the first one or two histories."""

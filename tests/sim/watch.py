@@ -30,7 +30,9 @@ Key = tuple[UUID, int]
 Batch = tuple[int, int, int]
 """Base offset, last offset and CRC of a batch."""
 
-COMPACTED: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
+KEYED: Final = "k"
+"""A user topic that brokers compact."""
+COMPACTED: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, KEYED})
 
 
 @dataclass
@@ -47,8 +49,9 @@ class Committed:
     After a kill the follower may not know the offset any longer."""
     end: int = 0
     last: Batch | None = None
-    open: dict[int, int] = field(default_factory=dict)
-    """Producer id → first offset of its transaction without an end marker below ``end``."""
+    open: dict[int, list[int]] = field(default_factory=dict)
+    """Producer id → offsets of the batches of its transaction without an end marker below ``end``.
+    """
     is_void: bool = False
     """Whether committed records may be lost: after an unclean election, or when all members of ISR
     and ELR may have lost some."""
@@ -59,7 +62,7 @@ class Committed:
         if header.is_control:
             self.open.pop(header.producer_id, None)
         elif header.is_transactional:
-            self.open.setdefault(header.producer_id, header.base_offset)
+            self.open.setdefault(header.producer_id, []).append(header.base_offset)
 
 
 class Watch:
@@ -337,8 +340,12 @@ class Watch:
         """Raise BrokenInvariantError if the LSO passes a transaction without a committed marker."""
         if not truth.open or partition.high_watermark != truth.end:
             return
-        first, stable = min(truth.open.values()), partition.last_stable_offset
-        if stable > max(first, partition.log_start_offset):
+        # A replica that began behind a transaction's first records, which retention has deleted,
+        # only knows of the later ones.
+        start, stable = partition.log_start_offset, partition.last_stable_offset
+        kept = [one for offsets in truth.open.values() for one in offsets if one >= start]
+        first = min(kept, default=stable)
+        if stable > first:
             raise BrokenInvariantError(f"{where}: {stable} is stable, and {first} in a transaction")
 
     def _look_at_marker(self, where: str, header: BatchHeader, marker: LogRecord) -> None:

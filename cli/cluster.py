@@ -381,7 +381,7 @@ def _reassigning(session: ClusterSession) -> dict[Partition, Move] | None:
 
 
 def _release(features: dict[str, object]) -> str | None:
-    """Return the first release that knows the cluster's metadata.version; None without one."""
+    """Return the first release that knows the cluster's metadata.version; None if there is none."""
     level = features.get(METADATA_VERSION)
     if not isinstance(level, int) or level < 1:
         return None

@@ -1,4 +1,4 @@
-"""``fencepost cluster promote`` and ``stand-alone``: into a new cluster, and back out of it."""
+"""``fencepost cluster promote`` and ``stand-alone``: from one broker to a cluster, and back."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """Decode Apache Kafka's records, which have no key, and older releases' records with keys."""
+    """Decode records of Kafka's format, without a key, or of older Fencepost releases, with one."""
     from fencepost.coordinator.metadata.control_records import described_control
     from fencepost.coordinator.metadata.conversion import decode
     from fencepost.coordinator.metadata.errors import MetadataError

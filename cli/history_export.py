@@ -34,7 +34,7 @@ MAX_PAUSE_S: Final = 30.0
 
 COMMIT_INTERVAL_S: Final = 1.0
 IDLE_S: Final = 0.5
-"""The interval of checks for a missing history topic, and of a member without partitions."""
+"""The interval at which a missing topic, or a member's lack of partitions, is checked again."""
 
 PARTITIONS_INTERVAL_S: Final = 30.0
 """The interval of checks for new partitions: each new broker of a cluster adds one."""
@@ -343,7 +343,7 @@ class Delivery:
         for record in records:
             try:
                 entry = None if record.value is None else decode_value(record.value)
-            except ValueError as error:  # on Apache Kafka clients can write to the topic
+            except ValueError as error:  # on Apache Kafka, clients can write to the topic
                 print_lines(f"skipped offset {record.offset} of {self._index}: {error}", err=True)
                 continue
             if entry is None or not self._work.selected(entry):

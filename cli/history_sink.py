@@ -38,7 +38,7 @@ class DeliveryError(Exception):
 
 
 def check_url(url: str, option: str) -> None:
-    """Raise click.BadParameter unless the URL of a receiver is one of HTTP."""
+    """Raise click.BadParameter unless the URL of a receiver is an HTTP or HTTPS URL."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise click.BadParameter(f"{url!r} is not an http or https URL", param_hint=option)

@@ -43,7 +43,7 @@ class TrimTarget:
 
 
 def plan(session: ClusterSession, topics: Sequence[str], where: TrimTarget) -> list[TrimRow]:
-    """Plan the trim of the partitions TOPIC[:0,1]. Raises ApiError, ClickException."""
+    """Plan the trim of ``topics``, each TOPIC or TOPIC:0,1. Raises ApiError, ClickException."""
     places = group_reset.select_partitions(session, (), topics, every=False)
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     if where.to_offset is not None:

@@ -1,7 +1,7 @@
 """TLS contexts of clients, from PEM files that may be replaced while a client runs.
 
 Certificates are renewed every few weeks, and a client reconnects often, so it must use the current
-files. A Java client must be restarted.
+files. A Java client must be restarted to read them.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class DescribeGroupResult:
 
 @dataclass(frozen=True, slots=True)
 class ListGroups:
-    """List the shard's groups; an empty filter matches all groups, case does not matter."""
+    """List the shard's groups; an empty filter matches all groups, and case is ignored."""
 
     states: tuple[str, ...] = ()
     types: tuple[str, ...] = ()

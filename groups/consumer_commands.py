@@ -1,8 +1,8 @@
 """The commands of consumer-protocol groups (KIP-848), and their results.
 
-As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
-:class:`fencepost.groups.errors.GroupError` comes back. An :class:`Environment` holds the cluster's
-topics.
+As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, and its result or
+a :class:`fencepost.groups.errors.GroupError` comes back. An :class:`Environment` holds the
+cluster's topics.
 
 Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache Kafka.
 """

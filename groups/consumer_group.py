@@ -1,9 +1,9 @@
 """A consumer group's data (KIP-848): the content of its records, and the state derived from it.
 
 Each record sets its own part of the state and depends on no other record, so that the order of
-records in a compacted log does not matter. A member exists as long as its record of type 5; the
-group exists as long as any of its records. When the broker restarts, the soft state is lost, such
-as timers and the versions of the topics that were checked.
+records in a compacted log does not matter. A member exists as long as its record of type 5
+exists, and the group as long as any of its records exists. When the broker restarts, the soft state
+is lost, such as timers and the versions of the topics that were checked.
 
 Source: Kafka's ``ConsumerGroup``, ``ConsumerGroupMember``, ``ModernGroup``.
 """

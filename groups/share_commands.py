@@ -1,7 +1,7 @@
 """The commands of share groups (KIP-932), and their results.
 
-As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, its result or a
-:class:`fencepost.groups.errors.GroupError` comes back. The machine never talks to the share
+As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, and its result or
+a :class:`fencepost.groups.errors.GroupError` comes back. The machine never talks to the share
 coordinator. Where the state of share partitions must be initialized or deleted, the result of the
 first command lists the partitions; the caller asks the share coordinator and reports with a second
 command.

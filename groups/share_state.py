@@ -309,7 +309,7 @@ def _save(
     initialized: Partitions,
     deleting: dict[bytes, str],
 ) -> None:
-    """Append record 15 if it changes."""
+    """Append the record of the partitions with state (type 15), unless it is unchanged."""
     value = sr.StatePartitionsValue(
         state_topics(initializing), state_topics(initialized), tuple(sorted(deleting.items()))
     )

@@ -45,7 +45,7 @@ def state_topics(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
 
 
 def union(first: Partitions, second: Partitions) -> dict[bytes, tuple[str, frozenset[int]]]:
-    """Return the partitions of both."""
+    """Return the partitions that are in ``first`` or in ``second``."""
     result = dict(first)
     for topic_id, (name, indexes) in second.items():
         result[topic_id] = (name, indexes | result.get(topic_id, (name, frozenset()))[1])

@@ -249,9 +249,9 @@ def record_chunks(
     Only one chunk is in memory at a time. A chunk is empty if the next record is not decompressed
     to its end yet. The caller must check the CRC.
 
-    Raises CorruptRecordError for bytes that are missing or do not decompress (also past
-    ``max_output_bytes``), InvalidRecordError for records that contradict their lengths, count or
-    offsets. Offsets must ascend and stay within the batch, but may have holes.
+    Raises CorruptRecordError for missing bytes, and for bytes that do not decompress or decompress
+    to more than ``max_output_bytes``; InvalidRecordError for records that contradict their lengths,
+    count or offsets. Offsets must ascend and stay within the batch, but may have holes.
     """
     if header is None:
         header = parse_header(buf, pos)

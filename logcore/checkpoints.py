@@ -44,7 +44,7 @@ LOCK: Final = ".lock"
 
 COPY_SUFFIX: Final = ".copy"
 COPIED_CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT)
-"""Checkpoints that decide on truncation, visibility or cleaning. Starting needs no other one."""
+"""Checkpoints that decide on truncation, visibility or cleaning. A start needs no others."""
 
 _VERSION: Final = "0"
 _SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
@@ -154,8 +154,8 @@ def read_offsets(
     """Read an offset checkpoint; empty if the file is missing. CheckpointError if it is corrupt.
 
     If the file is corrupt and its copy intact, the copy is read and ``on_damage`` called. If the
-    file was removed, a start proceeds without the values, as in Kafka: recovery from the beginning,
-    log start at the first segment.
+    file was removed, a start proceeds without the values, as in Kafka: a log is recovered from its
+    beginning, and its log start is the first segment's base offset.
     """
     raw = fs.read_file(f"{directory}/{name}")
     copy = None if raw is None else _copy_of(fs, directory, name)

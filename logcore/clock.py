@@ -24,7 +24,7 @@ time_of_day_ns: Final[Callable[[], int]] = system.time_of_day_ns
 
 
 def machine_ms() -> int:
-    """Return the time in ms since the epoch, up to some ms late; tests cannot freeze it."""
+    """Return the time in ms since the epoch, up to a few ms late; tests cannot freeze it."""
     return system.real_time_of_day_ns() // 1_000_000
 
 

@@ -2,12 +2,12 @@
 
 The ``kind`` of a row, a dict, is one of ``batch``, ``record``, ``offset-index``,
 ``time-index``, ``txn-index``, ``producer``, ``checkpoint``, ``epoch``, ``identity``, or ``problem``
-with the reason in ``problem``. Bytes stay bytes. Unreadable data ends the rows of a file with a
-problem; only OSError is raised while the rows are read. No file is changed.
+with the reason in ``problem``. Bytes are not converted to text. Unreadable data ends the rows of
+a file with a problem; only OSError is raised while the rows are read. No file is changed.
 
-Verification checks more: CRCs and records of a log, index entries against the batches they point
-to (the log must be in the same directory), orders, checksums. The caller provides a :data:`Decoder`
-for the records of the coordinators.
+With ``verify``, more is checked: CRCs and records of a log, whether index entries match the batches
+they point to (the log must be in the same directory), the order of entries, and checksums. The
+caller provides a :data:`Decoder` for the records of the coordinators.
 
 Source: ``DumpLogSegments``.
 """
@@ -81,7 +81,7 @@ from fencepost.logcore.strays import without_stray_suffix
 Row = dict[str, object]
 
 Decoder = Callable[[LogRecord], Mapping[str, object] | None]
-"""Decodes a record, None if it cannot; may raise a DomainError for a malformed one."""
+"""Decodes a record, or returns None; may raise a DomainError for a malformed record."""
 
 OFFSET_CHECKPOINTS: Final = (
     RECOVERY_POINT_CHECKPOINT,

@@ -1,6 +1,6 @@
 """Records of a fetch response that are still in their file.
 
-A response in memory would stay there as long as its client does not read. The records need not be
+A response in memory would stay there until its client reads it. The records need not be
 in memory: their length is known, and records below the high watermark do not change. So they are
 read when the socket can take them, in pieces that fit the processor's cache.
 """

@@ -75,7 +75,7 @@ class FileSystem(Protocol):
         """Close the handle."""
 
     def open_long_lived(self, path: str, *, create: bool = False) -> int:
-        """Open a file for long, as ``open`` does; OSError (``EMFILE``) if too few handles are left.
+        """Open a file that stays open, like ``open``; OSError (``EMFILE``) without a free handle.
 
         The refusal has no effect. ``map`` keeps a descriptor too, and is refused in the same case.
         """

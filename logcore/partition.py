@@ -438,7 +438,10 @@ class Partition:
             raise failure from error
 
     def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
-        """Apply the result of the flush, and close all files. StorageError if it failed."""
+        """Apply the result of the flush, and close all files.
+
+        Raises StorageError if the flush failed.
+        """
         try:
             if flush is not None:
                 self.flushes.finish(flush, failure)
@@ -465,7 +468,7 @@ class Partition:
     def rename_deleted(self) -> str:
         """Close all files and rename the directory; return its path, for the owner to remove.
 
-        The caller must sync the parent directory first. Raises StorageError.
+        The owner must sync the parent directory before the removal. Raises StorageError.
         """
         self._stop("is deleted")
         path = Path(self.log.directory)

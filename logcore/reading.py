@@ -134,7 +134,7 @@ class LogReader:
         """Find, in steps, the first record with the largest timestamp.
 
         Return None if no record has a timestamp, or if that record is not readable yet. (Kafka also
-        finds none if the record with the maximum timestamp of a batch header has been removed.)
+        returns none if a batch header has the timestamp of a record that has been removed.)
         """
         return self._run_search(latest(self._log, self._marks.log_start_offset), isolation)
 

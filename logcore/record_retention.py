@@ -311,8 +311,8 @@ class RecordFilter:
     ) -> bytes:
         """Return the batch with only the chosen records.
 
-        Record count and largest timestamp become theirs, and the base timestamp becomes the first
-        record's or the horizon; other header fields stay. The batch is read a second time, so that
+        The header gets their count and largest timestamp; its base timestamp becomes the first
+        record's or the horizon; its other fields stay. The batch is read a second time, so that
         only one chunk of it is decompressed at a time.
         """
         window = self._window(header, buf)

@@ -1,7 +1,7 @@
 """The records of a batch as positions in its bytes, with only their keys and offsets decoded.
 
-For callers that read many records, keep some and change none: this costs a third of decoding them,
-and the retained records are copied in one piece.
+Callers that read many records, keep some and change none need no more: this costs a third of
+decoding the records, and neighbouring records that are kept are copied in one piece.
 
 Source: ``DefaultRecord.readPartiallyFrom``, ``MemoryRecords.filterTo``.
 """

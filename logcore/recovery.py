@@ -248,7 +248,7 @@ class _Loader:
             return True
         if segment.size != self._options.config.segment_bytes:
             return False
-        # ``ends_in_zeros`` misses a shorter row of zeros at the end of a file of this size.
+        # A file of this size may end in fewer zeros than ``ends_in_zeros`` checks.
         try:
             segment.next_offset()
         except CorruptRecordError:

@@ -57,7 +57,7 @@ def _cover(
 ) -> tuple[memoryview, int]:
     """Return a chunk of the file with ``count`` bytes at ``position``, and the chunk's position.
 
-    Raises CorruptRecordError when the file ends before them.
+    Raises CorruptRecordError if the file ends before these bytes do.
     """
     if position + count > segment.size:
         raise CorruptRecordError(f"the file ends inside the batch at position {position}")

@@ -319,7 +319,7 @@ class Segment:
         if self._max_timestamp is not None:
             return
         timestamp, offset = self.time_index.last_timestamp, self.time_index.last_offset
-        # The entries lag behind the file by a few batches.
+        # The time index has no entries for the last batches of the file.
         position = 0 if timestamp < 0 else (self.locate(offset) or 0)
         for _, header, _ in self.batches(position, with_payload=False):
             if header.max_timestamp > timestamp:

@@ -37,7 +37,7 @@ except ImportError:  # Windows
 ReadableBuffer = bytes | bytearray | memoryview
 
 _IS_LINUX: Final = sys.platform == "linux" and hasattr(time, "CLOCK_BOOTTIME")
-"""For calls that other systems also have under this name, with other numbers or structures."""
+"""For calls whose names other systems have too, but with other constants or structures."""
 
 
 # --- clocks: partials, because freezegun replaces functions of `time` wherever they are found ---
@@ -60,7 +60,7 @@ _EPOCH_NS: Final = time_of_day_ns() - monotonic_ns()
 
 
 def _real_time_of_day_ns() -> int:
-    """Add the time that has passed to the time of day at import, which no test had frozen yet."""
+    """Return the time of day at import, before a test could freeze it, plus the time since then."""
     return _EPOCH_NS + monotonic_ns()
 
 
@@ -69,7 +69,7 @@ real_time_of_day_ns: Final[Callable[[], int]] = (
     if _IS_LINUX and hasattr(time, "clock_gettime_ns")
     else _real_time_of_day_ns
 )
-"""The time of day, up to some milliseconds late, which neither freezegun nor time-machine replaces.
+"""The time of day, at most a few ms late, which neither freezegun nor time-machine replaces.
 
 On systems other than Linux it does not follow corrections of the machine's clock."""
 
@@ -188,9 +188,9 @@ def lock_file(handle: int) -> None:
     The lock conflicts with Java's ``FileChannel.tryLock``, a record lock. A POSIX record lock would
     be lost as soon as this process closes *any* descriptor of the file, for instance one of a
     second attempt. Linux's open file description locks survive that; they conflict with record
-    locks, and with each other even inside one process. So do the locks of ``flock`` on macOS, where
-    a record lock of the same process would conflict with them too. On Windows, the lock of the
-    first byte conflicts with one of the whole file.
+    locks, and with each other even inside one process. The same holds for the locks of ``flock`` on
+    macOS, which also conflict with a record lock of the same process. On Windows, a lock of the
+    first byte conflicts with a lock of the whole file.
     """
     if sys.platform == "linux" and _HAS_POSIX and hasattr(fcntl, "F_OFD_SETLK"):
         # struct flock: type, whence, start, length (0 is all), process id (must be 0).
@@ -259,8 +259,8 @@ class FileBytes:
 
 
 MAPS_FILES: Final = hasattr(mmap, "MADV_RANDOM")
-"""Whether files are mapped. Windows, the system without this advice, refuses to truncate or replace
-a mapped file; a :class:`FileBytes` takes the place of the map there."""
+"""Whether files are mapped. Windows, which lacks ``MADV_RANDOM``, refuses to truncate or replace a
+mapped file, so a :class:`FileBytes` takes the place of the map there."""
 
 
 def expect_random_access(mapped: mmap.mmap) -> None:

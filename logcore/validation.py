@@ -92,7 +92,7 @@ def validate_in_steps(
 ) -> Steps[ValidatedBatch]:
     """Check, in steps, that a client's bytes are exactly one valid batch.
 
-    The bytes to write differ from ``data`` only if the topic sets the timestamp or another
+    The bytes to write differ from ``data`` only if the topic has log append time or another
     codec. ``min_zstd_ok``: the request's version allows zstd (Produce 7 or later). ``budget`` is a
     limit for the event loop, None on any other thread.
 

@@ -123,7 +123,7 @@ def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> in
     try:
         offsets = read_offsets(fs, str(path.parent), name)
     except CheckpointError:
-        return 0  # reported for the file itself
+        return 0  # the check of the file reports it
     return offsets.get((match["topic"], int(match["index"])), 0)
 
 
@@ -206,14 +206,14 @@ class _Replay:
             size = 0
             for _, header, batch in read_batches(self._fs, file, payload=True):
                 if isinstance(header, str):
-                    return  # reported for the file itself
+                    return  # the check of the file reports it
                 yield from self._check_snapshots(end, header.base_offset)
                 size += header.size
                 end = header.next_offset
                 try:
                     self._replay_batch(header, batch, aborted)
                 except LogError:
-                    return  # reported for the file itself
+                    return  # the check of the file reports it
             yield from self._check_indexes(base, size, aborted)
         yield from self._check_snapshots(end, end)
         for offset in sorted(one for one in self._snapshots if one > end):
@@ -240,7 +240,7 @@ class _Replay:
         try:
             entries = TransactionIndex(self._fs, path, exists=exists).entries
         except CorruptIndexError:
-            return  # reported for the file itself
+            return  # the check of the file reports it
         indexed = {(txn.producer_id, txn.last_offset) for txn in entries}
         for txn in aborted:
             if (txn.producer_id, txn.last_offset) not in indexed:
@@ -316,7 +316,7 @@ class _Replay:
         try:
             cached = read_epochs(self._fs, self._directory)
         except CheckpointError:
-            return  # reported for the file itself
+            return  # the check of the file reports it
         flushed = _flushed_below(self._fs, self._directory)
         if cached is None:
             if any(offset < flushed for _, offset in self._epochs):

@@ -47,8 +47,8 @@ _LENGTH_AND_ID = struct.Struct(">ii")
 _LENGTH_AND_REQUEST = struct.Struct(">ihhih")
 _ID = struct.Struct(">i")
 PARTS_PER_STEP = 256
-"""The number of parts of a response that are written and joined in one step: some tenths of a
-millisecond."""
+"""The number of parts of a response that are written and joined in one step: a few tenths of
+a millisecond."""
 
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
 """Errors of the native reader. Arithmetic and value errors come from durations and dates beyond

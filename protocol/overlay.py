@@ -11,8 +11,8 @@ Source: ``common/message/*.json`` of branch 3.9 for the APIs that Kafka 4 has re
 broker of a ZooKeeper cluster serves, and of 4.4 for the others (KIP-1242, KIP-1312, KIP-1319).
 
 Three messages of 4.4 are left out: version 1 of StreamsGroupHeartbeat (88) and StreamsGroupDescribe
-(89), and StreamsGroupTopologyDescriptionUpdate (93). Streams groups are not served, these requests
-go to the group's coordinator and are never forwarded, and Fencepost's client does not send them.
+(89), and StreamsGroupTopologyDescriptionUpdate (93). No part of Fencepost needs them: brokers serve
+no streams groups and never forward these requests, and Fencepost's client does not send them.
 """
 
 from __future__ import annotations

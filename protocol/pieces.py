@@ -19,7 +19,7 @@ from fencepost.protocol.schema import Entity, fields_of, lenient_class
 from fencepost.protocol.steps import Steps
 
 LONG_BYTES = 4_096
-"""An array of more bytes is decoded in steps; a shorter one takes some tenths of a millisecond."""
+"""An array of more bytes is decoded in steps; a shorter one takes a few tenths of a millisecond."""
 
 FREED_PER_STEP = 64
 """The number of structures that are freed in one step."""

@@ -251,7 +251,7 @@ def _new_ids(observations: Observations) -> Iterator[Finding]:
         is_fenced = name in fenced_ids or client_of(first) in fenced
         if stem == name or not is_new or is_fenced:
             continue
-        # An id without fixed letters is compared with other ids of the same host.
+        # An id without fixed letters is only compared with ids of the same host.
         where = () if re.search(r"[a-z]", stem, re.IGNORECASE) else (first.client_host or "",)
         groups[(stem, stem_of(first.client_id or ""), *where)].append(first)
     for (stem, *_), events in groups.items():

@@ -185,11 +185,11 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
 
     Without a committed offset the lag depends on the members' ``auto.offset.reset``, which no
     broker knows. ``lag`` is then 0 if the partition has no readable records; otherwise it is None,
-    and ``unknown`` is true. ``lag_at_most`` is the lag from the log start. A partition without a
-    leader is unknown as well; ``error`` is Kafka's name of the error. An offset committed for a
-    deleted topic has no lag, and neither has the ``progress`` of a Spark query, which is stored as
-    an offset: ``lag`` is None, and ``unknown`` is false. ``committed`` of a share group is the
-    start offset, and its coordinator computes the lag. Raises ApiError.
+    and ``unknown`` is true. ``lag_at_most`` is the lag from the log start. The lag of a
+    partition without a leader is unknown as well; ``error`` is Kafka's name of the error. An offset
+    committed for a deleted topic has no lag, and neither has the ``progress`` of a Spark query,
+    which is stored as an offset: ``lag`` is None, and ``unknown`` is false. ``committed`` of a
+    share group is the start offset, and its coordinator computes the lag. Raises ApiError.
     """
     from fencepost.client.queries.lag import ConsumerLags
 
@@ -234,7 +234,7 @@ def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[di
 def _share_rows(session: ClusterSession, group: GroupView) -> list[dict[str, object]]:
     """Return the rows of a share group; members share its partitions, so none owns any.
 
-    A partition without a start offset is unknown, as one without a committed offset is.
+    The lag of a partition without a start offset is unknown.
     """
     from fencepost.client.queries.lag import ConsumerLags
 

@@ -79,7 +79,7 @@ class Transaction:
 
 
 def is_two_phase(transaction: Transaction | None) -> bool:
-    """Return whether a transaction has no timeout, because another store decides it (KIP-939)."""
+    """Return whether a transaction has no timeout because another system decides it (KIP-939)."""
     return transaction is not None and transaction.timeout_ms == TWO_PHASE_TIMEOUT_MS
 
 

@@ -1,9 +1,9 @@
 """The exactly-once pipelines of a cluster, from the observations in the history.
 
 A pipeline reads topics as a group and writes topics in transactions. The protocol names both sides
-together in one request only, TxnOffsetCommit. Where no such request was observed, a group belongs
-to the transactional producer that has the same client id and host, unless the group reads that
-producer's output or that producer itself sends the offsets of any group.
+together in one request only, TxnOffsetCommit. A group without such a request belongs to the
+transactional producer that has the same client id and host. There are two exceptions: the group
+reads the producer's output, or the producer has sent the offsets of another group.
 """
 
 from __future__ import annotations

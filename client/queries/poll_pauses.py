@@ -29,7 +29,7 @@ WINDOW_MS: Final = 60_000
 
 _DEPARTURES = frozenset({"member-left", "member-expired", "member-fenced"})
 _ABSENCES = ("acquisition lock expired", "its owner's connection closed")
-"""The causes for which records of a share group return without an act of their owner."""
+"""The causes that make records of a share group available although their owner did nothing."""
 
 
 def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:

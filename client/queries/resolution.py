@@ -351,7 +351,7 @@ def _resolve_open(analysis: _Analysis, current: Transaction) -> Resolution:
         )
     earlier = len(analysis.outcomes) or len(analysis.marked)
     if identity is None:
-        is_proof = True  # the question names no other transaction
+        is_proof = True  # without an identity, the id's last transaction is meant
     elif earlier:
         is_proof = False
         because.append("earlier transactions of this identity have ended: one of them may be meant")

@@ -107,7 +107,7 @@ def member_order(item: tuple[str, Subscription]) -> tuple[bool, bytes]:
 def racks_matter(
     consumer_racks: frozenset[str] | set[str], partition_racks: Iterable[Racks]
 ) -> bool:
-    """Whether matching racks can help: some partition is not available in every rack.
+    """Whether racks can help: a consumer's rack has replicas, and partitions' racks differ.
 
     Source: ``AbstractPartitionAssignor.useRackAwareAssignment``.
     """

@@ -167,7 +167,7 @@ def _states(data: bytes, folder: Path) -> Iterator[tuple[bytes, list[int]]]:
     name = len(_STATE).to_bytes(2, "big") + _STATE.encode()
     at = end = 0
     while (at := data.find(name, at)) >= 0:
-        # The handle must have this state only: the committer has no other.
+        # The handle must contain only this state, because the committer has no other state.
         begin = at - _STATES_PREFIX.size
         if begin < 0 or _STATES_PREFIX.unpack_from(data, begin) != (_OPERATOR_STATE, 1):
             raise CheckpointError(f"the committer's state at {at} is not alone in its handle")

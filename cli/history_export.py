@@ -34,7 +34,7 @@ MAX_PAUSE_S: Final = 30.0
 
 COMMIT_INTERVAL_S: Final = 1.0
 IDLE_S: Final = 0.5
-"""The interval at which a missing topic, or a member's lack of partitions, is checked again."""
+"""The pause before the next check if the topic is missing or the member has no partitions."""
 
 PARTITIONS_INTERVAL_S: Final = 30.0
 """The interval of checks for new partitions: each new broker of a cluster adds one."""

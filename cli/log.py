@@ -247,7 +247,7 @@ def check_directories(
 def show_problems(
     problems: Sequence[Mapping[str, object]], lines: Sequence[Mapping[str, object]]
 ) -> None:
-    """Print a table of problems and a table of the next start's log lines, unless they are empty."""
+    """Print a table of problems and a table of the next start's log lines, unless empty."""
     if problems:
         emit(problems, ("file", "problem", "position", "offset"), "table")
     if lines:

@@ -48,8 +48,8 @@ def print_lines(*lines: str, err: bool = False) -> None:
 def discard_unwritten() -> bool:
     """Discard buffered output that cannot be written, and return whether there was any.
 
-    If the disk is full, for example, the interpreter would try once more at its exit, complain, and
-    exit with status 120.
+    Otherwise, if the disk is full for example, the interpreter would try to write the output again
+    at its exit, complain, and exit with status 120.
     """
     try:
         sys.stdout.flush()

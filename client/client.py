@@ -104,9 +104,9 @@ class _Client:
         While all errors in the response are retriable, the call is retried until ``timeout_ms``
         have passed. Then, and for other top-level errors, it raises :class:`ApiError`; errors of
         single items remain in the response. With ``check=False`` the first response is returned
-        with any errors. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a
-        connection is lost during a request that must not be retried, :class:`UnsupportedVersion`,
-        and :class:`AuthenticationError` if the client or the broker fails to authenticate.
+        with any errors. Raises :class:`UnsupportedVersion`; :class:`AuthenticationError` if the
+        client or the broker fails to authenticate; and :class:`BrokerUnreachable` if no broker can
+        be reached, or if a connection is lost during a request that must not be retried.
         """
         coordinator = None if to_group is None else (GROUP, to_group)
         if to_transaction is not None:

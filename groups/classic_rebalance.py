@@ -146,8 +146,8 @@ def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGrou
 def complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
     """End the join phase with the members that joined.
 
-    Dynamic members that did not rejoin are removed, static ones stay with their old subscription.
-    If only such static members are left, the join phase starts again.
+    Dynamic members that did not rejoin are removed; static members that did not rejoin stay with
+    their old subscription. If only such static members are left, the join phase starts again.
     """
     decision.disarm(group.timer("join"))
     for member in list(group.members.values()):

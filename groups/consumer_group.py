@@ -313,8 +313,8 @@ class ConsumerGroup(GroupBase):
     ) -> None:
         """See :class:`ClassicGroup`.
 
-        An older epoch may commit partitions that were assigned at that epoch or before (KIP-1251).
-        As in Kafka the member id alone identifies the sender, not the instance id.
+        A member with an older epoch may commit partitions that were assigned at that epoch or
+        before (KIP-1251). As in Kafka, the member id alone identifies the sender, not the instance id.
         """
         if generation_id < 0 and not self.members:
             return

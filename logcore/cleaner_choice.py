@@ -81,7 +81,7 @@ class CleanerChoice:
         return None if planned is None else (partition, planned)
 
     def finished(self, partition: Partition, compaction: CompactionRound) -> None:
-        """Record the end of a round whose groups are all installed; the caller checkpoints it."""
+        """Record the end of a round whose outputs are all installed; the caller checkpoints it."""
         self._offsets[partition.topic, partition.index] = compaction.next_dirty_offset
 
     def failed(self, partition: Partition, error: Exception) -> None:

@@ -140,8 +140,8 @@ class Cleanup:
         """Begin a round over ``dirty``; None if there is nothing to clean.
 
         Only one round runs at a time. ``budget_bytes`` bounds the memory for keys; a round with
-        more keys cleans less. The caller must flush the log before any group is installed: see
-        :attr:`CompactionRound.relies_on`.
+        more keys cleans less. The caller must flush the log before any segments are replaced:
+        see :attr:`CompactionRound.relies_on`.
         """
         self._marks.raise_if_stopped()
         log = self._log

@@ -279,9 +279,9 @@ class CompactionRound:
         self._input_batch: object = None
         self.dirty = dirty
         self.next_dirty_offset = dirty.first_dirty_offset
-        """The first offset of the next round, once every group of this one is installed."""
+        """The first offset of the next round, once every output of this round is installed."""
         self.relies_on = 0
-        """The log end that must be on disk before any group is installed. Records are removed
+        """The log end that must be on disk before any output is installed. Records are removed
         because of later records and markers, which a later power loss must not remove."""
         self.cleaned: CleanedSegment | None = None
         """The files that :meth:`clean_next` wrote last, until they are installed or discarded."""

@@ -129,7 +129,7 @@ def inflated_pieces(
 
     No call of a codec produces more than that, except for a block of lz4 (4 MiB at most) or snappy
     (22 times its compressed size). ``strict``: accept only data that every client reads. Java
-    reads no lz4 blocks that depend on one another and no second lz4 frame; librdkafka ignores
+    cannot read lz4 blocks that depend on one another, or a second lz4 frame; librdkafka ignores
     everything after the first gzip member or snappy stream.
 
     Raises CorruptRecordError if the data is damaged, cut short or decompresses to more than

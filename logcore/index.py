@@ -5,7 +5,7 @@ segment is extended to its full size with its first entry (a sparse file) and tr
 entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum.
 Offset and time index are only caches: before the first use of an index its last entry is compared
 with the log (``segment.py``); entries that power loss has turned to zeros only make a search begin
-earlier, and recovery rebuilds the indexes of every segment it scans. The two are synced once, when
+earlier, and recovery rebuilds the indexes of every segment it scans. Both are synced once, when
 their segment is sealed: nothing would rebuild the zeroed entries later, and a search from further
 back takes long in a large segment.
 
@@ -468,7 +468,7 @@ class TransactionIndex:
         """
         try:
             if self.entries == entries:
-                # The process that wrote it may have been killed before the sync.
+                # The process that wrote the file may have been killed before the sync.
                 self.is_synced = not entries
                 return
         except CorruptIndexError:

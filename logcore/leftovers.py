@@ -27,7 +27,7 @@ def finish_interrupted(
     names: list[str],
     remove_later: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Remove leftover files, complete a finished compaction; return the remaining names.
+    """Remove leftover files, install a finished compaction's files; return the remaining names.
 
     ``remove_later``, if given, is called with the path of each file that may be removed later.
 

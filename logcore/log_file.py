@@ -81,7 +81,7 @@ class LogFile:
 
     @property
     def ends_in_zeros(self) -> bool:
-        """Whether the file ends in zeros: because it was preallocated, or its last record does."""
+        """Whether the file ends in zeros: it was preallocated, or its last record ends in zeros."""
         tail = self.read(max(0, self.size - _TAIL_BYTES), self.size)
         return bool(tail) and not tail.strip(b"\0")
 

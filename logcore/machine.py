@@ -221,8 +221,8 @@ class Machine(Protocol):
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on ``command``; the reply to ``token`` may come now or in a later decision.
 
-        May raise :class:`DomainError` instead of returning a decision that only replies to
-        ``token`` with it.
+        A raised :class:`DomainError` has the same effect as a decision whose only content is
+        this error as the reply to ``token``.
         """
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:

@@ -13,7 +13,7 @@ from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.legacy import MAGIC_POS, as_batch_header, magic_at, parse_message
 
 CHUNK_BYTES: Final = 16_384
-"""Bytes read from a file at once: the headers of a hundred small batches, or of one large batch."""
+"""Bytes read from a file at once: they have the headers of up to a hundred small batches."""
 
 
 def batch_headers(records: bytes | FileRange) -> Iterator[tuple[int, BatchHeader]]:

@@ -90,8 +90,8 @@ def next_intact(
     The bad batch's length is tried first, then every later position, because the length itself may
     be damaged. The base offset of the result is above ``low`` and at most ``high``. If the batch
     was found by the search, its base offset is at most ``flushed``: bytes inside a record that look
-    like a batch rarely satisfy that. If it was found by the length, a gap may precede it, and its
-    base offset may be above ``flushed``.
+    like a batch rarely satisfy that. If the batch was found by the length, a gap may precede it,
+    and its base offset may be above ``flushed``.
     """
     by_length = ((end_by_length(segment, position), high),)
     searched = ((at, min(high, flushed)) for at in _candidates(segment, position + 1, low))

@@ -80,7 +80,7 @@ class ConnectionLimits:
     slow_frame_grace_ms: int = 5_000
     """The time for which a large frame or response may be slow while other connections wait."""
     frame_timeout_ms: int = 30_000
-    """A connection on which an incomplete frame gets no byte for this time is closed."""
+    """The connection is closed if an incomplete frame receives no byte for this time."""
     handshake_timeout_ms: int = 10_000
     """The time limit for a TLS handshake, from the connection's start; asyncio's is 60 s."""
     drain_timeout_ms: int = 2_000

@@ -158,7 +158,7 @@ def clients_of(
 
 
 def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, list[str]]:
-    """Return the groups with a member that owns a partition, by partition."""
+    """Return, by partition, the groups with a member that owns the partition."""
     owners: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
         # Older brokers report neither state nor type.

@@ -137,7 +137,7 @@ def end_markers(
     The partition is read from ``since_ms``, or from its beginning. Raises ApiError.
     """
     start = session.offsets([place], EARLIEST if since_ms is None else since_ms)[place]
-    if start < 0:  # no record is that young
+    if start < 0:  # no record is as recent as that
         return []
     markers: list[EndMarker] = []
     first: BatchHeader | None = None

@@ -31,7 +31,7 @@ NO_LAG: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member. Only consumer groups have targets, only classic ones metadata."""
+    """One member. Only consumer groups have targets, and only classic groups have metadata."""
 
     member_id: str
     instance_id: str | None

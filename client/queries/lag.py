@@ -160,9 +160,10 @@ class ConsumerLags:
     def _between(
         self, partition: Partition, position: int, end: int, *, committed: bool
     ) -> tuple[int, int, bool]:
-        """Return the number of records before ``end`` without aborted ones, and with them.
+        """Return two counts of the records before ``end``: without and with aborted records.
 
-        The third value is whether both are exact; offsets that were not fetched count as records.
+        The third value is whether both counts are exact; offsets that were not fetched are counted
+        as records.
         """
         shown = everything = 0
         is_small = end - position <= EXACT_OFFSETS

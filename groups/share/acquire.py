@@ -65,7 +65,7 @@ def acquire(
 def sent_batches(
     batches: Sequence[FetchedBatch], acquired: Sequence[AcquiredRange]
 ) -> tuple[int, int]:
-    """Return which read batches to send: the index of the first, and the index after the last.
+    """Return which of the batches to send: the index of the first, and the index after the last.
 
     Whole batches are sent, from the one with the first acquired offset to the one with the last;
     the client drops records that it has not acquired. Source:
@@ -88,7 +88,7 @@ def _room(partition: SharePartition, request: AcquireRequest, fetched: Fetched) 
         return last, min(request.max_records, room)
     # Offsets that are in flight already may be acquired again, but none after the end offset:
     # otherwise many consumers that release records would exceed the limit (KAFKA-19555). If the
-    # read ended before the end offset, none after the read may be acquired either (KAFKA-19808).
+    # read ended before the end offset, no offset after the read may be acquired (KAFKA-19808).
     unread = partition.end_offset - fetched.fetch_offset + 1
     return min(last, partition.end_offset), min(request.max_records, unread)
 
@@ -139,7 +139,7 @@ class _Acquisition:
         return self.acquired
 
     def _skip_hole(self, first_read: int) -> None:
-        """Archive available offsets that the log no longer has, and end gaps without records.
+        """Archive available offsets that the log no longer has, and count gaps there as read.
 
         The log was read from the fetch offset on, and had no batch before ``first_read``.
         """

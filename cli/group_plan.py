@@ -1,4 +1,4 @@
-"""Plans: the assignment that would follow if members joined or left, or with another assignor.
+"""Plans: the assignment of a group if members joined or left, or the assignor were another.
 
 A plan changes nothing: it is computed from the group's description and the cluster's metadata. For
 classic groups, the members' subscriptions and current partitions go through the client-side

@@ -314,7 +314,8 @@ class ConsumerGroup(GroupBase):
         """See :class:`ClassicGroup`.
 
         A member with an older epoch may commit partitions that were assigned at that epoch or
-        before (KIP-1251). As in Kafka, the member id alone identifies the sender, not the instance id.
+        before (KIP-1251). As in Kafka, the member id alone identifies the sender, and the instance
+        id does not.
         """
         if generation_id < 0 and not self.members:
             return

@@ -233,7 +233,7 @@ def _fetched(
 
 
 def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
-    """Whether an offset belongs to the topic with this id, as far as both ids are known."""
+    """Whether an offset belongs to the topic with this id; true if one of the ids is unknown."""
     stored_id = stored.value.topic_id
     return topic_id is None or stored_id is None or stored_id == topic_id
 

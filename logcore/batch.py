@@ -417,7 +417,7 @@ def with_fewer_records(header: BatchHeader, payload: Iterable[Buffer]) -> bytes:
 
 
 def recompress(header: BatchHeader, stored: Buffer, codec: Codec) -> bytes:
-    """Return the batch of ``header`` with ``stored``, its records compressed with ``codec``."""
+    """Return the batch of ``header`` with the content ``stored``, compressed with ``codec``."""
     after_crc = AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
     return assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 

@@ -386,7 +386,7 @@ class PartitionFollower:
         )
 
     def _apply_offsets(self, answer: PartitionResponse) -> FollowerStep:
-        """Apply the offsets of an answer."""
+        """Return a step with the high watermark and log start offset that follow from an answer."""
         log, end = self._log, self.fetch_offset
         self.lag = max(0, answer.high_watermark - end)
         high = max(log.log_start_offset, min(answer.high_watermark, end))
@@ -455,7 +455,7 @@ class PartitionFollower:
     def _diverging(self, epoch: int, end: int) -> FollowerStep:
         """Truncate to an offset up to which the logs agree, and fetch from there (KIP-279).
 
-        All other fields of such an answer are ignored (KAFKA-14704).
+        All other fields of an answer with a diverging epoch are ignored (KAFKA-14704).
         """
         self._transition(FetchTrigger.CUT)
         return self._truncate_to(truncation_offset(self._log, epoch, end, self.fetch_offset))

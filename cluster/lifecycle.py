@@ -225,7 +225,7 @@ class BrokerLifecycleManager:
     ) -> RegisterBroker | SendHeartbeat | float:
         """Return the request to send now, or the time at which to call again.
 
-        ``applied_offset`` is the last metadata record that the broker has applied.
+        ``applied_offset`` is the offset of the last metadata record that the broker has applied.
         """
         if self._in_flight or self.is_over:
             return math.inf

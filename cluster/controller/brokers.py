@@ -431,7 +431,7 @@ def register_discovered(
     record: RegisterBrokerRecord,
     location: str,
 ) -> ControllerResult[bool]:
-    """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again."""
+    """Handle a broker found in ZooKeeper; the answer says whether the caller must call again."""
     registered = view.image.brokers.get(record.broker_id)
     # A new epoch means that the broker's previous session has ended, even if no controller noticed
     # it: fence the broker first (KAFKA-7235).
@@ -450,7 +450,10 @@ def register_discovered(
 
 
 def remove_unregistered(view: ControllerView, broker_id: int, cause: str) -> ControllerResult[bool]:
-    """Remove an unregistered broker from every ISR; the answer says whether to call again."""
+    """Remove an unregistered broker from every ISR.
+
+    The answer says whether the caller must call again.
+    """
     changes = view.leader_and_isr_updates(
         _in_isr(view, broker_id), cause, removed=broker_id, at_most=MAX_CHANGES
     )
@@ -494,7 +497,7 @@ def expire(
     """Fence the broker whose session expired first.
 
     Sessions expire one at a time, so that each decision sees the result of the previous one. The
-    answer says whether to call again at once.
+    answer says whether the caller must call again at once.
     """
     broker_id = heartbeats.expired(now_ms)
     if broker_id is None:

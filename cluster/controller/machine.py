@@ -137,7 +137,7 @@ class Controller:
     def broker_gone(self, broker_id: int, cause: str) -> ControllerResult[bool]:
         """Unregister a broker whose ZooKeeper node has vanished, and remove it from every ISR.
 
-        The answer says whether to call again.
+        The answer says whether the caller must call again.
         """
         broker = self.image.brokers.get(broker_id)
         if broker is None:

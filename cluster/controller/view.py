@@ -46,7 +46,7 @@ class ControllerSettings:
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     """Topic defaults from the controller's configuration file, including Kafka's defaults."""
     max_idle_interval_ms: int = 500
-    """``metadata.max.idle.interval.ms``; 0 writes no NoOpRecord."""
+    """``metadata.max.idle.interval.ms``; with 0, no NoOpRecord is written."""
     leader_rebalance: bool = True
     """``auto.leader.rebalance.enable``."""
     leader_imbalance_check_interval_ms: int = 300_000

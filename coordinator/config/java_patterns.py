@@ -2,7 +2,7 @@
 
 This broker never matches with such expressions; it only checks whether Apache Kafka could compile
 them. Constructs that RE2/J lacks are replaced by constructs of the same form, and the result is
-parsed by the parser for RE2/J, which takes linear time and yields. Python's ``re`` does neither: it
+parsed by the parser for RE2/J, which takes linear time and yields. Python's ``re`` never yields; it
 visits each character of a case-insensitive range, so that compiling a few hundred characters may
 take a second.
 """

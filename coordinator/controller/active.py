@@ -174,7 +174,7 @@ class ActiveController:
     # --- by itself ---
 
     def start(self) -> None:
-        """Start the session timers and serve observers, once other nodes can connect."""
+        """Start the session timers, and serve observers; other nodes must be able to connect."""
         self._loop = asyncio.get_running_loop()
         self._sync()
         self.machine.begin(self.now_ms())

@@ -89,7 +89,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ClusterView(Protocol):
-    """A member's view of its cluster; any thread may read it."""
+    """A broker's view of its cluster; any thread may read it."""
 
     @property
     def controller(self) -> tuple[str, int] | None:
@@ -158,7 +158,7 @@ class ClusterBroker:
 
     @property
     def cluster_view(self) -> ClusterView:
-        """The member's view of its cluster. Raises RuntimeError before :meth:`join`."""
+        """This broker's view of its cluster. Raises RuntimeError before :meth:`join`."""
         return self.membership
 
     def metadata(self, node_id: int) -> KRaftMetadataCache:

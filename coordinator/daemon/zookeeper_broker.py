@@ -84,7 +84,7 @@ class ZooKeeperBroker(ClusterBroker):
 
     @property
     def cluster_view(self) -> ZooKeeperNode:
-        """The member's view of its cluster."""
+        """This broker's view of its cluster."""
         return self._node
 
     def metadata(self, node_id: int) -> ZooKeeperMetadata:

@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn (24): add partitions to a transaction before it writes to them.
+"""AddPartitionsToTxn (24): add partitions to a transaction before the producer writes.
 
 Clients use versions 0 to 3, with one transaction. If any partition is unknown or internal, no
 partition is added, and the valid ones get OPERATION_NOT_ATTEMPTED. Version 2 introduces

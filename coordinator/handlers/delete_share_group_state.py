@@ -1,6 +1,6 @@
 """DeleteShareGroupState (86): delete the state of share partitions.
 
-The group coordinator sends it.
+The group coordinator sends this request.
 
 Source: ``ShareCoordinatorShard.deleteState``.
 """

@@ -1,7 +1,7 @@
 """DescribeAcls (29): list the ACLs that match a filter.
 
 Without an authorizer the response is Kafka's SECURITY_DISABLED, from which tools conclude that ACLs
-are not supported. An empty list would claim that they are.
+are not supported. An empty list would claim that the broker supports ACLs.
 
 Source: ``AclApis.handleDescribeAcls``; KIP-140, KIP-290.
 """

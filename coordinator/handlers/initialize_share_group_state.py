@@ -1,6 +1,6 @@
 """InitializeShareGroupState (83): create the state of share partitions.
 
-The group coordinator sends it.
+The group coordinator sends this request.
 
 Source: ``ShareCoordinatorShard.initializeState``.
 """

@@ -3,8 +3,9 @@
 The response waits until the join phase ends. Until then the connection handles no other request, as
 in Kafka.
 
-Version 1 adds a separate rebalance timeout, 4 MEMBER_ID_REQUIRED, 5 instance ids, 7 the protocol
-type in the response and a null protocol name in errors, 8 the reason, 9 SkipAssignment.
+Version 1 adds a separate rebalance timeout, version 4 MEMBER_ID_REQUIRED, version 5 instance ids,
+version 7 the protocol type in the response and a null protocol name in errors, version 8 the
+reason, version 9 SkipAssignment.
 """
 
 from __future__ import annotations

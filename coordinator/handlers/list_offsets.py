@@ -1,7 +1,8 @@
 """ListOffsets (2): look up the offset for a timestamp, or an end of the log.
 
-Version 2 adds isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest local
-offset, 9 the latest tiered offset, 11 the earliest offset not yet tiered.
+Version 2 adds isolation levels, version 4 leader epochs, version 7 the largest timestamp, version 8
+the earliest local offset, version 9 the latest tiered offset, version 11 the earliest offset not
+yet tiered.
 
 Fencepost has no tiered storage: lookups of tiered offsets return no offset, as in Kafka for a topic
 without tiered storage.

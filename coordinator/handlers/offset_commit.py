@@ -1,8 +1,8 @@
 """OffsetCommit (8): commit the offsets of a group.
 
-Versions 2 to 4 carry a retention time; version 6 adds the leader epoch, 7 instance ids, 9
-GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH, 10 topic ids instead of names. Every error is reported
-per partition.
+Versions 2 to 4 carry a retention time; version 6 adds the leader epoch, version 7 instance ids,
+version 9 GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH, version 10 topic ids instead of names. Every
+error is reported per partition.
 """
 
 from __future__ import annotations

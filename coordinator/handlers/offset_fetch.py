@@ -1,7 +1,8 @@
 """OffsetFetch (9): fetch the committed offsets of groups.
 
-Version 2 adds a null array, which requests all topics, and a top-level error, 5 leader epochs, 7
-RequireStable, 8 several groups, 9 member id and epoch, 10 topic ids instead of names.
+Version 2 adds a null array, which requests all topics, and a top-level error; version 5 adds leader
+epochs, version 7 RequireStable, version 8 several groups, version 9 member id and epoch, version 10
+topic ids instead of names.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _may_describe(ctx: Context, name: str) -> bool:
 def _topic_query(
     ctx: Context, name: str, topic: Any, requested_before: set[tuple[str, int]]
 ) -> FetchTopic:
-    """Return the query for a topic, without the partitions that were queried before (``seen``).
+    """Return the query for a topic, without the partitions in ``requested_before``.
 
     Otherwise, a small request that repeats an index could get a huge response: an offset may have 4
     KiB of metadata, a thousand times the size of an index.

@@ -1,8 +1,8 @@
 """Produce (0): append a record batch to each partition (``appends.py``).
 
-Version 7 allows zstd, 8 adds RecordErrors, 10 the current leader in errors (KIP-951), 11
-TRANSACTION_ABORTABLE; from 12 on the broker adds partitions to the transaction; 13 names topics by
-id.
+Version 7 allows zstd, version 8 adds RecordErrors, version 10 the current leader in errors
+(KIP-951), version 11 TRANSACTION_ABORTABLE. From version 12 on the broker adds partitions to the
+transaction; version 13 names topics by id.
 
 Difference from Kafka: the internal topics are closed to every client, including ``__admin_client``.
 Only the coordinators write to them.

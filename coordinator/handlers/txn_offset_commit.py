@@ -2,9 +2,9 @@
 
 The group's offsets partition must be in the transaction. The handler verifies this in the same turn
 of the event loop in which it appends the offsets, so that the transaction cannot end in between.
-Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds the partition to the transaction
-implicitly (TV2). Version 6 has topic ids instead of names, and other errors for a missing group and
-for an old member epoch (KIP-1319). Every error is reported per partition.
+Version 3 adds member data, version 4 TRANSACTION_ABORTABLE; version 5 adds the partition to the
+transaction implicitly (TV2). Version 6 has topic ids instead of names, and other errors for a
+missing group and for an old member epoch (KIP-1319). Every error is reported per partition.
 """
 
 from __future__ import annotations

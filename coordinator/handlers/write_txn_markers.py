@@ -1,9 +1,8 @@
 """WriteTxnMarkers (27): append transaction markers to partitions that this broker leads.
 
-It is sent by the transaction coordinators of other brokers, and by tools that abort a hanging
-transaction.
-Version 2 carries the transaction version of each marker. ``services/marker_appends.py``
-determines the error codes.
+The transaction coordinators of other brokers send this request, and so do tools that abort a
+hanging transaction. Version 2 carries the transaction version of each marker.
+``services/marker_appends.py`` determines the error codes.
 """
 
 from __future__ import annotations

@@ -364,7 +364,10 @@ class ClientObservations:
             self._waiting.append((event, origin, f"request {api}"))
 
     def renew(self) -> None:
-        """Forget all observations: later ones are recorded again. Record how many were dropped."""
+        """Forget all observations, so that later ones are recorded again.
+
+        If the limit has caused observations to be dropped, record their number.
+        """
         self._timer = None
         if self._dropped and self._records:
             event = Event(str(Observed.OBSERVATIONS_DROPPED), "", {"count": self._dropped})

@@ -81,8 +81,8 @@ class OldMetadata:
     """The state after the replay of a log in the old format."""
 
     starts: int = 0
-    """How many times the broker has started. A topic's leader epoch is how many of these times came
-    after the creation of the topic."""
+    """How many times the broker has started. A topic's leader epoch is the number of starts after
+    its creation."""
     deleted: set[uuid.UUID] = field(default_factory=set)
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ DELETE: Final = frozenset({"delete"})
 
 
 class SafeRange(NamedTuple):
-    """The values of a setting that keep state, and the reason against other values."""
+    """The values of a setting with which no state is lost, and the reason against other values."""
 
     low: int
     high: int

@@ -92,7 +92,7 @@ class OffsetRow:
     held_back: int = 0
     uncommitted: int = 0
     seconds: float | None = 0.0
-    """None if the first record has no timestamp."""
+    """The age of the first record that counts in ``records``; None if it has no timestamp."""
     is_progress: bool = False
     """Whether a Spark query committed the offset only to show its progress; if so, there is no lag.
     """

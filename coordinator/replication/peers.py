@@ -214,7 +214,7 @@ class BrokerConnection:
             raise ConnectionLostError(f"{self._to}: {error!r}") from error
         finally:
             if self._router is not router:
-                # ``close`` or a new address replaced the router, which may have connected later.
+                # ``close`` or a new address removed this router, which may have connected since.
                 router.close()
         self._backoff_ms = 0.0
         return answer

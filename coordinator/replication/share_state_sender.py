@@ -56,7 +56,7 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
         ErrorCode.invalid_request: errors.InvalidShareRequestError,
     }
 )
-"""Our exceptions for a coordinator's errors; others become SharePartitionFailedError."""
+"""Our exceptions for a coordinator's errors; all other errors become SharePartitionFailedError."""
 
 MAX_COMBINED: Final = 1_000
 """The maximum number of commands in one request. Their responses are small, but each command may

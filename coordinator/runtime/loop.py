@@ -1,7 +1,7 @@
 """An event loop whose time continues while a test has frozen ``time.monotonic``.
 
-Brokers that run in a thread of a test use it. On asyncio's own loops, timers set before the freeze
-would be due at once, and timers set later never.
+Brokers that run in a thread of a test use this loop. On asyncio's own loops, timers set before the
+freeze would be due at once, and timers set after it would never be due.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ generator that yields between items (``fencepost.protocol.steps``); most request
 first slice. Longer ones are queued and take turns with each other; between two slices
 the loop runs all other work.
 
-A request that ends the wait of others, such as an append, puts their completion into the
-:class:`ActionQueue`.
+A request that ends the wait of other requests, such as an append, puts the completion of those
+requests into the :class:`ActionQueue`.
 """
 
 from __future__ import annotations
@@ -150,9 +150,10 @@ class ActionQueue:
     """Completes waiting requests after the request that ended their wait.
 
     An append only adds actions, and no action runs inside of it or of another action. The
-    connection that serves the request releases the actions once its own responses are sent. They
-    run in the same turn of the event loop, so that a record reaches a waiting consumer without
-    another turn, until the request's slice of time is used up. The others run in later turns.
+    connection that serves the request releases the actions once its own responses are sent. The
+    actions run in the same turn of the event loop, so that a record reaches a waiting consumer
+    without another turn. Once the request's slice of time is used up, the remaining actions are
+    left for later turns.
 
     Source: ``ActionQueue``, ``DelayedActionQueue``.
     """
@@ -231,7 +232,7 @@ class OneAtATime:
 
 
 class Turns:
-    """Runs the jobs of one event loop, which alternate."""
+    """Runs the jobs of one event loop in turn, a slice of time each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

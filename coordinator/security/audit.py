@@ -31,7 +31,7 @@ MAX_PRINCIPALS = 1_000
 was denied longest ago starts over with a full burst."""
 
 MAX_TEXT_CHARACTERS = 256
-"""The maximum number of characters of a name in a line. Names of topics have up to 249."""
+"""The maximum number of characters of a name in a line. Topic names have at most 249."""
 
 _log = structlog.get_logger(__name__)
 

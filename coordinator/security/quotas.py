@@ -188,8 +188,8 @@ class ClientQuotas:
     ) -> int:
         """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
 
-        For event loop time, the throttle time is at most one sample of the window. With
-        ``is_debt``, for a request that has used processor time in threads, it is at most
+        For event loop time, the throttle time is at most one sample of the window. ``is_debt``
+        marks a request that has used processor time in threads; its throttle time is at most
         MAX_DEBT_MS.
         """
         budget = self.budget(key, user, client_id)

@@ -2,7 +2,7 @@
 
 A fetch waits at its share partitions until enough bytes are available, until records or locks are
 released, or until MaxWaitMs has passed. Then it takes the fetch lock of each share partition that
-it can acquire from, reads the logs, and acquires. Of the batches, only the headers are parsed.
+it can acquire from, reads the logs, and acquires records. Only the batch headers are parsed.
 
 Source: ``SharePartitionManager.processShareFetch``, ``DelayedShareFetch``, ``ShareFetchUtils``,
 ``PartitionMaxBytesStrategy``.
@@ -412,9 +412,9 @@ class _Reading:
     ) -> Steps[tuple[list[FetchedBatch], list[int]]]:
         """Return the batches that may be acquired, and their positions in the read bytes.
 
-        The positions include the end of the last batch. At most ``room`` offsets can be acquired
-        after the share partition's end offset, or from the first batch on if it begins later. The
-        batches after these offsets are not parsed.
+        The positions include the end of the last batch. At most ``room`` offsets can be acquired.
+        They begin after the share partition's end offset, or at the first batch if that batch
+        begins later. The batches after these offsets are not parsed.
         """
         share = served.share
         batches: list[FetchedBatch] = []

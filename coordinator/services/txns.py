@@ -77,7 +77,7 @@ RETRY_IDS_MS: Final = 50
 ``RETRY_BACKOFF_MS`` of ``RPCProducerIdManager``)."""
 
 WAIT_FOR_IDS_MS: Final = 1_000
-"""The time for which a request waits for producer ids before COORDINATOR_LOAD_IN_PROGRESS."""
+"""The time after which a request without a producer id gets COORDINATOR_LOAD_IN_PROGRESS."""
 
 AllocateProducerIds = Callable[[], Awaitable[ProducerIdBlock]]
 """Returns a block for this broker alone; raises ProducerIdsUnavailableError, or
@@ -187,8 +187,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     ) -> None:
         """Begin to use the other brokers and the controller of a cluster.
 
-        ``others`` write the markers of the partitions that they lead, ``verify_remotely`` asks
-        their coordinators, and ``allocate`` asks the controller for producer ids.
+        ``others`` write the markers of the partitions that they lead, ``verify_remotely`` asks a
+        transaction coordinator on another broker, and ``allocate`` asks the controller for producer
+        ids.
         """
         self.markers.join(others)
         self.verify_remotely, self.allocate = verify_remotely, allocate
@@ -245,8 +246,8 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
         are added (TV2) or only verified. The returned verdicts are valid in the same turn of the
-        event loop, in which the transaction cannot end before the append. The errors are ones that
-        the API's clients understand (KIP-890, ``AddPartitionsToTxnManager``).
+        event loop, in which the transaction cannot end before the append. The API's clients
+        understand the returned errors (KIP-890, ``AddPartitionsToTxnManager``).
 
         If a future is returned, call again with the same ``request_state`` once it is done. There
         are three reasons: the record that adds the partitions to the transaction is not committed
@@ -287,7 +288,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         origin: Origin | None,
         client_error: Callable[[DomainError | None], DomainError | None],
     ) -> Verdicts | asyncio.Future[None]:
-        """Return the verdicts of this broker's shard, or a future for their commit."""
+        """Return the verdicts of this broker's shard, or a future for the commit of its record."""
         name, partitions = command.transactional_id, command.partitions
         future = self._shards.submit(name, command, origin, reply_before_flush=True)
         if not future.done():

@@ -499,9 +499,9 @@ class Appends:
     # --- commit ---
 
     def _wait_for_disk(self, append: Append, progress: _AppendState, parts: Iterable[Part]) -> None:
-        """Make the response wait for the disk if its records, new or duplicate, are not flushed.
+        """Make the response wait for the disk if records of ``parts`` are not flushed.
 
-        A part whose flush fails is refused: its records are not durable.
+        This includes duplicates. A part whose flush fails is refused: its records are not durable.
         """
         held = [
             (part, part.partition, part.appended)

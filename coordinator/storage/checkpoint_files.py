@@ -1,8 +1,8 @@
 """The offset checkpoints of a data directory, and the thread that writes them.
 
 Each write takes two or three fsyncs, and therefore runs in a thread. A caller that cannot continue
-before a checkpoint is on disk writes the file synchronously, after the thread's current write. An
-earlier requested write never overwrites a later one.
+before a checkpoint is on disk writes the file synchronously, after the thread's current write. A
+write never overwrites one that was requested later.
 """
 
 from __future__ import annotations

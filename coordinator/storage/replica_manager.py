@@ -228,7 +228,7 @@ class ReplicaManager:
         self.publish(MetadataImage(), self.image)
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Apply the changes since ``old``; only store ``image`` unless started."""
+        """Apply the changes since ``old``; before :meth:`start`, only store ``image``."""
         if not self._has_started:
             self.image = image
             return
@@ -397,7 +397,7 @@ class ReplicaManager:
         return replica
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
-        """Treat the log as replicated: the state machine or the leader sets the high watermark."""
+        """Treat the log as replicated: the leader, here or remote, sets the high watermark."""
         if replica.partition is None:
             replica.partition, replica.failure = partition, None
             marks = partition.marks
@@ -415,7 +415,7 @@ class ReplicaManager:
     # --- disks -----------------------------------------------------------------------------------
 
     def _failed(self, replica: Replica, error: LogError) -> None:
-        """Take a replica offline whose log cannot be opened, or cannot begin a leader epoch."""
+        """Take offline a replica whose log cannot be opened, or cannot begin a leader epoch."""
         one = replica.local
         _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
         if replica.partition is None:

@@ -1,6 +1,6 @@
 """The storage of a node: its metadata, its partitions, and their flusher.
 
-A command that works on the data of a stopped broker needs only this (``fencepost log import``).
+A command on the data of a stopped broker, such as ``fencepost log import``, opens only the storage.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Storage:
             self.metadata.subscribe(Subscriber.REPLICAS, self.replicas.publish)
 
     async def durable(self) -> None:
-        """Wait until the latest image is durable; a remote controller's image already is.
+        """Wait until the latest image is durable, as an image from a remote controller always is.
 
         Raises StorageError.
         """
@@ -143,7 +143,7 @@ class Storage:
         return self.own_log
 
     def end_metadata(self) -> None:
-        """Write a snapshot at shutdown, if the log has grown, to replay fewer records later."""
+        """Write a snapshot at shutdown if the log has grown, so that the next start is faster."""
         if self.own_log is not None:
             self.own_log.compact(0)
 

@@ -85,7 +85,7 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 NEVER_MS: Final = 10 * 365 * 86_400_000
-"""A session timeout that never expires, because brokers have their sessions with ZooKeeper."""
+"""A session timeout that never elapses: ZooKeeper, not the controller, expires the sessions."""
 
 GO_ON_AT_ONCE: Final = 200
 """The maximum number of reassignments that one decision continues."""

@@ -33,8 +33,8 @@ INITIAL_EPOCH: Final = 0
 MAX_EPOCH: Final = 2**31 - 1
 
 SESSION_ERRORS: Final = (Errors.FETCH_SESSION_ID_NOT_FOUND, Errors.INVALID_FETCH_SESSION_EPOCH)
-"""The errors of a leader that has lost the session: a full request may follow at once. After
-FETCH_SESSION_TOPIC_ID_ERROR, newer metadata must arrive first."""
+"""The errors of a leader that has lost the session: a full request may follow at once.
+FETCH_SESSION_TOPIC_ID_ERROR is not one of them, because newer metadata must arrive first."""
 
 
 def fetcher_id(topic_hash: int, index: int, fetchers: int) -> int:

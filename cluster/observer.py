@@ -1,7 +1,7 @@
 """A broker's replica of the metadata log: where to fetch from, and which records are committed.
 
 The machine stores no log. Committed records live in its image, uncommitted ones in a short tail; a
-broker that starts fetches from offset 0 and receives a snapshot. The caller sends
+starting broker fetches from offset 0 and receives a snapshot. The caller sends
 :meth:`Observer.next_request`, one request at a time, passes in each answer, and publishes the
 returned images in order.
 

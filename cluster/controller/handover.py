@@ -81,9 +81,9 @@ def as_standalone(
     """Return the image with this broker as the only one, and the reasons against the conversion.
 
     ``features`` are the ranges of the features to keep. The broker must be in the ISR of every
-    partition, or an eligible leader of it (KIP-966): with eligible leaders the ISR is empty once
-    its last member has stopped. Replicas on other brokers, these brokers, the controllers and all
-    other features are removed.
+    partition, or an eligible leader replica (KIP-966): with ELRs the ISR is empty once its last
+    member has stopped. The other brokers with their replicas, the controllers and all other
+    features are removed.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}

@@ -76,7 +76,7 @@ class BrokerHeartbeatRequest:
     broker_id: int
     broker_epoch: int
     current_metadata_offset: int
-    """The last metadata record that the broker has applied."""
+    """The offset of the last metadata record that the broker has applied."""
     want_fence: bool = False
     want_shut_down: bool = False
     offline_log_dirs: tuple[UUID, ...] = ()
@@ -217,7 +217,7 @@ class BrokerHeartbeatManager:
         return heartbeat.current_metadata_offset >= contact.registration_offset
 
     def metadata_offset(self, broker_id: int) -> int:
-        """Return the last metadata record that a broker has applied; -1 if it is unknown."""
+        """Return the offset of the last record that a broker has applied; -1 if it is unknown."""
         contact = self._contacts.get(broker_id)
         return -1 if contact is None else contact.metadata_offset
 

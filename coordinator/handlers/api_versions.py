@@ -29,8 +29,8 @@ FIRST_VERSION_WITH_NODE = 5
 NO_NODE = -1
 
 MAX_KEPT_LISTS: Final = 16
-"""The maximum number of cached lists of APIs. The broker has one for each version of the response;
-a cluster has others when the active controller changes."""
+"""The maximum number of cached lists of APIs. There is one list for each version of the response;
+in a cluster, the lists change when the active controller changes."""
 
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 5), permission="NONE")

@@ -1,8 +1,9 @@
 """Fetch (1): read from many partitions, immediately or once enough bytes exist (``fetches.py``).
 
-Version 4 adds isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11
-racks (KIP-392), 12 the epoch of the last fetched record, 13 topic ids, 15 the followers' broker
-epochs, 16 the current leader (KIP-951).
+Version 4 adds isolation levels, version 5 log start offsets, version 7 sessions (KIP-227), version
+9 leader epochs, version 11 racks (KIP-392), version 12 the epoch of the last fetched record,
+version 13 topic ids, version 15 the followers' broker epochs, version 16 the current leader
+(KIP-951).
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ class Timers:
         """Make ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
 
         ``now_ms`` is the time to which the caller added a timeout to get the deadline, by default
-        the clock's time. It is later than the clock's while a timer fires after the wall clock was
-        set back (see :meth:`TimerQueue.run_due`).
+        the clock's time. If the wall clock was set back, a timer that fires passes in a time later
+        than the clock's (see :meth:`TimerQueue.run_due`).
         """
         timer = self._timers.get(key)
         if deadline_ms is not None:

@@ -264,7 +264,7 @@ class MarkerWriter:
             self._leave_to_worker()
 
     def leaders_changed(self) -> None:
-        """Look up the leaders of all waiting markers; disconnect from brokers that lead none."""
+        """Look up all leaders again; disconnect from brokers whose requests are abandoned."""
         if self._closed:
             return
         self._retries.clear()

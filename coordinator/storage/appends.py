@@ -501,7 +501,8 @@ class Appends:
     def _wait_for_disk(self, append: Append, progress: _AppendState, parts: Iterable[Part]) -> None:
         """Make the response wait for the disk if records of ``parts`` are not flushed.
 
-        This includes duplicates. A part whose flush fails is refused: its records are not durable.
+        A duplicate waits for the original batch. A part whose flush fails is refused: its records
+        are not durable.
         """
         held = [
             (part, part.partition, part.appended)

@@ -96,7 +96,9 @@ def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], A
             " rules that affect it.",
         )(wrapped)
         made = click.option("--cluster", is_flag=True, help="The cluster itself.")(made)
-        for word in reversed([one for one in RESOURCES if one != "cluster"]):
+        for word in reversed(
+            [resource_type for resource_type in RESOURCES if resource_type != "cluster"]
+        ):
             made = click.option(
                 f"--{word}", multiple=True, metavar="NAME", help="May be repeated."
             )(made)
@@ -178,9 +180,9 @@ def add(session: ClusterSession, what: AclResources, form: str, **options: Any) 
     filters = list(_filters(what, **options))
     if not filters:
         raise click.UsageError("name a resource with --topic, --group, --cluster and so on")
-    rules = list(dict.fromkeys(_rule(one) for one in filters))
-    resources = {(one.resource_type, one.pattern_type, one.resource_name) for one in rules}
-    existing = set(find(session, [AclFilter(*one) for one in resources]))
+    rules = list(dict.fromkeys(_rule(acl_filter) for acl_filter in filters))
+    resources = {(rule.resource_type, rule.pattern_type, rule.resource_name) for rule in rules}
+    existing = set(find(session, [AclFilter(*resource) for resource in resources]))
     create(session, [rule for rule in rules if rule not in existing])
     rows = [
         {**_row(rule), "result": "was there" if rule in existing else "added"} for rule in rules
@@ -314,8 +316,8 @@ def _filters(
             _convenience(what, producer=producer, consumer=consumer, idempotent=idempotent)
         )
     else:
-        named = [_operation(one) for one in operations] or [open_operation]
-        pairs = [(one, operation) for one in resources for operation in named]
+        named = [_operation(operation) for operation in operations] or [open_operation]
+        pairs = [(resource, operation) for resource in resources for operation in named]
         if not pairs and not is_for_new and is_given:
             pairs = [(AclFilter(), operation) for operation in named]
     for permission, who, hosts in sides:
@@ -387,7 +389,7 @@ def _rule(acl_filter: AclFilter) -> Acl:
 
     possible = (*OPERATIONS[acl_filter.resource_type], Operation.ALL)
     if acl_filter.operation not in possible:
-        names = ", ".join(one.name for one in possible)
+        names = ", ".join(operation.name for operation in possible)
         raise click.UsageError(
             f"{acl_filter.operation.name} is not an operation on a {acl_filter.resource_type.name};"
             f" the operations are {names}"
@@ -415,11 +417,15 @@ def _operation(text: str) -> Operation:
     """Return the operation of that name, such as ``DescribeConfigs`` or ``describe_configs``."""
     from fencepost.cluster.acl import Operation
 
-    operations = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}
+    operations = {
+        operation.name.replace("_", ""): operation
+        for operation in Operation
+        if operation >= Operation.ALL
+    }
     operation = operations.get(text.replace("_", "").replace("-", "").upper())
     if operation is None:
-        names = ", ".join(one.name for one in operations.values())
-        close = nearest(text, [one.name for one in operations.values()])
+        names = ", ".join(operation.name for operation in operations.values())
+        close = nearest(text, [operation.name for operation in operations.values()])
         raise click.UsageError(f"unknown operation {text}; the operations are {names}{close}")
     return operation
 

@@ -100,7 +100,9 @@ def verify(backup: Path, form: str) -> None:
     problems, lines, _ = check_directories([backup / backups.DATA], ())
     if summary.running:
         # The indexes of active segments are left out: recovery rebuilds them.
-        problems = [one for one in problems if not backups.is_left_out(str(one["file"]))]
+        problems = [
+            problem for problem in problems if not backups.is_left_out(str(problem["file"]))
+        ]
     rows += problems
     if form == "json":
         emit([{**_row(summary), "problems": [*rows, *lines]}], (), form)

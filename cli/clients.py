@@ -47,10 +47,13 @@ def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None
     clients, silent = instances(session, client_id)
     if client_id is None:
         emit(
-            [_row(one) for one in clients], COLUMNS, form, "no clients have asked for subscriptions"
+            [_row(client) for client in clients],
+            COLUMNS,
+            form,
+            "no clients have asked for subscriptions",
         )
     else:
-        rows = [row for one in clients for row in _series_rows(one)]
+        rows = [row for client in clients for row in _series_rows(client)]
         emit(rows, SERIES_COLUMNS, form, f"no metrics of clients with the client id {client_id!r}")
     if silent and form == "table":
         named = ", ".join(map(str, silent))

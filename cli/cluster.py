@@ -129,28 +129,34 @@ def describe(session: ClusterSession, form: str) -> None:
 
     broker_rows, quorum = replicas.brokers(session), replicas.quorum(session)
     partitions = replicas.partition_states(session)
-    min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
+    min_isr = _min_isr(session, list(dict.fromkeys(partition.topic for partition in partitions)))
     controller = replicas.active_controller(session, quorum)
     election = None if quorum is not None else _election(session, controller)
-    brokers = [_broker_row(one, quorum, partitions) for one in broker_rows]
+    brokers = [_broker_row(row, quorum, partitions) for row in broker_rows]
     if replicas.is_elected_of_brokers(session):
         for broker_row in brokers:
             broker_row["controller"] = "active" if broker_row["broker"] == controller else None
     moving = _reassigning(session)
     problems = []
-    for one in partitions:
-        move = (moving or {}).get((one.topic, one.partition))
+    for partition in partitions:
+        move = (moving or {}).get((partition.topic, partition.partition))
         adding = () if move is None else move.adding
-        wrong = replicas.problems(one, min_isr.get(one.topic, 1), adding)
+        wrong = replicas.problems(partition, min_isr.get(partition.topic, 1), adding)
         if wrong:
-            row = {**one._asdict(), "min_isr": min_isr.get(one.topic), "problems": wrong}
+            row = {
+                **partition._asdict(),
+                "min_isr": min_isr.get(partition.topic),
+                "problems": wrong,
+            }
             problems.append(row)
     health = {
         "partitions": len(partitions),
         "offline": sum("offline" in row["problems"] for row in problems),
         "under_min_isr": sum("under min ISR" in row["problems"] for row in problems),
         "under_replicated": sum("under replicated" in row["problems"] for row in problems),
-        "not_led_by_preferred": sum(one.leader != one.preferred for one in partitions),
+        "not_led_by_preferred": sum(
+            partition.leader != partition.preferred for partition in partitions
+        ),
         "reassigning": None if moving is None else len(moving),
     }
     cluster_id = session.client.metadata().cluster_id
@@ -201,15 +207,15 @@ def unregister(session: ClusterSession, broker: int, *, execute: bool) -> None:
     from fencepost.client.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
-    brokers_by_id = {one.broker: one for one in replicas.brokers(session)}
+    brokers_by_id = {broker.broker: broker for broker in replicas.brokers(session)}
     if broker not in brokers_by_id:
-        have = ", ".join(str(one) for one in sorted(brokers_by_id))
+        have = ", ".join(str(broker_id) for broker_id in sorted(brokers_by_id))
         raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
     if brokers_by_id[broker].fenced is False:
         raise click.ClickException(f"broker {broker} is up: stop it first")
     held = sum(
-        broker in one.replicas and one.topic != HISTORY_TOPIC
-        for one in replicas.partition_states(session)
+        broker in partition.replicas and partition.topic != HISTORY_TOPIC
+        for partition in replicas.partition_states(session)
     )
     if held:
         raise click.ClickException(
@@ -251,8 +257,8 @@ def check_restart(session: ClusterSession, form: str, broker: int, wait: float |
         if not rows or time.monotonic() >= end:
             break
         time.sleep(CHECK_PAUSE_S)
-    led = [one for one in partitions if one.leader == broker]
-    coordinators = sum(one.topic in INTERNAL_TOPICS for one in led)
+    led = [partition for partition in partitions if partition.leader == broker]
+    coordinators = sum(partition.topic in INTERNAL_TOPICS for partition in led)
     if form == "json":
         fields = {"broker": broker, "can_restart": not rows, "leads": len(led)}
         print_json({**fields, "coordinators": coordinators, "problems": rows})
@@ -276,10 +282,10 @@ def _restart_problems(
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     broker_rows, quorum = replicas.brokers(session), replicas.quorum(session)
-    if broker not in {one.broker for one in broker_rows}:
-        have = ", ".join(str(one.broker) for one in broker_rows)
+    if broker not in {row.broker for row in broker_rows}:
+        have = ", ".join(str(row.broker) for row in broker_rows)
         raise click.ClickException(f"there is no broker {broker}; the brokers are {have}")
-    down = frozenset(one.broker for one in broker_rows if one.fenced)
+    down = frozenset(row.broker for row in broker_rows if row.fenced)
     problems: list[dict[str, object]] = []
     if broker in down:
         problems.append({"problem": f"broker {broker} is down or fenced"})
@@ -287,13 +293,15 @@ def _restart_problems(
         problems.append({"problem": "this user may not describe the controllers"})
     elif quorum is not None and (why := replicas.quorum_without(quorum, broker)) is not None:
         problems.append({"problem": why})
-    min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
-    for one in partitions:
-        if one.topic == HISTORY_TOPIC:
+    min_isr = _min_isr(session, list(dict.fromkeys(partition.topic for partition in partitions)))
+    for partition in partitions:
+        if partition.topic == HISTORY_TOPIC:
             continue
-        wrong = replicas.restart_problem(one, broker, min_isr.get(one.topic, 1), down)
+        wrong = replicas.restart_problem(partition, broker, min_isr.get(partition.topic, 1), down)
         if wrong is not None:
-            problems.append({**one._asdict(), "min_isr": min_isr.get(one.topic), "problem": wrong})
+            problems.append(
+                {**partition._asdict(), "min_isr": min_isr.get(partition.topic), "problem": wrong}
+            )
     return problems
 
 
@@ -338,10 +346,10 @@ def _broker_row(
         "rack": broker.rack,
         "state": "fenced" if broker.fenced else "up",
         "controller": _controller_role(node, quorum),
-        "leads": sum(one.leader == node for one in partitions),
-        "preferred": sum(one.preferred == node for one in partitions),
-        "replicas": sum(node in one.replicas for one in partitions),
-        "in_sync": sum(node in one.isr for one in partitions),
+        "leads": sum(partition.leader == node for partition in partitions),
+        "preferred": sum(partition.preferred == node for partition in partitions),
+        "replicas": sum(node in partition.replicas for partition in partitions),
+        "in_sync": sum(node in partition.isr for partition in partitions),
         "metadata_lag": _metadata_lag(node, quorum),
     }
 
@@ -366,7 +374,7 @@ def _min_isr(session: ClusterSession, topics: list[str]) -> dict[str, int]:
     # The broker reports no settings of the history's topic.
     resources = [("topic", name) for name in topics if name != HISTORY_TOPIC]
     entries = describe_configs(session, resources, [MIN_ISR]) if resources else []
-    return {one.resource: int(one.value) for one in entries if one.value is not None}
+    return {entry.resource: int(entry.value) for entry in entries if entry.value is not None}
 
 
 def _reassigning(session: ClusterSession) -> dict[Partition, Move] | None:

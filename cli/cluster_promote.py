@@ -123,7 +123,7 @@ def promote(
 
     fs = OsFileSystem()
     try:
-        named = [ControllerAddress.of(one) for text in controllers for one in text.split(",")]
+        named = [ControllerAddress.of(part) for text in controllers for part in text.split(",")]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--controller") from error
     if insecure:
@@ -146,7 +146,10 @@ def _print_plan(plan: PromotionPlan) -> None:
     from fencepost.tools.promotion import BROKER_FILE, CONTROLLER_FILE
 
     image, request = plan.metadata.image, plan.wanted
-    files = [plan.directory_of(one.node_id) / CONTROLLER_FILE for one in request.controllers]
+    files = [
+        plan.directory_of(controller.node_id) / CONTROLLER_FILE
+        for controller in request.controllers
+    ]
     print_lines(
         f"cluster {plan.meta.cluster_id}: {len(image.topics)} topics,"
         f" {image.partition_count} partitions, {len(image.scram)} users, {len(image.acls)} rules,"

@@ -61,7 +61,7 @@ def list_settings(
     from fencepost.client.queries.settings import describe_configs
 
     entries = describe_configs(session, [_resource(session, kind, name)])
-    _show([one for one in entries if not changed or one.source != "default"], form)
+    _show([entry for entry in entries if not changed or entry.source != "default"], form)
 
 
 @command.command("get")
@@ -74,7 +74,7 @@ def get(session: ClusterSession, kind: str, name: str, keys: tuple[str, ...], fo
 
     resource = _resource(session, kind, name)
     _refuse_unknown(session, resource, keys)
-    _show([one for one in describe_configs(session, [resource]) if one.key in keys], form)
+    _show([config for config in describe_configs(session, [resource]) if config.key in keys], form)
 
 
 @command.command("set")
@@ -143,7 +143,7 @@ def change(
     if len(set(named)) < len(named):
         raise click.UsageError("one setting is named twice")
     _refuse_unknown(session, resource, named)
-    before = {one.key: one for one in describe_configs(session, [resource])}
+    before = {config.key: config for config in describe_configs(session, [resource])}
     alter(session, resource, settings, keys, execute=execute)
     after = _in_effect(session, resource, settings) if execute else {}
     rows = [
@@ -177,7 +177,7 @@ def _in_effect(
 
     deadline = time.monotonic() + SEEN_WITHIN_S
     while True:
-        entries = {one.key: one for one in describe_configs(session, [resource])}
+        entries = {config.key: config for config in describe_configs(session, [resource])}
         is_seen = all(
             key in entries and (entries[key].is_secret or entries[key].value == value.strip())
             for key, value in settings.items()
@@ -202,12 +202,12 @@ def _refuse_unknown(session: ClusterSession, resource: Resource, keys: Sequence[
 def _show(settings: Sequence[ConfigEntry], form: str) -> None:
     rows = [
         {
-            "key": one.key,
-            "value": _value(one),
-            "source": one.source,
-            "read_only": one.is_read_only,
+            "key": setting.key,
+            "value": _value(setting),
+            "source": setting.source,
+            "read_only": setting.is_read_only,
         }
-        for one in settings
+        for setting in settings
     ]
     emit(rows, COLUMNS, form, "no settings")
 

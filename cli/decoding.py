@@ -143,7 +143,7 @@ def _fields(value: object) -> dict[str, object]:
         return named
     if not dataclasses.is_dataclass(value):
         return {"value": value}
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def plain(value: object) -> object:

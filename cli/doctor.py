@@ -75,7 +75,7 @@ def command(
         if not diagnosis.findings:
             _require_known(session, subject)
         # First, because Ctrl-C may end the command as soon as the output is seen.
-        is_bad = any(strict or one.rule.level == "breaks" for one in diagnosis.findings)
+        is_bad = any(strict or finding.rule.level == "breaks" for finding in diagnosis.findings)
         _show(diagnosis, as_json=as_json)
 
     watch(draw, every_s)

@@ -84,7 +84,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
             raise click.ClickException(str(error)) from error
 
     if form == "json":
-        print_json_array(chain.from_iterable(rows_of(*one) for one in dumps))
+        print_json_array(chain.from_iterable(rows_of(*dump) for dump in dumps))
     else:
         for path, rows in dumps:
             _show(path, rows_of(path, rows))

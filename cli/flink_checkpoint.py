@@ -232,7 +232,7 @@ def _collector(fields: _FieldReader) -> list[Committable]:
         raise CheckpointError("the committer's state has no magic number")
     checkpoints = _list(inner, _CHECKPOINT_VERSIONS, _checkpoint)
     inner.expect_end("the committables")
-    return [one for checkpoint in checkpoints for one in checkpoint]
+    return [committable for checkpoint in checkpoints for committable in checkpoint]
 
 
 def _list(fields: _FieldReader, versions: range, read: Callable[[_FieldReader, int], T]) -> list[T]:
@@ -253,7 +253,7 @@ def _checkpoint(fields: _FieldReader, version: int) -> list[Committable]:
     subtasks = _list(
         fields, _SUBTASK_VERSIONS, lambda part, its: _subtask(part, its, checkpoint_id)
     )
-    return [one for subtask in subtasks for one in subtask]
+    return [committable for subtask in subtasks for committable in subtask]
 
 
 def _subtask(fields: _FieldReader, version: int, checkpoint_id: int) -> list[Committable]:

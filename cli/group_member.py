@@ -120,7 +120,7 @@ class GroupConsumer:
     def _shares(self, assignor: str, members: Any) -> dict[str, bytes]:
         """Compute the assignment of all members, as the leader."""
         subscriptions = {row.member_id: decode_subscription(row.metadata) for row in members}
-        named = {topic for one in subscriptions.values() for topic in one.topics}
+        named = {topic for subscription in subscriptions.values() for topic in subscription.topics}
         metadata = self._session.client.metadata(refresh=True).topics
         # Without racks: partitions are not matched to the racks of members.
         topics = {

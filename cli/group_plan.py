@@ -162,20 +162,22 @@ def _classic(
         raise click.ClickException(
             f"the members of group {group.group!r} are not consumers: {error}"
         ) from error
-    most_common = Counter(one.topics for one in subscriptions.values()).most_common(1)[0][0]
+    most_common = Counter(
+        subscription.topics for subscription in subscriptions.values()
+    ).most_common(1)[0][0]
     members = {member.member_id: subscriptions[member.member_id] for member in stay}
     members |= {f"added-{number}": Subscription(most_common) for number in range(1, add + 1)}
     owned = {member.member_id: list(member.assigned) for member in stay}
-    topics = _racks(session, {topic for one in members.values() for topic in one.topics})
+    topics = _racks(session, {topic for member in members.values() for topic in member.topics})
     for generation in range(1, MOST_ROUNDS):
         member_subscriptions = {
             name: replace(
-                one,
+                member,
                 owned=tuple(owned.get(name, ())) if assignor.is_cooperative else (),
                 generation=generation if name in owned else -1,
                 user_data=assignor.user_data(owned.get(name), generation),
             )
-            for name, one in members.items()
+            for name, member in members.items()
         }
         before, owned = owned, assignor.assign(topics, member_subscriptions)
         if not assignor.is_cooperative or before == owned:

@@ -90,7 +90,9 @@ def select_partitions(
         name, colon, indexes = text.partition(":")
         topic_partitions = session.topics([name])[0].partitions
         try:
-            numbers = [int(one) for one in indexes.split(",")] if colon else list(topic_partitions)
+            numbers = (
+                [int(index) for index in indexes.split(",")] if colon else list(topic_partitions)
+            )
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is not TOPIC[:0,1,…]", param_hint="--topic") from (
                 error

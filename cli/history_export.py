@@ -160,7 +160,7 @@ def export(
 def _selection(scopes: Sequence[str], kinds: Sequence[str]) -> Selection:
     from fencepost.cli.history_schema import KINDS
 
-    kinds_and_scopes = (list(KINDS), [kind for one in KINDS.values() for kind in one])
+    kinds_and_scopes = (list(KINDS), [kind for kinds in KINDS.values() for kind in kinds])
     return Selection(
         _names("--scopes", scopes, kinds_and_scopes[0]),
         _names("--kinds", kinds, kinds_and_scopes[1]),
@@ -170,7 +170,7 @@ def _selection(scopes: Sequence[str], kinds: Sequence[str]) -> Selection:
 def _names(option: str, given: Sequence[str], allowed: Sequence[str]) -> frozenset[str]:
     from fencepost.coordinator.config.key import nearest
 
-    names = [name.strip() for one in given for name in one.split(",") if name.strip()]
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
     for name in names:
         if name not in allowed:
             hint = nearest(name, allowed)
@@ -357,8 +357,8 @@ class Delivery:
 
 def _batches(entries: Iterator[Exported], size: int) -> Iterator[list[Exported]]:
     batch: list[Exported] = []
-    for one in entries:
-        batch.append(one)
+    for entry in entries:
+        batch.append(entry)
         if len(batch) == size:
             yield batch
             batch = []

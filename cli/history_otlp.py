@@ -177,12 +177,12 @@ class OtlpSink:
     def prepare(self, batch: Sequence[Exported]) -> Callable[[], None]:
         """Return a function that sends the spans and the logs of ``batch``."""
         logs, spans = [], []
-        for one in batch:
-            span, context = self._builder.span_of(one.entry), None
+        for entry in batch:
+            span, context = self._builder.span_of(entry.entry), None
             if span is not None:
-                context = self._context(one)
+                context = self._context(entry)
                 spans.append(self._span(span, context))
-            logs.append(self._log(one, context))
+            logs.append(self._log(entry, context))
         return lambda: self._send(logs, spans)
 
     def _send(self, logs: Sequence[ReadableLogRecord], spans: Sequence[ReadableSpan]) -> None:

@@ -144,8 +144,10 @@ def _note_waiting_brokers(session: ClusterSession) -> None:
     topic = session.client.metadata().topics.get(HISTORY_TOPIC)
     if topic is None:
         return
-    leaders = {one.leader for one in topic.partitions.values()}
-    preferred = {one.replicas[0] for one in topic.partitions.values() if one.replicas}
+    leaders = {partition.leader for partition in topic.partitions.values()}
+    preferred = {
+        partition.replicas[0] for partition in topic.partitions.values() if partition.replicas
+    }
     if waiting := sorted(preferred - leaders):
         print_lines(
             f"note: brokers that lead no partition of {HISTORY_TOPIC}, so that their latest entries"
@@ -233,9 +235,9 @@ def _replica_change(detail: Mapping[str, Any]) -> str | None:
 
 
 def _describe_change(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str:
-    signs = [f"+{one}" for one in detail.get(coming, ())]
-    signs += [f"−{one}" for one in detail.get(going, ())]
-    held = ",".join(str(one) for one in detail.get(whole, ())) or "none"
+    signs = [f"+{broker_id}" for broker_id in detail.get(coming, ())]
+    signs += [f"−{broker_id}" for broker_id in detail.get(going, ())]
+    held = ",".join(str(broker_id) for broker_id in detail.get(whole, ())) or "none"
     return f"{held} ({' '.join(signs)})" if signs else held
 
 

@@ -162,7 +162,9 @@ def export(
     moved: list[CopiedPartition] = []
     with _open_broker(data_dir, pairs) as broker:
         asks = topics if replace and not execute else ()
-        lost = [one for topic in asks for one in replaced_by(broker.storage, topic, target)]
+        lost = [
+            partition for topic in asks for partition in replaced_by(broker.storage, topic, target)
+        ]
         if lost:
             rows = [{"directory": str(path), "log_bytes": size} for path, size in lost]
             emit(rows, ("directory", "log_bytes"), form)
@@ -179,7 +181,7 @@ def _warn_of_producer_ids(moved: Sequence[CopiedPartition], target: Path) -> Non
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
 
-    highest = max((one.highest_producer_id for one in moved), default=-1)
+    highest = max((partition.highest_producer_id for partition in moved), default=-1)
     if highest < 0:
         return
     following = next_producer_id(OsFileSystem(), str(target))
@@ -297,11 +299,13 @@ def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
 
     Raises click.ClickException for a directory that a broker uses.
     """
-    for directory in (one.absolute() for one in directories):
+    for directory in (directory.absolute() for directory in directories):
         _refuse_if_in_use(directory)
         yield directory
         if not _PARTITION.fullmatch(directory.name):
-            yield from sorted(one for one in directory.iterdir() if _PARTITION.fullmatch(one.name))
+            yield from sorted(
+                path for path in directory.iterdir() if _PARTITION.fullmatch(path.name)
+            )
 
 
 def _refuse_if_in_use(directory: Path) -> None:
@@ -419,9 +423,9 @@ def _undo_directory(path: Path) -> Path:
     """Return a free path beside the data directory; inside it, a broker would load the copies."""
     root = path.parent.with_name(f"{path.parent.name}.undo")
     return next(
-        one
-        for one in (root / f"{path.name}.{number}" for number in itertools.count(1))
-        if not one.exists()
+        candidate
+        for candidate in (root / f"{path.name}.{number}" for number in itertools.count(1))
+        if not candidate.exists()
     )
 
 
@@ -455,8 +459,9 @@ def _show_moved(moved: Sequence[CopiedPartition], form: str) -> None:
     from fencepost.logcore.checkpoints import uuid_to_text
 
     rows = [
-        {name: getattr(one, name) for name in _MOVED} | {"topic_id": uuid_to_text(one.topic_id)}
-        for one in moved
+        {name: getattr(partition, name) for name in _MOVED}
+        | {"topic_id": uuid_to_text(partition.topic_id)}
+        for partition in moved
     ]
     emit(rows, _MOVED, form)
 

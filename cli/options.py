@@ -118,7 +118,7 @@ class ConnectionGroup(click.Group):
         """Resolve as every group does, and refuse options that the command cannot use."""
         commands = self.list_commands(ctx)
         if args[0] not in commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            longer = [one for one in commands if one.startswith(f"{args[0]}-")]
+            longer = [command for command in commands if command.startswith(f"{args[0]}-")]
             hint = f"; did you mean {longer[0]}?" if longer else nearest(args[0], commands)
             ctx.fail(f"No such command '{args[0]}'{hint}")
         name, command, rest = super().resolve_command(ctx, args)

@@ -72,7 +72,7 @@ class CommandGroup(ConnectionGroup):
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, one.get_short_help_str(500)) for name, one in commands if one]
+                [(name, command.get_short_help_str(500)) for name, command in commands if command]
             )
 
 
@@ -158,7 +158,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         if bootstrap is None and command_config is None and profile is None:
             profile = _profile_in_use()
         files = _read_option_files(command_config, profile, bootstrap)
-        servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
+        servers = bootstrap or next((file.bootstrap for file in files if file.bootstrap), None)
         session = _session(servers, timeout, files)
         with reported(WireError, ValueError):
             try:
@@ -190,8 +190,10 @@ def _session(
     from fencepost.client.queries.session import ClusterSession
     from fencepost.client.security import PLAINTEXT, SecurityError
 
-    seconds = timeout or next((one.timeout_s for one in files if one.timeout_s), DEFAULT_TIMEOUT_S)
-    security = next((one.security for one in files if one.security), PLAINTEXT)
+    seconds = timeout or next(
+        (file.timeout_s for file in files if file.timeout_s), DEFAULT_TIMEOUT_S
+    )
+    security = next((file.security for file in files if file.security), PLAINTEXT)
     for warning in security.warnings():
         print_lines(f"warning: {warning}", err=True)
     try:
@@ -296,7 +298,7 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 def spelled(names: Sequence[str], allowed: Sequence[str], what: str) -> list[str]:
     """Return ``names`` in Kafka's spelling; their case is ignored. Raises click.UsageError."""
-    spelling = {one.lower(): one for one in allowed}
+    spelling = {value.lower(): value for value in allowed}
     for name in names:
         if name.lower() not in spelling:
             there = f"the names are {', '.join(allowed)}{nearest(name, allowed)}"

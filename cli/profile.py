@@ -92,7 +92,7 @@ def create(
         if "bootstrap.servers" in from_settings_file:
             settings["bootstrap"] = from_settings_file["bootstrap.servers"]
         settings |= {
-            key: one for key, one in from_settings_file.items() if key.startswith(PREFIXES)
+            key: value for key, value in from_settings_file.items() if key.startswith(PREFIXES)
         }
     if servers is not None:
         settings["bootstrap"] = servers
@@ -155,14 +155,14 @@ def show(name: str | None, form: str) -> None:
     chosen = name or current_profile()
     if chosen is None:
         raise click.ClickException("no profile is in use: name one")
-    rows = [{"key": key, "value": one} for key, one in _shown(profile_settings(chosen))]
+    rows = [{"key": key, "value": value} for key, value in _shown(profile_settings(chosen))]
     emit(rows, ("key", "value"), form)
 
 
 def _shown(settings: dict[str, object]) -> list[tuple[str, object]]:
     from fencepost.client.security import SECRETS
 
-    return [(key, HIDDEN if key in SECRETS else one) for key, one in sorted(settings.items())]
+    return [(key, HIDDEN if key in SECRETS else value) for key, value in sorted(settings.items())]
 
 
 @command.command("delete")
@@ -170,7 +170,7 @@ def _shown(settings: dict[str, object]) -> list[tuple[str, object]]:
 @execute_option
 def delete(name: str, *, execute: bool) -> None:
     """Show the settings of NAME; with --execute, delete the profile."""
-    rows = [{"key": key, "value": one} for key, one in _shown(profile_settings(name))]
+    rows = [{"key": key, "value": value} for key, value in _shown(profile_settings(name))]
     emit(rows, ("key", "value"), "table")
     if not execute:
         show_only()

@@ -109,7 +109,7 @@ def current_profile() -> str | None:
 
 
 def _tables(path: Path, raw: bytes) -> dict[str, object]:
-    return {name: one for name, one in _toml(path, raw).items() if isinstance(one, dict)}
+    return {name: table for name, table in _toml(path, raw).items() if isinstance(table, dict)}
 
 
 def _profile(settings: Mapping[str, object], where: str, path: Path) -> Profile:
@@ -146,7 +146,7 @@ def save_profile(name: str, settings: Mapping[str, object]) -> None:
     path = profiles_file()
     _profile(settings, f"profile {name!r}", path)
     text = _without(_text(path), name)
-    lines = [f"[{name}]", *(f"{_quoted(key)} = {_value(one)}" for key, one in settings.items())]
+    lines = [f"[{name}]", *(f"{_quoted(key)} = {_value(value)}" for key, value in settings.items())]
     _write(path, f"{text.rstrip()}\n\n".lstrip() + "\n".join(lines) + "\n", name, dict(settings))
 
 
@@ -191,8 +191,8 @@ def _without(text: str, name: str) -> str:
 
 def _write(path: Path, text: str, name: str, expected: dict[str, object] | None) -> None:
     """Replace the file, readable by its owner only, if the text has the ``expected`` profile."""
-    others = {key: one for key, one in all_profiles().items() if key != name}
-    profiles = {key: _flat(one) for key, one in _tables(path, text.encode()).items()}
+    others = {key: settings for key, settings in all_profiles().items() if key != name}
+    profiles = {key: _flat(table) for key, table in _tables(path, text.encode()).items()}
     if profiles != others | ({} if expected is None else {name: expected}):
         raise ProfileError(f"{path} is written in a way that cannot be changed here: edit it")
     import tempfile
@@ -290,7 +290,7 @@ def _security(settings: Mapping[str, object], where: str) -> Security | None:
     for key, value in settings.items():
         if not key.startswith(PREFIXES):
             continue
-        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
             texts[key] = ",".join(value)
         elif isinstance(value, bool):
             texts[key] = str(value).lower()

@@ -72,7 +72,7 @@ def command() -> None:
 @table_options
 def list_quotas(session: ClusterSession, entity: Names, form: str) -> None:
     """List all quotas, or only the quotas of the given users, clients and addresses."""
-    rows = [row for one in describe_quotas(session, entity) for row in _rows(*one)]
+    rows = [row for described in describe_quotas(session, entity) for row in _rows(*described)]
     emit(rows, COLUMNS, form, "no quotas")
 
 
@@ -165,10 +165,10 @@ def describe_quotas(session: ClusterSession, entity: Names) -> list[tuple[Names,
     answer = session.client.call("DescribeClientQuotas", entity=request)
     entries = [
         (
-            {part.entity_type: part.entity_name for part in one.entity},
-            {value.key: value.value for value in one.values},
+            {part.entity_type: part.entity_name for part in entry.entity},
+            {value.key: value.value for value in entry.values},
         )
-        for one in answer.entries or ()
+        for entry in answer.entries or ()
     ]
     return sorted(entries, key=lambda one: _text(one[0]))
 

@@ -116,7 +116,7 @@ def _require_fencepost(session: ClusterSession) -> None:
     from fencepost.client.queries.settings import describe_configs
 
     entries = describe_configs(session, [("broker", str(session.some_broker))])
-    values = {one.key: one.value for one in entries}
+    values = {entry.key: entry.value for entry in entries}
     if SETTING not in values or values.get("fencepost.history.enable") != "true":
         raise click.ClickException(NO_HISTORY)
 
@@ -129,7 +129,12 @@ def _recording(session: ClusterSession) -> Iterator[None]:
 
     everywhere = "broker", EVERY_BROKER
     before = next(
-        (one.value for one in describe_configs(session, [everywhere]) if one.key == SETTING), None
+        (
+            config.value
+            for config in describe_configs(session, [everywhere])
+            if config.key == SETTING
+        ),
+        None,
     )
     with ended_by_sigterm():
         alter(session, everywhere, {SETTING: "true"}, (), execute=True)

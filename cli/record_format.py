@@ -128,7 +128,7 @@ def _template(
     parts = re.split(r"%(.?)", form, flags=re.DOTALL)
     for letter in parts[1::2]:
         if letter not in FIELDS:
-            directives = ", ".join(f"%{one} {text}" for one, text in FIELDS.items())
+            directives = ", ".join(f"%{directive} {text}" for directive, text in FIELDS.items())
             why = f"%{letter} in {form!r} is not a field; the fields are {directives}"
             raise click.BadParameter(why, param_hint=OPTION)
     literal = [_bytes(unescape(part, OPTION)) for part in parts[0::2]]

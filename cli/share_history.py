@@ -27,7 +27,7 @@ def share_change(detail: Mapping[str, Any]) -> str:
     text = f"{place} {first}" if first == last else f"{place} {first}-{last}"
     ranges = detail.get("ranges")
     if ranges:
-        text += f" ({sum(one[1] - one[0] + 1 for one in ranges)} of them)"
+        text += f" ({sum(span[1] - span[0] + 1 for span in ranges)} of them)"
     if detail.get("delivery_count"):
         text += f", delivery {detail['delivery_count']}"
     if detail.get("queue"):

@@ -60,7 +60,9 @@ def _preferred(state: PartitionDescription) -> tuple[int, str] | None:
 def _unclean(state: PartitionDescription) -> tuple[int | None, str] | None:
     if state.leader != NO_LEADER:
         return None
-    first = next((one for one in (*state.isr, *state.live) if one in state.live), None)
+    first = next(
+        (broker_id for broker_id in (*state.isr, *state.live) if broker_id in state.live), None
+    )
     return first, NOBODY_ALIVE if first is None else WOULD
 
 

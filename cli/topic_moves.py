@@ -78,9 +78,9 @@ def run(
     if how.every and how.begins:
         # Each broker has its own history partition, and would create a new one if it moved.
         chosen = [
-            (one.topic, one.partition)
-            for one in partition_states(session)
-            if one.topic != HISTORY_TOPIC
+            (partition.topic, partition.partition)
+            for partition in partition_states(session)
+            if partition.topic != HISTORY_TOPIC
         ]
     elif topics:
         chosen = group_reset.select_partitions(session, (), topics, every=False)
@@ -110,7 +110,10 @@ def _begin(
     if plan is None and not chosen:
         raise click.UsageError("give TOPIC, or --all")
     names = dict.fromkeys(topic for topic, _ in (plan or chosen or ()))
-    states = {(one.topic, one.partition): one for one in partition_states(session, names)}
+    states = {
+        (partition.topic, partition.partition): partition
+        for partition in partition_states(session, names)
+    }
     if plan is None:
         current = {tp: states[tp].replicas for tp in chosen or ()}
         plan = spread(current, _racks(session, how.to_brokers), how.replication_factor)
@@ -131,18 +134,18 @@ def _begin(
 
 def _racks(session: ClusterSession, to_brokers: str | None) -> dict[int, str | None]:
     """Return the racks of brokers that may hold replicas: those named, else all that are up."""
-    brokers_by_id = {one.broker: one for one in brokers(session)}
+    brokers_by_id = {broker.broker: broker for broker in brokers(session)}
     if to_brokers is None:
-        return {node: one.rack for node, one in brokers_by_id.items() if not one.fenced}
+        return {node: broker.rack for node, broker in brokers_by_id.items() if not broker.fenced}
     try:
-        broker_ids = sorted({int(one) for one in to_brokers.split(",")})
+        broker_ids = sorted({int(text) for text in to_brokers.split(",")})
     except ValueError as error:
         raise click.BadParameter(
             f"{to_brokers!r} is not a list like 1,2,3", param_hint="--to-brokers"
         ) from (error)
     for node in broker_ids:
         if node not in brokers_by_id:
-            have = ", ".join(str(one) for one in sorted(brokers_by_id))
+            have = ", ".join(str(broker_id) for broker_id in sorted(brokers_by_id))
             raise click.ClickException(f"there is no broker {node}; the brokers are {have}")
     return {node: brokers_by_id[node].rack for node in broker_ids}
 
@@ -158,8 +161,8 @@ def _plan_row(tp: Partition, before: Replicas, after: Replicas, isr: Replicas) -
         "partition": tp[1],
         "replicas": list(before),
         "target": list(after),
-        "adding": [one for one in after if one not in before],
-        "removing": [one for one in before if one not in after],
+        "adding": [broker_id for broker_id in after if broker_id not in before],
+        "removing": [broker_id for broker_id in before if broker_id not in after],
         "isr": list(isr),
         "result": WOULD_MOVE,
     }
@@ -170,8 +173,8 @@ def _planned_moves(
 ) -> dict[Partition, Move]:
     moves = {}
     for tp, target in after.items():
-        adding = tuple(one for one in target if one not in before[tp])
-        removing = tuple(one for one in before[tp] if one not in target)
+        adding = tuple(broker_id for broker_id in target if broker_id not in before[tp])
+        removing = tuple(broker_id for broker_id in before[tp] if broker_id not in target)
         if adding:
             moves[tp] = Move((*before[tp], *adding), adding, removing)
     return moves
@@ -195,7 +198,10 @@ def _set_results(
 
 def _rows(session: ClusterSession, ongoing: Mapping[Partition, Move], result: str) -> list[Row]:
     names = dict.fromkeys(topic for topic, _ in ongoing)
-    isr = {(one.topic, one.partition): one.isr for one in partition_states(session, names)}
+    isr = {
+        (partition.topic, partition.partition): partition.isr
+        for partition in partition_states(session, names)
+    }
     return [
         {
             "topic": tp[0],
@@ -222,16 +228,16 @@ def _verify(
     rows = _rows(session, ongoing, MOVING)
     if plan is not None:
         names = dict.fromkeys(topic for topic, _ in plan)
-        for one in partition_states(session, names):
-            tp = one.topic, one.partition
+        for partition in partition_states(session, names):
+            tp = partition.topic, partition.partition
             if tp in plan and tp not in ongoing:
-                row = _plan_row(tp, one.replicas, plan[tp], one.isr)
-                row["result"] = DONE if one.replicas == plan[tp] else NOT_AS_PLANNED
+                row = _plan_row(tp, partition.replicas, plan[tp], partition.isr)
+                row["result"] = DONE if partition.replicas == plan[tp] else NOT_AS_PLANNED
                 rows.append(row)
         rows.sort(key=lambda row: (row["topic"], row["partition"]))
     if not moves.ongoing(session):
-        nodes = [one.broker for one in brokers(session) if not one.fenced]
-        topics = [one.name for one in session.topics() if one.name != HISTORY_TOPIC]
+        nodes = [broker.broker for broker in brokers(session) if not broker.fenced]
+        topics = [topic.name for topic in session.topics() if topic.name != HISTORY_TOPIC]
         held = moves.throttled(session, nodes, topics)
         if held and execute:
             moves.unthrottle(session, held)

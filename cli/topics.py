@@ -121,8 +121,13 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
 
         session.topics(dict.fromkeys(topics))
         settings = [
-            {"topic": one.resource, "key": one.key, "value": one.value, "source": one.source}
-            for one in describe_configs(
+            {
+                "topic": config.resource,
+                "key": config.key,
+                "value": config.value,
+                "source": config.source,
+            }
+            for config in describe_configs(
                 session, [("topic", topic) for topic in dict.fromkeys(topics)]
             )
         ]
@@ -130,11 +135,11 @@ def describe(session: ClusterSession, topics: tuple[str, ...], form: str, *, con
         return
     states, offsets = states_and_offsets(session, dict.fromkeys(topics))
     rows = []
-    for one in states:
-        bounds = offsets.get((one.topic, one.partition))
+    for state in states:
+        bounds = offsets.get((state.topic, state.partition))
         rows.append(
             {
-                **one._asdict(),
+                **state._asdict(),
                 "earliest": bounds and bounds.first,
                 "stable": bounds and bounds.stable,
                 "latest": bounds and bounds.end,
@@ -151,9 +156,9 @@ def _show_heads(session: ClusterSession, topics: Sequence[TopicMetadata]) -> Non
     from fencepost.client.queries.settings import describe_configs
 
     overrides: dict[str, list[str]] = {topic.name: [] for topic in topics}
-    for one in describe_configs(session, [("topic", topic.name) for topic in topics]):
-        if one.source == "topic":
-            overrides[one.resource].append(f"{one.key}={one.value}")
+    for config in describe_configs(session, [("topic", topic.name) for topic in topics]):
+        if config.source == "topic":
+            overrides[config.resource].append(f"{config.key}={config.value}")
     for topic in topics:
         what = [
             counted(len(topic.partitions), "partition"),

@@ -131,15 +131,15 @@ def resolve_txn(
     answers = resolve_all(session, named.questions, places, since_ms)
     if named.spark is not None:
         answers = [_of_batch(session, answers[0], named.spark)]
-    elif transactional_id is not None and all(one.is_unknown for one in answers):
+    elif transactional_id is not None and all(answer.is_unknown for answer in answers):
         transaction(session, transactional_id)  # raises the error with the nearest name
     actions = [
-        _action(one.resolution, commit=commit, force=force, is_spark=named.spark is not None)
+        _action(answer.resolution, commit=commit, force=force, is_spark=named.spark is not None)
         if commit or abort
         else None
-        for one in answers
+        for answer in answers
     ]
-    is_refused = any(one is not None and one.startswith("refused") for one in actions)
+    is_refused = any(action is not None and action.startswith("refused") for action in actions)
     if execute and not is_refused:
         done = [
             _end_transaction(session, *pair, commit=commit)
@@ -159,7 +159,7 @@ def resolve_txn(
         show_only()
     if is_refused:
         raise SystemExit(EXIT_REFUSED)
-    if not all(one.resolution.is_proof for one in answers):
+    if not all(answer.resolution.is_proof for answer in answers):
         raise SystemExit(EXIT_UNDECIDED)
 
 
@@ -193,15 +193,20 @@ def _parse_names(
         committables = read_flink_checkpoint(checkpoint)
     except CheckpointError as error:
         raise click.ClickException(str(error)) from error
-    chosen = [one for one in committables if name in {None, one.transactional_id}]
+    chosen = [
+        committable for committable in committables if name in {None, committable.transactional_id}
+    ]
     if committables and not chosen:
         raise click.ClickException(f"{checkpoint} names no transaction of {name!r}")
     return Named(
         tuple(
-            Question(one.transactional_id, ProducerIdentity(one.producer_id, one.epoch))
-            for one in chosen
+            Question(
+                checkpoint.transactional_id,
+                ProducerIdentity(checkpoint.producer_id, checkpoint.epoch),
+            )
+            for checkpoint in chosen
         ),
-        tuple(one.checkpoint_id for one in chosen),
+        tuple(checkpoint.checkpoint_id for checkpoint in chosen),
     )
 
 
@@ -326,32 +331,32 @@ def _row(answer: Answer, action: str | None, checkpoint_id: int | None) -> dict[
         "ended_by": _ended_by(resolution, since, timeout_ms),
         "waiting": [_waiting(row) for row in answer.waiting],
         "records": [
-            _record(one, evidence.log.partition)
-            for one in evidence.log.records[-MAX_SHOWN_RECORDS:]
+            _record(record, evidence.log.partition)
+            for record in evidence.log.records[-MAX_SHOWN_RECORDS:]
         ],
         "markers": [
             {
-                "topic": one.place[0],
-                "partition": one.place[1],
-                "offset": one.offset,
-                "outcome": "commit" if one.commit else "abort",
-                "producer_epoch": one.producer_epoch,
-                "coordinator_epoch": one.coordinator_epoch,
-                "time": moment(one.timestamp_ms),
-                "first_offset": one.first_offset,
+                "topic": end_marker.place[0],
+                "partition": end_marker.place[1],
+                "offset": end_marker.offset,
+                "outcome": "commit" if end_marker.commit else "abort",
+                "producer_epoch": end_marker.producer_epoch,
+                "coordinator_epoch": end_marker.coordinator_epoch,
+                "time": moment(end_marker.timestamp_ms),
+                "first_offset": end_marker.first_offset,
             }
-            for one in evidence.end_markers
+            for end_marker in evidence.end_markers
         ],
         "searched": [f"{topic}:{index}" for topic, index in evidence.searched],
         "history": [
             {
-                "time": moment(one.at_ms),
-                "what": one.what,
-                "why": one.why,
-                "client": one.client_id,
-                "host": one.client_host,
+                "time": moment(entry.at_ms),
+                "what": entry.what,
+                "why": entry.why,
+                "client": entry.client_id,
+                "host": entry.client_host,
             }
-            for one in answer.history
+            for entry in answer.history
         ],
         "action": action,
     }
@@ -393,7 +398,7 @@ def _waiting(row: Blame) -> dict[str, object]:
         "stable": row.stable,
         "end": row.end,
         "producer_id": row.pin.producer_id if row.pin is not None else None,
-        "groups": [one.group for one in row.waiting],
+        "groups": [group.group for group in row.waiting],
     }
 
 
@@ -440,7 +445,7 @@ def _explain(row: dict[str, object]) -> None:
 
 
 def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, Sequence) else []
+    return [str(item) for item in value] if isinstance(value, Sequence) else []
 
 
 def _rows(value: object) -> list[dict[str, object]]:

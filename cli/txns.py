@@ -429,7 +429,10 @@ def show_blame(session: ClusterSession, where: str, form: str) -> None:
     blames = blame(session, partitions_of(session, [where]))
     pins = {row.pin.producer_id: row.pin.epoch for row in blames if row.pin is not None}
     claims = claims_of(session, pins)
-    holders = {one: holder(claims.get(one, ()), epoch) for one, epoch in pins.items()}
+    holders = {
+        transactional_id: holder(claims.get(transactional_id, ()), epoch)
+        for transactional_id, epoch in pins.items()
+    }
     rows = [
         _blame_row(row, holders.get(row.pin.producer_id) if row.pin else None, form)
         for row in blames
@@ -462,8 +465,8 @@ def _blame_row(row: Blame, claim: ProducerEpochClaim | None, form: str) -> dict[
         "groups": [asdict(group) for group in row.waiting]
         if form == "json"
         else [
-            f"{one.group}:{'unknown' if one.lag is None else one.lag}{'!' * one.stuck}"
-            for one in row.waiting
+            f"{group.group}:{'unknown' if group.lag is None else group.lag}{'!' * group.stuck}"
+            for group in row.waiting
         ],
         "hanging": row.hanging,
         "hidden_groups": list(row.hidden_groups),

@@ -91,8 +91,8 @@ class RecordWriter:
             if self._transactional_id is not None or error.code not in _ABOUT_RECORDS:
                 raise
             reasons = {
-                one.batch_index: one.batch_index_error_message
-                for one in getattr(row, "record_errors", ())
+                record_error.batch_index: record_error.batch_index_error_message
+                for record_error in getattr(row, "record_errors", ())
             }
             if not reasons and len(lines) == 1:
                 reasons = {0: None}

@@ -209,7 +209,7 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
             raise SecurityError(f"{key}: unknown client setting{hint}")
         name = _SYNONYMS.get(key, key)
         if given.setdefault(name, value) != value:
-            other = next(one for one, same in _SYNONYMS.items() if same == name)
+            other = next(key for key, same in _SYNONYMS.items() if same == name)
             raise SecurityError(f"{name}: {other} has the same meaning and another value")
     return given
 

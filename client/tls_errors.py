@@ -27,7 +27,7 @@ def refusal(error: OSError, host: str) -> str | None:
     reason = error.reason or ""
     if reason in _NO_TLS:
         return "the listener does not use TLS: its security.protocol is PLAINTEXT or SASL_PLAINTEXT"
-    if any(one in reason for one in _OWN_REFUSED):
+    if any(text in reason for text in _OWN_REFUSED):
         return (
             "the broker refuses this client's certificate, or requires one"
             f" ({_spoken(reason)}): ssl.keystore.location is a file with its private key and"

@@ -88,9 +88,11 @@ class ControllerQueue:
 
         ``controller`` is the controller according to the metadata.
         """
-        expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
+        expired = [
+            queued for queued in self._queued if now_ms - queued[1] >= self._retry_timeout_ms
+        ]
         if expired:
-            self._queued = deque(one for one in self._queued if one not in expired)
+            self._queued = deque(queued for queued in self._queued if queued not in expired)
             return RequestsExpired(tuple(token for token, _ in expired))
         if self._in_flight is not None or not self._queued:
             return self._next_expiry()

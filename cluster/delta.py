@@ -121,19 +121,21 @@ class MetadataDelta:
         for name, topic in self.image.topics.items():
             partitions = topic.partitions
             ids = [*map(id, partitions)]
-            for one in {*ids} - changed.keys():
-                partition = partitions[ids.index(one)]
-                changed[one] = (
+            for topic_id in {*ids} - changed.keys():
+                partition = partitions[ids.index(topic_id)]
+                changed[topic_id] = (
                     partition.merge(change) if partition.replicas == replicas else partition
                 )
                 if partition.replicas != replicas:
-                    reassigned.add(one)
+                    reassigned.add(topic_id)
             if reassigned and not reassigned.isdisjoint(ids):
-                indexes: Sequence[int] = [at for at, one in enumerate(ids) if one not in reassigned]
+                indexes: Sequence[int] = [
+                    at for at, topic_id in enumerate(ids) if topic_id not in reassigned
+                ]
             else:
                 indexes = range(len(ids))
             if indexes:
-                after = tuple([changed[one] for one in ids])
+                after = tuple([changed[topic_id] for topic_id in ids])
                 self.topics[name] = TopicImage(name, topic.topic_id, after)
                 yield topic.topic_id, indexes
 
@@ -144,7 +146,7 @@ class MetadataDelta:
             changes |= self._apply_topics()
         old, step = self.image, None
         if not self._snapshot:
-            topic_ids = [*self.deleted_topics, *(one.topic_id for one in self.topics.values())]
+            topic_ids = [*self.deleted_topics, *(topic.topic_id for topic in self.topics.values())]
             step = ImageChanges(
                 old.topics,
                 topic_ids,
@@ -242,10 +244,10 @@ class MetadataDelta:
             broker_id=record.broker_id,
             epoch=record.broker_epoch,
             incarnation_id=record.incarnation_id,
-            listeners={one.name: one for one in record.end_points},
+            listeners={end_point.name: end_point for end_point in record.end_points},
             features={
-                one.name: (one.min_supported_version, one.max_supported_version)
-                for one in record.features
+                feature.name: (feature.min_supported_version, feature.max_supported_version)
+                for feature in record.features
             },
             rack=record.rack,
             fenced=record.fenced,
@@ -384,7 +386,9 @@ class MetadataDelta:
 
     def _quota(self, record: ClientQuotaRecord) -> None:
         quotas = self._table("quotas")
-        entity = tuple(sorted((one.entity_type, one.entity_name) for one in record.entity))
+        entity = tuple(
+            sorted((component.entity_type, component.entity_name) for component in record.entity)
+        )
         values = dict(quotas.get(entity, {}))
         if record.remove:
             values.pop(record.key, None)

@@ -89,7 +89,11 @@ class FetchSessionHandler:
             send = tuple(partitions.values())
         else:
             in_session = self.partitions
-            send = tuple(one for key, one in partitions.items() if in_session.get(key) != one)
+            send = tuple(
+                partition
+                for key, partition in partitions.items()
+                if in_session.get(key) != partition
+            )
             forgotten = tuple(key for key in in_session if key not in partitions)
         self.partitions = dict(partitions)
         return FetchRequest(self.session_id, self.epoch, send, forgotten, self.is_full)
@@ -193,9 +197,9 @@ class LeaderFetcher:
         """Return when the first delayed partition is ready again, None if none is delayed."""
         return min(
             (
-                one.delayed_until_ms
-                for one in self._followers.values()
-                if one.state is FetchState.DELAYED and one.delayed_until_ms is not None
+                follower.delayed_until_ms
+                for follower in self._followers.values()
+                if follower.state is FetchState.DELAYED and follower.delayed_until_ms is not None
             ),
             default=None,
         )

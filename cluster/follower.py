@@ -79,13 +79,13 @@ class FetchTrigger(Enum):
 
 
 _IDLE: Final = tuple(
-    one for one in FetchState if one not in (FetchState.APPENDING, FetchState.TRUNCATING)
+    state for state in FetchState if state not in (FetchState.APPENDING, FetchState.TRUNCATING)
 )
 FETCH_TRANSITIONS: Final[Mapping[tuple[FetchState, FetchTrigger], FetchState]] = (
-    {(one, FetchTrigger.START): FetchState.FETCHING for one in _IDLE}
-    | {(one, FetchTrigger.START_WITHOUT_EPOCHS): FetchState.TRUNCATING for one in _IDLE}
-    | {(one, FetchTrigger.STOP): FetchState.STOPPED for one in FetchState}
-    | {(one, FetchTrigger.FAIL): FetchState.FAILED for one in FetchState if one != "Stopped"}
+    {(state, FetchTrigger.START): FetchState.FETCHING for state in _IDLE}
+    | {(state, FetchTrigger.START_WITHOUT_EPOCHS): FetchState.TRUNCATING for state in _IDLE}
+    | {(state, FetchTrigger.STOP): FetchState.STOPPED for state in FetchState}
+    | {(state, FetchTrigger.FAIL): FetchState.FAILED for state in FetchState if state != "Stopped"}
     | {
         (FetchState.FETCHING, FetchTrigger.RECORDS): FetchState.APPENDING,
         (FetchState.APPENDING, FetchTrigger.APPENDED): FetchState.FETCHING,

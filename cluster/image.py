@@ -96,7 +96,9 @@ class PartitionRegistration:
             directories = self.directories
             if change.replicas is not None:
                 directory_of_replica = dict(zip(self.replicas, self.directories, strict=False))
-                directories = tuple(directory_of_replica.get(one, MIGRATING) for one in replicas)
+                directories = tuple(
+                    directory_of_replica.get(replica, MIGRATING) for replica in replicas
+                )
         recovery = change.leader_recovery_state
         return PartitionRegistration(
             replicas=replicas,
@@ -285,7 +287,7 @@ def racks_of(image: MetadataImage, name: str) -> tuple[tuple[str, ...], ...]:
     if topic is None or not racks:
         return ()
     return tuple(
-        tuple(sorted(racks[one] for one in partition.replicas if one in racks))
+        tuple(sorted(racks[replica] for replica in partition.replicas if replica in racks))
         for partition in topic.partitions
     )
 
@@ -308,7 +310,7 @@ def racks_changed(old: MetadataImage, new: MetadataImage) -> bool:
 
 def _racks(image: MetadataImage) -> dict[int, str]:
     brokers = image.brokers.values()
-    return {one.broker_id: one.rack for one in brokers if one.rack is not None}
+    return {broker.broker_id: broker.rack for broker in brokers if broker.rack is not None}
 
 
 def _size(image: MetadataImage, topic_id: UUID) -> int:
@@ -349,7 +351,9 @@ class LocalChanges:
 def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
     """Return the topics of the old image that the new image lacks."""
     topics = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
-    return [one for one in topics if one is not None and one.topic_id not in new.topics_by_id]
+    return [
+        topic for topic in topics if topic is not None and topic.topic_id not in new.topics_by_id
+    ]
 
 
 def local_changes(

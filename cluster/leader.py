@@ -162,7 +162,9 @@ class PartitionLeader:
             self.low_watermark = self._lowest_start()
         elif set(was) != set(self.isr):
             reason = self._reason_of_removal(was)
-            if pending is not None and {one for one, _ in pending.new_isr} == set(self.isr):
+            if pending is not None and {broker_id for broker_id, _ in pending.new_isr} == set(
+                self.isr
+            ):
                 reason = pending.reason
             events.append(self._isr_event(was, reason))
         return LeaderStep(
@@ -195,7 +197,9 @@ class PartitionLeader:
     def _assign(self, registration: PartitionRegistration) -> None:
         me, former = self._view.broker_id, self.replicas
         self.replicas = {
-            one: former.get(one) or ReplicaState(one) for one in registration.replicas if one != me
+            replica: former.get(replica) or ReplicaState(replica)
+            for replica in registration.replicas
+            if replica != me
         }
 
     # --- log offsets ---
@@ -281,7 +285,7 @@ class PartitionLeader:
         late = self._out_of_sync(now_ms)
         if not late:
             return NOTHING
-        reason = "; ".join(self._describe_lag(one, now_ms) for one in late)
+        reason = "; ".join(self._describe_lag(broker_id, now_ms) for broker_id in late)
         return LeaderStep(send=self._propose(IsrTrigger.SHRINK, (), late, reason))
 
     def _out_of_sync(self, now_ms: int) -> tuple[int, ...]:
@@ -340,14 +344,14 @@ class PartitionLeader:
     def _propose(
         self, trigger: IsrTrigger, joins: tuple[int, ...], leaves: tuple[int, ...], reason: str
     ) -> IsrChange:
-        members = tuple(one for one in self.isr + joins if one not in leaves)
+        members = tuple(broker_id for broker_id in self.isr + joins if broker_id not in leaves)
         change = IsrChange(
             topic=self.topic,
             topic_id=self.topic_id,
             index=self.index,
             leader_epoch=self.leader_epoch,
             partition_epoch=self.partition_epoch,
-            new_isr=tuple((one, self._epoch_of(one)) for one in members),
+            new_isr=tuple((member, self._epoch_of(member)) for member in members),
             joins=joins,
             leaves=leaves,
             reason=reason,
@@ -395,7 +399,7 @@ class PartitionLeader:
             self._transition(trigger)
         detail = {
             "error": error_name(error),
-            "proposed": [one for one, _ in change.new_isr],
+            "proposed": [broker_id for broker_id, _ in change.new_isr],
             "isr": list(self.isr),
             "leader_epoch": change.leader_epoch,
             "partition_epoch": change.partition_epoch,
@@ -446,13 +450,13 @@ class PartitionLeader:
 
     def _reason_of_removal(self, was: tuple[int, ...]) -> str:
         """Return why the controller removed members, as far as the registrations show it."""
-        left = (self._reason_not_live(one) for one in was if one not in self.isr)
+        left = (self._reason_not_live(broker_id) for broker_id in was if broker_id not in self.isr)
         reasons = [one for one in left if one is not None]
         return "; ".join(reasons) or "the controller decided"
 
     def _isr_event(self, was: tuple[int, ...], reason: str) -> Event:
-        removed = [one for one in was if one not in self.isr]
-        joined = [one for one in self.isr if one not in was]
+        removed = [broker_id for broker_id in was if broker_id not in self.isr]
+        joined = [broker_id for broker_id in self.isr if broker_id not in was]
         kind = "isr-expanded" if not removed else "isr-shrunk" if not joined else "isr-changed"
         detail: dict[str, object] = {"isr": list(self.isr), "reason": reason}
         if removed:
@@ -542,7 +546,7 @@ class PartitionLeader:
         now = self.registration
         if now is None:
             return 0
-        return sum(one not in now.adding_replicas for one in now.replicas)
+        return sum(replica not in now.adding_replicas for replica in now.replicas)
 
     @property
     def is_under_replicated(self) -> bool:

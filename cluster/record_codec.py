@@ -328,12 +328,14 @@ class Structure(NamedTuple):
 
 
 def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure:
-    defaults = {one.name: None if one.default is MISSING else one.default for one in fields(kind)}
+    defaults = {
+        field.name: None if field.default is MISSING else field.default for field in fields(kind)
+    }
     steps = [
-        (one, _Step(one.name, *_codec_of(one, version), defaults[one.name], one.tag))
-        for one in layout
+        (field, _Step(field.name, *_codec_of(field, version), defaults[field.name], field.tag))
+        for field in layout
     ]
-    present = [step for one, step in steps if one.since <= version]
+    present = [step for field, step in steps if field.since <= version]
     return Structure(
         kind,
         tuple(step for step in present if step.tag is None),
@@ -342,7 +344,7 @@ def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure
             for step in sorted(present, key=attrgetter("name"))
             if step.tag is not None
         },
-        tuple(step for one, step in steps if one.since > version),
+        tuple(step for field, step in steps if field.since > version),
     )
 
 

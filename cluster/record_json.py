@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if is_dataclass(value):
-        return {_camel(one.name): _plain(getattr(value, one.name)) for one in fields(value)}
+        return {_camel(field.name): _plain(getattr(value, field.name)) for field in fields(value)}
     return value

@@ -18,5 +18,5 @@ def doctor_view(session: ClusterSession, params: Params, history: HistoryCache) 
     return {
         "observes": diagnosis.observes,
         "dropped": diagnosis.dropped,
-        "findings": [finding_row(one) for one in diagnosis.findings],
+        "findings": [finding_row(finding) for finding in diagnosis.findings],
     }

@@ -39,7 +39,9 @@ class HistoryCache:
         if not topic_exists(session, HISTORY_TOPIC):
             return False
         (topic,) = session.topics([HISTORY_TOPIC])
-        places = [(HISTORY_TOPIC, one) for one, row in topic.partitions.items() if row.leader >= 0]
+        places = [
+            (HISTORY_TOPIC, index) for index, row in topic.partitions.items() if row.leader >= 0
+        ]
         with self._lock:
             first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
             entries: list[Entry] = []
@@ -75,7 +77,9 @@ class HistoryCache:
 
     def entries(self, scope: str, subject: str) -> list[Entry]:
         """Return the entries of one subject, oldest first."""
-        return [one for one in self.newest() if one.scope == scope and one.subject == subject]
+        return [
+            entry for entry in self.newest() if entry.scope == scope and entry.subject == subject
+        ]
 
     def newest(self) -> list[Entry]:
         """Return all entries that have been read, oldest first."""

@@ -320,7 +320,10 @@ class Search:
         )
         data = row.records or b""
         self.fetched_bytes += len(data)
-        aborted = [(one.first_offset, one.producer_id) for one in row.aborted_transactions or ()]
+        aborted = [
+            (aborted.first_offset, aborted.producer_id)
+            for aborted in row.aborted_transactions or ()
+        ]
         if self.follow:
             self._stable[index] = max(stable, row.last_stable_offset)
             self.ends[index] = max(
@@ -328,9 +331,9 @@ class Search:
             )
             if not self.committed and data and topic_exists(session, self.topic):
                 self._open[index] = {
-                    one.producer_id: one.start_offset
-                    for one in producers(session, [(self.topic, index)])
-                    if one.is_open
+                    producer.producer_id: producer.start_offset
+                    for producer in producers(session, [(self.topic, index)])
+                    if producer.is_open
                 }
         # No transaction is open below the current last stable offset.
         limit = 2**63 - 1 if self.committed else self._stable[index]
@@ -398,9 +401,13 @@ def record_view(session: ClusterSession, params: Params) -> dict[str, Any]:
     session.topics([topic])
     stable = session.offsets([place], LATEST, committed=True)[place]
     row = session.fetch(topic, index, offset, committed=offset < stable, max_bytes=1)
-    aborted = [(one.first_offset, one.producer_id) for one in row.aborted_transactions or ()]
+    aborted = [
+        (aborted.first_offset, aborted.producer_id) for aborted in row.aborted_transactions or ()
+    ]
     open_from = {
-        one.producer_id: one.start_offset for one in producers(session, [place]) if one.is_open
+        producer.producer_id: producer.start_offset
+        for producer in producers(session, [place])
+        if producer.is_open
     }
     for header, records, state in batches_with_state(
         row.records or b"", aborted, stable, open_from

@@ -47,7 +47,7 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
     held_back, held_error = _held_back(session)
     cluster, broker_rows = session.client.metadata(), brokers(session)
     topics = cluster.topics.values()
-    shown = [one for one in topics if not one.name.startswith("__")]
+    shown = [topic for topic in topics if not topic.name.startswith("__")]
     groups, transactions = session.groups(), listed(session)
     now_ms = time.time_ns() // 1_000_000
     recent = history.rows(lambda entry: now_ms - entry.at_ms < RECENT_MS)
@@ -56,26 +56,26 @@ def overview_view(session: ClusterSession, params: Params, history: HistoryCache
         "controller": active_controller(session, quorum(session)),
         "brokers": [
             {
-                "id": one.broker,
-                "host": one.host,
-                "port": one.port,
-                "rack": one.rack,
-                "fenced": bool(one.fenced),
+                "id": row.broker,
+                "host": row.host,
+                "port": row.port,
+                "rack": row.rack,
+                "fenced": bool(row.fenced),
             }
-            for one in broker_rows
+            for row in broker_rows
         ],
         "topics": len(shown),
         "internal_topics": len(topics) - len(shown),
-        "partitions": sum(len(one.partitions) for one in shown),
-        "groups": counts(getattr(one, "group_state", "") or "unknown" for one in groups),
-        "group_types": counts(getattr(one, "group_type", "") or "unknown" for one in groups),
-        "transactions": counts(one.transaction_state for one in transactions),
+        "partitions": sum(len(topic.partitions) for topic in shown),
+        "groups": counts(getattr(group, "group_state", "") or "unknown" for group in groups),
+        "group_types": counts(getattr(group, "group_type", "") or "unknown" for group in groups),
+        "transactions": counts(transaction.transaction_state for transaction in transactions),
         "held": held_back,
         "attention": [
             *(
-                {"kind": "down", "level": "bad", "broker": one.broker}
-                for one in broker_rows
-                if one.fenced
+                {"kind": "down", "level": "bad", "broker": row.broker}
+                for row in broker_rows
+                if row.fenced
             ),
             *_partitions(list(topics)),
             *_rebalancing(session, groups, history),
@@ -124,7 +124,7 @@ def _partitions(topics: list[Any]) -> Iterator[dict[str, Any]]:
 def _held_transactions(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the transactions that hold back consumers. The page decides which of them are old."""
     for row in rows:
-        stuck = sorted(one["group"] for one in row["groups"] if one["stuck"])
+        stuck = sorted(group["group"] for group in row["groups"] if group["stuck"])
         level = "bad" if row["hanging"] else "warn"
         kind = "hanging" if row["hanging"] else "held-back"
         names = ("topic", "partition", "behind", "transactional_id", "producer_id", "epoch")
@@ -182,7 +182,7 @@ def _awaited(session: ClusterSession, name: str, history: HistoryCache) -> dict[
         members = awaited_by(history.entries(GROUP, name))
     return {
         "awaited": None if members is None else str(members),
-        "members": [f"{one.client_id}@{one.host}" for one in group.members[:SHOWN]],
+        "members": [f"{member.client_id}@{member.host}" for member in group.members[:SHOWN]],
         "count": len(group.members),
         "error": None,
     }

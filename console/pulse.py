@@ -55,7 +55,7 @@ class HealthProbe:
                 client.close()
         if named:
             self._follow(named)
-            silent = [one for one in silent if one in named]
+            silent = [member for member in silent if member in named]
         ids = sorted(node for node, _ in silent if node >= 0)
         return {"silent": ids, "away": None if named else problem}
 
@@ -85,7 +85,7 @@ class HealthProbe:
 def _named(client: WireClient) -> set[tuple[int, str]]:
     """Return the ids and addresses of the brokers in a broker's answer."""
     answer = client.call("Metadata", check=False, topics=())
-    return {(one.node_id, _address(one.host, one.port)) for one in answer.brokers}
+    return {(broker.node_id, _address(broker.host, broker.port)) for broker in answer.brokers}
 
 
 def _address(host: str, port: int) -> str:

@@ -66,7 +66,7 @@ def topic_view(session: ClusterSession, params: Params, history: HistoryCache) -
     del history
     name = required(params, "name")
     (topic,) = session.topics([name])
-    elr = {one.partition: one.elr for one in partition_states(session, [name])}
+    elr = {partition.partition: partition.elr for partition in partition_states(session, [name])}
     places = [(name, index) for index, part in topic.partitions.items() if part.leader >= 0]
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     stable = session.offsets(places, LATEST, committed=True)

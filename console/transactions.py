@@ -66,7 +66,7 @@ def _held_row(blame: Blame) -> dict[str, Any] | None:
         "timeout_ms": transaction.timeout_ms if transaction else None,
         "hanging": blame.hanging,
         "clients": list(blame.clients),
-        "groups": [dataclasses.asdict(one) for one in blame.waiting],
+        "groups": [dataclasses.asdict(group) for group in blame.waiting],
         "hidden_groups": list(blame.hidden_groups),
     }
 

@@ -348,7 +348,7 @@ class Services:
     @property
     def timer_queues(self) -> list[TimerQueue]:
         """Return the deadlines of all coordinators and share partitions."""
-        queues = [one.timers for one in self.coordinators.values()]
+        queues = [coordinator.timers for coordinator in self.coordinators.values()]
         return queues if self._shares is None else [*queues, self._shares.timers]
 
     @property

@@ -52,7 +52,7 @@ def _unfrozen() -> Iterator[None]:
     """
     now = dt.datetime
     dt.datetime = next(  # type: ignore[misc, assignment]
-        one for one in now.__mro__ if one.__module__ == "datetime"
+        base for base in now.__mro__ if base.__module__ == "datetime"
     )
     try:
         yield

@@ -122,7 +122,9 @@ def _record_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
         "generation": group.generation_id,
         "missing": missing,
         "awaited": [*(member.member_id for member in awaited), *group.pending_members],
-        "clients": [f"{one.client_id}@{one.client_host.removeprefix('/')}" for one in awaited],
+        "clients": [
+            f"{member.client_id}@{member.client_host.removeprefix('/')}" for member in awaited
+        ],
     }
     decision.add_event(Event(EventKind.REBALANCE_WAITS, group.group_id, detail, quiet=True))
 

@@ -167,9 +167,13 @@ class OffsetStore:
         for group_id, offsets in self._groups.items():
             if offsets.is_empty:
                 raise InvariantViolation(f"group {group_id!r} keeps an empty table of offsets")
-            memory += sum(offset_bytes(one.value.metadata) for one in offsets.committed.values())
+            memory += sum(
+                offset_bytes(offset.value.metadata) for offset in offsets.committed.values()
+            )
             for partition, by_producer in offsets.pending.items():
-                memory += sum(offset_bytes(one.value.metadata) for one in by_producer.values())
+                memory += sum(
+                    offset_bytes(offset.value.metadata) for offset in by_producer.values()
+                )
                 if not by_producer:
                     raise InvariantViolation(f"{partition} of {group_id!r} is pending for nobody")
                 for producer_id in by_producer:

@@ -265,7 +265,7 @@ def _knows(group: ShareGroup, topic_ids: frozenset[bytes]) -> bool:
     state = group.state
     with_state = (topic.topic_id for topic in (*state.initializing, *state.initialized))
     return not topic_ids.isdisjoint(with_state) or any(
-        one in topic_ids for one, _ in state.deleting
+        topic_id in topic_ids for topic_id, _ in state.deleting
     )
 
 

@@ -300,7 +300,9 @@ class CompactionRound:
 
     def map_keys(self, throttle: Callable[[int], None] = unthrottled) -> None:
         """Read the dirty part and note the last offset of each key, within the memory budget."""
-        sources = [one for one in self._sources if one.end_offset > self.dirty.first_dirty_offset]
+        sources = [
+            source for source in self._sources if source.end_offset > self.dirty.first_dirty_offset
+        ]
         exhausted = False
 
         def batches() -> Generator[Batch, None, None]:
@@ -321,7 +323,7 @@ class CompactionRound:
         self.next_dirty_offset = self.dirty.end_offset
         if not exhausted:
             self.next_dirty_offset = self._offsets.latest_offset + 1
-        mapped = [one for one in self._sources if one.base_offset < self.next_dirty_offset]
+        mapped = [source for source in self._sources if source.base_offset < self.next_dirty_offset]
         self._groups.extend(grouped(mapped, self._config))
         self._filter = RecordFilter(
             self._offsets,
@@ -387,7 +389,9 @@ class CompactionRound:
         """
         while self._groups:
             self._raise_if_cancelled()
-            self._group = [one for one in self._groups.popleft() if self._is_held(one.segment)]
+            self._group = [
+                source for source in self._groups.popleft() if self._is_held(source.segment)
+            ]
             if self._filter is not None:
                 self._transactions_before_group = self._filter.transactions.copy()
             if self._group and self._rewrite(self._group, throttle):
@@ -427,7 +431,7 @@ class CompactionRound:
         finally:
             output.close()
         if not aborts:
-            suffixes = tuple(one for one in SEGMENT_SUFFIXES if one != TXN_INDEX_SUFFIX)
+            suffixes = tuple(suffix for suffix in SEGMENT_SUFFIXES if suffix != TXN_INDEX_SUFFIX)
             self.cleaned = CleanedSegment(base_offset, self.cleaned.replaced, suffixes)
         return True
 

@@ -54,7 +54,7 @@ def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
     Segments in which the epoch does not change are not walked. Raises as :func:`agree`.
     """
     entries: list[tuple[int, int]] = []
-    segments = [one for one in log.from_offset(log_start_offset) if one.size]
+    segments = [segment for segment in log.from_offset(log_start_offset) if segment.size]
     for at, segment in enumerate(segments):
         latest = entries[-1][0] if entries else NO_EPOCH
         following = segments[at + 1].header_at(0) if at + 1 < len(segments) else None

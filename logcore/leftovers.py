@@ -39,7 +39,7 @@ def finish_interrupted(
     if not any(name.endswith(_UNFINISHED) for name in names):
         return names
     cleaned = [offset_of(name) for name in names if name.endswith(CLEANED_SUFFIX)]
-    oldest_cleaned = min((one for one in cleaned if one is not None), default=None)
+    oldest_cleaned = min((offset for offset in cleaned if offset is not None), default=None)
     swaps: list[str] = []
     abandoned = False
     for name in names:

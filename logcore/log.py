@@ -399,7 +399,7 @@ class Log:
 
     def holds(self, segments: Iterable[Segment]) -> bool:
         """Return whether these very segment objects are still part of the log."""
-        return all(self._segments.get(one.base_offset) is one for one in segments)
+        return all(self._segments.get(segment.base_offset) is segment for segment in segments)
 
     def replace(
         self,
@@ -479,9 +479,11 @@ class Log:
         """
         end = self.log_end_offset
         segments = [
-            one for one in self.from_offset(offset) if one.base_offset < upto or upto == end
+            segment
+            for segment in self.from_offset(offset)
+            if segment.base_offset < upto or upto == end
         ]
-        aborts = [one.txn_index for one in segments if not one.txn_index.is_synced]
+        aborts = [segment.txn_index for segment in segments if not segment.txn_index.is_synced]
         sealed, self.sealed = self.sealed, []
         files = [*further, *(index.path for index in aborts)]
         for segment in sealed:

@@ -183,7 +183,7 @@ class OverlayFileSystem:
         file = self._handles[handle]
         if size < file.size:
             whole, rest = divmod(size, PAGE_BYTES)
-            for number in [one for one in file.pages if one >= whole + bool(rest)]:
+            for number in [page for page in file.pages if page >= whole + bool(rest)]:
                 del file.pages[number]
             if rest and whole in file.pages:
                 file.pages[whole][rest:] = bytes(PAGE_BYTES - rest)

@@ -356,7 +356,7 @@ class ProducerStateManager:
         if entry is None or entry.current_txn_first_offset is None:
             return None
         first_offset = entry.current_txn_first_offset
-        offsets = (one for one in self._open if one != first_offset)
+        offsets = (offset for offset in self._open if offset != first_offset)
         oldest = next(offsets, marker_offset + 1)
         return AbortedTxn(producer_id, first_offset, marker_offset, oldest)
 
@@ -409,9 +409,9 @@ class ProducerStateManager:
         retries them in order.
         """
         return [
-            (one.producer_id, one.epoch, one.batches[0].first_sequence)
-            for one in self._producers.values()
-            if one.batches and one.batches[0].last_offset >= high_watermark
+            (producer.producer_id, producer.epoch, producer.batches[0].first_sequence)
+            for producer in self._producers.values()
+            if producer.batches and producer.batches[0].last_offset >= high_watermark
         ]
 
     def require_sequence(self, uncommitted: Iterable[tuple[int, int, int]]) -> None:
@@ -467,7 +467,7 @@ class ProducerStateManager:
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Drop up to EXPIRED_AT_ONCE idle producers without open transaction; return how many."""
         self._expiration_ms = expiration_ms
-        expired = [key for key, one in self._producers.items() if self._is_expired(one, now_ms)]
+        expired = [key for key, state in self._producers.items() if self._is_expired(state, now_ms)]
         for producer_id in expired[:EXPIRED_AT_ONCE]:
             self._limit.remove(self._producers.pop(producer_id))
         return min(len(expired), EXPIRED_AT_ONCE)
@@ -510,7 +510,9 @@ class ProducerStateManager:
     def snapshots_in(self, low: int, high: int) -> list[str]:
         """Return the paths of the snapshots in [low, high], oldest first."""
         return [
-            self._snapshot_path(one) for one in sorted(self.snapshot_offsets) if low <= one <= high
+            self._snapshot_path(offset)
+            for offset in sorted(self.snapshot_offsets)
+            if low <= offset <= high
         ]
 
     def load_snapshot(self, limit: int, start: int, now_ms: int) -> int:

@@ -467,7 +467,7 @@ class _Loader:
         report.truncated_bytes += segment.size - position
         report.removed_records += _count_records(segment, position)
         later = self._log.from_offset(segment.base_offset)[1:]
-        is_wanted = report.valid_data_removed or any(one.size for one in later)
+        is_wanted = report.valid_data_removed or any(segment.size for segment in later)
         if self._strays is not None and not segment.file.is_blank_from(position):
             self._strays.copy_end(segment, position, end, is_wanted=is_wanted)
         self._end_with(segment, end)

@@ -283,7 +283,7 @@ class ReplicaLog:
     ) -> None:
         """Write a run at the log end, and update epochs and producers from its batches."""
         log, producers, epochs = self._log, self._producers, self._epochs
-        headers = [one.header for one in run]
+        headers = [batch.header for batch in run]
         start, end = run[0].position, run[-1].position + run[-1].header.size
         data = records[start:end]
         aborted = None

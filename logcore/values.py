@@ -111,14 +111,14 @@ def mutable_class(kind: type) -> type:
 
 def _storing_init(kind: type, methods: dict[str, Any]) -> Any:
     fields = methods["__dataclass_fields__"].values()
-    makes = any(one.default_factory is not dataclasses.MISSING for one in fields)
+    makes = any(field.default_factory is not dataclasses.MISSING for field in fields)
     if makes or hasattr(kind, "__post_init__"):
         raise TypeError(f"{kind.__qualname__} does more than store what it is given")
     heads = [
-        one.name if one.default is dataclasses.MISSING else f"{one.name}=_{one.name}"
-        for one in fields
+        field.name if field.default is dataclasses.MISSING else f"{field.name}=_{field.name}"
+        for field in fields
     ]
-    scope = {f"_{one.name}": one.default for one in fields} | {
+    scope = {f"_{field.name}": field.default for field in fields} | {
         "_kind": kind,
         "_opened": mutable_class(kind),
         "_become": object.__dict__["__class__"].__set__,
@@ -127,9 +127,9 @@ def _storing_init(kind: type, methods: dict[str, Any]) -> Any:
     lines = [
         f"def __init__(self, {', '.join(heads)}):",
         "    if self.__class__ is not _kind:",
-        f"        return _usual(self, {', '.join(one.name for one in fields)})",
+        f"        return _usual(self, {', '.join(field.name for field in fields)})",
         "    _become(self, _opened)",
-        *(f"    self.{one.name} = {one.name}" for one in fields),
+        *(f"    self.{field.name} = {field.name}" for field in fields),
         "    self.__class__ = _kind",
     ]
     exec("\n".join(lines), scope)  # noqa: S102 - names of fields, and nothing else
@@ -145,7 +145,7 @@ def _first_init(self: Any, *args: object, **named: object) -> None:
 
 
 def _state(self: Any) -> list[Any]:
-    return [getattr(self, one.name) for one in dataclasses.fields(self)]
+    return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
 def _restore(self: Any, state: list[Any]) -> None:

@@ -216,7 +216,7 @@ class _Replay:
                     return  # the check of the file reports it
             yield from self._check_indexes(base, size, aborted)
         yield from self._check_snapshots(end, end)
-        for offset in sorted(one for one in self._snapshots if one > end):
+        for offset in sorted(snapshot for snapshot in self._snapshots if snapshot > end):
             yield _problem(self._snapshot(offset), f"the log ends at offset {end}")
         yield from self._check_epochs()
 
@@ -264,7 +264,7 @@ class _Replay:
 
     def _check_snapshots(self, low: int, high: int) -> Iterator[Row]:
         """Compare the snapshots between two batches, which end at ``low`` and begin at ``high``."""
-        for offset in sorted(one for one in self._snapshots if low <= one <= high):
+        for offset in sorted(snapshot for snapshot in self._snapshots if low <= snapshot <= high):
             self._snapshots.discard(offset)
             for entry in self._read_snapshot(offset) or ():
                 wrong = self._difference(entry)

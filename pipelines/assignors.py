@@ -88,7 +88,9 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
         subscriptions = {name: decode_subscription(member.raw) for name, member in members.items()}
         counts = {
             topic: len(cluster.partitions_for_topic(topic) or ())
-            for topic in {topic for one in subscriptions.values() for topic in one.topics}
+            for topic in {
+                topic for subscription in subscriptions.values() for topic in subscription.topics
+            }
         }
         topics = topics_without_racks({topic: count for topic, count in counts.items() if count})
         result = self._assignor.assign(topics, subscriptions)
@@ -96,4 +98,6 @@ class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no ty
 
     def on_assignment(self, assignment: Any) -> None:
         """Remember this member's assignment."""
-        self._owned = tuple((one.topic, one.partition) for one in assignment.partitions())
+        self._owned = tuple(
+            (partition.topic, partition.partition) for partition in assignment.partitions()
+        )

@@ -510,16 +510,16 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         Raises RecordRefusedError without a dead-letter topic, MissingTopicError if it is missing.
         """
         self._is_transacting = False  # the next call may wait for topics; a stop interrupts that
-        refused = await self._cluster.unwritable({one.topic for one in outputs})
-        for one in outputs if refused else ():
-            if one.topic in refused:
-                raw = self._out_key.dump(one.key), self._out_value.dump(one.value)
-                letters.append(self._call.unwritable(one, *raw, refused[one.topic]))
-        lost = await self._cluster.unwritable({one.topic for one in letters})
+        refused = await self._cluster.unwritable({output.topic for output in outputs})
+        for output in outputs if refused else ():
+            if output.topic in refused:
+                raw = self._out_key.dump(output.key), self._out_value.dump(output.value)
+                letters.append(self._call.unwritable(output, *raw, refused[output.topic]))
+        lost = await self._cluster.unwritable({letter.topic for letter in letters})
         if lost:
             raise MissingTopicError(f"dead letters cannot be written: {', '.join(lost.values())}")
         self._is_transacting = True
-        return [one for one in outputs if one.topic not in refused], letters
+        return [output for output in outputs if output.topic not in refused], letters
 
     async def _recover(self, error: Exception) -> None:
         """Abort, then raise the error or restart from the committed state."""

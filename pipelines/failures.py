@@ -151,7 +151,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def classify(error: BaseException) -> Action:
     """Return the reaction to ``error``."""
-    actions = [_of_one(one) for one in causes(error)]
+    actions = [_of_one(cause) for cause in causes(error)]
     for action in (Action.STOP, Action.AGAIN, Action.REOPEN):
         if action in actions:
             return action
@@ -208,20 +208,20 @@ def explained(error: Exception, sources: Collection[str] = (), username: str = "
     Topics in ``sources`` are read; other topics are written.
     """
     who = f" to user {username!r}" if username else ""
-    for one in causes(error):
-        if isinstance(one, NotAuthorizedError):
-            return one
-        if isinstance(one, ApiError):
-            missing = missing_right(one.api, one.code)
-        elif type(one) in _DENIED:
-            code, api = _DENIED[type(one)]
-            name = ", ".join(str(part) for part in one.args)
+    for cause in causes(error):
+        if isinstance(cause, NotAuthorizedError):
+            return cause
+        if isinstance(cause, ApiError):
+            missing = missing_right(cause.api, cause.code)
+        elif type(cause) in _DENIED:
+            code, api = _DENIED[type(cause)]
+            name = ", ".join(str(part) for part in cause.args)
             is_read = code is ErrorCode.topic_authorization_failed and name in sources
             missing = missing_right("Fetch" if is_read else api, code, name)
         else:
             continue
         if missing:
-            denied = NotAuthorizedError(f"{missing} is missing{who}: {one}")
+            denied = NotAuthorizedError(f"{missing} is missing{who}: {cause}")
             denied.__cause__ = error
             return denied
     return error
@@ -230,9 +230,9 @@ def explained(error: Exception, sources: Collection[str] = (), username: str = "
 def is_fence(error: BaseException) -> bool:
     """Return whether another producer with the same transactional id has taken over."""
     return any(
-        isinstance(one, _FENCE_ERRORS)
-        or (isinstance(one, ApiError) and one.code.name in _FENCE_CODES)
-        for one in causes(error)
+        isinstance(cause, _FENCE_ERRORS)
+        or (isinstance(cause, ApiError) and cause.code.name in _FENCE_CODES)
+        for cause in causes(error)
     )
 
 

@@ -180,8 +180,8 @@ async def send_all(
             builder.close()
             sent.append(await producer.send_batch(builder, topic, partition=partition))
     except BaseException:
-        for one in sent:
-            one.add_done_callback(consume_exception)
+        for future in sent:
+            future.add_done_callback(consume_exception)
         raise
     waiting: set[asyncio.Future[RecordMetadata]] = set(sent)
     try:
@@ -190,8 +190,8 @@ async def send_all(
             if waiting and check_existing is not None:
                 await check_existing(spreads.keys())
     except BaseException:
-        for one in sent:
-            one.add_done_callback(consume_exception)
+        for future in sent:
+            future.add_done_callback(consume_exception)
         raise
     await asyncio.gather(*sent)
 

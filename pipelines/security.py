@@ -100,7 +100,9 @@ class _NoSecrets(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is not about a login."""
         arguments = record.args if isinstance(record.args, tuple) else ()
-        return not any(type(one).__name__.startswith("SaslAuthenticate") for one in arguments)
+        return not any(
+            type(argument).__name__.startswith("SaslAuthenticate") for argument in arguments
+        )
 
 
 _filter = _NoSecrets()

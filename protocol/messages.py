@@ -108,8 +108,8 @@ class MessageFactory:
 
     def _check_known(self, cls: type, name: str) -> None:
         if not any(
-            is_known(self._api_key, self._side, cls.__name__, one)
-            for one in dict.fromkeys((name, name.removesuffix("_ms")))
+            is_known(self._api_key, self._side, cls.__name__, key)
+            for key in dict.fromkeys((name, name.removesuffix("_ms")))
         ):
             raise TypeError(f"no version of {cls.__name__} has a field {name}")
 

@@ -265,7 +265,7 @@ def _classes(key: int, version: int, side: str, lines: Sequence[str]) -> Iterato
 
 def _member(name: str, kind: str, more: list[str], classes: Mapping[str, type]) -> tuple[Any, ...]:
     """Return a field's name, annotation and default, as ``make_dataclass`` takes them."""
-    options = dict(one.partition("=")[::2] for one in more)
+    options = dict(option.partition("=")[::2] for option in more)
     element = kind.removeprefix("[]")
     of_element: Any = classes.get(element) or _TYPES[element]
     annotation: Any = of_element if kind == element else tuple[of_element, ...]

@@ -182,7 +182,9 @@ def message_class(api_key: int, version: int, side: Side) -> type:
     """Return the class of the whole message."""
     classes = vars(module_of(api_key, version, side)).values()
     result: type = next(
-        one for one in classes if getattr(one, "__type__", None) is EntityType[side]
+        candidate
+        for candidate in classes
+        if getattr(candidate, "__type__", None) is EntityType[side]
     )
     return result
 

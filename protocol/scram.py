@@ -36,7 +36,7 @@ class ScramMechanism:
 SCRAM_SHA_256: Final = ScramMechanism("SCRAM-SHA-256", 1, "sha256", 32)
 SCRAM_SHA_512: Final = ScramMechanism("SCRAM-SHA-512", 2, "sha512", 64)
 SCRAM_MECHANISMS: Final[Mapping[str, ScramMechanism]] = {
-    one.name: one for one in (SCRAM_SHA_256, SCRAM_SHA_512)
+    mechanism.name: mechanism for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
 }
 """The mechanisms by name."""
 
@@ -122,7 +122,7 @@ class ClientFirst:
     def parse(cls, token: bytes) -> ClientFirst:
         """Parse a token. Raises ScramError."""
         message = _parse(_CLIENT_FIRST, token, "the first message of a client")
-        pairs = (one.partition("=") for one in message["extensions"].split(",")[1:])
+        pairs = (extension.partition("=") for extension in message["extensions"].split(",")[1:])
         return cls(
             message["header"],
             message["bare"],

@@ -45,7 +45,7 @@ _RULE = re.compile(
     r" (?P<type>[a-z-]+)(?::(?P<name>\S+))?",
     re.IGNORECASE,
 )
-_OPERATIONS = [one.name for one in Operation if one > Operation.ANY]
+_OPERATIONS = [operation.name for operation in Operation if operation > Operation.ANY]
 _JAAS = "org.apache.kafka.common.security"
 
 
@@ -72,7 +72,7 @@ def certificates() -> BrokerCertificates:
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
     return BrokerCertificates(
         authority.cert_pem.bytes().decode(),
-        "".join(one.bytes().decode() for one in issued.cert_chain_pems),
+        "".join(certificate.bytes().decode() for certificate in issued.cert_chain_pems),
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -100,7 +100,7 @@ class BrokerAccess:
             raise TypeError(f"users are passwords by name, {{'alice': 'secret'}}, not {users!r}")
         self.users = dict(users or {})
         self.tls = tls
-        if not all(isinstance(one, str) and one for pair in self.users.items() for one in pair):
+        if not all(isinstance(text, str) and text for pair in self.users.items() for text in pair):
             raise TypeError("users are passwords by name, {'alice': 'secret'}")
         if acls is not None and not isinstance(acls, (list, tuple)):
             raise TypeError(f"acls are a list of rules, not {acls!r}")
@@ -108,7 +108,7 @@ class BrokerAccess:
             raise ValueError(
                 "acls= needs users=: a client that does not log in has no principal to authorize"
             )
-        self.rules = None if acls is None else [self.rule(one) for one in acls]
+        self.rules = None if acls is None else [self.rule(acl) for acl in acls]
         self._passwords = {**self.users, OWN_USER: secrets.token_urlsafe(16)} if self.users else {}
         self._certificates = certificates() if tls else None
         self._home: tempfile.TemporaryDirectory[str] | None = None
@@ -281,19 +281,23 @@ def parse_rule(text: str) -> Rule:
     if match is None:
         raise ValueError(f"{text!r} is not an ACL like 'alice READ,WRITE topic:orders'")
     kind = match["type"].upper().replace("-", "_")
-    types = [one.name for one in ResourceType if one > ResourceType.ANY]
+    types = [
+        resource_type.name for resource_type in ResourceType if resource_type > ResourceType.ANY
+    ]
     if kind not in types:
-        there = [one.lower().replace("_", "-") for one in types]
+        there = [resource_type.lower().replace("_", "-") for resource_type in types]
         hint = nearest(match["type"].lower(), there)
         syntax = (
             f"{text!r}: there is no resource type {match['type']!r}; known are {', '.join(there)}"
         )
         raise ValueError(f"{syntax}{hint}")
-    operations = [one.upper() for one in match["operations"].split(",")]
-    for one in operations:
-        if one not in _OPERATIONS:
-            hint = nearest(one, _OPERATIONS) or f"; the operations are {', '.join(_OPERATIONS)}"
-            raise ValueError(f"{text!r}: unknown operation {one!r}{hint}")
+    operations = [operation.upper() for operation in match["operations"].split(",")]
+    for operation in operations:
+        if operation not in _OPERATIONS:
+            hint = (
+                nearest(operation, _OPERATIONS) or f"; the operations are {', '.join(_OPERATIONS)}"
+            )
+            raise ValueError(f"{text!r}: unknown operation {operation!r}{hint}")
     name = match["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
     if not name:
         raise ValueError(f"{text!r}: the {match['type']} needs a name; {match['type']}:* means any")
@@ -301,7 +305,7 @@ def parse_rule(text: str) -> Rule:
     return Rule(
         Permission.DENY if (match["permission"] or "").lower() == "deny" else Permission.ALLOW,
         f"User:{match['user'].removeprefix('User:')}",
-        tuple(Operation[one] for one in operations),
+        tuple(Operation[operation] for operation in operations),
         ResourceType[kind],
         PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
         name[:-1] if is_prefix else name,
@@ -319,16 +323,16 @@ def add_rules(session: ClusterSession, rules: Iterable[Rule]) -> None:
         entity=lambda f: f.message(
             creations=[
                 f.AclCreation(
-                    resource_type=one.resource_type,
-                    resource_name=one.resource_name,
-                    resource_pattern_type=one.pattern_type,
-                    principal=one.principal,
+                    resource_type=rule.resource_type,
+                    resource_name=rule.resource_name,
+                    resource_pattern_type=rule.pattern_type,
+                    principal=rule.principal,
                     host=ANYTHING,
                     operation=operation,
-                    permission_type=one.permission,
+                    permission_type=rule.permission,
                 )
-                for one in all_rules
-                for operation in one.operations
+                for rule in all_rules
+                for operation in rule.operations
             ]
         ),
     )
@@ -343,11 +347,11 @@ def _added(name: str, password: str, mechanism: str) -> str:
     """
     salt = secrets.token_bytes(16)
     salted = salted_password(SCRAM_MECHANISMS[mechanism], password, salt, MIN_ITERATIONS)
-    texts = (base64.b64encode(one).decode() for one in (salt, salted))
+    texts = (base64.b64encode(value).decode() for value in (salt, salted))
     return '{}=[name="{}",salt="{}",saltedpassword="{}"]'.format(mechanism, name, *texts)
 
 
 def _jaas(mechanism: str, user: str, password: str) -> str:
     module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
-    texts = (one.replace("\\", "\\\\").replace('"', '\\"') for one in (user, password))
+    texts = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (user, password))
     return '{}.{}LoginModule required username="{}" password="{}";'.format(_JAAS, module, *texts)

@@ -54,10 +54,10 @@ def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
 def names(what: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """Raise TypeError for the first name that is not in ``allowed``."""
     allowed = list(allowed)
-    for one in given:
-        if one not in allowed:
+    for item in given:
+        if item not in allowed:
             there = f"; there are {', '.join(f'{name}=' for name in allowed)}"
-            raise TypeError(f"{what} has no {one}={nearest(one, allowed) or there}")
+            raise TypeError(f"{what} has no {item}={nearest(item, allowed) or there}")
 
 
 def setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
@@ -198,9 +198,9 @@ def checked(cls: C) -> C:
 def _checking(method: Callable[..., Any], called: str) -> Callable[..., Any]:
     signature = inspect.signature(method)
     rules = [
-        (one.name, CHECKS[one.name], str(one.annotation).endswith("| None"))
-        for one in signature.parameters.values()
-        if one.name in CHECKS
+        (parameter.name, CHECKS[parameter.name], str(parameter.annotation).endswith("| None"))
+        for parameter in signature.parameters.values()
+        if parameter.name in CHECKS
     ]
     if not rules:
         return method
@@ -237,14 +237,24 @@ def _unbound(
     signature: inspect.Signature, called: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TypeError:
     """Return the error of a call whose arguments do not match the signature."""
-    parameters = [one for one in signature.parameters.values() if one.name != "self"]
-    parameter_names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
+    parameters = [
+        parameter for parameter in signature.parameters.values() if parameter.name != "self"
+    ]
+    parameter_names = [
+        parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL
+    ]
     try:
         names(f"{called}()", kwargs, parameter_names)
     except TypeError as error:
         return error
-    by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-    by_place = [str(one).partition(":")[0] for one in parameters if one.name not in by_name]
+    by_name = [
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    by_place = [
+        str(parameter).partition(":")[0]
+        for parameter in parameters
+        if parameter.name not in by_name
+    ]
     shown = ", ".join([*by_place, *(["*"] if by_name else []), *by_name])
     given = [*map(repr, args[1:]), *(f"{name}=…" for name in kwargs)]
     return TypeError(f"{called}({shown}) does not fit {called}({', '.join(given)})")

@@ -153,7 +153,9 @@ class TestClock:
             fired: list[Fired] = []
             for _ in range(MAX_STEPS):
                 due_times = await self._each(Deadlines.next_ms)
-                due_ms = min((one for one in due_times if one is not None), default=None)
+                due_ms = min(
+                    (due_time for due_time in due_times if due_time is not None), default=None
+                )
                 at_ms = target_ms if due_ms is None else due_ms
                 if speed is not None:
                     at_ms = await _walk(begin_ms, at_ms, begun, speed)
@@ -173,10 +175,10 @@ class TestClock:
         """Call ``ask`` for every broker in turn, each on its own loop."""
         current = asyncio.get_running_loop()
         return [
-            await ask(one)
+            await ask(broker)
             if loop is current
-            else await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(one), loop))
-            for loop, one in list(self._brokers.values())
+            else await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(broker), loop))
+            for loop, broker in list(self._brokers.values())
         ]
 
     # --- for brokers ---

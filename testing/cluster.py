@@ -197,7 +197,7 @@ class Cluster(KafkaUnderTest):
         self.close()
 
     def __repr__(self) -> str:
-        down = [str(one) for one, broker in self.brokers.items() if not broker.is_running]
+        down = [str(node_id) for node_id, broker in self.brokers.items() if not broker.is_running]
         return f"<Cluster {self.bootstrap}{f', down: {chr(44).join(down)}' if down else ''}>"
 
     @cached_property
@@ -256,9 +256,9 @@ class Cluster(KafkaUnderTest):
         nodes = tuple(ids)
         if not nodes:
             raise ValueError("nodes are a list of their ids, [1], which is empty")
-        for one in nodes:
-            if one != CONTROLLER_ID:
-                self._broker(one)
+        for node in nodes:
+            if node != CONTROLLER_ID:
+                self._broker(node)
         return nodes
 
     def heal(self) -> None:
@@ -362,7 +362,7 @@ class Cluster(KafkaUnderTest):
         def describe() -> str:
             if isinstance(last, str):
                 return f"{what} {topic}-{index}{f': {last}' if last else ''}"
-            down = [one for one, broker in self.brokers.items() if not broker.is_running]
+            down = [node_id for node_id, broker in self.brokers.items() if not broker.is_running]
             return (
                 f"{what} {topic}-{index}: its leader is {last.leader}, its replicas"
                 f" {list(last.replicas)}, its ISR {list(last.isr)}; brokers down: {down or 'none'}"

@@ -122,7 +122,11 @@ class Deadlines:
                 )
                 if key not in PERIODIC:
                     break
-        due = [one for one in deadlines if one is not None and one <= self._target_ms]
+        due = [
+            deadline
+            for deadline in deadlines
+            if deadline is not None and deadline <= self._target_ms
+        ]
         return min(due, default=None)
 
     def _round_ms(self, what: Hashable, due_ms: int | None) -> int | None:
@@ -198,12 +202,12 @@ class Deadlines:
         """Return, for each partition, the values that a round may change."""
         logs = self._broker.storage.logs
         return {
-            one.name: {
-                "log_start_offset": one.log_start_offset,
-                "producers": sum(1 for _ in one.producers.view()),
-                "cleaned_offset": logs.cleaned.get((one.topic, one.index), 0),
+            log.name: {
+                "log_start_offset": log.log_start_offset,
+                "producers": sum(1 for _ in log.producers.view()),
+                "cleaned_offset": logs.cleaned.get((log.topic, log.index), 0),
             }
-            for one in logs
+            for log in logs
         }
 
     def _compare(self, what: str, before: dict[str, dict[str, int]]) -> None:

@@ -124,7 +124,7 @@ def _request_shape(ctx: Context) -> Any:
         case ApiKey.FETCH if not ctx.body.topics:
             return _by_topic((key, index) for key, (_, index) in fetched_partitions(ctx))
         case ApiKey.ALTER_REPLICA_LOG_DIRS:
-            topics = tuple(topic for one in ctx.body.dirs for topic in one.topics)
+            topics = tuple(topic for directory in ctx.body.dirs for topic in directory.topics)
             return SimpleNamespace(topics=topics)
         case ApiKey.DESCRIBE_LOG_DIRS:
             return SimpleNamespace(directories=("",))
@@ -144,7 +144,9 @@ def _of_share_request(ctx: Context) -> Any:
         else:
             session = finish(share_fetch.session_of(ctx))
             if not body.topics:
-                places = [(uuid_of(one), one.partition) for one in session.partitions]
+                places = [
+                    (uuid_of(partition), partition.partition) for partition in session.partitions
+                ]
     return _by_topic(places) if places else body
 
 
@@ -214,7 +216,7 @@ def _first_list(request: Any) -> tuple[Any, ...]:
     is_own = isinstance(request, SimpleNamespace)
     names = vars(request) if is_own else [info.name for info in all_fields(type(request))]
     values = (getattr(request, name) for name in names)
-    return next((one for one in values if isinstance(one, tuple)), ())
+    return next((value for value in values if isinstance(value, tuple)), ())
 
 
 def _named(info: FieldInfo, request: Any) -> object:

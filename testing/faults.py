@@ -274,7 +274,7 @@ class Faults:
             one_of("close", close, ("before", "after"))
         key, places = _api(api), places_of(only) if only is not None else ()
         if places and error is not None and key not in SPLIT:
-            api_names = ", ".join(APIS[one].name for one in SPLIT)
+            api_names = ", ".join(APIS[api_key].name for api_key in SPLIT)
             raise ValueError(f"an error in only some partitions needs an api among {api_names}")
         fault = Fault(
             self,
@@ -448,14 +448,14 @@ def _api(api: str | ApiKey | None) -> ApiKey | None:
         return api
     if not isinstance(api, str):
         raise TypeError(f"api is a name like 'EndTxn', not {api!r}")
-    keys = {one.name.lower(): ApiKey(key) for key, one in APIS.items()}
+    keys = {api.name.lower(): ApiKey(key) for key, api in APIS.items()}
     if api.lower() in keys:
         return keys[api.lower()]
     near = difflib.get_close_matches(api.lower(), keys, cutoff=0.7)
     raise ValueError(
         f"there is no API {api!r}; "
         + (
-            f"did you mean {' or '.join(APIS[keys[one]].name for one in near)}?"
+            f"did you mean {' or '.join(APIS[keys[name]].name for name in near)}?"
             if near
             else "use Kafka's names, such as EndTxn or OffsetCommit"
         )
@@ -463,11 +463,15 @@ def _api(api: str | ApiKey | None) -> ApiKey | None:
 
 
 def _error(error: str | int | ErrorCode) -> ErrorCode:
-    codes = {one.name.upper(): one for one in ErrorCode if one is not ErrorCode.none}
+    codes = {
+        error_code.name.upper(): error_code
+        for error_code in ErrorCode
+        if error_code is not ErrorCode.none
+    }
     if isinstance(error, bool) or not isinstance(error, (str, int)):
         raise TypeError(f"error is a name like 'NOT_COORDINATOR', not {error!r}")
-    for name, one in codes.items():
-        if one == error or (isinstance(error, str) and name == error.upper()):
-            return one
+    for name, error_code in codes.items():
+        if error_code == error or (isinstance(error, str) and name == error.upper()):
+            return error_code
     hint = nearest(error.upper(), codes) if isinstance(error, str) else ""
     raise ValueError(f"there is no error {error!r} in Kafka's protocol{hint}")

@@ -47,7 +47,7 @@ class GroupWait:
             return False
         if self.not_fetched is not None:
             self._missing = self.not_fetched(view)
-            if self._missing or not any(one.assigned for one in view.members):
+            if self._missing or not any(member.assigned for member in view.members):
                 return False
         if self.lag is None:
             return True
@@ -71,7 +71,7 @@ class GroupWait:
             return (
                 f"{condition}: there is no group {self.group!r}{nearest(self.group, self._others)}"
             )
-        clients = ", ".join(f"{one.client_id}@{one.host}" for one in view.members)
+        clients = ", ".join(f"{member.client_id}@{member.host}" for member in view.members)
         return (
             f"{condition}: it is {view.state} with {len(view.members)} members"
             f"{f' ({clients})' if clients else ''}"

@@ -161,7 +161,7 @@ class HookServer:
         if rest == "advance":
             body = body_of(request, seconds=(int, float), ms=(int, float), speed=(int, float))
             fired = await self.clock.advance_async(**body)
-            return {**self._time(), "fired": [one.as_json() for one in fired]}
+            return {**self._time(), "fired": [deadline.as_json() for deadline in fired]}
         if rest:
             raise HttpError(404, "there are /clock and /clock/advance")
         body = body_of(request, auto=bool)
@@ -170,7 +170,11 @@ class HookServer:
 
     async def _get_fired(self, request: HttpRequest, _rest: str) -> object:
         since_ms = int(request.query.get("since_ms", "0"))
-        return {"fired": [one.as_json() for one in self.clock.fired if one.at_ms >= since_ms]}
+        return {
+            "fired": [
+                deadline.as_json() for deadline in self.clock.fired if deadline.at_ms >= since_ms
+            ]
+        }
 
     # --- faults ---
 
@@ -227,14 +231,14 @@ class HookServer:
         fault = self._handles[number]
         requests = [
             {
-                "api": one.api,
-                "version": one.version,
-                "client_id": one.client_id,
-                "topics": one.topics,
-                "groups": one.groups,
-                "transactional_ids": one.transactional_ids,
+                "api": request.api,
+                "version": request.version,
+                "client_id": request.client_id,
+                "topics": request.topics,
+                "groups": request.groups,
+                "transactional_ids": request.transactional_ids,
             }
-            for one in list(fault.seen)
+            for request in list(fault.seen)
         ]
         return {"id": number, **fault.as_json(), "seen": requests}
 
@@ -243,8 +247,8 @@ class HookServer:
     async def _get_topics(self, _request: HttpRequest, _rest: str) -> object:
         return {
             "topics": [
-                {"name": name, "id": str(one.topic_id), "partitions": len(one.partitions)}
-                for name, one in (await self._topics()).items()
+                {"name": name, "id": str(topic.topic_id), "partitions": len(topic.partitions)}
+                for name, topic in (await self._topics()).items()
             ]
         }
 
@@ -263,12 +267,14 @@ class HookServer:
             (scopes[name], value) for name, value in request.query.items() if name in scopes
         }
         entries = [
-            one
-            for one in await self._all_entries()
-            if not subjects or (one.scope, one.subject) in subjects
+            entry
+            for entry in await self._all_entries()
+            if not subjects or (entry.scope, entry.subject) in subjects
         ]
         return {
-            "history": [{name: getattr(one, name) for name in Entry.__slots__} for one in entries]
+            "history": [
+                {name: getattr(entry, name) for name in Entry.__slots__} for entry in entries
+            ]
         }
 
     async def _get_shares(self, request: HttpRequest, _rest: str) -> object:
@@ -276,7 +282,7 @@ class HookServer:
         if "group" not in request.query:
             raise ValueError("/shares needs ?group=…")
         shares = await self._shares(request.query["group"])
-        return {"shares": [one.as_json() for one in shares]}
+        return {"shares": [share.as_json() for share in shares]}
 
     async def _get_groups(self, request: HttpRequest, _rest: str) -> object:
         """Return the group ``?group=…``; first wait for a condition, at most ``wait_s`` seconds.
@@ -303,7 +309,7 @@ class HookServer:
 
     def _group_wait(self, query: Mapping[str, str]) -> GroupWait:
         """Return the condition in a query. Raises ValueError."""
-        members, lag = (int(query[one]) if one in query else None for one in ("members", "lag"))
+        members, lag = (int(query[name]) if name in query else None for name in ("members", "lag"))
         if "state" in query:
             one_of("state", query["state"], GROUP_STATES)
         one_of("fetching", query.get("fetching", "false"), ("true", "false"))
@@ -335,7 +341,7 @@ class HookServer:
             for record in decode_records(batch, 0, header)
         ]
         decoded = [decode_value(bytes(value)) for value in values if value is not None]
-        return [one for one in decoded if one is not None]
+        return [record for record in decoded if record is not None]
 
 
 def _is_over(waiting: GroupWait, session: ClusterSession) -> bool:

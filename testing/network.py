@@ -42,7 +42,7 @@ class Network:
         targets = tuple(targets)
         with self._lock:
             self._cut |= {(source, target) for source in sources for target in targets}
-            broken = [one for one in self._open if self._is_cut(*one[:2])]
+            broken = [connection for connection in self._open if self._is_cut(*connection[:2])]
         for _, _, loop, transport in broken:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(transport.abort)
@@ -65,7 +65,7 @@ class Network:
     ) -> None:
         """Register a connection that a node has opened."""
         with self._lock:
-            self._open = [one for one in self._open if not one[3].is_closing()]
+            self._open = [connection for connection in self._open if not connection[3].is_closing()]
             self._open.append((source, address, loop, transport))
 
 

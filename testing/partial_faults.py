@@ -48,7 +48,7 @@ def places_of(only: Mapping[str, int | Iterable[int]]) -> frozenset[Partition]:
         if isinstance(indexes, (str, bytes)) or not isinstance(indexes, (int, Iterable)):
             raise TypeError(f"only[{topic!r}] is a partition or a list of them, not {indexes!r}")
         listed = [indexes] if isinstance(indexes, int) else list(indexes)
-        places |= {(topic, integer("a partition of only", one, 0)) for one in listed}
+        places |= {(topic, integer("a partition of only", index, 0)) for index in listed}
     if not places:
         raise ValueError("only has no partition")
     return frozenset(places)
@@ -60,11 +60,17 @@ def answer_in_part(
     """Handle a request of an API in :data:`SPLIT`, except that ``places`` get ``code``."""
     topics, partitions, answered, results = SPLIT[ApiKey(ctx.api_key)]
     if ctx.api_key == ApiKey.FETCH:
-        wrong = [one for one in fetched_partitions(ctx) if one[1] in places]
+        wrong = [
+            fetched_partition
+            for fetched_partition in fetched_partitions(ctx)
+            if fetched_partition[1] in places
+        ]
         # As in Kafka, a Fetch does not wait for records if one of its partitions has an error.
         rest = replace(ctx.body, min_bytes=0)
     else:
-        wrong = [one for one in _named(ctx, topics, partitions) if one[1] in places]
+        wrong = [
+            partition for partition in _named(ctx, topics, partitions) if partition[1] in places
+        ]
         rest = _without(ctx, ctx.body, topics, partitions, places)
     errors = partition_errors(ctx, code, ((key, place[1]) for key, place in wrong))
     if ctx.api_key != ApiKey.FETCH and not getattr(rest, topics):
@@ -94,7 +100,9 @@ def _without(
     for topic in getattr(body, topics):
         name = topic_name(ctx, topic)[1]
         kept = tuple(
-            one for one in getattr(topic, partitions) if (name, index_of(one)) not in places
+            partition
+            for partition in getattr(topic, partitions)
+            if (name, index_of(partition)) not in places
         )
         if kept:
             left.append(replace(topic, **{partitions: kept}))

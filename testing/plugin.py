@@ -355,7 +355,7 @@ def _kafka_clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
     """Make clients of the broker that the test uses, and close them after the test."""
     from fencepost.testing.clients import Clients  # noqa: PLC0415 - see above
 
-    used = [one for one in ("kafka_cluster", *SHARED) if one in request.fixturenames]
+    used = [fixture for fixture in ("kafka_cluster", *SHARED) if fixture in request.fixturenames]
     clients = Clients(request.getfixturevalue(used[0] if used else "kafka"))
     yield clients
     clients.close()
@@ -442,7 +442,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         broker.faults.clear()
         broker.clock.auto = True
         broker.serve_again()
-    run.began_ms = {id(one): one.clock.now_ms() for one in run.brokers}
+    run.began_ms = {id(broker): broker.clock.now_ms() for broker in run.brokers}
     _check_fixtures(item)
 
 

@@ -61,7 +61,9 @@ class TopicReader:
             self.found.clear()
             self._positions.clear()
         indexes = sorted(description.partitions) if self._partition is None else [self._partition]
-        added = [(self._topic, one) for one in indexes if (self._topic, one) not in self._positions]
+        added = [
+            (self._topic, index) for index in indexes if (self._topic, index) not in self._positions
+        ]
         self._positions |= session.offsets(added, EARLIEST) if added else {}
         ends = session.offsets(self._positions, LATEST, committed=self._committed)
         for place in self._positions:
@@ -79,7 +81,8 @@ class TopicReader:
             self._positions |= session.offsets([place], EARLIEST)  # deleted by retention meanwhile
             return self._positions[place] > position
         aborted = sorted(
-            (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
+            (aborted.first_offset, aborted.producer_id)
+            for aborted in row.aborted_transactions or ()
         )
         for records, behind in visible_chunks(row.records or b"", position, aborted):
             self.found += (Record(place[0], place[1], *record[:5]) for record in records)
@@ -88,5 +91,5 @@ class TopicReader:
 
     def progress(self) -> str:
         """Return the reader's progress as a text, for an error."""
-        last = "".join(f"; {one}" for one in self.found[-3:])
+        last = "".join(f"; {text}" for text in self.found[-3:])
         return self._missing or f"there were {len(self.found)}{last}"

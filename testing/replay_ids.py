@@ -62,7 +62,7 @@ class ReplayIds:
         body = from_json(APIS_BY_NAME[step.api], step.version, "request", step.request)
         self._firsts = {}
         if step.api == "Produce":
-            names = {str(one): name for one, name in self._names.items()}
+            names = {str(topic_id): name for topic_id, name in self._names.items()}
             self._firsts = {place: first for place, first, _ in produced(step, names)}
         body = self._translated(body, body)
         if step.api == "ShareFetch" and step.response is not None:
@@ -96,9 +96,9 @@ class ReplayIds:
                         self._translated(row, request) if is_dataclass(row) else row for row in rows
                     )
             elif name == "topic_data":
-                changed[name] = tuple(self._topic_data(one, request) for one in value)
+                changed[name] = tuple(self._topic_data(item, request) for item in value)
             elif name not in changed and _is_structs(value):
-                changed[name] = tuple(self._translated(one, request) for one in value)
+                changed[name] = tuple(self._translated(item, request) for item in value)
         return replace(message, **changed) if changed else message
 
     def _offsets(self, topic_id: uuid.UUID, row: Any) -> Any:
@@ -110,9 +110,11 @@ class ReplayIds:
             row,
             acknowledgement_batches=tuple(
                 replace(
-                    one, first_offset=one.first_offset - base, last_offset=one.last_offset - base
+                    acknowledgement_batch,
+                    first_offset=acknowledgement_batch.first_offset - base,
+                    last_offset=acknowledgement_batch.last_offset - base,
                 )
-                for one in row.acknowledgement_batches
+                for acknowledgement_batch in row.acknowledgement_batches
             ),
         )
 
@@ -170,7 +172,7 @@ class ReplayIds:
             epoch = getattr(recorded, name, 0)
             if epoch > 0:
                 self._epochs[request.group_id, member, epoch] = getattr(response, name)
-        producer, epoch = (getattr(recorded, f"producer_{one}", -1) for one in ("id", "epoch"))
+        producer, epoch = (getattr(recorded, f"producer_{part}", -1) for part in ("id", "epoch"))
         if producer >= 0 and epoch >= 0 and error_names(recorded)[0] == "NONE":
             self._producers[producer] = response.producer_id
             self._producer_epochs[producer, epoch] = response.producer_epoch
@@ -192,7 +194,7 @@ class ReplayIds:
                 offsets[place].update(first for first, _ in ranges)
         self._bases = {place: min(firsts) for place, firsts in offsets.items()}
         return {
-            place: sorted(one - self._bases[place] for one in firsts)
+            place: sorted(first - self._bases[place] for first in firsts)
             for place, firsts in offsets.items()
         }
 
@@ -210,7 +212,8 @@ def _acquired(
     for topic in getattr(response, "responses", ()):
         for row in getattr(topic, "partitions", ()):
             ranges = [
-                (one.first_offset, one.last_offset) for one in getattr(row, "acquired_records", ())
+                (acquired.first_offset, acquired.last_offset)
+                for acquired in getattr(row, "acquired_records", ())
             ]
             if ranges and topic.topic_id in names:
                 yield (names[topic.topic_id], row.partition_index), ranges
@@ -241,8 +244,8 @@ def _errors(message: Entity) -> Iterator[str]:
         if info.kafka_type == "error_code":
             yield ErrorCode(value).name.upper()
         elif _is_structs(value):
-            for one in value:
-                yield from _errors(one)
+            for item in value:
+                yield from _errors(item)
 
 
 def _is_structs(value: object) -> bool:

@@ -90,7 +90,7 @@ class ReplayedStep:
     @property
     def failed(self) -> bool:
         """Whether the response has an error."""
-        return any(one != "NONE" for one in self.returned or ())
+        return any(name != "NONE" for name in self.returned or ())
 
     def __str__(self) -> str:
         result = _text(self.returned)
@@ -165,9 +165,9 @@ class _Player:
         self._pending: dict[int, tuple[Step, Entity | None]] = {}
         """Requests without a response yet, with their recorded responses, by step."""
         expiries = (
-            one
-            for one in self.incident.causes
-            if one.what in _EXPIRIES and (one.trigger or "").startswith("timer")
+            cause
+            for cause in self.incident.causes
+            if cause.what in _EXPIRIES and (cause.trigger or "").startswith("timer")
         )
         self._expiries = deque(expiries)
         """The expiries of the incident that the clock has not reached."""
@@ -201,7 +201,7 @@ class _Player:
                 # The log begins with the first record that was acquired.
                 settings = {**incident.group_settings.get(group, {}), RESET: "earliest"}
                 alter(session, ("group", group), settings, (), execute=True)
-            topic_ids = {one.name: one.topic_id for one in session.topics()}
+            topic_ids = {topic.name: topic.topic_id for topic in session.topics()}
         kafka._query(self._load)
         self._ids = ReplayIds(incident, topic_ids)
         self._firsts = self._ids.boundaries(self._recorded(step) for step in incident.steps)
@@ -264,7 +264,7 @@ class _Player:
     def _run_clock(self, ms: int) -> bool:
         """Advance the clock; return whether a timer of the incident's subjects has fired."""
         fired = self.kafka.clock.advance(ms=ms) if ms > 0 else []
-        return any(one.who in self.incident.subjects for one in fired)
+        return any(deadline.who in self.incident.subjects for deadline in fired)
 
     def _has_expired(self, has_fired: bool) -> bool:
         """Return whether the replay has had every expiry that the incident had by now."""
@@ -287,7 +287,7 @@ class _Player:
         No request waits for the initialization, but later heartbeats depend on it.
         """
         expected = sum(
-            one.what == _INITIALIZED and one.after < number for one in self.incident.causes
+            cause.what == _INITIALIZED and cause.after < number for cause in self.incident.causes
         )
         if expected > self._initialized:
             wait(
@@ -392,7 +392,7 @@ class _Player:
             self._written += last + 1 - end
             if self._written > MAX_RECORDS:
                 raise IncidentError(f"the requests acquire more than {MAX_RECORDS} records")
-            cuts = [end, *(one for one in firsts if end < one <= last), last + 1]
+            cuts = [end, *(first for first in firsts if end < first <= last), last + 1]
             with self.kafka._session() as session:
                 for first, stop in itertools.pairwise(cuts):
                     now_ms = self.kafka.clock.now_ms()
@@ -482,7 +482,7 @@ def _name(step: Step) -> str:
 def _text(errors: tuple[str, ...] | None) -> str:
     if errors is None:
         return "was not answered"
-    names = [one for one in dict.fromkeys(errors) if one != "NONE"] or ["NONE"]
+    names = [key for key in dict.fromkeys(errors) if key != "NONE"] or ["NONE"]
     return f"returned {', '.join(names)}"
 
 

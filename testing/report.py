@@ -77,11 +77,11 @@ def history_lines(entries: Sequence[Entry]) -> list[str]:
 
 def _open_lines(kafka: KafkaUnderTest, span_ms: int) -> list[str]:
     return [
-        f"{one.transactional_id} is {one.state} since {one.age_ms} ms of {one.timeout_ms} ms,"
-        f" producer {one.producer_id}:{one.producer_epoch} of {one.client}, on"
-        f" {', '.join(f'{topic}:{index}' for topic, index in one.partitions) or 'no partition'}"
-        for one in kafka.transactions()
-        if one.age_ms <= span_ms
+        f"{txn.transactional_id} is {txn.state} since {txn.age_ms} ms of {txn.timeout_ms} ms,"
+        f" producer {txn.producer_id}:{txn.producer_epoch} of {txn.client}, on"
+        f" {', '.join(f'{topic}:{index}' for topic, index in txn.partitions) or 'no partition'}"
+        for txn in kafka.transactions()
+        if txn.age_ms <= span_ms
     ]
 
 

@@ -54,10 +54,12 @@ class SeenRequest:
     def topics(self) -> list[str]:
         """The topics that the request names, by name or by id."""
         all_names = dict.fromkeys(_topics(self.body, inside=False))
-        ids = [one for one in self.values("topic_id") if one is not None]
+        ids = [topic_id for topic_id in self.values("topic_id") if topic_id is not None]
         if ids:
-            names = {one.topic_id: one.name for one in self._ctx.broker.metadata.topics.values()}
-            all_names |= dict.fromkeys(names[one] for one in ids if one in names)
+            names = {
+                topic.topic_id: topic.name for topic in self._ctx.broker.metadata.topics.values()
+            }
+            all_names |= dict.fromkeys(names[topic_id] for topic_id in ids if topic_id in names)
         return list(all_names)
 
     @cached_property
@@ -102,7 +104,7 @@ def topic_name(ctx: Context, topic: Any) -> tuple[object, str]:
     if topic_id is not None:
         image = ctx.broker.metadata.topic_by_id(topic_id)
         return topic_id, "" if image is None else image.name
-    name = next((image for one in _NAMES if (image := getattr(topic, one, None))), "")
+    name = next((image for attribute in _NAMES if (image := getattr(topic, attribute, None))), "")
     return name, str(name)
 
 
@@ -111,7 +113,12 @@ def index_of(partition: Any) -> int:
     if isinstance(partition, int):
         return partition
     return next(
-        (found for one in _INDEXES if type(found := getattr(partition, one, None)) is int), -1
+        (
+            found
+            for attribute in _INDEXES
+            if type(found := getattr(partition, attribute, None)) is int
+        ),
+        -1,
     )
 
 
@@ -119,10 +126,10 @@ def _places(ctx: Context, entity: Any) -> Iterator[tuple[str, int]]:
     for info in fields(entity):
         value = getattr(entity, info.name)
         if info.name in _PARTITION_LISTS and (name := topic_name(ctx, entity)[1]):
-            yield from ((name, index_of(one)) for one in value or ())
-        for one in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(one):
-                yield from _places(ctx, one)
+            yield from ((name, index_of(item)) for item in value or ())
+        for item in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(item):
+                yield from _places(ctx, item)
 
 
 def fetched_partitions(ctx: Context) -> Iterator[tuple[object, tuple[str, int]]]:
@@ -232,16 +239,16 @@ def _has(request: SeenRequest, name: str, expected: object) -> bool:
         case _:
             values = _flat(request.values(name))
     if isinstance(expected, (list, tuple, set, frozenset)):
-        return any(one in expected for one in values)
+        return any(value in expected for value in values)
     return expected in values
 
 
 def _flat(values: Collection[Any]) -> list[Any]:
     """Return the values without nulls, with lists replaced by their elements."""
     flat: list[Any] = []
-    for one in values:
-        flat += one if isinstance(one, tuple) else (one,)
-    return [one for one in flat if one is not None]
+    for value in values:
+        flat += value if isinstance(value, tuple) else (value,)
+    return [value for value in flat if value is not None]
 
 
 def _values(entity: Any, names: frozenset[str]) -> Iterator[Any]:
@@ -249,9 +256,9 @@ def _values(entity: Any, names: frozenset[str]) -> Iterator[Any]:
         value = getattr(entity, field.name)
         if field.name in names:
             yield value
-        for one in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(one):
-                yield from _values(one, names)
+        for item in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(item):
+                yield from _values(item, names)
 
 
 def _topics(entity: Any, *, inside: bool) -> Iterator[str]:
@@ -261,8 +268,8 @@ def _topics(entity: Any, *, inside: bool) -> Iterator[str]:
         is_list = field.name in _TOPIC_LISTS
         if inside and field.name in {"name", "topic", "topic_name"} and value:
             yield value
-        for one in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(one):
-                yield from _topics(one, inside=is_list)
-            elif is_list and isinstance(one, str):
-                yield one
+        for item in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(item):
+                yield from _topics(item, inside=is_list)
+            elif is_list and isinstance(item, str):
+                yield item

@@ -38,7 +38,9 @@ class PartitionStates(NamedTuple):
 
     def holding(self, offset: int) -> ShareRecords | None:
         """Return the in-flight records around an offset."""
-        return next((one for one in self.records if one.first <= offset <= one.last), None)
+        return next(
+            (record for record in self.records if record.first <= offset <= record.last), None
+        )
 
 
 States = dict["Partition", PartitionStates]
@@ -72,15 +74,15 @@ def _states(
     records = (
         ShareRecords(
             *place,
-            one.first,
-            one.last,
-            one.state.name,
-            one.delivery_count,
-            one.member_id,
-            one.deadline_ms,
-            one.is_in_transition,
+            span.first,
+            span.last,
+            span.state.name,
+            span.delivery_count,
+            span.member_id,
+            span.deadline_ms,
+            span.is_in_transition,
         )
-        for one in ranges
+        for span in ranges
     )
     return PartitionStates(topic_id.hex(), start_offset, tuple(records), is_led)
 
@@ -89,15 +91,15 @@ def merged(all_states: Iterable[States]) -> States:
     """Return the states of several brokers: a leader's are newer than a share coordinator's."""
     result: States = {}
     for states in all_states:
-        for place, one in states.items():
-            if one.is_led or place not in result:
-                result[place] = one
+        for place, state in states.items():
+            if state.is_led or place not in result:
+                result[place] = state
     return result
 
 
 def in_order(states: States) -> list[ShareRecords]:
     """Return all in-flight records, by topic, partition and offset."""
-    return [record for _, one in sorted(states.items()) for record in one.records]
+    return [record for _, state in sorted(states.items()) for record in state.records]
 
 
 class ShareWait:
@@ -179,13 +181,13 @@ class ShareWait:
 
 
 def _open(states: States) -> list[ShareRecords]:
-    return [one for one in in_order(states) if one.state in OPEN or one.is_pending]
+    return [record for record in in_order(states) if record.state in OPEN or record.is_pending]
 
 
 def _records_text(records: Iterable[ShareRecords]) -> str:
     return ", ".join(
-        f"{one.topic}:{one.partition}:{one.first}"
-        f"{f'-{one.last}' if one.last > one.first else ''} is {one.state}"
-        f"{f' by {one.member}' if one.member else ''}, delivery {one.delivery_count}"
-        for one in records
+        f"{record.topic}:{record.partition}:{record.first}"
+        f"{f'-{record.last}' if record.last > record.first else ''} is {record.state}"
+        f"{f' by {record.member}' if record.member else ''}, delivery {record.delivery_count}"
+        for record in records
     )

@@ -261,10 +261,10 @@ class KafkaUnderTest(ABC):
         with self._session() as session:
             count = self._partitions(session, topic)
             placed: dict[int, list[tuple[int, LogRecord]]] = defaultdict(list)
-            for at, one in enumerate(ready):
-                index = self._partition_of(topic, one, count)
-                stamp = now_ms if one.timestamp_ms is None else one.timestamp_ms
-                record = LogRecord(0, stamp, one.key, one.value, one.headers)
+            for at, fixture in enumerate(ready):
+                index = self._partition_of(topic, fixture, count)
+                stamp = now_ms if fixture.timestamp_ms is None else fixture.timestamp_ms
+                record = LogRecord(0, stamp, fixture.key, fixture.value, fixture.headers)
                 placed[index].append((at, record))
             written: dict[int, Record] = {}
             for index, rows in placed.items():
@@ -403,7 +403,7 @@ class KafkaUnderTest(ABC):
                 if committed.get((topic, index)) != offset
             ]
             failed = str(error).partition("; ")[2]
-            lines += [f"  {one}" for one in [*hints, failed] if one]
+            lines += [f"  {text}" for text in [*hints, failed] if text]
             raise AssertionError(
                 "\n".join([f"committed offsets of group {group}:", *lines])
             ) from None
@@ -468,7 +468,9 @@ class KafkaUnderTest(ABC):
 
         def query(session: ClusterSession) -> tuple[list[Any], Mapping[int, Any]]:
             transactions = unfinished(session)
-            return transactions, claims_of(session, (one.producer_id for one in transactions))
+            return transactions, claims_of(
+                session, (transaction.producer_id for transaction in transactions)
+            )
 
         transactions, claims = self._query(query)
         rows = []

@@ -143,7 +143,7 @@ def create(data_dir: Path, target: Path, *, max_pause_s: float = 2.0) -> BackupS
 def _claim(target: Path, open_files: ExitStack) -> None:
     """Claim ``target`` for this backup, and remove the files of an interrupted one."""
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = {one.name for one in target.iterdir()}
+    names = {path.name for path in target.iterdir()}
     if MANIFEST in names:
         raise BackupError(f"{target} has a backup already: choose another directory")
     if names and not (PARTIAL in names and names <= {PARTIAL, DATA}):
@@ -165,9 +165,9 @@ def _files_of(data_dir: Path, *, with_active_indexes: bool = True) -> Iterator[_
     """
     for folder, folders, names in os.walk(data_dir):
         folders.sort()
-        active = max((one for one in names if one.endswith(LOG_SUFFIX)), default="")
+        active = max((name for name in names if name.endswith(LOG_SUFFIX)), default="")
         stem = active.removesuffix(LOG_SUFFIX)
-        left_out = set() if with_active_indexes else {stem + one for one in INDEX_SUFFIXES}
+        left_out = set() if with_active_indexes else {stem + suffix for suffix in INDEX_SUFFIXES}
         for name in sorted(set(names) - left_out):
             path = Path(folder, name)
             if path == data_dir / LOCK:
@@ -247,8 +247,8 @@ def _wait_until_suspended(pid: int, end: float) -> None:
     """Wait until no thread of a process runs."""
     while True:
         states = [
-            one.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-            for one in Path(f"/proc/{pid}/task").glob("*/stat")
+            path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+            for path in Path(f"/proc/{pid}/task").glob("*/stat")
         ]
         if states and all(state in "TtZX" for state in states):
             return
@@ -413,6 +413,6 @@ def restore(backup: Path, data_dir: Path) -> BackupSummary:
 def is_left_out(path: str) -> bool:
     """Return whether a file is one that a backup of a running broker leaves out."""
     name = Path(path)
-    logs = (one.stem for one in name.parent.glob(f"*{LOG_SUFFIX}"))
+    logs = (path.stem for path in name.parent.glob(f"*{LOG_SUFFIX}"))
     is_index = name.suffix in INDEX_SUFFIXES and name.stem == max(logs, default="")
     return is_index and not name.exists()

@@ -128,7 +128,7 @@ def _forgotten(before: MetadataImage, after: MetadataImage) -> list[str]:
     brokers = sorted(before.brokers.keys() - after.brokers.keys())
     features = sorted(before.features.keys() - after.features.keys())
     return [
-        *(f"broker {one}, and the replicas it has" for one in brokers),
+        *(f"broker {broker}, and the replicas it has" for broker in brokers),
         *(f"{name} {before.features[name]}" for name in features),
     ]
 

@@ -98,8 +98,12 @@ def plan_producer_ids(storage: Storage) -> ProducerIdPlan:
                 ids = [header.producer_id]
                 if topic.name == TRANSACTION_STATE and not header.is_control:
                     ids += _ids_of_transactions(header, batch)
-                beyond += any(one > MAX_PRODUCER_ID for one in ids)
-                highest = max(highest, *(one for one in ids if one <= MAX_PRODUCER_ID), _NONE)
+                beyond += any(producer_id > MAX_PRODUCER_ID for producer_id in ids)
+                highest = max(
+                    highest,
+                    *(producer_id for producer_id in ids if producer_id <= MAX_PRODUCER_ID),
+                    _NONE,
+                )
     return ProducerIdPlan(
         storage.metadata.image.next_producer_id, highest, beyond, highest + 1 + ID_GAP
     )
@@ -108,8 +112,8 @@ def plan_producer_ids(storage: Storage) -> ProducerIdPlan:
 def _ids_of_transactions(header: BatchHeader, batch: memoryview) -> Iterator[int]:
     from fencepost.txn.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
 
-    for one in iter_records(batch, 0, header):
-        decoded = decode(Record(one.key or b"", one.value))
+    for record in iter_records(batch, 0, header):
+        decoded = decode(Record(record.key or b"", record.value))
         if decoded is not None and decoded.txn is not None:
             txn = decoded.txn
             yield from (txn.producer_id, txn.previous_producer_id, txn.next_producer_id)

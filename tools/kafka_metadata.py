@@ -36,11 +36,11 @@ def next_producer_id(fs: FileSystem, directory: str) -> int | None:
     """
     path = f"{directory}/{METADATA_DIRECTORY}"
     names = fs.list_directory(path)
-    files = [one for one in names or () if one.endswith((LOG_SUFFIX, SNAPSHOT_SUFFIX))]
+    files = [name for name in names or () if name.endswith((LOG_SUFFIX, SNAPSHOT_SUFFIX))]
     if not files:
         return None
     try:
-        return max((one for name in files for one in _blocks(fs, f"{path}/{name}")), default=0)
+        return max((block for name in files for block in _blocks(fs, f"{path}/{name}")), default=0)
     except LogError:
         return None
 

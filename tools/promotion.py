@@ -182,7 +182,10 @@ def make_plan(fs: FileSystem, request: PromotionRequest) -> PromotionPlan:
         meta,
         metadata,
         of_broker,
-        {one.node_id: _controller_settings(request, one, of_broker) for one in request.controllers},
+        {
+            controller.node_id: _controller_settings(request, controller, of_broker)
+            for controller in request.controllers
+        },
         [*_warnings(fs, request, metadata, config, listeners, of_broker)],
     )
 
@@ -213,7 +216,7 @@ def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetada
 
 
 def _check_controllers(fs: FileSystem, request: PromotionRequest, meta: MetaProperties) -> None:
-    ids = [one.node_id for one in request.controllers]
+    ids = [controller.node_id for controller in request.controllers]
     if not ids:
         raise PromotionError("a cluster needs a controller")
     if len({*ids}) < len(ids):
@@ -223,19 +226,19 @@ def _check_controllers(fs: FileSystem, request: PromotionRequest, meta: MetaProp
             f"the id {meta.node_id} is the broker's own: every node of a cluster, broker or"
             " controller, needs another id"
         )
-    if len({one.address for one in request.controllers}) < len(ids):
+    if len({controller.address for controller in request.controllers}) < len(ids):
         raise PromotionError("two controllers have the same address")
     output = str(request.output)
     names = fs.list_directory(output) or ()
-    allowed = {f"{_CONTROLLER}{one}" for one in ids}
+    allowed = {f"{_CONTROLLER}{node_id}" for node_id in ids}
     for name in sorted(names):
         if name.startswith(_CONTROLLER) and name not in allowed:
             raise PromotionError(f"{output} holds {name} of other controllers: remove it first")
-    for one in ids:
-        at = f"{output}/{_CONTROLLER}{one}/{_METADATA}"
+    for node_id in ids:
+        at = f"{output}/{_CONTROLLER}{node_id}/{_METADATA}"
         if fs.read_file(f"{at}/{METADATA_DIRECTORY}/{QUORUM_STATE}") is not None:
             raise PromotionError(
-                f"the controller {one} has been started on {at} and uses it: stop it and"
+                f"the controller {node_id} has been started on {at} and uses it: stop it and"
                 " remove the directory, or give another --output"
             )
 
@@ -263,7 +266,7 @@ def _broker_settings(
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
     advertised = {**listeners, **advertised_listeners(config)}
     settings = {key: text for key, text in request.settings.items() if key not in _OWN}
-    protocols = {one.name: str(one.protocol) for one in listeners.values()}
+    protocols = {listener.name: str(listener.protocol) for listener in listeners.values()}
     protocols |= dict(_pair(entry) for entry in mapped_protocols(config))
     protocols.setdefault(names[0], SecurityProtocol.PLAINTEXT)
     between = config.text(BETWEEN_BROKERS) or (
@@ -275,8 +278,8 @@ def _broker_settings(
         ROLES: "broker",
         "node.id": str(meta.node_id),
         "log.dirs": str(request.data_dir.absolute()),
-        LISTENERS: ",".join(_listener_text(name, one) for name, one in listeners.items()),
-        ADVERTISED: ",".join(_listener_text(name, one) for name, one in advertised.items()),
+        LISTENERS: ",".join(_listener_text(name, listener) for name, listener in listeners.items()),
+        ADVERTISED: ",".join(_listener_text(name, address) for name, address in advertised.items()),
         PROTOCOLS: ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         BETWEEN_BROKERS: between,
         CONTROLLER_LISTENERS: names[0],
@@ -300,8 +303,12 @@ def _listener_text(name: str, one: ListenerConfig) -> str:
 def _quorum(request: PromotionRequest) -> dict[str, str]:
     """Return the settings by which nodes find the controllers."""
     if request.static:
-        return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in request.controllers)}
-    return {BOOTSTRAP: ",".join(one.address for one in request.controllers)}
+        return {
+            VOTERS: ",".join(
+                f"{controller.node_id}@{controller.address}" for controller in request.controllers
+            )
+        }
+    return {BOOTSTRAP: ",".join(controller.address for controller in request.controllers)}
 
 
 def _controller_settings(
@@ -346,13 +353,15 @@ def _warnings(
     if fs.read_file(f"{request.data_dir}/{CLEAN_SHUTDOWN}") is None:
         yield "the broker was not stopped cleanly: it will check its logs when it starts"
     advertised = {**listeners, **advertised_listeners(config)}
-    for name, one in advertised.items():
-        if _is_local(one.host) and not all(_is_local(each.host) for each in request.controllers):
+    for name, address in advertised.items():
+        if _is_local(address.host) and not all(
+            _is_local(each.host) for each in request.controllers
+        ):
             yield (
-                f"{name} is advertised as {one.host}, which brokers on other machines cannot"
+                f"{name} is advertised as {address.host}, which brokers on other machines cannot"
                 f" reach: set {ADVERTISED}"
             )
-        if one.port == 0:
+        if address.port == 0:
             yield f"{name} has another port after each start: clients will not find the broker"
     protocols = dict(map(_pair, broker[PROTOCOLS].split(",")))
     of_controllers = protocols.get(broker[CONTROLLER_LISTENERS], "PLAINTEXT")
@@ -392,25 +401,29 @@ def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
     request, output = plan.wanted, str(plan.wanted.output)
     _make_output(fs, request.output.absolute())
     fs.make_private(output)  # settings may hold passwords
-    ids = {one.node_id: _directory_id(fs, plan, one.node_id) for one in request.controllers}
+    ids = {
+        controller.node_id: _directory_id(fs, plan, controller.node_id)
+        for controller in request.controllers
+    }
     listener = plan.broker_settings[CONTROLLER_LISTENERS]
     voters = [
-        Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in request.controllers
+        Voter(controller.node_id, ids[controller.node_id], listener, *controller[1:])
+        for controller in request.controllers
     ]
     image = without_leaders(without_unsafe_configs(plan.metadata.image), plan.meta.node_id)
-    for one in request.controllers:
-        room = str(plan.directory_of(one.node_id))
+    for controller in request.controllers:
+        room = str(plan.directory_of(controller.node_id))
         metadata = f"{room}/{_METADATA}"
         log = f"{metadata}/{METADATA_DIRECTORY}"
         fs.make_directory(log)
         fs.make_private(log)  # it holds the users' credentials
         last_ms = plan.metadata.last_timestamp_ms
         write_snapshot(fs, log, image, now_ms, last_ms, () if request.static else voters)
-        settings = properties.text_of(plan.controller_settings[one.node_id])
+        settings = properties.text_of(plan.controller_settings[controller.node_id])
         replace_file(fs, room, CONTROLLER_FILE, settings)
         for path in (metadata, room, output):
             fs.sync_directory(path)
-        owner = MetaProperties(plan.meta.cluster_id, one.node_id, ids[one.node_id])
+        owner = MetaProperties(plan.meta.cluster_id, controller.node_id, ids[controller.node_id])
         write_meta_properties(fs, metadata, owner)
     replace_file(fs, output, BROKER_FILE, properties.text_of(plan.broker_settings))
     note_promotion(fs, f"{request.data_dir}/{METADATA_DIRECTORY}", plan.snapshot)
@@ -418,10 +431,10 @@ def carry_out(fs: FileSystem, plan: PromotionPlan, now_ms: int) -> None:
 
 def _make_output(fs: FileSystem, path: Path) -> None:
     """Make a directory and its parents, durable against power loss."""
-    made = [one for one in (path, *path.parents[:-1]) if not fs.is_directory(str(one))]
+    made = [parent for parent in (path, *path.parents[:-1]) if not fs.is_directory(str(parent))]
     fs.make_directory(str(path))
-    for one in reversed(made or [path]):
-        fs.sync_directory(str(one.parent))
+    for parent in reversed(made or [path]):
+        fs.sync_directory(str(parent.parent))
 
 
 def _directory_id(fs: FileSystem, plan: PromotionPlan, node_id: int) -> uuid.UUID:

@@ -62,9 +62,9 @@ EPOCH_POSITION: Final = 12
 _NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<index>[0-9]+)")
 _SEGMENT_FILE = re.compile(
     r"[0-9]{20}("
-    + "|".join(re.escape(one) for one in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX))
+    + "|".join(re.escape(suffix) for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX))
     + r")("
-    + "|".join(re.escape(one) for one in (CLEANED_SUFFIX, SWAP_SUFFIX))
+    + "|".join(re.escape(suffix) for suffix in (CLEANED_SUFFIX, SWAP_SUFFIX))
     + r")?"
 )
 
@@ -152,7 +152,7 @@ def _select_directories(directories: Sequence[Path], topics: Sequence[str]) -> l
     if topics:
         return [path for path in directories if names.get(path) in topics]
     for name in sorted(given):
-        begins = next((one for one in sorted(given) if name.startswith(f"{one}-")), None)
+        begins = next((path for path in sorted(given) if name.startswith(f"{path}-")), None)
         if begins is not None:
             raise TransferError(
                 f"{begins}-* names directories of {begins} and of {name}: say which topics are"
@@ -164,11 +164,13 @@ def _select_directories(directories: Sequence[Path], topics: Sequence[str]) -> l
 def _left_out(sources: Sequence[_SourceLog], topic: str) -> list[str]:
     """Return the directories of ``topic`` that are not in ``sources``, but beside them on disk."""
     given = {source.path for source in sources}
-    beside = (one for path in given for one in path.parent.iterdir() if one not in given)
+    beside = (
+        sibling for path in given for sibling in path.parent.iterdir() if sibling not in given
+    )
     return sorted(
-        one.name
-        for one in set(beside)
-        if (match := _NAME.fullmatch(one.name)) and match["topic"] == topic and one.is_dir()
+        sibling.name
+        for sibling in set(beside)
+        if (match := _NAME.fullmatch(sibling.name)) and match["topic"] == topic and sibling.is_dir()
     )
 
 
@@ -180,7 +182,7 @@ def _sources(
         if parent.resolve() == Path(storage.directory).resolve():
             raise TransferError(f"{parent} is the data directory itself")
         refuse_if_in_use(storage.fs, parent)
-    for path in (one.absolute() for one in directories):
+    for path in (directory.absolute() for directory in directories):
         match = _NAME.fullmatch(path.name)
         if match is None:
             raise TransferError(f"{path} is not named like a partition, TOPIC-INDEX")
@@ -249,7 +251,7 @@ def _import_topic(
     accept_damage: bool,
 ) -> list[CopiedPartition]:
     fs, metadata = storage.fs, storage.metadata_log
-    topic_id = next((one.topic_id for one in sources if one.topic_id is not None), None)
+    topic_id = next((source.topic_id for source in sources if source.topic_id is not None), None)
     if (
         topic_id is None
         or metadata.topic_by_id(topic_id) is not None
@@ -266,23 +268,26 @@ def _import_topic(
         for source in sources:
             fs.remove_tree(_staging_path(storage, name, source.index))
         raise
-    highest_id = max(one.moved.highest_producer_id for one in staged)
+    highest_id = max(partition.moved.highest_producer_id for partition in staged)
     decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
     # All partitions get one leader epoch, above all epochs found.
-    epoch = 1 + max(one.moved.leader_epoch for one in staged)
+    epoch = 1 + max(partition.moved.leader_epoch for partition in staged)
     registration = local_partition(storage.node_id, UNASSIGNED, epoch)
     topic = TopicImage(name, topic_id, (registration,) * partitions)
-    for one in staged:
-        fs.rename(one.path, f"{storage.directory}/{name}-{one.moved.partition}")
+    for partition in staged:
+        fs.rename(partition.path, f"{storage.directory}/{name}-{partition.moved.partition}")
     fs.sync_directory(storage.directory)
     extents = {
-        one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
-        for one in staged
+        partition.moved.partition: (
+            partition.moved.log_start_offset,
+            partition.moved.log_end_offset,
+        )
+        for partition in staged
     }
     storage.logs.adopt(topic, topic_configs, extents)
     adopted = AdoptedTopic(name, topic_id, partitions, topic_configs, epoch)
     decide(storage, lambda one: one.adopt_topic(adopted))
-    return [one.moved for one in staged]
+    return [partition.moved for partition in staged]
 
 
 def _staging_path(storage: Storage, topic: str, index: int) -> str:
@@ -332,7 +337,7 @@ def _stage(
             " left out, good batches among them (--accept-damage does so)"
         )
     highest_id, highest_epoch = (
-        max((one.producer_id for one in partition.producers.view()), default=-1),
+        max((producer.producer_id for producer in partition.producers.view()), default=-1),
         last_epoch,
     )
     try:
@@ -416,7 +421,7 @@ def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, i
     _ids_in(storage.fs, target, topic, replace=True)
     places = (target / f"{name}-{index}" for index in range(len(topic.partitions)))
     held = (
-        (path, sum(one.stat().st_size for one in path.glob(f"*{LOG_SUFFIX}"))) for path in places
+        (path, sum(file.stat().st_size for file in path.glob(f"*{LOG_SUFFIX}"))) for path in places
     )
     return [(path, size) for path, size in held if size]
 
@@ -434,8 +439,8 @@ def _ids_in(fs: FileSystem, target: Path, topic: TopicImage, *, replace: bool) -
                 f"{path} is not a partition of Kafka: create {topic.name} there with"
                 f" {len(topic.partitions)} partitions, then stop Kafka"
             )
-        logs = [one for one in path.iterdir() if one.suffix == LOG_SUFFIX]
-        if not replace and any(one.stat().st_size for one in logs):
+        logs = [file for file in path.iterdir() if file.suffix == LOG_SUFFIX]
+        if not replace and any(log.stat().st_size for log in logs):
             raise TransferError(f"{path} has records; --replace deletes them")
         ids.append(topic_id)
     if (target / f"{topic.name}-{len(topic.partitions)}").exists():
@@ -474,8 +479,10 @@ def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[CopiedParti
     """Make Kafka recover the new files, with their own log start offsets and high watermarks."""
     with suppress(OSError):
         fs.remove(f"{target}/{CLEAN_SHUTDOWN}")
-    starts = {(one.topic, one.partition): one.log_start_offset for one in moved}
-    ends = {(one.topic, one.partition): one.log_end_offset for one in moved}
+    starts = {
+        (partition.topic, partition.partition): partition.log_start_offset for partition in moved
+    }
+    ends = {(partition.topic, partition.partition): partition.log_end_offset for partition in moved}
     for name, lines in (
         (RECOVERY_POINT_CHECKPOINT, dict.fromkeys(starts, 0)),
         (LOG_START_CHECKPOINT, starts),

@@ -70,7 +70,9 @@ def decide(
     most = shard.limits.max_partitions_per_transaction
     if len(extended.partitions) > most:
         raise TooManyPartitionsError(f"a transaction may span {most} partitions")
-    before, after = (state.memory_bytes(transactional_id, one) for one in (txn, extended))
+    before, after = (
+        state.memory_bytes(transactional_id, transaction) for transaction in (txn, extended)
+    )
     if not shard.memory.has_room(after - before):
         raise TooManyPartitionsError(shard.memory.budget.exceeded)
     decision.append(shard.record(transactional_id, extended))

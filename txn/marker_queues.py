@@ -195,7 +195,7 @@ class MarkerQueues:
 
     def unload(self, shard: int) -> None:
         """Drop the requests of a shard that this broker no longer serves."""
-        for job in [one for one in self._jobs.values() if one.shard == shard]:
+        for job in [job for job in self._jobs.values() if job.shard == shard]:
             del self._jobs[job.request.transactional_id]
 
     # --- requests ---
@@ -204,8 +204,8 @@ class MarkerQueues:
     def is_idle(self) -> bool:
         """Whether nothing can be routed or sent before an answer or a retry."""
         return not self._unrouted and not any(
-            one.queue and (not one.sent or broker_id == self._own_id)
-            for broker_id, one in self._destinations.items()
+            destination.queue and (not destination.sent or broker_id == self._own_id)
+            for broker_id, destination in self._destinations.items()
         )
 
     def is_begun(self, transactional_id: str) -> bool:
@@ -283,7 +283,7 @@ class MarkerQueues:
                 continue
             errors = codes.get(job.request.stamp.producer_id, {})
             by_outcome: dict[MarkerOutcome, list[TopicPartition]] = {
-                one: [] for one in MarkerOutcome
+                outcome: [] for outcome in MarkerOutcome
             }
             for partition in partitions:
                 outcome = OUTCOMES.get(errors.get(partition, ""), MarkerOutcome.RETRY)

@@ -126,19 +126,20 @@ class Verifications:
                 continue
             error_codes = results.get(name, {})
             codes = {
-                one: error_codes.get(one, NETWORK_EXCEPTION) for one in question.command.partitions
+                partition: error_codes.get(partition, NETWORK_EXCEPTION)
+                for partition in question.command.partitions
             }
-            refused = {one: code for one, code in codes.items() if code != NONE}
+            refused = {partition: code for partition, code in codes.items() if code != NONE}
             answers.append(VerificationResult(question.token, refused))
         return answers
 
     def on_failure(self, request: VerificationRequest) -> list[VerificationResult]:
         """Refuse the verifications of a request without an answer: the producers will retry."""
-        return [one.refused(NETWORK_EXCEPTION) for one in self._sent(request).values()]
+        return [sent.refused(NETWORK_EXCEPTION) for sent in self._sent(request).values()]
 
     def not_supported(self, request: VerificationRequest) -> list[VerificationResult]:
         """Accept the verifications: the coordinator is too old to verify them."""
-        return [VerificationResult(one.token) for one in self._sent(request).values()]
+        return [VerificationResult(sent.token) for sent in self._sent(request).values()]
 
     def withdraw(self, broker_id: int) -> list[VerificationResult]:
         """Refuse all verifications for a broker that has stopped, including those in flight."""
@@ -146,8 +147,8 @@ class Verifications:
         if destination is None:
             return []
         return [
-            one.refused(NETWORK_EXCEPTION)
-            for one in [*(destination.sent or {}).values(), *destination.waiting.values()]
+            sent.refused(NETWORK_EXCEPTION)
+            for sent in [*(destination.sent or {}).values(), *destination.waiting.values()]
         ]
 
     def _sent(self, request: VerificationRequest) -> dict[str, _PendingVerification]:

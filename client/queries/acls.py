@@ -41,7 +41,7 @@ def find(session: ClusterSession, filters: Iterable[AclFilter]) -> list[Acl]:
             **_fields(acl_filter),
         )
         for resource in answer.resources:
-            rules.update(dict.fromkeys(_rule(resource, one) for one in resource.acls))
+            rules.update(dict.fromkeys(_rule(resource, acl) for acl in resource.acls))
     return sorted(rules, key=_order)
 
 
@@ -71,15 +71,15 @@ def create(session: ClusterSession, rules: Sequence[Acl]) -> None:
             entity=lambda f, chunk=chunk: f.message(
                 creations=[
                     f.AclCreation(
-                        resource_type=int(one.resource_type),
-                        resource_name=one.resource_name,
-                        resource_pattern_type=int(one.pattern_type),
-                        principal=one.principal,
-                        host=one.host,
-                        operation=int(one.operation),
-                        permission_type=int(one.permission),
+                        resource_type=int(acl.resource_type),
+                        resource_name=acl.resource_name,
+                        resource_pattern_type=int(acl.pattern_type),
+                        principal=acl.principal,
+                        host=acl.host,
+                        operation=int(acl.operation),
+                        permission_type=int(acl.permission),
                     )
-                    for one in chunk
+                    for acl in chunk
                 ]
             ),
         )
@@ -96,7 +96,7 @@ def delete(session: ClusterSession, rules: Sequence[Acl]) -> int:
             "DeleteAcls",
             check=False,
             entity=lambda f, chunk=chunk: f.message(
-                filters=[f.DeleteAclsFilter(**_fields(one)) for one in chunk]
+                filters=[f.DeleteAclsFilter(**_fields(acl)) for acl in chunk]
             ),
         )
         for rule, result in zip(chunk, answer.filter_results, strict=True):
@@ -126,11 +126,11 @@ def why(
     kind, name = resource
     rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
     settings, notes = _settings(session)
-    if principal in [one.strip() for one in settings.get("super.users", "").split(";")]:
+    if principal in [text.strip() for text in settings.get("super.users", "").split(";")]:
         return AclVerdict(True, "super user", None, notes)
     place = NO_ADDRESS if host is None else canonical_host(host)
     decision = RuleTable.of(rules).decide(principal, place, operation, kind, name)
-    if host is None and any(one.host != "*" and one.principal == principal for one in rules):
+    if host is None and any(rule.host != "*" and rule.principal == principal for rule in rules):
         notes.append("some rules apply to single addresses: name one with --host")
     if decision.allowed is None:
         everyone = settings.get("allow.everyone.if.no.acl.found", "false") == "true"
@@ -146,7 +146,9 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
         entries = describe_configs(session, [("broker", str(session.some_broker))])
     except ApiError:
         entries = []
-    values = {one.key: one.value for one in entries if one.key in keys and one.value is not None}
+    values = {
+        entry.key: entry.value for entry in entries if entry.key in keys and entry.value is not None
+    }
     notes = [f"the broker does not return {key}" for key in keys if key not in values]
     return values, notes
 

@@ -68,11 +68,13 @@ def unreconciled(group: GroupView) -> Awaited | None:
     If there are none, return the members that lack partitions of their target assignment; None if
     the group has converged.
     """
-    members = [one for one in group.members if one.target is not None]
-    late = [one for one in members if set(one.assigned) - set(one.target or ())]
-    late = late or [one for one in members if set(one.assigned) != set(one.target or ())]
-    names = tuple(one.member_id for one in late)
-    clients = tuple(f"{one.client_id}@{one.host}" for one in late)
+    members = [member for member in group.members if member.target is not None]
+    late = [member for member in members if set(member.assigned) - set(member.target or ())]
+    late = late or [
+        member for member in members if set(member.assigned) != set(member.target or ())
+    ]
+    names = tuple(member.member_id for member in late)
+    clients = tuple(f"{member.client_id}@{member.host}" for member in late)
     return Awaited(names, clients, len(late)) if late else None
 
 

@@ -167,7 +167,9 @@ def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, li
             continue
         if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
             owned = {
-                tp for one in describe_group(session, row.group_id).members for tp in one.assigned
+                tp
+                for member in describe_group(session, row.group_id).members
+                for tp in member.assigned
             }
             for place in owned:
                 owners[place].append(str(row.group_id))

@@ -112,14 +112,17 @@ class Subject:
 
     def includes(self, finding: Finding, pipelines: Iterable[Pipeline]) -> bool:
         """Return whether a finding is about the subject, or about a pipeline that it is part of."""
-        touched = [one for one in pipelines if _touches(one, finding)]
+        touched = [pipeline for pipeline in pipelines if _touches(pipeline, finding)]
         group, name = self.group, self.transactional_id
         return (
             (self.topic is None or self.topic in finding.topics)
-            and (group in {None, finding.group} or any(group == one.group for one in touched))
+            and (
+                group in {None, finding.group}
+                or any(group == pipeline.group for pipeline in touched)
+            )
             and (
                 name in {None, finding.transactional_id}
-                or any(name in one.transactional_ids for one in touched)
+                or any(name in pipeline.transactional_ids for pipeline in touched)
             )
         )
 
@@ -140,7 +143,9 @@ def diagnosed(
     if HISTORY_TOPIC in session.client.metadata(refresh=True).topics:
         where = BEGINNING if begin_ms is None else OffsetPosition(time=begin_ms)
         entries = (
-            one for one in entries_of(session, where) if begin_ms is None or one.at_ms >= begin_ms
+            entry
+            for entry in entries_of(session, where)
+            if begin_ms is None or entry.at_ms >= begin_ms
         )
     return diagnosed_from(session, entries, Subject() if subject is None else subject)
 
@@ -149,18 +154,22 @@ def diagnosed_from(
     session: ClusterSession, entries: Iterable[Entry], subject: Subject
 ) -> Diagnosis:
     """Check all rules against these entries of the history, and against the configuration."""
-    topics = {one.name: one for one in session.topics()}
+    topics = {topic.name: topic for topic in session.topics()}
     observes = HISTORY_TOPIC in topics
     observations = Observations(entries)
 
     def members(group: str) -> Iterable[Client]:
         try:
-            return [(one.client_id, one.host) for one in describe_group(session, group).members]
+            return [
+                (member.client_id, member.host) for member in describe_group(session, group).members
+            ]
         except ApiError:
             return ()  # the principal may not describe the group
 
     all_findings = list(findings(observations, members))
-    checked = {name for one in observations.pipelines for name in one.topics} & topics.keys()
+    checked = {
+        name for pipeline in observations.pipelines for name in pipeline.topics
+    } & topics.keys()
     if subject.topic is not None:
         checked |= {subject.topic} & topics.keys()
     if not observes:
@@ -168,7 +177,9 @@ def diagnosed_from(
         all_findings += _feature(session)
     all_findings += _unclean(session, checked)
     order = {rule.name: number for number, rule in enumerate(RULES)}
-    kept = [one for one in all_findings if subject.includes(one, observations.pipelines)]
+    kept = [
+        finding for finding in all_findings if subject.includes(finding, observations.pipelines)
+    ]
     kept.sort(key=lambda one: (order[one.rule.name], one.what))
     return Diagnosis(tuple(kept), observes, observations.dropped)
 
@@ -235,8 +246,8 @@ def _new_ids(observations: Observations) -> Iterator[Finding]:
     generation, so the next process need not reuse its transactional id.
     """
     with_member = list(observations.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
-    fenced_ids = {one.detail["transactional_id"] for one in with_member}
-    fenced = {client_of(one) for one in with_member}
+    fenced_ids = {entry.detail["transactional_id"] for entry in with_member}
+    fenced = {client_of(entry) for entry in with_member}
     starts: dict[str, list[Entry]] = defaultdict(list)
     for entry in observations.transactions:
         if (entry.trigger or "").endswith("InitProducerId") and entry.what in {
@@ -255,9 +266,9 @@ def _new_ids(observations: Observations) -> Iterator[Finding]:
         where = () if re.search(r"[a-z]", stem, re.IGNORECASE) else (first.client_host or "",)
         groups[(stem, stem_of(first.client_id or ""), *where)].append(first)
     for (stem, *_), events in groups.items():
-        if len(events) > 1 and not _is_counter([one.subject for one in events]):
+        if len(events) > 1 and not _is_counter([event.subject for event in events]):
             last = max(events, key=lambda one: one.at_ms)
-            names = sorted(one.subject for one in events)
+            names = sorted(event.subject for event in events)
             what = f"{len(names)} transactional ids {stem}, each new at one start"
             yield Finding(
                 rules.NEW_TRANSACTIONAL_ID,
@@ -278,7 +289,7 @@ def _is_counter(names: Iterable[str]) -> bool:
     """
     numbers = []
     for name in names:
-        parts = [one for one in _RANDOM.findall(name) if one.isdigit()]
+        parts = [part for part in _RANDOM.findall(name) if part.isdigit()]
         if len(parts) != len(_RANDOM.findall(name)):
             return False
         numbers.append(tuple(map(int, parts)))
@@ -291,7 +302,9 @@ def _is_counter(names: Iterable[str]) -> bool:
 
 
 def _offsets_outside(observations: Observations) -> Iterator[Finding]:
-    outside = {one.group: one for one in observations.pipelines if one.commits_outside}
+    outside = {
+        pipeline.group: pipeline for pipeline in observations.pipelines if pipeline.commits_outside
+    }
     for entry in _last(observations.of(Observed.OFFSETS_COMMITTED), "group"):
         group = entry.detail["group"]
         pipeline = outside.get(group)
@@ -339,7 +352,8 @@ def _uncommitted_reads(observations: Observations, members: Members) -> Iterator
         if pipeline.group is None:
             continue
         clients = {
-            client_of(one) for one in observations.of(Observed.GROUP_JOINED, group=pipeline.group)
+            client_of(entry)
+            for entry in observations.of(Observed.GROUP_JOINED, group=pipeline.group)
         }
         clients |= set(members(pipeline.group))
         for client in sorted(clients or pipeline.producers, key=str):
@@ -441,12 +455,14 @@ def _plain_producers(observations: Observations) -> Iterator[Finding]:
 
 
 def _timed_commits(observations: Observations) -> Iterator[Finding]:
-    pipelines = {one.group for one in observations.pipelines if one.group is not None}
+    pipelines = {
+        pipeline.group for pipeline in observations.pipelines if pipeline.group is not None
+    }
     timed: dict[str, list[Entry]] = defaultdict(list)
     for entry in observations.of(Observed.OFFSETS_COMMITTED_BY_TIMER):
         timed[entry.detail["group"]].append(entry)
     for group in sorted(pipelines & timed.keys()):
-        repeats = [one for one in timed[group] if one.detail.get("repeats")]
+        repeats = [entry for entry in timed[group] if entry.detail.get("repeats")]
         for entry in _last(repeats or timed[group], "group"):
             every = f"every {entry.detail['interval_ms']} ms"
             if repeats:
@@ -459,8 +475,8 @@ def _timed_commits(observations: Observations) -> Iterator[Finding]:
 
 
 def _few_acks(observations: Observations) -> Iterator[Finding]:
-    topics = {name for one in observations.pipelines for name in one.topics}
-    few = (one for one in observations.plain if one.detail["acks"] in {0, 1})
+    topics = {name for pipeline in observations.pipelines for name in pipeline.topics}
+    few = (entry for entry in observations.plain if entry.detail["acks"] in {0, 1})
     for entry in _last(few, "topic"):
         topic, acks = entry.detail["topic"], entry.detail["acks"]
         if topic in topics:

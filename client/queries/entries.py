@@ -56,7 +56,7 @@ def entries_of(
                 return
             time.sleep(LOOK_AGAIN_S)
             begin = BEGINNING
-    keys = None if subjects is None else {key for one in subjects for key in keys_of(*one)}
+    keys = None if subjects is None else {key for subject in subjects for key in keys_of(*subject)}
     entries: Iterable[Entry] = _of(reader, keys)
     if not follow and len(led) > 1:
         entries = sorted(entries, key=lambda entry: entry.at_ms)
@@ -66,7 +66,7 @@ def entries_of(
 def last_election(session: ClusterSession) -> Entry | None:
     """Return the last election of a controller on ZooKeeper; None if the history has none."""
     entries = entries_of(session, subjects=[(CLUSTER, CONTROLLER_SUBJECT)])
-    elections = [one for one in entries if one.what == "controller-elected"]
+    elections = [entry for entry in entries if entry.what == "controller-elected"]
     return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)
 
 

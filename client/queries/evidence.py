@@ -114,7 +114,7 @@ def _records_of(
     for data, at, header in _batches(session, place, first):
         if header.is_control:
             continue
-        for record in (one for chunk in record_chunks(data, at, header) for one in chunk):
+        for record in (record for chunk in record_chunks(data, at, header) for record in chunk):
             name = keys.get(record.key or b"")
             if name is None:
                 continue

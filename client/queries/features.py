@@ -19,16 +19,16 @@ def feature_levels(session: ClusterSession) -> list[dict[str, object]]:
     answer = session.client.call(
         "ApiVersions", client_software_name="fencepost", client_software_version="0"
     )
-    finalized = {one.name: one.max_version_level for one in answer.finalized_features}
+    finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
     return [
         {
-            "feature": one.name,
-            "finalized": finalized.get(one.name, 0),
-            "lowest": one.min_version,
-            "highest": one.max_version,
+            "feature": feature.name,
+            "finalized": finalized.get(feature.name, 0),
+            "lowest": feature.min_version,
+            "highest": feature.max_version,
             "epoch": answer.finalized_features_epoch,
         }
-        for one in sorted(answer.supported_features, key=lambda one: str(one.name))
+        for feature in sorted(answer.supported_features, key=lambda one: str(one.name))
     ]
 
 

@@ -149,12 +149,14 @@ class Incident:
 def dump(incident: Incident) -> str:
     """Return the file's text, one step or cause a line."""
     plain = asdict(incident)
-    plain["topics"] = {name: one._asdict() for name, one in incident.topics.items()}
+    plain["topics"] = {name: topic._asdict() for name, topic in incident.topics.items()}
     plain["records"] = _written_records(incident.records)
     lists = {name: plain.pop(name) for name in ("steps", "causes")}
     head = json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2)[:-2]
     for name, rows in lists.items():
-        kept = [{key: one for key, one in row.items() if one not in (None, {})} for row in rows]
+        kept = [
+            {key: value for key, value in row.items() if value not in (None, {})} for row in rows
+        ]
         lines = ",\n".join(f"    {json.dumps(row)}" for row in kept)
         head += f',\n  "{name}": [\n{lines}\n  ]' if kept else f',\n  "{name}": []'
     return head + "\n}\n"
@@ -190,7 +192,7 @@ def _checked(data: bytes) -> Incident:
     if not 0 <= span <= MAX_SPAN_MS:
         raise IncidentError(f"end_ms is {span} ms after start_ms; the limit is {MAX_SPAN_MS}")
     topics = _topics(_mapping(values, "topics"))
-    steps = [_step(at, one, span) for at, one in enumerate(_list(values, "steps", MAX_STEPS), 1)]
+    steps = [_step(at, step, span) for at, step in enumerate(_list(values, "steps", MAX_STEPS), 1)]
     _check_order(steps)
     return Incident(
         start_ms,
@@ -208,7 +210,10 @@ def _checked(data: bytes) -> Incident:
         },
         topics,
         steps,
-        [_cause(at, one, span) for at, one in enumerate(_list(values, "causes", MAX_CAUSES), 1)],
+        [
+            _cause(at, cause, span)
+            for at, cause in enumerate(_list(values, "causes", MAX_CAUSES), 1)
+        ],
         _read_records(_mapping(values, "records")),
     )
 
@@ -250,7 +255,7 @@ def _list(values: Mapping[str, Any], name: str, most: int) -> list[Any]:
 
 
 def _names(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    return tuple(_text(one, name) for one in _list(values, name, MAX_NAMES))
+    return tuple(_text(value, name) for value in _list(values, name, MAX_NAMES))
 
 
 def _settings(values: Any, is_allowed: Callable[[str], bool]) -> dict[str, str]:

@@ -32,7 +32,7 @@ def as_json(message: Entity) -> dict[str, Any]:
 
 def _plain(info: FieldInfo, value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(info, one) for one in value]
+        return [_plain(info, item) for item in value]
     if value is None or isinstance(value, (bool, str, float)):
         return value
     if info.struct is not None:
@@ -77,7 +77,7 @@ def _field(info: FieldInfo, value: Any, where: str) -> Any:
         return None
     if type(value) is not list:
         raise ValueError(f"{where} is a {type(value).__name__}, not an array")
-    return tuple(_element(info, one, f"{where}[{at}]") for at, one in enumerate(value))
+    return tuple(_element(info, item, f"{where}[{at}]") for at, item in enumerate(value))
 
 
 def _element(info: FieldInfo, value: Any, where: str) -> Any:

@@ -37,7 +37,9 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
         document = json.loads(text)
         version = document.get("version", 1)
         assignment = {
-            (str(row["topic"]), int(row["partition"])): tuple(int(one) for one in row["replicas"])
+            (str(row["topic"]), int(row["partition"])): tuple(
+                int(broker_id) for broker_id in row["replicas"]
+            )
             for row in document["partitions"]
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -76,14 +78,14 @@ class Move(NamedTuple):
     @property
     def target(self) -> Replicas:
         """The replicas after the reassignment."""
-        return tuple(one for one in self.replicas if one not in self.removing)
+        return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
 def ongoing(
     session: ClusterSession, partitions: Iterable[Partition] | None = None
 ) -> dict[Partition, Move]:
     """Return the ongoing reassignments of these partitions or all. Raises ApiError."""
-    pairs = None if partitions is None else [(one, one[1]) for one in partitions]
+    pairs = None if partitions is None else [(partition, partition[1]) for partition in partitions]
     if pairs == []:
         return {}
 
@@ -153,8 +155,8 @@ def throttle(session: ClusterSession, moves: Mapping[Partition, Move], rate: int
     settings: dict[str, tuple[list[str], list[str]]] = {}
     for (topic, index), move in sorted(moves.items()):
         there, coming = settings.setdefault(topic, ([], []))
-        there += [f"{index}:{one}" for one in move.replicas if one not in move.adding]
-        coming += [f"{index}:{one}" for one in move.adding]
+        there += [f"{index}:{replica}" for replica in move.replicas if replica not in move.adding]
+        coming += [f"{index}:{broker_id}" for broker_id in move.adding]
     for topic, sides in settings.items():
         put = {key: ",".join(side) for key, side in zip(THROTTLED, sides, strict=True)}
         alter(session, ("topic", topic), put, (), execute=True)
@@ -167,9 +169,9 @@ def throttled(
     resources = [("broker", str(node)) for node in nodes]
     resources += [("topic", name) for name in names]
     with_throttles = {
-        (one.kind, one.resource): None
-        for one in describe_configs(session, resources, [*RATES, *THROTTLED])
-        if one.source == one.kind and one.value
+        (config.kind, config.resource): None
+        for config in describe_configs(session, resources, [*RATES, *THROTTLED])
+        if config.source == config.kind and config.value
     }
     return list(with_throttles)
 

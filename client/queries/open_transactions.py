@@ -128,14 +128,14 @@ def producers(session: ClusterSession, partitions: Iterable[Partition]) -> list[
                 Producer(
                     topic=topic,
                     partition=index,
-                    producer_id=one.producer_id,
-                    epoch=one.producer_epoch,
-                    last_sequence=one.last_sequence,
-                    last_timestamp_ms=one.last_timestamp,
-                    coordinator_epoch=one.coordinator_epoch,
-                    start_offset=one.current_txn_start_offset,
+                    producer_id=producer.producer_id,
+                    epoch=producer.producer_epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp_ms=producer.last_timestamp,
+                    coordinator_epoch=producer.coordinator_epoch,
+                    start_offset=producer.current_txn_start_offset,
                 )
-                for one in row.active_producers
+                for producer in row.active_producers
             )
     return sorted(rows, key=lambda row: (row.topic, row.partition, row.producer_id))
 

@@ -69,19 +69,27 @@ class Observations:
     @property
     def dropped(self) -> int:
         """The number of observations that brokers could not record."""
-        return sum(int(one.detail["count"]) for one in self._by_kind[Observed.OBSERVATIONS_DROPPED])
+        return sum(
+            int(entry.detail["count"]) for entry in self._by_kind[Observed.OBSERVATIONS_DROPPED]
+        )
 
     @cached_property
     def in_transactions(self) -> list[Entry]:
         """The observed Produce requests in transactions."""
         return [
-            one for one in self.of(Observed.PRODUCED) if one.detail["transactional_id"] is not None
+            entry
+            for entry in self.of(Observed.PRODUCED)
+            if entry.detail["transactional_id"] is not None
         ]
 
     @cached_property
     def plain(self) -> list[Entry]:
         """The observed Produce requests outside of transactions."""
-        return [one for one in self.of(Observed.PRODUCED) if one.detail["transactional_id"] is None]
+        return [
+            entry
+            for entry in self.of(Observed.PRODUCED)
+            if entry.detail["transactional_id"] is None
+        ]
 
     @cached_property
     def pipelines(self) -> list[Pipeline]:
@@ -93,8 +101,10 @@ class Observations:
             pipeline.transactional_ids.add(entry.detail["transactional_id"])
             pipeline.producers.add(client_of(entry))
             pipeline.inputs.add(entry.detail["topic"])
-        bound = {client for one in of_group.values() for client in one.producers}
-        with_offsets = {name for one in of_group.values() for name in one.transactional_ids}
+        bound = {client for pipeline in of_group.values() for client in pipeline.producers}
+        with_offsets = {
+            name for pipeline in of_group.values() for name in pipeline.transactional_ids
+        }
         outputs: dict[str, set[str]] = defaultdict(set)
         ids: dict[Client, set[str]] = defaultdict(set)
         for entry in self.in_transactions:
@@ -119,6 +129,6 @@ class Observations:
         for pipeline in all_pipelines:
             for name in pipeline.transactional_ids:
                 pipeline.outputs |= outputs[name]
-        with_group = {name for one in all_pipelines for name in one.transactional_ids}
+        with_group = {name for pipeline in all_pipelines for name in pipeline.transactional_ids}
         alone = sorted(outputs.keys() - with_group)
         return [*all_pipelines, *(Pipeline(None, {name}, outputs=outputs[name]) for name in alone)]

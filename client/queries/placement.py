@@ -69,7 +69,7 @@ class _AssignmentPlan:
         """Return whether a node's rack is free, or there are fewer racks than replicas."""
         if self._rack_count < count:
             return True
-        return self._racks[node] not in {self._racks[one] for one in others}
+        return self._racks[node] not in {self._racks[other] for other in others}
 
     def fill(self, tp: Partition, count: int) -> None:
         """Add brokers, first in unused racks, then by the fewest replicas."""
@@ -77,7 +77,7 @@ class _AssignmentPlan:
         while len(nodes) < count:
             used = {self._racks[node] for node in nodes}
             node = min(
-                (one for one in self._held if one not in nodes),
+                (broker_id for broker_id in self._held if broker_id not in nodes),
                 key=lambda one: (self._racks[one] in used, len(self._held[one])),
             )
             nodes.append(node)
@@ -104,7 +104,7 @@ class _AssignmentPlan:
         best: tuple[int, Partition] | None = None
         for tp in self._held[most]:
             nodes, there = self.nodes[tp], self._current[tp]
-            others = [one for one in nodes if one != most]
+            others = [node for node in nodes if node != most]
             if least not in nodes and self._fits(least, others, len(nodes)):
                 cost = (least not in there) - (most not in there)
                 if best is None or cost < best[0]:
@@ -123,5 +123,5 @@ def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Rep
     for tp, nodes in replicas.items():
         first = nodes[0] if leads[nodes[0]] < most else min(nodes, key=lambda one: leads[one])
         leads[first] += 1
-        assignment[tp] = (first, *(one for one in nodes if one != first))
+        assignment[tp] = (first, *(node for node in nodes if node != first))
     return assignment

@@ -38,12 +38,12 @@ def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:
     These are departures of members, and records of a share group whose owner's acquisition lock
     expired or whose owner's connection closed.
     """
-    pauses = [one for one in entries if one.what == POLL_PAUSE_REPORTED]
+    pauses = [entry for entry in entries if entry.what == POLL_PAUSE_REPORTED]
     return [
-        replace(one, detail={**one.detail, "poll_pause_ms": pause_ms})
-        if (pause_ms := reported_pause(one, pauses)) is not None
-        else one
-        for one in entries
+        replace(entry, detail={**entry.detail, "poll_pause_ms": pause_ms})
+        if (pause_ms := reported_pause(entry, pauses)) is not None
+        else entry
+        for entry in entries
     ]
 
 
@@ -51,12 +51,12 @@ def reported_pause(event: Entry, pauses: Iterable[Entry]) -> int | None:
     """Return the pause, in ms, that the client of an absent member reported after ``event``."""
     if not _is_absence(event):
         return None
-    for one in pauses:
-        pause_ms = int(one.detail["pause_ms"])
-        is_same = event.detail.get("member") == one.detail["member"] or client_of(
+    for pause in pauses:
+        pause_ms = int(pause.detail["pause_ms"])
+        is_same = event.detail.get("member") == pause.detail["member"] or client_of(
             event
-        ) == client_of(one)
-        if is_same and 0 <= one.at_ms - event.at_ms <= pause_ms + WINDOW_MS:
+        ) == client_of(pause)
+        if is_same and 0 <= pause.at_ms - event.at_ms <= pause_ms + WINDOW_MS:
             return pause_ms
     return None
 
@@ -118,9 +118,9 @@ def _member_of(pause: Mapping[str, Any], members: Sequence[MemberView]) -> Membe
     A client that has rejoined since its last push is found by its client id and host, unless
     several members have the same.
     """
-    found = [one for one in members if one.member_id == pause["member"]]
+    found = [member for member in members if member.member_id == pause["member"]]
     client = pause["client_id"], pause["client_host"]
-    found = found or [one for one in members if (one.client_id, one.host) == client]
+    found = found or [member for member in members if (member.client_id, member.host) == client]
     return found[0] if len(found) == 1 else None
 
 

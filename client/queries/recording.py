@@ -80,7 +80,7 @@ _FROM_BROKER_NAMES: Final = ("member_id", "producer_id")
 def with_scopes(subjects: Iterable[str]) -> list[tuple[str, str]]:
     """Return the scopes and subjects of all entries that an incident of ``subjects`` needs."""
     scopes = (GROUP, TRANSACTION, GROUP_REQUEST, TRANSACTION_REQUEST)
-    return [(scope, one) for scope in scopes for one in subjects]
+    return [(scope, subject) for scope in scopes for subject in subjects]
 
 
 def incident_of(
@@ -90,27 +90,31 @@ def incident_of(
 
     Raises IncidentError if the requests are missing, too many, or begin too late, and ApiError.
     """
-    requests = [one for one in entries if one.scope in REQUEST_SCOPES]
+    requests = [entry for entry in entries if entry.scope in REQUEST_SCOPES]
     if not requests:
         raise IncidentError(
             f"the history has no requests of {', '.join(subjects)}: set {SETTING}=true before the"
             " incident, or record with --follow while it happens again"
         )
     requests.sort(key=lambda one: (_received_ms(one), one.shard, one.detail["sequence"]))
-    requests = [one for one in requests if not _is_left_out(one)]
+    requests = [request for request in requests if not _is_left_out(request)]
     if not requests:
         raise IncidentError(f"no request of {', '.join(subjects)} reached a coordinator")
     start_ms = _received_ms(requests[0])
     steps = _steps(requests, start_ms)
     _check_begin(steps)
     causes = _causes(entries, requests, start_ms)
-    end_ms = max(one.at_ms for one in entries)
-    groups = tuple(dict.fromkeys(one.subject for one in requests if one.scope == GROUP_REQUEST))
+    end_ms = max(entry.at_ms for entry in entries)
+    groups = tuple(
+        dict.fromkeys(request.subject for request in requests if request.scope == GROUP_REQUEST)
+    )
     return Incident(
         start_ms,
         end_ms,
         groups,
-        tuple(dict.fromkeys(one.subject for one in requests if one.subject not in groups)),
+        tuple(
+            dict.fromkeys(request.subject for request in requests if request.subject not in groups)
+        ),
         _settings(session),
         {group: _group_settings(session, group) for group in groups},
         {name: level for name, level in finalized_levels(session).items() if level},
@@ -127,7 +131,7 @@ def _received_ms(entry: Entry) -> int:
 def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) -> list[Cause]:
     """Return the causes, each with the last step that had arrived before it."""
     numbers = {id(entry): number for number, entry in enumerate(requests, 1)}
-    times = [_received_ms(one) for one in requests]
+    times = [_received_ms(request) for request in requests]
     causes = []
     last = 0
     for entry in entries:
@@ -299,8 +303,8 @@ def _offsets(incident: Incident) -> dict[Partition, set[int]]:
         for topic in (step.response or {}).get("responses", ()):
             name = names.get(topic.get("topic_id", ""), "")
             for row in topic.get("partitions", ()) if name else ():
-                for one in row.get("acquired_records", ()):
-                    first, last = one.get("first_offset", 0), one.get("last_offset", 0)
+                for acquired in row.get("acquired_records", ()):
+                    first, last = acquired.get("first_offset", 0), acquired.get("last_offset", 0)
                     offsets[name, row.get("partition_index", 0)].update(range(first, last + 1))
         if step.api == "Produce" and step.response is not None:
             for place, first, count in produced(step, names):
@@ -337,7 +341,11 @@ def _topic(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 def _settings(session: ClusterSession) -> dict[str, str]:
     entries = describe_configs(session, [("broker", str(session.some_broker))])
-    return {one.key: one.value for one in entries if one.value is not None and is_setting(one.key)}
+    return {
+        entry.key: entry.value
+        for entry in entries
+        if entry.value is not None and is_setting(entry.key)
+    }
 
 
 def _group_settings(session: ClusterSession, group: str) -> dict[str, str]:
@@ -346,25 +354,25 @@ def _group_settings(session: ClusterSession, group: str) -> dict[str, str]:
     except ApiError:
         return {}  # the principal may not see them
     return {
-        one.key: one.value
-        for one in entries
-        if one.value is not None and is_group_setting(one.key) and one.source == "group"
+        entry.key: entry.value
+        for entry in entries
+        if entry.value is not None and is_group_setting(entry.key) and entry.source == "group"
     }
 
 
 def _topics(session: ClusterSession, requests: Iterable[Entry]) -> dict[str, TopicOfIncident]:
     """Return the topics whose names or ids occur in the requests or responses."""
     frames = b"".join(
-        b64decode(one.detail[side])
-        for one in requests
+        b64decode(request.detail[side])
+        for request in requests
         for side in ("request", "response")
-        if isinstance(one.detail.get(side), str)
+        if isinstance(request.detail.get(side), str)
     )
     topics = {}
     for topic in session.topics():
         name = topic.name.encode()
         written = (struct.pack(">h", len(name)) + name, uvarint(len(name) + 1) + name)
         id_bytes = b"" if topic.topic_id is None else topic.topic_id.bytes
-        if (id_bytes and id_bytes in frames) or any(one in frames for one in written):
+        if (id_bytes and id_bytes in frames) or any(form in frames for form in written):
             topics[topic.name] = TopicOfIncident(str(topic.topic_id), len(topic.partitions))
     return topics

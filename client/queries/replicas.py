@@ -53,7 +53,7 @@ class PartitionDescription(NamedTuple):
     @property
     def live(self) -> tuple[int, ...]:
         """Replicas on brokers that are up."""
-        return tuple(one for one in self.replicas if one not in self.offline)
+        return tuple(replica for replica in self.replicas if replica not in self.offline)
 
 
 def partition_states(
@@ -99,10 +99,10 @@ def states_and_offsets(
     while True:
         states = partition_states(session, topics)
         unasked: dict[int, list[Partition]] = defaultdict(list)
-        for one in states:
-            place = one.topic, one.partition
-            if place not in offsets and one.leader not in unreachable:
-                unasked[one.leader].append(place)
+        for state in states:
+            place = state.topic, state.partition
+            if place not in offsets and state.leader not in unreachable:
+                unasked[state.leader].append(place)
         if not unasked:
             return states, offsets
         for leader, places in unasked.items():
@@ -182,16 +182,16 @@ def brokers(session: ClusterSession) -> list[BrokerDescription]:
         return _brokers_of_metadata(session)
     check(answer.error_code, "DescribeCluster", None, answer.error_message)
     return [
-        BrokerDescription(one.broker_id, one.host, one.port, one.rack, one.is_fenced)
-        for one in sorted(answer.brokers, key=lambda one: int(one.broker_id))
+        BrokerDescription(broker.broker_id, broker.host, broker.port, broker.rack, broker.is_fenced)
+        for broker in sorted(answer.brokers, key=lambda one: int(one.broker_id))
     ]
 
 
 def _brokers_of_metadata(session: ClusterSession) -> list[BrokerDescription]:
     addresses = session.client.metadata(refresh=True).brokers
     return [
-        BrokerDescription(node, one.host, one.port, one.rack, fenced=None)
-        for node, one in sorted(addresses.items())
+        BrokerDescription(node, address.host, address.port, address.rack, fenced=None)
+        for node, address in sorted(addresses.items())
     ]
 
 
@@ -232,8 +232,11 @@ def quorum(session: ClusterSession) -> QuorumDescription | None:
         row.leader_id,
         row.leader_epoch,
         row.high_watermark,
-        frozenset(one.replica_id for one in row.current_voters),
-        {one.replica_id: one.log_end_offset for one in (*row.current_voters, *row.observers)},
+        frozenset(voter.replica_id for voter in row.current_voters),
+        {
+            replica.replica_id: replica.log_end_offset
+            for replica in (*row.current_voters, *row.observers)
+        },
     )
 
 
@@ -295,7 +298,7 @@ def quorum_without(quorum: QuorumDescription, broker: int) -> str | None:
     if broker not in quorum.voters:
         return None
     current = {
-        one for one in quorum.voters if quorum.log_ends.get(one, -1) >= quorum.high_watermark
+        voter for voter in quorum.voters if quorum.log_ends.get(voter, -1) >= quorum.high_watermark
     }
     needed = len(quorum.voters) // 2 + 1
     if len(current - {broker}) >= needed:
@@ -334,7 +337,7 @@ def elect(
         for topic in answer.replica_election_results
         for row in topic.partition_result
     }
-    missing = [one for one in partitions if one not in results]
+    missing = [partition for partition in partitions if partition not in results]
     if missing:
         topic, index = missing[0]
         raise ApiError(ErrorCode.unknown_topic_or_partition, "ElectLeaders", f"{topic}-{index}")

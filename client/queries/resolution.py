@@ -149,21 +149,21 @@ def _previous(identity: ProducerIdentity) -> ProducerIdentity:
 def is_whole(records: Sequence[StateRecord], identity: ProducerIdentity) -> bool:
     """Return whether the records begin no later than the InitProducerId that gave ``identity``."""
     return any(
-        one.txn is not None
-        and one.txn.state is TransactionState.EMPTY
-        and one.txn.identity == identity
-        for one in records
+        record.txn is not None
+        and record.txn.state is TransactionState.EMPTY
+        and record.txn.identity == identity
+        for record in records
     )
 
 
 def begun(records: Iterable[StateRecord], identity: ProducerIdentity) -> list[TransactionMetadata]:
     """Return the Ongoing records of ``identity``."""
     return [
-        one.txn
-        for one in records
-        if one.txn is not None
-        and one.txn.state is TransactionState.ONGOING
-        and one.txn.identity == identity
+        record.txn
+        for record in records
+        if record.txn is not None
+        and record.txn.state is TransactionState.ONGOING
+        and record.txn.identity == identity
     ]
 
 
@@ -185,10 +185,10 @@ def partitions_of(
     """Return the partitions of the transactions of ``identity`` that the records name."""
     partitions: set[tuple[str, int]] = set()
     before: TransactionMetadata | None = None
-    for one in records:
-        txn = one.txn
+    for record in records:
+        txn = record.txn
         if txn is not None and txn.partitions:
-            ended = _ended(one.offset, txn, before) if txn.state in PREPARED else None
+            ended = _ended(record.offset, txn, before) if txn.state in PREPARED else None
             names = {txn.identity} if ended is None else {ended.identity, *ended.others}
             if identity in names or (txn.is_kept_prepared and identity == txn.client_identity):
                 partitions |= txn.partitions
@@ -201,9 +201,13 @@ def target_of(identity: ProducerIdentity, log: StateLog) -> ProducerIdentity:
 
     A successor's identity stands for the transaction that it has kept.
     """
-    kept = [one.txn for one in log.records if one.txn is not None and one.txn.is_kept_prepared]
+    kept = [
+        record.txn
+        for record in log.records
+        if record.txn is not None and record.txn.is_kept_prepared
+    ]
     return next(
-        (one.identity for one in reversed(kept) if one.client_identity == identity), identity
+        (entry.identity for entry in reversed(kept) if entry.client_identity == identity), identity
     )
 
 
@@ -214,13 +218,17 @@ def resolve(evidence: Evidence) -> Resolution:
         return _resolve_last(evidence)
     target = target_of(evidence.identity, log)
     matching = tuple(
-        one for one in outcomes_of(log.records) if one.identity == target and not one.others
+        outcome
+        for outcome in outcomes_of(log.records)
+        if outcome.identity == target and not outcome.others
     )
     analysis = _Analysis(evidence, target, matching, _version(log.records, target))
     is_current = current is not None and (current.producer_id, current.epoch) == target
     if current is not None and current.state == ONGOING and is_current:
         return _resolve_open(analysis, current)
-    outcomes = {one.commit for one in matching} | {one.commit for one in analysis.marked}
+    outcomes = {outcome.commit for outcome in matching} | {
+        marker.commit for marker in analysis.marked
+    }
     if len(outcomes) == len({True, False}):
         return analysis.conclude(
             Verdict.MIXED,
@@ -229,9 +237,13 @@ def resolve(evidence: Evidence) -> Resolution:
         )
     if outcomes:
         return _resolve_decided(analysis, commit=outcomes.pop())
-    hanging = [one for one in evidence.open_here if one.epoch == target.epoch]
+    hanging = [
+        transaction for transaction in evidence.open_here if transaction.epoch == target.epoch
+    ]
     if hanging:
-        places = ", ".join(f"{one.topic}:{one.partition}" for one in hanging)
+        places = ", ".join(
+            f"{transaction.topic}:{transaction.partition}" for transaction in hanging
+        )
         return analysis.conclude(
             Verdict.HANGING,
             f"the leader has it open in {places}, and its coordinator will not end it there:"
@@ -252,7 +264,7 @@ def _resolve_last(evidence: Evidence) -> Resolution:
             _Analysis(evidence, identity, (), _version(records, identity)), current
         )
     outcomes = outcomes_of(records)
-    states = [one.txn for one in records if one.txn is not None]
+    states = [record.txn for record in records if record.txn is not None]
     if outcomes and states[-1].state is not TransactionState.EMPTY:
         last = outcomes[-1]
         analysis = _Analysis(evidence, last.identity, (last,), _version(records, last.identity))
@@ -285,7 +297,11 @@ class _Analysis(NamedTuple):
     @property
     def marked(self) -> list[EndMarker]:
         """The markers that end transactions of the identity."""
-        return [one for one in self.evidence.end_markers if one.first_offset is not None]
+        return [
+            end_marker
+            for end_marker in self.evidence.end_markers
+            if end_marker.first_offset is not None
+        ]
 
     @property
     def is_all(self) -> bool:
@@ -306,7 +322,7 @@ class _Analysis(NamedTuple):
         notes: tuple[str, ...] = (
             (f"__transaction_state was not read: {unreadable}",) if unreadable else ()
         )
-        notes += tuple(f"not read: {one}" for one in self.evidence.unread)
+        notes += tuple(f"not read: {name}" for name in self.evidence.unread)
         return Resolution(
             self.evidence,
             self.evidence.identity or self.target,
@@ -323,8 +339,8 @@ def _version(records: Sequence[StateRecord], target: ProducerIdentity | None) ->
 
     The last record of an ongoing transaction decides, or else the last outcome.
     """
-    for one in reversed(records):
-        txn = one.txn
+    for record in reversed(records):
+        txn = record.txn
         if txn is not None and txn.state is TransactionState.ONGOING and txn.identity == target:
             return TV2 if txn.client_transaction_version >= TV2 else 1
     for outcome in reversed(outcomes_of(records)):
@@ -368,13 +384,13 @@ def _resolve_decided(analysis: _Analysis, *, commit: bool) -> Resolution:
     if analysis.outcomes:
         because.append(f"__transaction_state has the decision to {word}")
     marked: dict[tuple[str, int], EndMarker] = {}
-    for one in analysis.marked:
-        marked.setdefault(one.place, one)
+    for marker in analysis.marked:
+        marked.setdefault(marker.place, marker)
     if marked:
         places = ", ".join(f"{topic}:{index}" for topic, index in sorted(marked))
         because.append(f"{word} markers follow all its batches in {places}")
     # Each epoch's first batch was read, so no batch of an earlier transaction is missing.
-    has_all = bool(marked) and all(one.first_sequence == 0 for one in marked.values())
+    has_all = bool(marked) and all(marker.first_sequence == 0 for marker in marked.values())
     is_proof = analysis.is_all or has_all
     if not is_proof:
         because.append(VERSION_1)
@@ -386,7 +402,7 @@ def _resolve_unknown_id(analysis: _Analysis) -> Resolution:
     """Return the verdict about an id that its coordinator does not know."""
     log, evidence = analysis.evidence.log, analysis.evidence
     no_markers = _searched(evidence)
-    expired = [one for one in log.records if one.txn is None]
+    expired = [record for record in log.records if record.txn is None]
     if expired:
         return analysis.conclude(
             Verdict.EXPIRED,
@@ -442,9 +458,9 @@ def _resolve_past_identity(
             " identity, or it has lost records",
         )
     belonged = current.producer_id == target.producer_id or any(
-        one.txn is not None
-        and target.producer_id in {one.txn.producer_id, one.txn.previous_producer_id}
-        for one in records
+        record.txn is not None
+        and target.producer_id in {record.txn.producer_id, record.txn.previous_producer_id}
+        for record in records
     )
     if not belonged:
         return analysis.conclude(
@@ -474,7 +490,7 @@ def _resolve_past_identity(
 def _searched(evidence: Evidence) -> str:
     if not evidence.searched:
         return "no partition was searched for markers: name its topics with --topic"
-    if any(one.first_offset is None for one in evidence.end_markers):
+    if any(end_marker.first_offset is None for end_marker in evidence.end_markers):
         return (
             "the partitions that were searched have markers that may be its own, but its batches"
             " are gone or were not read (--since)"

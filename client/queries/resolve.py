@@ -86,11 +86,13 @@ def resolve_all(
     ``places`` are searched for markers in addition to the partitions that the coordinator and
     ``__transaction_state`` name, from ``since_ms`` on.
     """
-    names = {one.transactional_id for one in questions}
+    names = {question.transactional_id for question in questions}
     logs, history = state_logs(session, names), _history(session, names)
     return [
-        _resolve_question(session, one, logs[one.transactional_id], history, places, since_ms)
-        for one in questions
+        _resolve_question(
+            session, question, logs[question.transactional_id], history, places, since_ms
+        )
+        for question in questions
     ]
 
 
@@ -108,8 +110,8 @@ def _resolve_question(
         if log.unreadable or agree(current, log):
             break
         log, current = state_logs(session, [name])[name], known_transaction(session, name)
-    entries = tuple(one for one in history if one.subject == name)
-    expired = [one.at_ms for one in entries if one.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
+    entries = tuple(entry for entry in history if entry.subject == name)
+    expired = [entry.at_ms for entry in entries if entry.what == EventKind.TRANSACTIONAL_ID_EXPIRED]
     evidence = Evidence(
         transactional_id=name,
         identity=identity,
@@ -122,9 +124,9 @@ def _resolve_question(
     resolution = resolve(evidence)
     waiting: tuple[Blame, ...] = ()
     if resolution.verdict in {Verdict.OPEN, Verdict.HANGING}:
-        held = {one.place for one in evidence.open_here}
+        held = {transaction.place for transaction in evidence.open_here}
         held |= current.partitions if current is not None and current.state == ONGOING else set()
-        waiting = _waiting(session, [one for one in held if not is_internal(one[0])])
+        waiting = _waiting(session, [place for place in held if not is_internal(place[0])])
     return Answer(resolution, waiting, tuple(_end_entries(entries, resolution)))
 
 
@@ -155,7 +157,8 @@ def _searched(
     partitions |= current.partitions if current is not None and is_current else frozenset()
     # Skip __consumer_offsets: it gets the same markers as the partitions with records.
     existing = _existing_partitions(
-        session, {one for one in partitions if not is_internal(one[0])} | {*places}
+        session,
+        {partition for partition in partitions if not is_internal(partition[0])} | {*places},
     )
     if not existing:
         return evidence
@@ -227,11 +230,11 @@ def abort_of(
     session: ClusterSession, transactional_id: str, identity: tuple[int, int]
 ) -> Abort | None:
     """Return the abort of a transaction; None if the history does not have it."""
-    for one in reversed(_history(session, [transactional_id])):
-        entry_identity = one.detail.get("producer_id"), one.detail.get("producer_epoch")
-        if one.what == EventKind.TRANSACTION_ABORTED and entry_identity == identity:
-            client = f"{one.client_id}@{one.client_host}"
-            return Abort(one.at_ms, client, str(one.detail.get("cause")))
+    for entry in reversed(_history(session, [transactional_id])):
+        entry_identity = entry.detail.get("producer_id"), entry.detail.get("producer_epoch")
+        if entry.what == EventKind.TRANSACTION_ABORTED and entry_identity == identity:
+            client = f"{entry.client_id}@{entry.client_host}"
+            return Abort(entry.at_ms, client, str(entry.detail.get("cause")))
     return None
 
 
@@ -244,11 +247,11 @@ def _end_entries(history: Iterable[Entry], resolution: Resolution) -> list[Entry
         return []
     ends = {EventKind.TRANSACTION_ABORTED, EventKind.TRANSACTION_COMMITTED}
     return [
-        one
-        for one in history
-        if one.what in ends
-        and one.detail.get("producer_id") == resolution.identity.producer_id
-        and one.detail.get("producer_epoch") == resolution.identity.epoch
+        entry
+        for entry in history
+        if entry.what in ends
+        and entry.detail.get("producer_id") == resolution.identity.producer_id
+        and entry.detail.get("producer_epoch") == resolution.identity.epoch
     ]
 
 

@@ -109,7 +109,7 @@ def known_keys(session: ClusterSession, resource: Resource) -> set[str]:
     if kind == "broker" and name == EVERY_BROKER:
         # For the defaults of all brokers, DescribeConfigs returns only keys that are set.
         name = str(session.some_broker)
-    return {one.key for one in describe_configs(session, [(kind, name)])}
+    return {config.key for config in describe_configs(session, [(kind, name)])}
 
 
 def alter(

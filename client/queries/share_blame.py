@@ -43,9 +43,9 @@ def examine(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[
     places = [(str(row["topic"]), int(row["partition"])) for row in offsets]
     views = in_flight(session, group.group, places)
     reports = [views[place] for place in places]
-    members = {one.member_id: one for one in group.members}
-    viewed = [_with_view(row, one) for row, one in zip(offsets, reports, strict=True)]
-    return viewed, [_row(row, one, members) for row, one in zip(viewed, reports, strict=True)]
+    members = {member.member_id: member for member in group.members}
+    viewed = [_with_view(row, report) for row, report in zip(offsets, reports, strict=True)]
+    return viewed, [_row(row, report, members) for row, report in zip(viewed, reports, strict=True)]
 
 
 def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:

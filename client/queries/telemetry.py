@@ -28,7 +28,7 @@ def instances(session: ClusterSession, client_id: str | None) -> tuple[list[Row]
     key = KEY if client_id is None else f"{KEY}/{client_id}"
     brokers = sorted(session.client.metadata().brokers)
     entries = describe_configs(session, [("broker", str(node)) for node in brokers], [key])
-    by_node = {int(one.resource): json.loads(one.value or "[]") for one in entries}
+    by_node = {int(entry.resource): json.loads(entry.value or "[]") for entry in entries}
     rows = [{"broker": node, **row} for node, node_rows in by_node.items() for row in node_rows]
     rows.sort(key=lambda row: (row["client_id"] or "", -(row["pushed_ms"] or 0)))
     return rows, [node for node in brokers if node not in by_node]

@@ -162,7 +162,7 @@ def register(
             "after": "clean shutdown" if is_clean else "unclean shutdown or first start",
         },
     )
-    records: tuple[MetadataRecord, ...] = (*(one.record for one in changes), record)
+    records: tuple[MetadataRecord, ...] = (*(change.record for change in changes), record)
     return ControllerResult(record.broker_epoch, records, events=(event, *events_of(changes)))
 
 
@@ -170,7 +170,7 @@ def _check_directories(view: ControllerView, request: BrokerRegistrationRequest)
     directories = request.log_dirs
     if not directories:
         raise InvalidRegistrationError("No directories specified in request")
-    if any(one.int < _RESERVED_DIRECTORIES for one in directories):
+    if any(directory.int < _RESERVED_DIRECTORIES for directory in directories):
         raise InvalidRegistrationError("Reserved directory ID in request")
     if len(set(directories)) != len(directories):
         raise InvalidRegistrationError("Duplicate directory ID in request")
@@ -185,7 +185,8 @@ def _check_directories(view: ControllerView, request: BrokerRegistrationRequest)
 def _check_features(view: ControllerView, request: BrokerRegistrationRequest) -> None:
     """Raise unless the broker supports each finalized level; an omitted feature counts as 0-0."""
     ranges = {
-        one.name: (one.min_supported_version, one.max_supported_version) for one in request.features
+        feature.name: (feature.min_supported_version, feature.max_supported_version)
+        for feature in request.features
     }
     if METADATA_VERSION not in ranges:
         raise InvalidRegistrationError("Request features do not contain 'metadata.version'")
@@ -325,7 +326,7 @@ def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> Controll
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
     if view.settings.needs_leader_epoch_bump:
-        inside = (one for one in inside if _has_another(view, *one, broker.broker_id))
+        inside = (key for key in inside if _has_another(view, *key, broker.broker_id))
     changes = view.leader_and_isr_updates(
         inside, cause, removed=broker.broker_id, at_most=MAX_CHANGES
     )
@@ -354,8 +355,8 @@ def led_by(view: ControllerView, broker_id: int) -> list[tuple[str, int]]:
     """
     return [
         (topic.name, index)
-        for topic, index, one in view.partitions()
-        if one.leader == broker_id and len(one.replicas) > 1
+        for topic, index, partition in view.partitions()
+        if partition.leader == broker_id and len(partition.replicas) > 1
     ]
 
 
@@ -386,7 +387,7 @@ def _directories_offline(
     )
     if len(changes) > MAX_CHANGES:
         return _first_of(changes)
-    online = tuple(one for one in broker.directories if one not in failed)
+    online = tuple(directory for directory in broker.directories if directory not in failed)
     record = BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, log_dirs=online)
     event = Event(
         "log-directories-offline",
@@ -441,7 +442,7 @@ def register_discovered(
         return ControllerResult(True, (replace(record, fenced=True),))
     if registered.fenced:
         return unfence(view, heartbeats, registered, f"it is {location}")
-    if registered.listeners != {one.name: one for one in record.end_points}:
+    if registered.listeners != {end_point.name: end_point for end_point in record.end_points}:
         shuts_down = registered.in_controlled_shutdown
         return ControllerResult(
             False, (replace(record, fenced=False, in_controlled_shutdown=shuts_down),)
@@ -593,5 +594,5 @@ def _result_of(
     after: tuple[MetadataRecord, ...] = (),
     events: tuple[Event, ...],
 ) -> ControllerResult[bool]:
-    records = (*before, *(one.record for one in changes), *after)
+    records = (*before, *(change.record for change in changes), *after)
     return ControllerResult(False, records, events=(*events, *events_of(changes)))

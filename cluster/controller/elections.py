@@ -52,7 +52,7 @@ def elect_leaders(
         else:
             answers.append(((topic, index), None))
     return ControllerResult(
-        answers, tuple(one.record for one in changes), events=tuple(events_of(changes))
+        answers, tuple(change.record for change in changes), events=tuple(events_of(changes))
     )
 
 
@@ -170,5 +170,5 @@ def _elected_in_turn(
 
 
 def _result_of(changes: Sequence[PartitionChange], *, is_more: bool) -> ControllerResult[bool]:
-    records = tuple(one.record for one in changes)
+    records = tuple(change.record for change in changes)
     return ControllerResult(is_more, records, events=tuple(events_of(changes)))

@@ -115,8 +115,8 @@ def _reasons_against(view: ControllerView, update: FeatureUpdate) -> Iterator[st
     for registration in view.image.controllers.values():
         if registration.controller_id != view.settings.node_id:
             ranges = {
-                one.name: (one.min_supported_version, one.max_supported_version)
-                for one in registration.features
+                feature.name: (feature.min_supported_version, feature.max_supported_version)
+                for feature in registration.features
             }
             supported = ranges.get(update.name, None if update.level else (0, 0))
             yield from _unsupported(

@@ -186,18 +186,18 @@ class BrokerHeartbeatManager:
     def next_expiry_ms(self) -> int | None:
         """Return the first time at which a session may have expired; None without sessions."""
         times = [
-            one.last_contact_ms
-            for one in self._contacts.values()
-            if one.last_contact_ms is not None
+            contact.last_contact_ms
+            for contact in self._contacts.values()
+            if contact.last_contact_ms is not None
         ]
         return min(times) + self._session_timeout_ms + 1 if times else None
 
     def expired(self, now_ms: int) -> int | None:
         """Return the broker whose session expired first, None if all are valid."""
         stale = [
-            (one.last_contact_ms, broker_id)
-            for broker_id, one in self._contacts.items()
-            if one.last_contact_ms is not None and not self.has_valid_session(broker_id, now_ms)
+            (contact.last_contact_ms, broker_id)
+            for broker_id, contact in self._contacts.items()
+            if contact.last_contact_ms is not None and not self.has_valid_session(broker_id, now_ms)
         ]
         return min(stale)[1] if stale else None
 

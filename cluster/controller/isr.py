@@ -87,7 +87,7 @@ def alter_partition(
             else NewLeaderElectedError(f"broker {after.leader} leads since the reassignment ended")
         )
     return ControllerResult(
-        answers, tuple(one.record for one in changes), events=tuple(events_of(changes))
+        answers, tuple(change.record for change in changes), events=tuple(events_of(changes))
     )
 
 
@@ -185,7 +185,7 @@ def record_lost_replicas(
             cause = f"broker {broker_id} {'cannot read' if is_lost else 'has'} its replica"
             changes += view.changed(topic, change, cause)
     return ControllerResult(
-        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
+        None, tuple(change.record for change in changes), events=tuple(events_of(changes))
     )
 
 
@@ -234,5 +234,5 @@ def assign_replicas_to_dirs(
             cause = f"broker {broker_id} reported the directory of its replica"
             changes += view.changed(topic, change, cause)
             answers.append(None)
-    records: tuple[MetadataRecord, ...] = tuple(one.record for one in changes)
+    records: tuple[MetadataRecord, ...] = tuple(change.record for change in changes)
     return ControllerResult(answers, records, events=tuple(events_of(changes)))

@@ -155,7 +155,9 @@ class Controller:
     def begin(self, now_ms: int) -> None:
         """Become active: rebuild soft state, and queue leaderless partitions for election."""
         self.heartbeats.restart(self.image, now_ms)
-        leaderless = ((topic, at) for topic, at, one in self.view.partitions() if one.leader < 0)
+        leaderless = (
+            (topic, at) for topic, at, partition in self.view.partitions() if partition.leader < 0
+        )
         self.heartbeats.elect_soon(leaderless, "the controller has become active")
 
     def unregister_broker(self, broker_id: int) -> ControllerResult[bool]:
@@ -432,7 +434,7 @@ class Controller:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:
             times.append(self._idle_ms)
-        return min((one for one in times if one is not None), default=None)
+        return min((time for time in times if time is not None), default=None)
 
     def run_task(self, now_ms: int) -> ControllerResult[bool]:
         """Run the task that is due; the answer says whether to call again after the replay.

@@ -92,12 +92,14 @@ class PartitionChangeBuilder:
         if recovery is None:
             recovery = state.leader_recovery_state
         if leader != state.leader and leader in elr:
-            isr, elr = (leader,), tuple(one for one in elr if one != leader)
+            isr, elr = (leader,), tuple(broker_id for broker_id in elr if broker_id != leader)
         if is_unclean:
             isr, elr, recovery = (leader,), (), RECOVERING
         if not isr and not self.elr_enabled and not is_first:
             # Without an ELR, only the last ISR shows which replicas have the records.
-            isr = tuple(one for one in state.isr if one in replicas) or replicas[:1]
+            isr = (
+                tuple(broker_id for broker_id in state.isr if broker_id in replicas) or replicas[:1]
+            )
 
         # Removed replicas must see a new leader epoch even if the leader stays (KAFKA-13972).
         names_leader = (
@@ -139,9 +141,9 @@ class PartitionChangeBuilder:
             return ()
         no_more = {*isr, *self.unclean_shutdown}
         return tuple(
-            one
-            for one in dict.fromkeys((*self.partition.elr, *self.partition.isr))
-            if one in replicas and one not in no_more
+            broker_id
+            for broker_id in dict.fromkeys((*self.partition.elr, *self.partition.isr))
+            if broker_id in replicas and broker_id not in no_more
         )
 
     def _elect(
@@ -165,11 +167,13 @@ class PartitionChangeBuilder:
         at_last: list[int] = []
         last_known = self.partition.last_known_elr
         if self.elr_enabled and not eligible and len(last_known) == 1:
-            at_last += [one for one in last_known if one in replicas]
+            at_last += [broker_id for broker_id in last_known if broker_id in replicas]
         if self.election is Election.UNCLEAN:
             at_last += replicas
         # Kafka elects the last known leader even if it is not alive, which helps no client.
-        elected = next((one for one in at_last if self.is_acceptable(one)), NO_LEADER)
+        elected = next(
+            (broker_id for broker_id in at_last if self.is_acceptable(broker_id)), NO_LEADER
+        )
         return elected, elected != NO_LEADER
 
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
@@ -191,7 +195,8 @@ class PartitionChangeBuilder:
             return None
         assigned = dict(zip(state.replicas, state.directories, strict=False)) | self.directories
         directories = tuple(
-            assigned[one] if one in assigned else self.default_directory(one) for one in replicas
+            assigned[replica] if replica in assigned else self.default_directory(replica)
+            for replica in replicas
         )
         return None if directories == state.directories else directories
 

@@ -87,7 +87,7 @@ class _RackList:
         self._offset = draw.randrange(len(self._racks)) if self._racks else 0
 
     def _lists(self) -> list[_BrokerList]:
-        return [one for rack in self._racks for one in (rack.unfenced, rack.fenced)]
+        return [brokers for rack in self._racks for brokers in (rack.unfenced, rack.fenced)]
 
     def place(self, replication_factor: int) -> tuple[int, ...]:
         """Return the replicas of the next partition."""

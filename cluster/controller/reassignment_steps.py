@@ -48,8 +48,8 @@ def completed(
     """
     if not adding and not removing:
         return None
-    staying = tuple(one for one in replicas if one not in removing)
-    in_sync = tuple(one for one in isr if one not in removing)
+    staying = tuple(replica for replica in replicas if replica not in removing)
+    in_sync = tuple(broker_id for broker_id in isr if broker_id not in removing)
     if not staying or not in_sync or not set(staying) <= set(in_sync):
         return None
     return staying, in_sync
@@ -70,11 +70,11 @@ def reverted(partition: PartitionRegistration) -> PartitionReassignmentRevert:
     Raises InvalidReplicaAssignmentError if no replica would remain.
     """
     adding = set(partition.adding_replicas)
-    replicas = tuple(one for one in partition.replicas if one not in adding)
+    replicas = tuple(replica for replica in partition.replicas if replica not in adding)
     if not replicas:
         raise InvalidReplicaAssignmentError(
             "Invalid replica assignment: addingReplicas contains all replicas."
         )
     return PartitionReassignmentRevert(
-        replicas, tuple(one for one in partition.isr if one not in adding)
+        replicas, tuple(broker_id for broker_id in partition.isr if broker_id not in adding)
     )

@@ -53,7 +53,7 @@ def alter_partition_reassignments(
             answers.append(without_traceback(error))
         else:
             answers.append(None)
-    records = tuple(one.record for one in changes)
+    records = tuple(change.record for change in changes)
     return ControllerResult(answers, records, events=tuple(events_of(changes)))
 
 
@@ -131,11 +131,11 @@ def list_partition_reassignments(
 ) -> list[tuple[str, int, PartitionRegistration]]:
     """Return the reassignments in progress, of these partitions or of all."""
     if partitions is None:
-        rows = ((topic.name, index, one) for topic, index, one in view.partitions())
+        rows = ((topic.name, index, partition) for topic, index, partition in view.partitions())
     else:
         rows = (
             (name, index, view.image.topics[name].partitions[index])
             for name, index in partitions
             if name in view.image.topics and 0 <= index < len(view.image.topics[name].partitions)
         )
-    return [one for one in rows if is_in_progress(one[2])]
+    return [row for row in rows if is_in_progress(row[2])]

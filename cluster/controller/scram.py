@@ -148,9 +148,13 @@ def add_credentials(
 
     An existing credential stays: its password may have been changed since.
     """
-    new = {(one.name, one.mechanism): one for one in added if not _exists(view, one)}
-    records = tuple(_record(one, derive_keys) for one in new.values())
-    return ControllerResult([one.name for one in new.values()], records)
+    new = {
+        (upsertion.name, upsertion.mechanism): upsertion
+        for upsertion in added
+        if not _exists(view, upsertion)
+    }
+    records = tuple(_record(upsertion, derive_keys) for upsertion in new.values())
+    return ControllerResult([upsertion.name for upsertion in new.values()], records)
 
 
 def _check(

@@ -294,7 +294,7 @@ def check_assignment(
 
 
 def _check_has_leader(view: ControllerView, index: int, replicas: Iterable[int]) -> None:
-    if not any(view.is_active(one) for one in replicas):
+    if not any(view.is_active(replica) for replica in replicas):
         raise InvalidReplicaAssignmentError(
             f"All brokers specified in the manual partition assignment for partition {index} are "
             "fenced or in controlled shutdown."
@@ -337,7 +337,7 @@ def partition_record(
     view: ControllerView, topic_id: UUID, index: int, replicas: tuple[int, ...]
 ) -> PartitionRecord:
     """Return a new partition's record: active replicas are in sync, and the first one leads."""
-    isr = tuple(one for one in replicas if view.is_active(one))
+    isr = tuple(replica for replica in replicas if view.is_active(replica))
     return PartitionRecord(
         topic_id=topic_id,
         partition_id=index,
@@ -348,7 +348,7 @@ def partition_record(
         leader=isr[0],
         leader_epoch=0,
         partition_epoch=0,
-        directories=tuple(view.default_directory(one) for one in replicas),
+        directories=tuple(view.default_directory(replica) for replica in replicas),
     )
 
 

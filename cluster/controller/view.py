@@ -258,7 +258,9 @@ class ControllerView:
             if is_unclean_shutdown:
                 change.unclean_shutdown = frozenset((removed,))
             if removed in partition.isr:
-                change.isr = tuple([one for one in partition.isr if one != removed])
+                change.isr = tuple(
+                    [broker_id for broker_id in partition.isr if broker_id != removed]
+                )
             changes += self.changed(topic, change, cause)
             if len(changes) == at_most:
                 break

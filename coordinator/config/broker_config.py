@@ -268,7 +268,7 @@ class BrokerConfig:
         """
         names = _synonyms(name)
         settings = self._settings_of_keys(names)
-        defaults = ((one, BROKER_KEYS[one].default) for one in names if one in BROKER_KEYS)
+        defaults = ((name, BROKER_KEYS[name].default) for name in names if name in BROKER_KEYS)
         settings += [
             Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
         ]

@@ -180,8 +180,8 @@ def counts_of_addresses(text: str) -> dict[str, int]:
         host = host.removeprefix("[").removesuffix("]")
         if not host or not count.isdecimal():
             raise ValueError(f"{entry!r} is not HOST:COUNT")
-        for one in ("127.0.0.1", "::1") if host == "localhost" else (host,):
-            counts[plain_address(one)] = int(count)
+        for address in ("127.0.0.1", "::1") if host == "localhost" else (host,):
+            counts[plain_address(address)] = int(count)
     return counts
 
 
@@ -284,7 +284,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for the error about an unknown ``name``: a similar ``known`` name, if any."""
     import difflib  # noqa: PLC0415 - only errors need it
 
-    spelling = {one.lower(): one for one in known}
+    spelling = {value.lower(): value for value in known}
     close = difflib.get_close_matches(name.lower(), list(spelling), n=1)
     return f"; did you mean {spelling[close[0]]}?" if close else ""
 

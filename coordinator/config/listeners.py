@@ -62,7 +62,7 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
     """
     listeners = _of_clients(config, ADVERTISED)
     text = _text(config, ADVERTISED)
-    if any(one.host in ANY_ADDRESS for one in listeners.values()):
+    if any(listener.host in ANY_ADDRESS for listener in listeners.values()):
         reason = "nobody can connect to the meta-address 0.0.0.0. Use a routable IP address"
         raise ConfigError(ADVERTISED, text, reason)
     valid = _of_clients(config, LISTENERS) or listeners
@@ -268,7 +268,7 @@ def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
     Without a map, controller listeners default to PLAINTEXT, unless a listener is named SSL,
     SASL_PLAINTEXT or SASL_SSL.
     """
-    protocols = {one.value: one for one in SecurityProtocol}
+    protocols = {protocol.value: protocol for protocol in SecurityProtocol}
     entries = mapped_protocols(config)
     if not entries:
         of_controllers = _of_controllers(config)
@@ -296,9 +296,9 @@ def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
     """
     text = _text(config, LISTENERS)
     by_port: defaultdict[int, list[int]] = defaultdict(list)
-    for one in listeners:
-        if one.port:
-            by_port[one.port].append(_ip_version(one.host))
+    for listener in listeners:
+        if listener.port:
+            by_port[listener.port].append(_ip_version(listener.host))
     for port, versions in by_port.items():
         names = versions.count(0)
         of_ip = sorted(version for version in versions if version)

@@ -289,10 +289,12 @@ class MetadataLogReader:
     def observers(self) -> list[ObserverState]:
         """Return the observers that have fetched lately, by id."""
         since_ms = self._clock.now_ms() - OBSERVER_TIMEOUT_MS
-        recent = (one for one in self._observers.values() if one.last_fetch_ms >= since_ms)
+        recent = (
+            observer for observer in self._observers.values() if observer.last_fetch_ms >= since_ms
+        )
         return sorted(recent, key=lambda one: one.replica_id)
 
     def has_observers(self) -> bool:
         """Return whether an observer has fetched within :data:`LISTENS_MS`."""
         since_ms = self._clock.now_ms() - LISTENS_MS
-        return any(one.last_fetch_ms >= since_ms for one in self._observers.values())
+        return any(observer.last_fetch_ms >= since_ms for observer in self._observers.values())

@@ -51,9 +51,9 @@ class ListenerCertificates:
         self, config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
     ) -> None:
         self._config, self._clock = config, clock
-        self._listeners = {one.name: one for one in listeners if one.is_tls}
-        for one in self._listeners.values():
-            tls_settings(config, one)
+        self._listeners = {listener.name: listener for listener in listeners if listener.is_tls}
+        for listener in self._listeners.values():
+            tls_settings(config, listener)
         self.tls: dict[str, ListenerTls] = {}
         """By listener name; filled by :meth:`load`."""
         self._refused: dict[str, tuple[TlsSettings, tuple[Stamp | None, ...]]] = {}

@@ -224,8 +224,8 @@ class ClusterBroker:
     def end_points(self, addresses: Mapping[str, tuple[str, int]]) -> tuple[BrokerEndpoint, ...]:
         """Return the endpoints that the broker registers."""
         return tuple(
-            BrokerEndpoint(name, *addresses[name], _PROTOCOLS[one.protocol])
-            for name, one in self._listeners.items()
+            BrokerEndpoint(name, *addresses[name], _PROTOCOLS[listener.protocol])
+            for name, listener in self._listeners.items()
         )
 
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
@@ -362,7 +362,7 @@ class ClusterBroker:
             steps.append(("stop directory assignments", self._directories.close))
         if self._membership is not None:
             steps.append(("leave the cluster", self._membership.stop))
-        steps += [("close a way to the controller", one.close) for one in self._channels]
+        steps += [("close a way to the controller", channel.close) for channel in self._channels]
         if self._peers is not None:
             steps.append(("close connections to brokers", self._peers.close))
         return steps
@@ -382,7 +382,7 @@ def partitions_to_stop_fetching(
     If it continued fetching, the broker could rejoin the ISR (KAFKA-14296).
     """
     return [
-        (one.topic_id, one.index)
-        for one in local_changes(old, image, broker_id).followers
-        if one.registration.leader == NO_LEADER or broker_id not in one.registration.isr
+        (follower.topic_id, follower.index)
+        for follower in local_changes(old, image, broker_id).followers
+        if follower.registration.leader == NO_LEADER or broker_id not in follower.registration.isr
     ]

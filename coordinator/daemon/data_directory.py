@@ -93,7 +93,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
     if META_PROPERTIES in names:
         # The directory may be Apache Kafka's; without partitions, its small files are harmless.
         missing = METADATA_DIRECTORY
-        foreign = [one for one in foreign if fs.is_directory(f"{directory}/{one}")]
+        foreign = [name for name in foreign if fs.is_directory(f"{directory}/{name}")]
     if missing not in names and foreign:
         raise BrokerError(
             f"the data directory {directory} has no {missing} but contains {foreign[0]}: it"

@@ -45,7 +45,7 @@ class MetricsListener:
             raise ConfigError(
                 _LISTEN, text, "it is not an address of the form HOST:PORT or PORT"
             ) from error
-        certificate, key, users = (config.text(one) or "" for one in (_CERTIFICATE, _KEY, _USERS))
+        certificate, key, users = (config.text(key) or "" for key in (_CERTIFICATE, _KEY, _USERS))
         if key and not certificate:
             raise ConfigError(_KEY, key, f"it needs a certificate, {_CERTIFICATE}")
         from fencepost.coordinator.server.http_messages import is_loopback  # noqa: PLC0415 - few brokers serve metrics
@@ -53,7 +53,7 @@ class MetricsListener:
         is_open = not (host.lower() == "localhost" or is_loopback(host))
         if is_open and not (config.bool(_INSECURE) or config.bool(INSECURE)):
             files = {_CERTIFICATE: certificate, _USERS: users}
-            missing = " and ".join(one for one, value in files.items() if not value)
+            missing = " and ".join(key for key, value in files.items() if not value)
             if missing:
                 raise ConfigError(
                     _LISTEN,

@@ -219,5 +219,5 @@ def _reduced(message: Any, left_out: Mapping[str, Callable[[Any], object]]) -> A
             if len(value) > MAX_PARTITIONS:
                 raise TooLargeError
             if is_dataclass(value[0]):
-                changed[name] = tuple(_reduced(one, left_out) for one in value)
+                changed[name] = tuple(_reduced(item, left_out) for item in value)
     return replace(message, **changed) if changed else message

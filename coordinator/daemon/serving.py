@@ -127,8 +127,8 @@ class Listeners:
     def unbind(self) -> None:
         """Close the sockets that were bound but never served."""
         for sockets in self._bound.values():
-            for one in sockets:
-                one.close()
+            for listening_socket in sockets:
+                listening_socket.close()
         self._bound.clear()
 
 
@@ -151,7 +151,7 @@ def certificates_of(
     config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
 ) -> ListenerCertificates | None:
     """Return the certificates of TLS listeners; None without any. Raises ConfigError."""
-    encrypted = [one for one in listeners if one.is_tls]
+    encrypted = [listener for listener in listeners if listener.is_tls]
     if not encrypted:
         return None
     # Imported here because few brokers have TLS listeners.
@@ -162,14 +162,14 @@ def certificates_of(
 
 def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins | None:
     """Return the SASL logins; None without a SASL listener."""
-    with_sasl = [one for one in listeners if one.is_sasl]
-    for one in filter(sends_plaintext_passwords, with_sasl):
-        _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
+    with_sasl = [listener for listener in listeners if listener.is_sasl]
+    for listener in filter(sends_plaintext_passwords, with_sasl):
+        _log.warning("PLAIN without TLS: others can read the passwords", listener=listener.name)
     if not with_sasl:
         return None
     from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers have no SASL listener
 
-    names = [one.name for one in with_sasl]
+    names = [listener.name for listener in with_sasl]
     return Logins.of_listeners(
         names, services.config, services.users, services.password_checks, services.clock
     )

@@ -66,8 +66,8 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _isr(part: Any) -> tuple[tuple[int, int], ...]:
     if hasattr(part, "new_isr"):
-        return tuple((one, ANY_EPOCH) for one in part.new_isr)
-    return tuple((one.broker_id, one.broker_epoch) for one in part.new_isr_with_epochs)
+        return tuple((broker_id, ANY_EPOCH) for broker_id in part.new_isr)
+    return tuple((member.broker_id, member.broker_epoch) for member in part.new_isr_with_epochs)
 
 
 def _answer(ctx: Context, index: int, state: PartitionRegistration | DomainError) -> Entity:

@@ -75,8 +75,8 @@ def _offsets(ctx: Context, closed: Collection[str]) -> Steps[tuple[tuple[str, in
         name = topic.topic_name
         if name in closed or ctx.broker.metadata.topic(name) is None:
             continue
-        for one in topic.partitions:
-            offsets.append((name, one.partition_index, one.start_offset))
+        for partition in topic.partitions:
+            offsets.append((name, partition.partition_index, partition.start_offset))
             yield
     return tuple(offsets)
 

@@ -45,7 +45,7 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
         )
 
     body = ctx.body
-    names = dict.fromkeys(one.name for one in (*body.deletions, *body.upsertions))
+    names = dict.fromkeys(alteration.name for alteration in (*body.deletions, *body.upsertions))
     results = yield from each_row(names, row)
     return ctx.respond.AlterUserScramCredentialsResponse(results=results)
 
@@ -60,11 +60,11 @@ def run(ctx: Context) -> Work[Entity]:
     """Apply the valid changes; respond with one result per user, its first error if any."""
     ctx.require_on_cluster(Operation.ALTER)
     alterations: list[ScramCredentialAlteration] = []
-    for one in ctx.body.deletions:
-        alterations.append(ScramCredentialDeletion(one.name, int(one.mechanism)))
+    for deletion in ctx.body.deletions:
+        alterations.append(ScramCredentialDeletion(deletion.name, int(deletion.mechanism)))
         yield None
-    for one in ctx.body.upsertions:
-        alterations.append(_upsertion(one))
+    for upsertion in ctx.body.upsertions:
+        alterations.append(_upsertion(upsertion))
         yield None
     failed, accepted = yield from ctx.controller.current_machine().check_credentials(
         alterations, LEAST_ITERATIONS, ctx.metadata.reason_against

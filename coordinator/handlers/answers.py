@@ -123,8 +123,8 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
 def each_row(items: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[Entity, ...]]:
     """Build a row of a response for each item of a request, yielding to other requests."""
     rows = []
-    for one in items:
-        rows.append(build(one))
+    for item in items:
+        rows.append(build(item))
         yield
     return tuple(rows)
 

@@ -32,8 +32,10 @@ def run(ctx: Context) -> Work[Entity]:
         current_metadata_offset=body.current_metadata_offset,
         want_fence=body.want_fence,
         want_shut_down=body.want_shut_down,
-        offline_log_dirs=tuple(one or ZERO for one in offline),
-        cordoned_log_dirs=None if cordoned is None else tuple(one or ZERO for one in cordoned),
+        offline_log_dirs=tuple(directory_id or ZERO for directory_id in offline),
+        cordoned_log_dirs=None
+        if cordoned is None
+        else tuple(directory_id or ZERO for directory_id in cordoned),
     )
     now_ms = ctx.controller.now_ms()
     reply = yield from decide_until_done(

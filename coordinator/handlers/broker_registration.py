@@ -37,14 +37,16 @@ def run(ctx: Context) -> Work[Entity]:
         cluster_id=body.cluster_id,
         incarnation_id=body.incarnation_id or ZERO,
         end_points=tuple(
-            BrokerEndpoint(one.name, one.host, one.port, one.security_protocol)
-            for one in body.listeners
+            BrokerEndpoint(listener.name, listener.host, listener.port, listener.security_protocol)
+            for listener in body.listeners
         ),
         features=tuple(
-            BrokerFeature(one.name, one.min_supported_version, one.max_supported_version)
-            for one in body.features
+            BrokerFeature(
+                feature.name, feature.min_supported_version, feature.max_supported_version
+            )
+            for feature in body.features
         ),
-        log_dirs=tuple(one or ZERO for one in log_dirs),
+        log_dirs=tuple(log_dir or ZERO for log_dir in log_dirs),
         rack=body.rack,
         previous_broker_epoch=getattr(body, "previous_broker_epoch", -1),
         is_migrating_zk_broker=getattr(body, "is_migrating_zk_broker", False),

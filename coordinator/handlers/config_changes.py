@@ -115,10 +115,10 @@ def _check_expressions(ctx: Context, resource: Any) -> Work[None]:
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
         return  # the change will be refused for the missing permission
     added = {
-        one.name: one.value
-        for one in resource.configs
-        if one.name == client_metrics.MATCH
-        and one.value is not None
-        and getattr(one, "config_operation", OpType.SET) in {OpType.SET, OpType.APPEND}
+        config.name: config.value
+        for config in resource.configs
+        if config.name == client_metrics.MATCH
+        and config.value is not None
+        and getattr(config, "config_operation", OpType.SET) in {OpType.SET, OpType.APPEND}
     }
     yield from client_metrics.check_expressions(added)

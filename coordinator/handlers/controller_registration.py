@@ -38,12 +38,16 @@ def run(ctx: Context) -> Work[Entity]:
         body.incarnation_id or UUID(int=0),
         body.zk_migration_ready,
         tuple(
-            ControllerEndpoint(one.name, one.host, one.port, one.security_protocol)
-            for one in body.listeners
+            ControllerEndpoint(
+                listener.name, listener.host, listener.port, listener.security_protocol
+            )
+            for listener in body.listeners
         ),
         tuple(
-            ControllerFeature(one.name, one.min_supported_version, one.max_supported_version)
-            for one in body.features
+            ControllerFeature(
+                feature.name, feature.min_supported_version, feature.max_supported_version
+            )
+            for feature in body.features
         ),
     )
     yield from decided(ctx, lambda controller: controller.register_controller(request))

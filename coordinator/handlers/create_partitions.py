@@ -55,7 +55,9 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
         if not ctx.may(Operation.ALTER, ResourceType.TOPIC, name):
             raise TopicAuthorizationError("Topic authorization failed.")
         assignments = topic.assignments
-        replicas = None if assignments is None else [one.broker_ids for one in assignments]
+        replicas = (
+            None if assignments is None else [assignment.broker_ids for assignment in assignments]
+        )
         prepared = yield from _prepared(ctx, name, topic.count, replicas)
         decider(ctx)(
             lambda one: one.create_partitions(

@@ -108,7 +108,10 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
             name,
             topic.num_partitions,
             topic.replication_factor,
-            [(one.partition_index, one.broker_ids) for one in topic.assignments],
+            [
+                (assignment.partition_index, assignment.broker_ids)
+                for assignment in topic.assignments
+            ],
             configs,
         )
         prepared = None

@@ -51,7 +51,7 @@ def run(ctx: Context) -> Work[Entity]:
     if not body.group_id:
         return _refused(ctx, GROUP_INVALID)
     yield from load(SHARE_GROUP_MODULES)
-    command = DeleteShareOffsets(body.group_id, tuple(one for one in names if one not in closed))
+    command = DeleteShareOffsets(body.group_id, tuple(name for name in names if name not in closed))
     result = yield from result_of(ctx.broker.share_groups.delete_offsets(command, ctx.origin))
     if isinstance(result, DomainError):
         return _refused(ctx, refusal_of(result))

@@ -65,8 +65,8 @@ def _matches(names: dict[str, str | None], components: dict[str, Any], *, is_str
     if is_strict and len(names) != len(components):
         return False
     return all(
-        kind in names and (one.match_type == ANY or names[kind] == one.match)
-        for kind, one in components.items()
+        kind in names and (component.match_type == ANY or names[kind] == component.match)
+        for kind, component in components.items()
     )
 
 

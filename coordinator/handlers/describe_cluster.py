@@ -36,13 +36,13 @@ def run(ctx: Context) -> Entity:
         endpoints.controller_id,
         tuple(
             make.DescribeClusterBroker(
-                broker_id=one.node_id,
-                host=one.host,
-                port=one.port,
-                rack=one.rack,
-                is_fenced=one.is_fenced,
+                broker_id=node.node_id,
+                host=node.host,
+                port=node.port,
+                rack=node.rack,
+                is_fenced=node.is_fenced,
             )
-            for one in nodes
+            for node in nodes
         ),
     )
 

@@ -45,9 +45,9 @@ def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
         check_right(ctx, Operation.DESCRIBE_CONFIGS, kind, name)
         names = set(resource.configuration_keys or ())
         configs = tuple(
-            _entry(ctx, one)
-            for one in describe(ctx.broker, kind, name)
-            if not names or one.key.name in names
+            _entry(ctx, config)
+            for config in describe(ctx.broker, kind, name)
+            if not names or config.key.name in names
         )
         if kind == ConfigResourceType.GROUP and names:
             configs += yield from share_views.entries(ctx, name, sorted(names))

@@ -30,7 +30,7 @@ def run(ctx: Context) -> Steps[Entity]:
     broker, make = ctx.broker, ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE)
     topics = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
-    if [(name, [one.partition_index for one in parts[:2]]) for name, parts in topics] != [OWN]:
+    if [(name, [part.partition_index for part in parts[:2]]) for name, parts in topics] != [OWN]:
         return (yield from _unknown(ctx))
     host, port = ctx.advertised
     # The client's listener also serves the metadata log.
@@ -63,13 +63,13 @@ def _own_partition(ctx: Context) -> Entity:
         current_voters=(voter,),
         observers=tuple(
             make.ReplicaState(
-                replica_id=one.replica_id,
-                replica_directory_id=one.directory_id,
-                log_end_offset=one.log_end_offset,
-                last_fetch_timestamp=one.last_fetch_ms,
-                last_caught_up_timestamp=one.last_caught_up_ms,
+                replica_id=observer.replica_id,
+                replica_directory_id=observer.directory_id,
+                log_end_offset=observer.log_end_offset,
+                last_fetch_timestamp=observer.last_fetch_ms,
+                last_caught_up_timestamp=observer.last_caught_up_ms,
             )
-            for one in ctx.broker.observers()
+            for observer in ctx.broker.observers()
         ),
     )
 

@@ -68,9 +68,12 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER)
     everything = body.topic_partitions is None
     named: Iterable[tuple[str, Sequence[int]]] = (
-        ((one.name, range(len(one.partitions))) for one in ctx.metadata.topics.values())
+        ((topic.name, range(len(topic.partitions))) for topic in ctx.metadata.topics.values())
         if everything
-        else ((one.topic, one.partitions) for one in body.topic_partitions)
+        else (
+            (topic_partition.topic, topic_partition.partitions)
+            for topic_partition in body.topic_partitions
+        )
     )
     topics: list[tuple[str, Sequence[int]]] = []
     partitions: list[tuple[str, int]] = []

@@ -61,7 +61,7 @@ class Endpoints:
                     broker_id, endpoint.host, endpoint.port, registration.rack, registration.fenced
                 )
         nodes = self.nodes.values()
-        self.alive = [one for one in sorted(nodes) if not one.is_fenced]
+        self.alive = [node for node in sorted(nodes) if not node.is_fenced]
         """The brokers that are not fenced, ordered by id."""
         self._states: dict[int, PartitionMetadata] = {}
         """The state by the ``id()`` of a registration; many partitions share a registration."""
@@ -86,7 +86,7 @@ class Endpoints:
             metadata = self._states[id(registration)] = self._state(registration)
         if metadata.leader == self._broker_id and self._is_offline(topic.name, index):
             offline = tuple({*metadata.offline, self._broker_id})
-            isr = tuple(one for one in metadata.isr if one != self._broker_id)
+            isr = tuple(broker_id for broker_id in metadata.isr if broker_id != self._broker_id)
             return metadata._replace(
                 error=ErrorCode.leader_not_available, leader=NO_LEADER, isr=isr, offline=offline
             )
@@ -107,7 +107,9 @@ class Endpoints:
             registration.leader_epoch,
             registration.replicas,
             registration.isr,
-            tuple(one for one in registration.replicas if self._is_away(one, registration)),
+            tuple(
+                replica for replica in registration.replicas if self._is_away(replica, registration)
+            ),
         )
 
     def _is_away(self, broker_id: int, registration: PartitionRegistration) -> bool:

@@ -115,7 +115,7 @@ def _wrapped(ctx: Context, request: Request, answer: Entity | None) -> Work[Enti
         request.api_key, request.api_version, request.correlation_id, answer
     )
     chunks = encoded if isinstance(encoded, list) else (yield from encoded)
-    data = b"".join(bytes(one) for one in chunks)[_LENGTH_BYTES:]  # type: ignore[arg-type]
+    data = b"".join(bytes(chunk) for chunk in chunks)[_LENGTH_BYTES:]  # type: ignore[arg-type]
     return ctx.respond.message(error_code=ErrorCode.none, response_data=data)
 
 

@@ -86,7 +86,9 @@ def run(ctx: Context) -> Work[Entity]:
         # Error responses of versions with topic ids name no partitions, as in Kafka.
         refused = without_traceback(error)
         refusals = (
-            FetchedPartition(one, error=refused) for one in _requested_partitions(ctx) if not by_id
+            FetchedPartition(partition, error=refused)
+            for partition in _requested_partitions(ctx)
+            if not by_id
         )
         return (yield from _answer(ctx, fetch.session_id, refusals, error_code(error)))
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
@@ -106,7 +108,7 @@ def _observe(ctx: Context, isolation_level: int, *, by_id: bool) -> None:
         may_read = ctx.may(Operation.READ, ResourceType.TOPIC, image.name, audited=False)
         return image.name if may_read else None
 
-    topics = [one.topic_id if by_id else one.topic for one in ctx.body.topics]
+    topics = [topic.topic_id if by_id else topic.topic for topic in ctx.body.topics]
     observations.fetched(ctx.client_id, ctx.peer_host, isolation_level, topics, readable)
 
 
@@ -146,10 +148,10 @@ def _answer(
     topics: list[Entity] = []
     for key, group in groupby(fetched, key=lambda one: one.requested.key[0]):
         parts: list[Entity] = []
-        for one in group:
+        for partition in group:
             if topics or parts:
                 yield
-            parts.append((yield from _partition(ctx, one, leaders)))
+            parts.append((yield from _partition(ctx, partition, leaders)))
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
     # Followers get no node endpoints, since they know them (``KafkaApis.handleFetchRequest``).

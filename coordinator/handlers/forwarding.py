@@ -68,24 +68,24 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
     known_settings: dict[tuple[int, str], Entity] = {}
     for kind in _HERE:
         rows = tuple(
-            one
-            for one in ctx.body.resources
-            if one.resource_type == kind
-            and (one.resource_name or kind == ConfigResourceType.BROKER)
+            resource
+            for resource in ctx.body.resources
+            if resource.resource_type == kind
+            and (resource.resource_name or kind == ConfigResourceType.BROKER)
         )
         if rows:
             validate_only = kind == ConfigResourceType.BROKER or ctx.body.validate_only
             body = replace(ctx.body, resources=rows, validate_only=validate_only)
             answer: Any = yield from handler.run(replace(ctx, body=body))  # type: ignore[misc]
-            for one in answer.responses:
-                if kind == ConfigResourceType.BROKER_LOGGER or one.error_code:
-                    known_settings[one.resource_type, one.resource_name] = one
+            for response in answer.responses:
+                if kind == ConfigResourceType.BROKER_LOGGER or response.error_code:
+                    known_settings[response.resource_type, response.resource_name] = response
     if not known_settings:
         return (yield from _forwarded(ctx, handler, ctx.frame))
     left = tuple(
-        one
-        for one in ctx.body.resources
-        if (one.resource_type, one.resource_name) not in known_settings
+        resource
+        for resource in ctx.body.resources
+        if (resource.resource_type, resource.resource_name) not in known_settings
     )
     if not left:
         return ctx.respond.message(responses=tuple(known_settings.values()))

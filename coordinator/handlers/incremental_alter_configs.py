@@ -25,7 +25,10 @@ def run(ctx: Context) -> Work[Entity]:
             ctx,
             resource.resource_type,
             resource.resource_name,
-            [ConfigChange(one.name, one.config_operation, one.value) for one in resource.configs],
+            [
+                ConfigChange(config.name, config.config_operation, config.value)
+                for config in resource.configs
+            ],
             validate_only=ctx.body.validate_only,
             permit=permit(ctx, resource),
         )

@@ -47,4 +47,4 @@ def _names(ctx: Context, kind: ConfigResourceType) -> Iterable[str]:
         return list(ctx.broker.metadata.topics)
     if kind in {ConfigResourceType.GROUP, ConfigResourceType.CLIENT_METRICS}:
         return ctx.broker.metadata.configured(kind)
-    return [str(one.node_id) for one in Endpoints(ctx).alive]
+    return [str(broker.node_id) for broker in Endpoints(ctx).alive]

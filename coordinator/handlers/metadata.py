@@ -67,9 +67,9 @@ def run(ctx: Context) -> Work[Entity]:
     return make.message(
         brokers=tuple(
             make.MetadataResponseBroker(
-                node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+                node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack
             )
-            for one in endpoints.alive
+            for broker in endpoints.alive
         ),
         cluster_id=broker.cluster_id,
         controller_id=endpoints.controller_id,
@@ -90,9 +90,9 @@ def _all_refused(ctx: Context, requested: Iterable[Any]) -> Entity:
     return ctx.respond.message(
         topics=tuple(
             ctx.respond.MetadataResponseTopic(
-                error_code=ErrorCode.invalid_request, name=one.name or "", topic_id=one.topic_id
+                error_code=ErrorCode.invalid_request, name=topic.name or "", topic_id=topic.topic_id
             )
-            for one in requested
+            for topic in requested
         )
     )
 

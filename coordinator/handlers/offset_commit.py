@@ -57,7 +57,7 @@ def names_of_topics(ctx: Context, *, by_id: bool) -> Iterable[str]:
     if not by_id:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id
-    return (image.name for one in ctx.body.topics if (image := find(one.topic_id)) is not None)
+    return (image.name for topic in ctx.body.topics if (image := find(topic.topic_id)) is not None)
 
 
 def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]:
@@ -125,7 +125,7 @@ def sort_out(
             0 <= entry.partition_index < len(topic.partitions) for entry in topic_request.partitions
         ]
         refused.append(
-            [None if one else ErrorCode.unknown_topic_or_partition for one in is_existing]
+            [None if exists else ErrorCode.unknown_topic_or_partition for exists in is_existing]
         )
         topic_id = topic.topic_id.bytes
         offsets += [

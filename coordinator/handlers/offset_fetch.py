@@ -269,8 +269,8 @@ def _each(
     build: Callable[[Any, Any], Entity], make: Any, partitions: Iterable[Any]
 ) -> Work[tuple[Entity, ...]]:
     responses = []
-    for one in partitions:
-        responses.append(build(make, one))
+    for partition in partitions:
+        responses.append(build(make, partition))
         yield None
     return tuple(responses)
 

@@ -21,8 +21,8 @@ def refused(ctx: Context) -> Entity:
     make, node_id = ctx.respond, ctx.broker.node_id
     if ctx.body.cluster_id not in (None, ctx.broker.cluster_id):
         return make.error(ErrorCode.inconsistent_cluster_id)
-    requested = [(one.topic_name, [part.partition_index for part in one.partitions[:2]])
-             for one in ctx.body.topics[:2]]  # fmt: skip
+    requested = [(topic.topic_name, [part.partition_index for part in topic.partitions[:2]])
+             for topic in ctx.body.topics[:2]]  # fmt: skip
     if requested != [(METADATA_TOPIC, [0])]:
         return make.error(ErrorCode.invalid_request)
     fields: dict[str, Any] = {

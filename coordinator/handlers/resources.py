@@ -103,9 +103,9 @@ def _describe_group(broker: Services, name: str) -> list[Described]:
         for key in GROUP_OWN_KEYS.values()
     )
     return [
-        one._replace(value=group_settings.shown_value(one.key.name, one.value))
-        for one in described
-        if not one.key.internal or one.source is not ConfigSource.DEFAULT
+        config._replace(value=group_settings.shown_value(config.key.name, config.value))
+        for config in described
+        if not config.key.internal or config.source is not ConfigSource.DEFAULT
     ]
 
 
@@ -133,8 +133,8 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
             for key, text in config.dynamic(source).items()
         ]
         return [
-            one._replace(synonyms=[place for place in one.synonyms if place.source is source])
-            for one in described
+            config._replace(synonyms=[place for place in config.synonyms if place.source is source])
+            for config in described
         ]
     check_node(broker, name)
     broker_settings = [
@@ -142,7 +142,7 @@ def _describe_broker(broker: Services, name: str) -> list[Described]:
         for key in BROKER_KEYS.values()
         if len(settings := config.settings(key.name)) > 1 or not key.internal
     ]
-    return [*broker_settings, *(_broker_key(config, *one) for one in others.values())]
+    return [*broker_settings, *(_broker_key(config, *other) for other in others.values())]
 
 
 def _broker_key(config: BrokerConfig, key: ConfigKey, settings: list[Setting]) -> Described:

@@ -88,7 +88,9 @@ def run(ctx: Context) -> Work[Entity]:
     if any(batches for _, batches in requested_partitions(ctx)):
         acknowledged = yield from acknowledge_all(ctx, readable, requested_partitions(ctx))
     outcomes = yield from _fetch(ctx, session, readable)
-    ctx.broker.share_fetches.failed += any(one.error is not None for one in outcomes.values())
+    ctx.broker.share_fetches.failed += any(
+        outcome.error is not None for outcome in outcomes.values()
+    )
     yield from settled(ctx, acknowledged.values())
     answered = yield from _response(ctx, session, outcomes, acknowledged)
     end_if_final(ctx, session)
@@ -200,7 +202,10 @@ def _response(
     leaders = set[int]()
     is_first = ctx.body.share_session_epoch == INITIAL_EPOCH
     by_topic: dict[bytes, list[Entity]] = {}
-    for partition in (*outcomes, *(one for one in acknowledged if one not in outcomes)):
+    for partition in (
+        *outcomes,
+        *(partition_id for partition_id in acknowledged if partition_id not in outcomes),
+    ):
         fetched, error = outcomes.get(partition, _Outcome(None, None))
         answer = acknowledged.get(partition)
         has_answer = partition in acknowledged
@@ -239,11 +244,11 @@ def _partition(
         else tuple(
             [
                 make.AcquiredRecords(
-                    first_offset=one.first,
-                    last_offset=one.last,
-                    delivery_count=one.delivery_count,
+                    first_offset=acquired.first,
+                    last_offset=acquired.last,
+                    delivery_count=acquired.delivery_count,
                 )
-                for one in fetched.acquired
+                for acquired in fetched.acquired
             ]
         ),
         **leader_fields(ctx, partition, error or error_of(answer), leaders),

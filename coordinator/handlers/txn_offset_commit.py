@@ -101,7 +101,7 @@ def run(ctx: Context) -> Work[Entity]:
             member_id=command.member_id,
             generation=command.generation_id,
             version=ctx.version,
-            topics=(one.topic for one in offsets),
+            topics=(offset.topic for offset in offsets),
         )
     return _response(ctx, filled(refused, [code_of(row[2]) for row in committed.partitions]))
 

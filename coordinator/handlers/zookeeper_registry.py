@@ -162,7 +162,7 @@ def _keeps_passwords(body: Any) -> bool:
 
 def _write_to_zookeeper(ctx: Context, inside: Registry) -> Work[Entity]:
     """Write configuration changes to ZooKeeper, as the brokers of Kafka 3.9 do."""
-    named = {(one.resource_type, one.resource_name) for one in ctx.body.resources}
+    named = {(resource.resource_type, resource.resource_name) for resource in ctx.body.resources}
     reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")
     yield reading
     handler = inside.handler(ctx.api_key)

@@ -183,9 +183,9 @@ def _plain(value: object, depth: int = 0) -> Any:
         return base64.b64encode(value[:MAX_REQUEST_BYTES]).decode()
     if depth < _MAX_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MAX_ITEMS]
-        return {_text(key): _plain(one, depth + 1) for key, one in items}
+        return {_text(key): _plain(item, depth + 1) for key, item in items}
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, frozenset, set)):
-        return [_plain(one, depth + 1) for one in list(value)[:MAX_ITEMS]]
+        return [_plain(item, depth + 1) for item in list(value)[:MAX_ITEMS]]
     return _text(value)
 
 

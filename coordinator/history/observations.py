@@ -223,7 +223,7 @@ class ClientObservations:
                     beside_transactions=group in self._groups,
                 )
         if not commits.is_judged:
-            now = hash(tuple((one.topic, one.partition, one.offset) for one in offsets))
+            now = hash(tuple((offset.topic, offset.partition, offset.offset) for offset in offsets))
             self._judge(commits, now, origin, group, member_id)
 
     def _judge(
@@ -394,5 +394,5 @@ def rhythm_of(times_ms: Sequence[int]) -> int | None:
     mean = sum(intervals) / len(intervals)
     if mean < RHYTHM_MIN_MS:
         return None
-    is_steady = all(abs(one - mean) <= RHYTHM_TOLERANCE * mean for one in intervals)
+    is_steady = all(abs(interval - mean) <= RHYTHM_TOLERANCE * mean for interval in intervals)
     return round(mean) if is_steady else None

@@ -93,7 +93,7 @@ class OldMetadata:
     @property
     def secret(self) -> bytes | None:
         """The server's secret; None if there is none yet."""
-        return next((one["Secret"] for one in self._tables.get(SECRET, {}).values()), None)
+        return next((row["Secret"] for row in self._tables.get(SECRET, {}).values()), None)
 
     def apply(self, record: Record) -> None:
         """Replay one record. Raises MetadataError."""
@@ -173,7 +173,8 @@ class OldMetadata:
         yield ProducerIdsRecord(broker_id=-1, next_producer_id=self._next_producer_id)
         for entry in self._tables.get(QUOTA, {}).values():
             entity = tuple(
-                EntityData(one["entityType"], one["entityName"]) for one in entry["entity"]
+                EntityData(component["entityType"], component["entityName"])
+                for component in entry["entity"]
             )
             yield ClientQuotaRecord(entity, entry["key"], float(entry["value"]), remove=False)
         for name, entry in self._tables.get(ACL, {}).items():

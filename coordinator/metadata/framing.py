@@ -106,7 +106,7 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPar
         return _plain_values(record_bytes(batch, 0, header), header.record_count)
     except IndexError:
         records = decode_records(batch, 0, header)
-    values = [one.value for one in records if one.value is not None]
+    values = [record.value for record in records if record.value is not None]
     if len(values) < len(records):
         raise CorruptRecordError(f"metadata records behind {header.base_offset} have no values")
     return values

@@ -161,8 +161,8 @@ class MetadataLog(Metadata):
                 is_new = decode_records(batch, 0, header)[0].key is None
             if not is_new:
                 old = _old_metadata() if old is None else old
-                for one in decode_records(batch, 0, header):
-                    old.apply(Record(one.key or b"", one.value))
+                for record in decode_records(batch, 0, header):
+                    old.apply(Record(record.key or b"", record.value))
                 continue
             values = values_of(header, batch)
             loader.replay(values, header.last_offset, header.leader_epoch)
@@ -403,7 +403,7 @@ class MetadataLog(Metadata):
         again = self._loader.change_all(
             activation.new_leader_epoch(self._node_id), (self._node_id,)
         )
-        self._append([encode(one) for one in head], head, again)
+        self._append([encode(record) for record in head], head, again)
 
     # --- topics ----------------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ class SnapshotId(NamedTuple):
 def snapshots(fs: FileSystem, directory: str) -> list[SnapshotId]:
     """Return the snapshots in the directory of a log, the newest last."""
     matches = map(_NAME.fullmatch, fs.list_directory(directory) or ())
-    return sorted(SnapshotId(int(one[1]), int(one[2])) for one in matches if one is not None)
+    return sorted(
+        SnapshotId(int(match[1]), int(match[2])) for match in matches if match is not None
+    )
 
 
 def write_snapshot(
@@ -73,9 +75,9 @@ def write_snapshot(
         offset += len(values)
     batches.append(snapshot_footer(now_ms, offset, snapshot_id.epoch))
     replace_file(fs, directory, snapshot_id.file_name, b"".join(batches))
-    for one in snapshots(fs, directory):
-        if one != snapshot_id:
-            fs.remove(f"{directory}/{one.file_name}")
+    for snapshot in snapshots(fs, directory):
+        if snapshot != snapshot_id:
+            fs.remove(f"{directory}/{snapshot.file_name}")
     return snapshot_id
 
 
@@ -106,4 +108,4 @@ def load_snapshot(
 
 
 def _controls(header: BatchHeader, batch: memoryview) -> list[ControlType]:
-    return [parse_control(one).type for one in decode_records(batch, 0, header)]
+    return [parse_control(record).type for record in decode_records(batch, 0, header)]

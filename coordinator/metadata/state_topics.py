@@ -82,7 +82,7 @@ def unsafe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
             f"for {topic} it must be false: a replica that is not in sync lacks state;"
             " ElectLeaders can still elect it"
         )
-    policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
+    policies = frozenset(policy.strip() for policy in configs.get(CLEANUP_POLICY, "").split(","))
     if policies != _policy(topic):
         unsafe[CLEANUP_POLICY] = (
             f"for {topic} it must be delete: compaction removes updates, which build on each other"

@@ -210,11 +210,11 @@ class Endpoint:
         if self._compat:
             traffic = {
                 "": view_snapshot.traffic,
-                **{one.topic.name: one.traffic for one in view_snapshot.topics},
+                **{topic.topic.name: topic.traffic for topic in view_snapshot.topics},
             }
             counts = {
-                (name, direction): getattr(one, direction)
-                for name, one in traffic.items()
+                (name, direction): getattr(counters, direction)
+                for name, counters in traffic.items()
                 for direction in ("bytes_in", "bytes_out")
             }
             view = MetricsView(

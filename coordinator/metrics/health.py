@@ -22,7 +22,7 @@ def unready(stage: str, services: Services | None) -> str:
     """Return the reason why the broker is not ready for clients; empty if it is ready."""
     if stage != SERVING or services is None:
         return STARTING if stage == SERVING else stage
-    offline = [one.name for one in services.logs if one.offline is not None]
+    offline = [log.name for log in services.logs if log.offline is not None]
     if offline:
         more = f" and {len(offline) - SHOWN} more" if len(offline) > SHOWN else ""
         return (

@@ -210,7 +210,7 @@ def _of_traffic(view: MetricsView) -> Iterator[Series]:
         ("bytesout", "bytes_out"),
     ):
         samples = [("", getattr(snapshot.traffic, value))]
-        samples += [(one.written, getattr(one.traffic, value)) for one in snapshot.topics]
+        samples += [(topic.written, getattr(topic.traffic, value)) for topic in snapshot.topics]
         yield FAMILIES[f"kafka_server_brokertopicmetrics_{name}_total"], samples
     yield _unlabelled(
         "kafka_server_brokertopicmetrics_replicationbytesin_total", snapshot.traffic.replicated_in
@@ -317,7 +317,7 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
     snapshot, (active, fenced) = view.snapshot, view.brokers
     find = view.services.replicas.registration
     partitions = [find(row.topic, row.index) for row in snapshot.partitions.values()]
-    registrations = [one for one in partitions if one is not None]
+    registrations = [partition for partition in partitions if partition is not None]
     for name, value in (
         ("activecontrollercount", int(view.controller == view.services.node_id)),
         ("activebrokercount", active),
@@ -327,7 +327,7 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
         ("globalpartitioncount", len(snapshot.partitions)),
         (
             "preferredreplicaimbalancecount",
-            sum(one.leader != one.replicas[0] for one in registrations),
+            sum(registration.leader != registration.replicas[0] for registration in registrations),
         ),
         ("metadataerrorcount", 0),
     ):
@@ -358,19 +358,19 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
         FAMILIES["kafka_server_sharegroupmetrics_recordacknowledgements_total"],
         [(labels(ackType=one.name.title()), done[one]) for one in _ACKNOWLEDGE_TYPES],
     )
-    partitions = [] if shares is None else [(_share_labels(one.share), one) for one in shares]
+    partitions = [] if shares is None else [(_share_labels(share.share), share) for share in shares]
     prefix = "kafka_server_sharepartitionmetrics_"
     yield (
         FAMILIES[f"{prefix}inflightmessagecount"],
-        [(where, one.share.in_flight_count) for where, one in partitions],
+        [(where, partition.share.in_flight_count) for where, partition in partitions],
     )
     yield (
         FAMILIES[f"{prefix}inflightbatchcount"],
-        [(where, len(one.share.records)) for where, one in partitions],
+        [(where, len(partition.share.records)) for where, partition in partitions],
     )
     yield (
         FAMILIES[f"{prefix}acquisitionlocktimeout_total"],
-        [(where, one.lock_timeouts) for where, one in partitions],
+        [(where, partition.lock_timeouts) for where, partition in partitions],
     )
     sessions = None if shares is None else shares.sessions
     prefix = "kafka_server_sharesessioncache_share"
@@ -404,7 +404,7 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
     )
     yield from _timed(
         "kafka_server_sharepartitionmetrics_fetchlocktimems",
-        [(where, one.lock_seconds) for where, one in partitions],
+        [(where, partition.lock_seconds) for where, partition in partitions],
     )
 
 
@@ -427,19 +427,19 @@ def _share_labels(share: SharePartition) -> str:
 
 def _of_groups(view: MetricsView) -> Iterator[Series]:
     snapshot = view.snapshot
-    states = Counter(one.state for one in snapshot.groups)
+    states = Counter(group.state for group in snapshot.groups)
     prefix = "kafka_coordinator_group_groupmetadatamanager_num"
-    yield _unlabelled(f"{prefix}offsets", sum(len(one.offsets) for one in snapshot.groups))
+    yield _unlabelled(f"{prefix}offsets", sum(len(group.offsets) for group in snapshot.groups))
     yield _unlabelled(f"{prefix}groups", len(snapshot.groups))
     for state in _STATES:
         yield _unlabelled(f"{prefix}groups{state.lower()}", states[state])
     prefix = "kafka_server_group_coordinator_metrics_"
-    kinds = Counter(one.kind for one in snapshot.groups)
+    kinds = Counter(group.kind for group in snapshot.groups)
     yield (
         FAMILIES[f"{prefix}group_count"],
         [(labels(protocol=kind), kinds[kind]) for kind in _KINDS],
     )
-    states = Counter(one.state for one in snapshot.groups if one.kind == "share")
+    states = Counter(group.state for group in snapshot.groups if group.kind == "share")
     yield (
         FAMILIES[f"{prefix}share_group_count"],
         [(labels(state=state), states[state]) for state in _SHARE_STATES],

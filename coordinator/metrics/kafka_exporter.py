@@ -52,7 +52,7 @@ def series(view: MetricsView) -> Iterator[Series]:
     yield FAMILIES["kafka_broker_info"], [(labels(id=node_id, address=f"{host}:{port}"), 1)]
     yield (
         FAMILIES["kafka_topic_partitions"],
-        ((one.written, len(one.topic.partitions)) for one in snapshot.topics),
+        ((topic.written, len(topic.topic.partitions)) for topic in snapshot.topics),
     )
     for name, value in (("current_offset", "high"), ("oldest_offset", "start")):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
@@ -81,15 +81,15 @@ def series(view: MetricsView) -> Iterator[Series]:
         yield (
             FAMILIES[f"kafka_consumergroup_{name}_sum"],
             (
-                (labels(consumergroup=one.group_id, topic=topic), total)
-                for one in snapshot.groups
-                for topic, sums in one.sums.items()
+                (labels(consumergroup=group.group_id, topic=topic), total)
+                for group in snapshot.groups
+                for topic, sums in group.sums.items()
                 if (total := sums[at]) is not None
             ),
         )
     yield (
         FAMILIES["kafka_consumergroup_members"],
-        ((f'consumergroup="{label(one.group_id)}"', one.members) for one in snapshot.groups),
+        ((f'consumergroup="{label(group.group_id)}"', group.members) for group in snapshot.groups),
     )
 
 

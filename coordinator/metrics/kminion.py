@@ -89,42 +89,42 @@ def _of_topics(view: MetricsView) -> Iterator[Series]:
     snapshot, config = view.snapshot, view.services.config
     configs_of = view.services.metadata.topic_configs
     policy = ",".join(config.items("log.cleanup.policy"))
-    names = [(one, labels(topic_name=one.topic.name)) for one in snapshot.topics]
+    names = [(topic, labels(topic_name=topic.topic.name)) for topic in snapshot.topics]
     yield (
         FAMILIES["kminion_kafka_topic_info"],
         (
             (
                 labels(
-                    cleanup_policy=configs_of(one.topic.name).get("cleanup.policy", policy),
-                    partition_count=len(one.topic.partitions),
-                    replication_factor=_replication(view, one.topic.name),
-                    topic_name=one.topic.name,
+                    cleanup_policy=configs_of(topic.topic.name).get("cleanup.policy", policy),
+                    partition_count=len(topic.topic.partitions),
+                    replication_factor=_replication(view, topic.topic.name),
+                    topic_name=topic.topic.name,
                 ),
                 1,
             )
-            for one in snapshot.topics
+            for topic in snapshot.topics
         ),
     )
     yield (
         FAMILIES["kminion_kafka_topic_log_dir_size_total_bytes"],
-        ((written, sum(row.size for row in one.rows)) for one, written in names),
+        ((written, sum(row.size for row in topic.rows)) for topic, written in names),
     )
     for name, value in (("low", "start"), ("high", "high")):
         yield (
             FAMILIES[f"kminion_kafka_topic_partition_{name}_water_mark"],
             (
                 (f'partition_id="{row.index}",{written}', getattr(row, value))
-                for one, written in names
-                for row in one.rows
+                for topic, written in names
+                for row in topic.rows
                 if row.is_here
             ),
         )
         yield (
             FAMILIES[f"kminion_kafka_topic_{name}_water_mark_sum"],
             (
-                (written, sum(getattr(row, value) for row in one.rows))
-                for one, written in names
-                if all(row.is_here for row in one.rows)
+                (written, sum(getattr(row, value) for row in topic.rows))
+                for topic, written in names
+                if all(row.is_here for row in topic.rows)
             ),
         )
 
@@ -156,26 +156,26 @@ def _assigned(row: GroupRow) -> _Assigned:
 def _of_groups(view: MetricsView) -> Iterator[Series]:
     snapshot, node_id = view.snapshot, view.services.node_id
     groups = snapshot.groups
-    names = [labels(group_id=one.group_id) for one in groups]
+    names = [labels(group_id=group.group_id) for group in groups]
     yield (
         FAMILIES["kminion_kafka_consumer_group_info"],
         (
             (
                 labels(
                     coordinator_id=node_id,
-                    group_id=one.group_id,
-                    protocol=one.protocol,
-                    protocol_type=one.protocol_type,
-                    state=one.state,
+                    group_id=group.group_id,
+                    protocol=group.protocol,
+                    protocol_type=group.protocol_type,
+                    state=group.state,
                 ),
-                int(one.state == "Stable"),
+                int(group.state == "Stable"),
             )
-            for one in groups
+            for group in groups
         ),
     )
     yield (
         FAMILIES["kminion_kafka_consumer_group_members"],
-        ((written, one.members) for one, written in zip(groups, names, strict=True)),
+        ((written, group.members) for group, written in zip(groups, names, strict=True)),
     )
     assigned: dict[str, _Assigned] = {}
 
@@ -185,15 +185,15 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
 
     yield (
         FAMILIES["kminion_kafka_consumer_group_empty_members"],
-        ((written, empty(one)) for one, written in zip(groups, names, strict=True)),
+        ((written, empty(group)) for group, written in zip(groups, names, strict=True)),
     )
     for name, value in (("members", "members"), ("assigned_partitions", "partitions")):
         yield (
             FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
             (
                 (f"{written},{labels(topic_name=topic)}", count)
-                for one, written in zip(groups, names, strict=True)
-                for topic, count in getattr(assigned[one.group_id], value).items()
+                for group, written in zip(groups, names, strict=True)
+                for topic, count in getattr(assigned[group.group_id], value).items()
             ),
         )
     yield (
@@ -211,12 +211,12 @@ def _of_groups(view: MetricsView) -> Iterator[Series]:
             FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
             (
                 (f"{written},{labels(topic_name=topic)}", total)
-                for one, written in zip(groups, names, strict=True)
-                for topic, sums in one.sums.items()
+                for group, written in zip(groups, names, strict=True)
+                for topic, sums in group.sums.items()
                 if (total := sums[at]) is not None
             ),
         )
     yield (
         FAMILIES["kminion_kafka_consumer_group_offset_commits_total"],
-        ((written, one.commits) for one, written in zip(groups, names, strict=True)),
+        ((written, group.commits) for group, written in zip(groups, names, strict=True)),
     )

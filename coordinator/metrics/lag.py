@@ -47,8 +47,8 @@ class LagTallies:
     ) -> None:
         """Fill in the lags of all committed offsets."""
         readers: dict[TopicPartition, list[OffsetRow]] = {}
-        for one in snapshot.offsets():
-            readers.setdefault((one.at.topic, one.at.index), []).append(one)
+        for offset in snapshot.offsets():
+            readers.setdefault((offset.at.topic, offset.at.index), []).append(offset)
             await pace()
         self._forget(readers)
         self.unseen = 0
@@ -57,8 +57,8 @@ class LagTallies:
             at = rows[0].at
             if at.partition is not None and at.is_in_sync:
                 await self._scan(key, at, rows, cleaned.get(key, 0), until, pace)
-            for one in rows:
-                self._count(key, one, snapshot.now_ms)
+            for row in rows:
+                self._count(key, row, snapshot.now_ms)
                 await pace()
 
     def _forget(self, readers: Mapping[TopicPartition, object]) -> None:
@@ -79,7 +79,7 @@ class LagTallies:
         partition = at.partition
         if partition is None:
             return
-        low = min(at.stable, *(max(one.committed, at.start) for one in rows))
+        low = min(at.stable, *(max(row.committed, at.start) for row in rows))
         decided, held = self._decided.get(key), self._unstable.get(key)
         if decided is None or not (
             decided.partition is partition and decided.cleaned == cleaned and decided.start <= low

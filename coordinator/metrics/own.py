@@ -359,9 +359,9 @@ def of_quotas(services: Services) -> Iterator[Series]:
     ]
     now_ms = services.clock.monotonic_ms()
     values: dict[str, list[Sample]] = {
-        "quota": [(written, one.limit) for written, one in quotas],
-        "rate": [(written, one.rate.per_second(now_ms)) for written, one in quotas],
-        "throttles_total": [(written, one.throttles) for written, one in quotas],
+        "quota": [(written, quota.limit) for written, quota in quotas],
+        "rate": [(written, quota.rate.per_second(now_ms)) for written, quota in quotas],
+        "throttles_total": [(written, quota.throttles) for written, quota in quotas],
         "throttle_seconds_total": [(written, one.throttled_ms / 1000) for written, one in quotas],
     }
     for name, samples in values.items():
@@ -504,7 +504,7 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
         *((labels(cause=cause), count) for cause, count in sorted(rebalances.items())),
     )
     yield labelled("fencepost_group_events_total", *_events(rest))
-    states = Counter((one.kind, one.state) for one in snapshot.groups)
+    states = Counter((group.kind, group.state) for group in snapshot.groups)
     yield labelled(
         "fencepost_groups",
         *((labels(type=kind, state=state), n) for (kind, state), n in sorted(states.items())),
@@ -512,11 +512,11 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
     yield unlabelled("fencepost_group_lag_unseen_offsets", unseen)
     yield (
         FAMILIES["fencepost_group_lag_unknown_partitions"],
-        ((one.written, one.unknown) for one in snapshot.groups),
+        ((group.written, group.unknown) for group in snapshot.groups),
     )
     yield (
         FAMILIES["fencepost_group_members"],
-        ((one.written, one.members) for one in snapshot.groups),
+        ((group.written, group.members) for group in snapshot.groups),
     )
     yield (
         FAMILIES["fencepost_group_info"],

@@ -155,15 +155,15 @@ class Snapshot:
 
     def offsets(self) -> Iterator[OffsetRow]:
         """Return the committed offsets of all groups."""
-        return itertools.chain.from_iterable(one.offsets for one in self.groups)
+        return itertools.chain.from_iterable(group.offsets for group in self.groups)
 
     def lags(self) -> Iterator[OffsetRow]:
         """Return the committed offsets whose lag is known."""
-        return (one for one in self.offsets() if one.has_lag)
+        return (offset for offset in self.offsets() if offset.has_lag)
 
     def hosted(self) -> Iterator[PartitionRow]:
         """Return the partitions of which this broker has a replica."""
-        return (one for one in self.partitions.values() if one.is_here)
+        return (partition for partition in self.partitions.values() if partition.is_here)
 
 
 async def collect(services: Services, max_rows: int, pace: Pace) -> Snapshot:
@@ -287,7 +287,7 @@ def _counted(
 
 async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: Pace) -> None:
     count = 0
-    topics = {one.topic.topic_id.bytes: one.topic.name for one in snapshot.topics}
+    topics = {topic.topic.topic_id.bytes: topic.topic.name for topic in snapshot.topics}
     for shard in _counted(services.groups.shards, snapshot):
         if shard.state is not ShardState.ACTIVE:
             continue
@@ -335,7 +335,9 @@ def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[To
     if not isinstance(group, ClassicGroup):
         for member_id in list(group.members):
             held = group.current(member_id).held
-            yield frozenset((topics[one], index) for one, index in held if one in topics)
+            yield frozenset(
+                (topics[topic_id], index) for topic_id, index in held if topic_id in topics
+            )
     elif group.protocol_type == CONSUMER_PROTOCOL_TYPE:
         for member in list(group.members.values()):
             yield _decoded(member.assignment)

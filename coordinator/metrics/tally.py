@@ -173,8 +173,8 @@ class PartitionTally:
             if at and self._first[at - 1] + self._length[at - 1] > start:
                 at -= 1
             self._forgotten = self._sums(at - 1)
-            for one in (self._first, self._length, self._hidden, self._aborted):
-                del one[:at]
+            for counts in (self._first, self._length, self._hidden, self._aborted):
+                del counts[:at]
             self.start = start
         while len(self._first) > max(most, MIN_RUNS):
             for places in (self._first, self._length):

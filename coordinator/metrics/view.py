@@ -31,7 +31,7 @@ class MetricsView:
     def brokers(self) -> tuple[int, int]:
         """The numbers of active and of fenced brokers; a standalone broker is one active broker."""
         registered = self.services.metadata.image.brokers
-        fenced = sum(one.fenced for one in registered.values())
+        fenced = sum(broker.fenced for broker in registered.values())
         return len(registered) - fenced or 1, fenced
 
     @property

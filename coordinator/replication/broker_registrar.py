@@ -49,12 +49,12 @@ def registration_body(request: RegisterBroker, make: RequestFactory) -> Entity:
         incarnation_id=request.incarnation_id,
         listeners=[
             make.Listener(
-                name=one.name,
-                host=one.host,
-                port=one.port,
-                security_protocol=one.security_protocol,
+                name=listener.name,
+                host=listener.host,
+                port=listener.port,
+                security_protocol=listener.security_protocol,
             )
-            for one in request.listeners
+            for listener in request.listeners
         ],
         features=[
             make.Feature(name=name, min_supported_version=low, max_supported_version=high)
@@ -177,8 +177,8 @@ class BrokerRegistrar:
         if answer.cancelled() or answer.exception() is not None:
             return  # the next rejected registration asks again
         finalized = {
-            one.name: one.max_version_level
-            for one in getattr(answer.result(), "finalized_features", ())
+            feature.name: feature.max_version_level
+            for feature in getattr(answer.result(), "finalized_features", ())
         }
         self._beyond = unsupported(request.features, finalized)
         self._wake.set()

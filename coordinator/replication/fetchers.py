@@ -238,21 +238,22 @@ class ReplicaFetcherManager:
     def ended(self, fetcher: _ReplicaFetcher) -> None:
         """Follow a fetcher's partitions again, if its task ended unexpectedly."""
         if not fetcher.is_over:
-            for one in fetcher.followed:
-                self._try_again(one.local, RuntimeError(f"{fetcher.task.get_name()} has ended"))
+            error = RuntimeError(f"{fetcher.task.get_name()} has ended")
+            for follower in fetcher.followed:
+                self._try_again(follower.local, error)
 
     def _reconfigure(self) -> None:
         """Apply the new backoff; redistribute the partitions if the number of fetchers changed."""
         backoff_ms = self.config.int("replica.fetch.backoff.ms")
-        for one in self._followed.values():
-            one.machine.backoff_ms = backoff_ms
+        for follower in self._followed.values():
+            follower.machine.backoff_ms = backoff_ms
         count = self.config.int(FETCHERS_KEY)
         if count == self._count or self._closed:
             return
         self._count = count
-        every = [one.local for one in self._followed.values()]
+        every = [follower.local for follower in self._followed.values()]
         # Stopping a fetcher also cancels work in progress, above all truncations.
-        self.stop((one.topic_id, one.index) for one in every)
+        self.stop((log.topic_id, log.index) for log in every)
         self.follow(every)
 
     def is_followed(self, one: FollowedPartition) -> bool:
@@ -261,12 +262,12 @@ class ReplicaFetcherManager:
 
     def __iter__(self) -> Iterator[PartitionFollower]:
         """Yield the state machines of all fetched partitions, in no order."""
-        return (one.machine for one in self._followed.values())
+        return (follower.machine for follower in self._followed.values())
 
     @property
     def max_lag(self) -> int:
         """The lag, in records, of the partition furthest behind its leader (kafka: ``MaxLag``)."""
-        return max((one.lag or 0 for one in self), default=0)
+        return max((follower.lag or 0 for follower in self), default=0)
 
     async def close(self) -> None:
         """Stop fetching, and return once nothing is in progress."""
@@ -564,7 +565,7 @@ class _ReplicaFetcher:
         owner, lookups = self._owner, self._offset_requests
         self._offset_requests = {}
         timeout_ms = owner.config.int("replica.socket.timeout.ms")
-        requests = [(one.machine, request) for one, request in lookups.items()]
+        requests = [(follower.machine, request) for follower, request in lookups.items()]
         offsets: Mapping[Key, tuple[int, int]] = {}
         try:
             answer = await self._send(

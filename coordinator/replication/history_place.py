@@ -65,8 +65,10 @@ class HistoryPartition:
         """
         topic, me = self._metadata.topic(HISTORY_TOPIC), self._node_id
         partitions = () if topic is None else topic.partitions
-        led = [index for index, one in enumerate(partitions) if one.leader == me]
-        indexes = [index for index, one in enumerate(partitions) if one.replicas[:1] == (me,)]
+        led = [index for index, partition in enumerate(partitions) if partition.leader == me]
+        indexes = [
+            index for index, partition in enumerate(partitions) if partition.replicas[:1] == (me,)
+        ]
         if not indexes and self._creation is None and self._not_before_s <= _loop_s():
             self._ask(topic)
         for index in sorted(led, key=lambda one: one not in indexes):
@@ -80,14 +82,14 @@ class HistoryPartition:
         """Ask the controller for the partition, once there are enough brokers for its replicas."""
         others = sorted(
             (
-                one
-                for one in self._metadata.image.brokers.values()
-                if one.broker_id != self._node_id
+                broker
+                for broker in self._metadata.image.brokers.values()
+                if broker.broker_id != self._node_id
             ),
             key=lambda one: (not one.is_active, one.broker_id < self._node_id, one.broker_id),
         )
         count = self._config.int("offsets.topic.replication.factor")
-        nodes = [self._node_id, *(one.broker_id for one in others)][:count]
+        nodes = [self._node_id, *(other.broker_id for other in others)][:count]
         if len(nodes) < count:
             return
         self._creation = self._channel.send(self._request(topic, nodes))
@@ -119,7 +121,11 @@ class HistoryPartition:
             return
         failure, wrong = answer.exception(), []
         if failure is None:
-            wrong = [one for one in error_codes(answer.result()) if one and one not in _OVERTAKEN]
+            wrong = [
+                error_code
+                for error_code in error_codes(answer.result())
+                if error_code and error_code not in _OVERTAKEN
+            ]
         if failure is not None or wrong:
             self._not_before_s = _loop_s() + REFUSED_S
             cause = str(failure) if failure is not None else ErrorCode(wrong[0]).name.upper()

@@ -53,17 +53,17 @@ def _request(make: RequestFactory, markers: Sequence[Marker]) -> Entity:
     return make.WriteTxnMarkersRequest(
         markers=tuple(
             make.WritableTxnMarker(
-                producer_id=one.end.stamp.producer_id,
-                producer_epoch=one.end.stamp.producer_epoch,
-                transaction_result=one.end.commit,
+                producer_id=marker.end.stamp.producer_id,
+                producer_epoch=marker.end.stamp.producer_epoch,
+                transaction_result=marker.end.commit,
                 topics=tuple(
                     make.WritableTxnMarkerTopic(name=name, partition_indexes=tuple(indexes))
-                    for name, indexes in by_topic(one.partitions).items()
+                    for name, indexes in by_topic(marker.partitions).items()
                 ),
-                coordinator_epoch=one.end.coordinator_epoch,
-                transaction_version=one.end.transaction_version,
+                coordinator_epoch=marker.end.coordinator_epoch,
+                transaction_version=marker.end.transaction_version,
             )
-            for one in markers
+            for marker in markers
         )
     )
 

@@ -183,7 +183,7 @@ class BrokerMembership:
                 self._on_failure(MembershipError(step.value))
 
     def _on_failure(self, why: MembershipError) -> None:
-        waited = [one for one in (self._caught_up, self._unfenced) if not one.done()]
+        waited = [future for future in (self._caught_up, self._unfenced) if not future.done()]
         for future in (*waited, self._released):
             if not future.done():
                 future.set_exception(without_traceback(why))

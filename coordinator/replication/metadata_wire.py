@@ -142,7 +142,10 @@ def _hint(leader: Entity, answer: Entity) -> LeaderHint:
     return LeaderHint(
         leader.leader_id,
         leader.leader_epoch,
-        {one.node_id: (one.host, one.port) for one in getattr(answer, "node_endpoints", ())},
+        {
+            endpoint.node_id: (endpoint.host, endpoint.port)
+            for endpoint in getattr(answer, "node_endpoints", ())
+        },
     )
 
 
@@ -181,8 +184,8 @@ _read_voters = entity_reader(VotersRecord)
 def _voters(value: bytes, listener: str) -> dict[int, tuple[str, int]]:
     record, _ = _read_voters(value, 0)
     return {
-        voter.voter_id: (one.host, one.port)
+        voter.voter_id: (endpoint.host, endpoint.port)
         for voter in record.voters
-        for one in voter.endpoints
-        if one.name == listener
+        for endpoint in voter.endpoints
+        if endpoint.name == listener
     }

@@ -72,7 +72,7 @@ def _check(part: Entity, where: str) -> None:
     code: ErrorCode = part.error_code
     if code is ErrorCode.none:
         return
-    reasons = [one.batch_index_error_message for one in part.record_errors]
-    reason = part.error_message or next((one for one in reasons if one), "")
+    reasons = [record_error.batch_index_error_message for record_error in part.record_errors]
+    reason = part.error_message or next((reason for reason in reasons if reason), "")
     text = f"{where}: {code.name.upper()}{f': {reason}' if reason else ''}"
     raise NotProducedError(text, is_final=code not in RETRIED)

@@ -238,8 +238,10 @@ def _changed(_part: Any) -> StateChanged:
 
 def _read(part: Any) -> StateRead:
     batches = [
-        StateBatch(one.first_offset, one.last_offset, one.delivery_state, one.delivery_count)
-        for one in part.state_batches
+        StateBatch(
+            batch.first_offset, batch.last_offset, batch.delivery_state, batch.delivery_count
+        )
+        for batch in part.state_batches
     ]
     return StateRead(part.state_epoch, part.start_offset, tuple(batches))
 

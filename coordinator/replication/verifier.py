@@ -140,7 +140,9 @@ class RemoteVerifier:
         for answer in answers:
             future = self._waiting.pop(answer.token, None)
             if future is not None and not future.done():  # cancelled if the client disconnected
-                future.set_result({one: _error(code) for one, code in answer.errors.items()})
+                future.set_result(
+                    {partition: _error(code) for partition, code in answer.errors.items()}
+                )
 
 
 def _error(code: str) -> DomainError:
@@ -155,16 +157,16 @@ def _request(make: RequestFactory, transactions: Iterable[AddPartitions]) -> Ent
     return make.AddPartitionsToTxnRequest(
         transactions=tuple(
             make.AddPartitionsToTxnTransaction(
-                transactional_id=one.transactional_id,
-                producer_id=one.producer_id,
-                producer_epoch=one.producer_epoch,
-                verify_only=one.verify_only,
+                transactional_id=transaction.transactional_id,
+                producer_id=transaction.producer_id,
+                producer_epoch=transaction.producer_epoch,
+                verify_only=transaction.verify_only,
                 topics=tuple(
                     make.AddPartitionsToTxnTopic(name=name, partitions=tuple(indexes))
-                    for name, indexes in by_topic(one.partitions).items()
+                    for name, indexes in by_topic(transaction.partitions).items()
                 ),
             )
-            for one in transactions
+            for transaction in transactions
         )
     )
 

@@ -166,7 +166,9 @@ class DelayedFetches:
         """Remove a fetch."""
         self._waiting.pop(fetch, None)
         if len(self._deadlines) > 2 * len(self._waiting) + _KEPT_DEADLINES:
-            self._deadlines[:] = [one for one in self._deadlines if not one[2].is_over]
+            self._deadlines[:] = [
+                deadline for deadline in self._deadlines if not deadline[2].is_over
+            ]
             heapify(self._deadlines)
 
     def _arm(self, loop: asyncio.AbstractEventLoop, due: float, delay_ms: float) -> None:

@@ -100,11 +100,11 @@ class FairThreads:
             had = self._had
             if not self._jobs:
                 had.clear()
-            least = min((had[one.client] for one in self._jobs), default=self._floor)
+            least = min((had[job.client] for job in self._jobs), default=self._floor)
             self._floor = max(self._floor, least)
             ahead = self._floor - CREDIT_S
-            busy = {one.client for one in self._jobs}
-            for client in [one for one, seconds in had.items() if seconds < ahead]:
+            busy = {job.client for job in self._jobs}
+            for client in [client for client, seconds in had.items() if seconds < ahead]:
                 if client not in busy:
                     del had[client]  # long idle times give no advantage
             had.setdefault(job.client, ahead)

@@ -73,10 +73,10 @@ class Flusher:
         Return False, without calling it, if no partition needs a wait. Callbacks are called in the
         order of their requests.
         """
-        held = [one.flushes for one in partitions if one.flushes.is_awaited]
+        held = [partition.flushes for partition in partitions if partition.flushes.is_awaited]
         if not held:
             return False
-        if any(one in self._joined for one in held):
+        if any(request in self._joined for request in held):
             self._after_joined.append(callback)
         else:
             self._after_running.append(callback)
@@ -165,7 +165,7 @@ class Flusher:
     async def _run_share(self, flushes: Sequence[Flush]) -> list[Exception | None]:
         """Run flushes one after the other in a thread; return the failure of each, or None."""
         try:
-            done = await self._threads.run(lambda: [_result_of(one) for one in flushes])
+            done = await self._threads.run(lambda: [_result_of(flush) for flush in flushes])
         except Exception as error:  # noqa: BLE001 - no thread could be started
             return [without_traceback(error)] * len(flushes)
         for _, seconds in done:

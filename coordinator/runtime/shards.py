@@ -175,7 +175,9 @@ class ShardSet(Generic[M_co]):
         try:
             while not self._closed:
                 await pace()
-                unread = [one for one in self._shards.values() if one.state is ShardState.INITIAL]
+                unread = [
+                    shard for shard in self._shards.values() if shard.state is ShardState.INITIAL
+                ]
                 if self._unopened:
                     self._open_next()
                 elif unread:

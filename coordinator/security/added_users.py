@@ -31,8 +31,8 @@ def parse_added_user(text: str) -> ScramCredentialUpsertion:
         raise AddedUserError(f"it must begin with one of {', '.join(SCRAM_MECHANISMS)} and =")
     if not (rest.startswith("[") and rest.endswith("]")):
         raise AddedUserError("the mechanism must be followed by [name=…,password=…]")
-    parts = dict(_component(one) for one in rest[1:-1].split(","))
-    unknown = sum(one not in _COMPONENTS for one in parts)
+    parts = dict(_component(component) for component in rest[1:-1].split(","))
+    unknown = sum(part not in _COMPONENTS for part in parts)
     if unknown:
         names = ", ".join(sorted(_COMPONENTS))
         raise AddedUserError(f"{unknown} of its components are none of {names}")

@@ -149,6 +149,8 @@ class Authorizer:
 def parse_super_users(text: str) -> frozenset[Principal]:
     """Return the principals in ``super.users``. Raises ConfigError."""
     try:
-        return frozenset(Principal.parse(one.strip()) for one in text.split(";") if one.strip())
+        return frozenset(
+            Principal.parse(principal.strip()) for principal in text.split(";") if principal.strip()
+        )
     except ValueError as error:
         raise ConfigError("super.users", text, str(error)) from error

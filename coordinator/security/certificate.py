@@ -126,7 +126,7 @@ def distinguished_name(subject: bytes) -> str:
 
     Raises ValueError.
     """
-    parts = ["+".join(map(_attribute, _members(one))) for _, one in _items(subject)]
+    parts = ["+".join(map(_attribute, _members(rdn))) for _, rdn in _items(subject)]
     return ",".join(reversed(parts))
 
 

@@ -134,9 +134,9 @@ class KeySet:
             self._keys, self._fetched_ms = result, began_ms
             self._backoff_ms = self._first_backoff_ms
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
 
 def fetch_keys(url: str) -> tuple[Jwk, ...]:

@@ -77,7 +77,7 @@ class Logins:
     def __init__(
         self, listeners: Iterable[ListenerLogins], *, clock: Clock, max_per_ip: int = 1_000
     ) -> None:
-        self._listeners = {one.listener: one for one in listeners}
+        self._listeners = {listener.listener: listener for listener in listeners}
         self._clock = clock
         self._max_per_ip = max_per_ip
         self._trying: Counter[str] = Counter()
@@ -233,7 +233,7 @@ def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
     """
     options = _options(config, listener, PLAIN)
     passwords = {
-        name.removeprefix(_USER): one for name, one in options.items() if name.startswith(_USER)
+        name.removeprefix(_USER): value for name, value in options.items() if name.startswith(_USER)
     }
     if "" in passwords or "" in passwords.values():
         key = _jaas_key(listener, PLAIN)

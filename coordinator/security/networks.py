@@ -56,7 +56,7 @@ class Networks:
     def __init__(self, texts: Mapping[_Range, frozenset[str]]) -> None:
         self._texts = texts
         """The hosts of ACLs by range; several hosts may denote the same range."""
-        self._lengths = sorted({(one.bits, one.length) for one in texts})
+        self._lengths = sorted({(text.bits, text.length) for text in texts})
 
     def __bool__(self) -> bool:
         return bool(self._texts)

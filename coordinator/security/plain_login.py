@@ -33,7 +33,7 @@ class PlainLogin:
     ) -> None:
         self.name = PLAIN
         self.users, self.checks = users, checks
-        self._digests = {user: _digest(one) for user, one in (passwords or {}).items()}
+        self._digests = {user: _digest(password) for user, password in (passwords or {}).items()}
 
     def begin(self, host: str = "") -> PlainExchange:
         """Start a login."""

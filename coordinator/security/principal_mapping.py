@@ -93,7 +93,7 @@ def _template(
             parts.append(character)
 
     def expand(match: re.Match[str]) -> str:
-        return "".join(match[one] or "" if isinstance(one, int) else one for one in parts)
+        return "".join(match[part] or "" if isinstance(part, int) else part for part in parts)
 
     return expand
 

@@ -46,11 +46,11 @@ class QuotaTable:
             return
         # Images share the values of unchanged entities.
         before, after = set(map(id, old.quotas.values())), set(map(id, new.quotas.values()))
-        changed = [one for one, values in new.quotas.items() if id(values) not in before]
+        changed = [entity for entity, values in new.quotas.items() if id(values) not in before]
         changed += [
-            one
-            for one, values in old.quotas.items()
-            if id(values) not in after and one not in new.quotas
+            entity
+            for entity, values in old.quotas.items()
+            if id(values) not in after and entity not in new.quotas
         ]
         for named in changed:
             self._follow(frozenset(named), old.quotas.get(named, {}), new.quotas.get(named, {}))

@@ -29,7 +29,7 @@ from fencepost.protocol.steps import Steps, finish
 NO_ID: Final = UUID(int=0)
 """The id of an ACL that does not come from the metadata."""
 
-_EVERYTHING: Final = sum(1 << one for one in Operation if one > Operation.ALL)
+_EVERYTHING: Final = sum(1 << operation for operation in Operation if operation > Operation.ALL)
 
 _ALSO_ALLOWED: Final[Mapping[Operation, Operation]] = {
     Operation.READ: Operation.DESCRIBE,
@@ -226,9 +226,12 @@ class RuleTable:
             elif how is PatternType.MATCH:
                 yield from self._matching_resource(kind, name)
             else:
-                for one in (PatternType.LITERAL, PatternType.PREFIXED):
-                    if how in {PatternType.ANY, one} and (one, name) in by_pattern:
-                        yield by_pattern[one, name]
+                for pattern_type in (PatternType.LITERAL, PatternType.PREFIXED):
+                    if (
+                        how in {PatternType.ANY, pattern_type}
+                        and (pattern_type, name) in by_pattern
+                    ):
+                        yield by_pattern[pattern_type, name]
 
     def _applicable(self, principal: str, host: str, kind: ResourceType) -> Iterator[_HolderRules]:
         by_holder = self._by_holder

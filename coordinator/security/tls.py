@@ -315,7 +315,7 @@ def _choose_suites(settings: TlsSettings, context: ssl.SSLContext) -> None:
             context.set_ciphers(":".join(older))
         except ssl.SSLError:
             older = ()
-        names = {str(one["name"]) for one in context.get_ciphers()}
+        names = {str(cipher["name"]) for cipher in context.get_ciphers()}
         missing = [name for name in older if name not in names]
         if missing or not older:
             reason = (

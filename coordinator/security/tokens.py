@@ -65,7 +65,7 @@ class RequiredClaims:
             if at_ms is not None and at_ms >= expires_ms:
                 raise TokenRefusedError("it ends before it begins")
         scope = _scope(claims.get(self.scope))
-        if missing := [one for one in self.required_scope if one not in scope]:
+        if missing := [scope_name for scope_name in self.required_scope if scope_name not in scope]:
             raise TokenRefusedError(f"no scope {missing[0]!r}", scope=" ".join(self.required_scope))
         return Identity(Principal(USER, name), expires_ms)
 
@@ -83,13 +83,13 @@ def _time_ms(claims: Mapping[str, Any], name: str, *, is_needed: bool) -> int | 
 
 def _is_text(name: str) -> bool:
     """Return whether a JSON string can be encoded: a lone surrogate cannot."""
-    return not any("\ud800" <= one <= "\udfff" for one in name)
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _scope(value: object) -> Sequence[str]:
     if isinstance(value, str):
         return value.split()
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else ()
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else ()
 
 
 class Tokens(Protocol):

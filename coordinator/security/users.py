@@ -26,7 +26,9 @@ from fencepost.protocol.scram import (
     stored_key,
 )
 
-MECHANISM_BY_NUMBER: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
+MECHANISM_BY_NUMBER: Final = {
+    mechanism.number: mechanism for mechanism in SCRAM_MECHANISMS.values()
+}
 
 Profile = tuple[int, int]
 """A mechanism's number and iterations, which set the cost of checking a password."""
@@ -99,13 +101,17 @@ class ScramUsers:
 
     def listed(self) -> Iterator[tuple[str, int, int]]:
         """Yield (user, mechanism number, iterations) of every credential."""
-        for one in self._metadata.image.scram.values():
-            yield one.name, one.mechanism, one.iterations
+        for credential in self._metadata.image.scram.values():
+            yield credential.name, credential.mechanism, credential.iterations
 
     def iterations(self, user: str) -> list[Profile]:
         """Return the mechanisms of a user, with their iterations."""
-        credentials = ((one, self.credential(user, one)) for one in SCRAM_MECHANISMS.values())
-        return [(one.number, has.iterations) for one, has in credentials if has is not None]
+        credentials = (
+            (mechanism, self.credential(user, mechanism)) for mechanism in SCRAM_MECHANISMS.values()
+        )
+        return [
+            (mechanism.number, has.iterations) for mechanism, has in credentials if has is not None
+        ]
 
     # --- unknown users ---
 
@@ -133,7 +139,7 @@ class ScramUsers:
         return self._profiles
 
     def _costs_of(self, number: int) -> frozenset[Profile]:
-        costs = frozenset(one for one in self._costs() if one[0] == number)
+        costs = frozenset(cost for cost in self._costs() if cost[0] == number)
         return costs or frozenset({(number, MIN_ITERATIONS)})
 
     def prepare(self) -> None:

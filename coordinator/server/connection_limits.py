@@ -279,7 +279,7 @@ class ConnectionAcceptor:
         def arrived(client: socket.socket, address: Any) -> None:
             self._arrived(state, client, address)
 
-        listeners = [Listener(self._loop, one, arrived) for one in bound]
+        listeners = [Listener(self._loop, listening_socket, arrived) for listening_socket in bound]
         state.listeners += listeners
         return listeners[0].address
 
@@ -291,8 +291,8 @@ class ConnectionAcceptor:
                 listener.close()
             if state.timer is not None:
                 state.timer.cancel()
-            for one in state.waiting:
-                one.client.close()
+            for connection in state.waiting:
+                connection.client.close()
         for client in list(self._held):
             self._close_held(client)
 

@@ -116,7 +116,7 @@ async def serve_http(
     # asyncio resolves the name and binds; our listeners accept the connections.
     bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     try:
-        sockets = [one.dup() for one in bound.sockets]
+        sockets = [listening_socket.dup() for listening_socket in bound.sockets]
     finally:
         bound.close()
     return HttpServer(loop, host, sockets, handler, limits or HttpLimits(), tls)
@@ -144,10 +144,12 @@ class HttpServer:
         self._logged_at_s = -math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: _Idle = {}
-        self._listeners = [Listener(loop, one, self._arrived) for one in sockets]
+        self._listeners = [
+            Listener(loop, listening_socket, self._arrived) for listening_socket in sockets
+        ]
         self.host, self.port = self._listeners[0].address
         """The address it listens on."""
-        is_local = all(is_loopback(one.address[0]) for one in self._listeners)
+        is_local = all(is_loopback(listener.address[0]) for listener in self._listeners)
         self._names = frozenset({host.lower()}) if is_local else None
 
     @property

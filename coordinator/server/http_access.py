@@ -118,5 +118,5 @@ class RenewedContext:
         return _Loaded(context, self._stamps(), monotonic_s())
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
-        states = [Path(one).stat() for one in (self._certificate, self._key) if one]
-        return tuple((one.st_mtime_ns, one.st_ino) for one in states)
+        states = [Path(path).stat() for path in (self._certificate, self._key) if path]
+        return tuple((state.st_mtime_ns, state.st_ino) for state in states)

@@ -111,7 +111,7 @@ def parse_head(head: bytes) -> RequestHead:
         headers["host"] = authority
     if minor >= 1 and "host" not in headers:
         raise HttpError(400, "an HTTP/1.1 request needs a Host header")
-    wishes = {one.strip().lower() for one in headers.get("connection", "").split(",")}
+    wishes = {option.strip().lower() for option in headers.get("connection", "").split(",")}
     is_1_0 = minor == 0
     return RequestHead(
         method,

@@ -64,11 +64,11 @@ async def bind(listener: ListenerConfig) -> list[socket.socket]:
         asyncio.Protocol, listener.host, listener.port, start_serving=False
     )
     try:
-        sockets = [one.dup() for one in bound.sockets]
+        sockets = [listening_socket.dup() for listening_socket in bound.sockets]
     finally:
         bound.close()
-    for one in sockets:
-        one.listen(BACKLOG)
+    for listening_socket in sockets:
+        listening_socket.listen(BACKLOG)
     return sockets
 
 
@@ -283,13 +283,17 @@ class Server:
 
     def give_way(self) -> None:
         """Close the connections above the limit, the least recently used first."""
-        left = [one for one in self.connections if not one.closed]
+        left = [connection for connection in self.connections if not connection.closed]
         excess = self.admission.excess - (len(self.connections) - len(left))
         if excess <= 0:
             return
         closing = nsmallest(
             min(excess, CLOSED_PER_TURN),
-            (one for one in left if self.admission.gives_way(one.listener.name)),
+            (
+                connection
+                for connection in left
+                if self.admission.gives_way(connection.listener.name)
+            ),
             key=lambda one: one.last_active,
         )
         for connection in closing:

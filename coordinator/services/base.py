@@ -175,9 +175,9 @@ class ShardedCoordinator(Generic[M_co]):
         """Yield index and leader epoch of each partition of the topic that this broker leads."""
         node_id = self._replicas.node_id
         return (
-            (index, one.leader_epoch)
-            for index, one in enumerate(topic.partitions)
-            if one.leader == node_id
+            (index, partition.leader_epoch)
+            for index, partition in enumerate(topic.partitions)
+            if partition.leader == node_id
         )
 
     @property
@@ -203,9 +203,9 @@ class ShardedCoordinator(Generic[M_co]):
             led = list(self._led(self._internal_topic(name)))
             # The other partitions are opened in the background.
             first = None if key is None else self.partition_for(key)
-            for one in led:
-                if first in (None, one[0]):
-                    self._shards.serve(*one)
+            for partition in led:
+                if first in (None, partition[0]):
+                    self._shards.serve(*partition)
                     yield
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error

@@ -82,7 +82,7 @@ class SourceRecords:
         if chunk is None:
             self._without_bodies(self._batch_last)
         elif chunk:
-            self._bodies = {one.offset: (one.key, one.value) for one in chunk}
+            self._bodies = {record.offset: (record.key, record.value) for record in chunk}
             self._read_to = chunk[-1].offset
 
     def _without_bodies(self, last: int) -> None:

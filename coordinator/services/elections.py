@@ -33,17 +33,17 @@ def publish_elections(
     before, after = old.topics.get(topic), image.topics.get(topic)
     if before is after:
         return
-    topic_ids = {one.topic_id for one in (before, after) if one is not None}
+    topic_ids = {topic.topic_id for topic in (before, after) if topic is not None}
     changes = local_changes(old, image, broker_id, topics=topic_ids)
-    for one in changes.deletes:
-        with _swallow(one):
-            coordinator.resigned(one.index, None)
-    for one in changes.elected:
-        with _swallow(one):
-            coordinator.elected(one.index, one.registration.leader_epoch)
-    for one in changes.followers:
-        with _swallow(one):
-            coordinator.resigned(one.index, one.registration.leader_epoch)
+    for delete in changes.deletes:
+        with _swallow(delete):
+            coordinator.resigned(delete.index, None)
+    for partition in changes.elected:
+        with _swallow(partition):
+            coordinator.elected(partition.index, partition.registration.leader_epoch)
+    for follower in changes.followers:
+        with _swallow(follower):
+            coordinator.resigned(follower.index, follower.registration.leader_epoch)
 
 
 def _swallow(one: LocalPartition) -> AbstractContextManager[None]:

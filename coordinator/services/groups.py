@@ -154,7 +154,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._warn_of_caps(old, image)
         gone = deleted_topics(old, image)
         if gone:
-            self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
+            self._deleted += [(topic.name, topic.topic_id.bytes) for topic in gone]
             if self._offset_deletion is None or self._offset_deletion.done():
                 self._offset_deletion = spawn(self._delete_offsets(), "forget deleted topics")
 

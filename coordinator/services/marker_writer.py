@@ -257,7 +257,9 @@ class MarkerWriter:
         """Drop the requests of a shard that this broker no longer serves."""
         if self._queues is not None:
             self._queues.unload(shard)
-        for name in [name for name, one in self._transactions.items() if one.shard == shard]:
+        for name in [
+            name for name, pending in self._transactions.items() if pending.shard == shard
+        ]:
             del self._transactions[name]
             self._retries.set(name, None)
         if self._beginning:
@@ -268,8 +270,8 @@ class MarkerWriter:
         if self._closed:
             return
         self._retries.clear()
-        for one in self._transactions.values():
-            one.backoff_ms = RETRY_MS
+        for transaction in self._transactions.values():
+            transaction.backoff_ms = RETRY_MS
         for broker_id in self.queues.leaders_changed():
             if self._others is not None:
                 self._others.hang_up(broker_id)

@@ -193,7 +193,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             return
         gone = deleted_topics(old, image)
         if gone:
-            self._deleted.update(one.topic_id.bytes for one in gone)
+            self._deleted.update(topic.topic_id.bytes for topic in gone)
             if self._state_deletion is None or self._state_deletion.done():
                 self._state_deletion = spawn(self._delete_states(), "forget deleted topics")
 

@@ -395,7 +395,7 @@ class _Reading:
             raise log.marks.refuse(error) from error
         if not batches:
             return
-        aborted = tuple([AbortedTransaction(*one) for one in read.aborted or ()])
+        aborted = tuple([AbortedTransaction(*transaction) for transaction in read.aborted or ()])
         acquired = self._shares.acquire(
             served,
             AcquireRequest(fetch.member_id, room, max(1, fetch.batch_size), fetch.mode),

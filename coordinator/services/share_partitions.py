@@ -255,8 +255,8 @@ class SharePartitions:
         self, key: SessionKey, partitions: Iterable[TopicPartition], cause: Cause
     ) -> None:
         pace = Pace()
-        for one in partitions:
-            self.release(SharePartitionKey(key.group_id, *one), key.member_id, cause)
+        for partition in partitions:
+            self.release(SharePartitionKey(key.group_id, *partition), key.member_id, cause)
             await pace()
 
     # --- the end of share partitions -------------------------------------------------------------
@@ -273,7 +273,9 @@ class SharePartitions:
         gone: list[ServedPartition] = []
         moved: list[ServedPartition] = []
         for topic_id, keys in self._by_topic.items():
-            before, after = (one.topics_by_id.get(UUID(bytes=topic_id)) for one in (old, image))
+            before, after = (
+                metadata.topics_by_id.get(UUID(bytes=topic_id)) for metadata in (old, image)
+            )
             if after is None:
                 gone += (self._served[key] for key in keys)
             elif before is not after:
@@ -298,8 +300,8 @@ class SharePartitions:
         Until a share partition is dropped, the share coordinator refuses its writes, and fetches
         find that the leader has changed.
         """
-        for one in served[:FENCED_PER_TURN]:
-            self._fence(one, reason)
+        for partition in served[:FENCED_PER_TURN]:
+            self._fence(partition, reason)
         if len(served) > FENCED_PER_TURN:
             rest = partial(self._fence_all, served[FENCED_PER_TURN:], reason)
             self._loop.call_soon(rest)

@@ -96,7 +96,7 @@ def retry_of_concurrent(
     While the coordinator completes the previous transaction, a retry after ``backoff_ms`` is faster
     than an error, after which the producer would resend its batch. Retries end after ``most_ms``.
     """
-    if not any(isinstance(one, ConcurrentTransactionsError) for one in verdicts.values()):
+    if not any(isinstance(verdict, ConcurrentTransactionsError) for verdict in verdicts.values()):
         return None
     loop = asyncio.get_running_loop()
     if state.retries_until is None:

@@ -48,9 +48,9 @@ class DueChanges:
 
         Internal topics come first, since their shards are started next.
         """
-        for one in partitions:
-            self.partitions[one.topic, one.index] = one
-            self.failed.pop((one.topic, one.index), None)
+        for partition in partitions:
+            self.partitions[partition.topic, partition.index] = partition
+            self.failed.pop((partition.topic, partition.index), None)
         for key in [key for key in self.partitions if key[0] in INTERNAL_TOPICS]:
             self.settle(key)
         self._settle_slice(FIRST_SLICE_MS)

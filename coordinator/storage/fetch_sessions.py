@@ -236,7 +236,7 @@ class FetchSessions:
             id=self._new_id(),
             by_topic_id=by_topic_id,
             created_ms=now_ms,
-            partitions={one.key: one for one in requested},
+            partitions={partition.key: partition for partition in requested},
             last_used_ms=now_ms,
         )
         self._sessions[session.id] = session

@@ -231,11 +231,11 @@ class Fetches:
             )
 
         near = [
-            one
-            for one in machine.replicas.values()
-            if one.broker_id in machine.isr
-            and one.log_start_offset <= offset <= one.log_end_offset
-            and is_near(one.broker_id)
+            replica
+            for replica in machine.replicas.values()
+            if replica.broker_id in machine.isr
+            and replica.log_start_offset <= offset <= replica.log_end_offset
+            and is_near(replica.broker_id)
         ]
         if not near or is_near(self.replicas.node_id):
             return NO_REPLICA
@@ -251,7 +251,10 @@ def isolation_of(level: int) -> Isolation:
     return isolation
 
 
-_LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)}
+_LEVELS = {
+    int(isolation): isolation
+    for isolation in (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
+}
 
 
 def _check_replica(

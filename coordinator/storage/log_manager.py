@@ -466,8 +466,8 @@ class LogManager:
 
         Records below these offsets were deleted earlier, and must stay deleted.
         """
-        marks = ((one, one.log_start_offset) for one in self.removals.deleted)
-        return {(one.topic, one.index): start for one, start in marks if start}
+        marks = ((log, log.log_start_offset) for log in self.removals.deleted)
+        return {(log.topic, log.index): start for log, start in marks if start}
 
     def plan_truncation(self, partition: Partition, offset: int) -> set[str]:
         """Lower a log's offsets before its truncation; return the names of affected checkpoints."""
@@ -508,14 +508,14 @@ class LogManager:
     def _content(self, name: str) -> Offsets:
         if name == CLEANER_CHECKPOINT:
             return dict(self.cleaned)
-        marks = ((one, (one.topic, one.index)) for one in self)
+        marks = ((log, (log.topic, log.index)) for log in self)
         if name == RECOVERY_POINT_CHECKPOINT:
-            return {key: one.recovery_point for one, key in marks}
+            return {key: log.recovery_point for log, key in marks}
         if name == LOG_START_CHECKPOINT:
             # A missing entry means that the log starts with its first file.
-            starts = {key: one.log_start_offset for one, key in marks if one.log_start_offset}
+            starts = {key: log.log_start_offset for log, key in marks if log.log_start_offset}
             return self._deleted_log_starts() | starts
-        return {key: one.high_watermark for one, key in marks}
+        return {key: log.high_watermark for log, key in marks}
 
     def close(self) -> None:
         """Flush and close every log, write the checkpoints and the clean-shutdown file.

@@ -282,7 +282,7 @@ class ReplicaManager:
 
     def _stop_fetching(self, partitions: Iterable[LocalPartition]) -> None:
         if self.fetchers is not None:
-            self.fetchers.stop([(one.topic_id, one.index) for one in partitions])
+            self.fetchers.stop([(partition.topic_id, partition.index) for partition in partitions])
 
     def _delete(self, deletes: Sequence[LocalPartition]) -> None:
         if not deletes:

@@ -261,15 +261,15 @@ class ClientTelemetry:
             return
         self._swept_ms = now_ms
         expired = [
-            one for one, instance in self._instances.items() if instance.expires_ms <= now_ms
+            key for key, instance in self._instances.items() if instance.expires_ms <= now_ms
         ]
         for instance_id in expired:
             self._forget(instance_id)
         if len(self._connections) > len(self._instances):
             self._connections = {
-                connection: one
-                for connection, one in self._connections.items()
-                if one in self._instances
+                connection: key
+                for connection, key in self._connections.items()
+                if key in self._instances
             }
 
     def _forget(self, instance_id: UUID) -> None:

@@ -112,7 +112,7 @@ class Subscriptions:
         """Install the settings of all subscriptions, by their names."""
         if settings == self._settings:
             return
-        former = {one.name: one for one in self._subscriptions}
+        former = {subscription.name: subscription for subscription in self._subscriptions}
         subscriptions: list[Subscription] = []
         for name, texts in settings.items():
             if name in former and texts == self._settings[name]:

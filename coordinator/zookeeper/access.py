@@ -145,7 +145,11 @@ class SecurityZnodes:
     async def load(self) -> None:
         """Read all znodes, and start the writer. Raises ZooKeeperError."""
         if self._notifications:
-            kinds = [formats.camel(one) for one in ResourceType if one >= ResourceType.TOPIC]
+            kinds = [
+                formats.camel(resource_type)
+                for resource_type in ResourceType
+                if resource_type >= ResourceType.TOPIC
+            ]
             for folder in formats.RULE_CHANGES:
                 for kind in kinds:
                     await self._session.ensure(f"{folder}/{kind}")
@@ -202,8 +206,8 @@ class SecurityZnodes:
                 loosening: list[_RecordDiff] = []
                 differences: list[_RecordDiff] = []
                 for path, node in zip(batch, nodes, strict=True):
-                    for one in await self._differences(path, node):
-                        (loosening if one.loosens else differences).append(one)
+                    for difference in await self._differences(path, node):
+                        (loosening if difference.loosens else differences).append(difference)
                 # Changes that permit more come last, because an intermediate image must not permit
                 # operations that neither the old nor the new ACLs permit.
                 differences += loosening
@@ -212,7 +216,7 @@ class SecurityZnodes:
                     await asyncio.sleep(0)
 
     def _take_differences(self, differences: Sequence[_RecordDiff]) -> None:
-        self._take([one.record for one in differences])
+        self._take([difference.record for difference in differences])
         # Note only records that are in the image now. A record that is noted here, but missing in
         # the image, would never be applied, and it may be a denial.
         for difference in differences:
@@ -231,16 +235,18 @@ class SecurityZnodes:
             read = await asyncio.to_thread(formats.records_of, path, data)
         else:
             read = formats.records_of(path, data)
-        now = {formats.key_of(one): one for one in read}
+        now = {formats.key_of(record): record for record in read}
         before = self._written.get(path, {})
         diffs = []
         for key, gone in before.items():
             if key not in now:
                 is_denial = _is_acl(gone, Permission.DENY)
                 diffs.append(_RecordDiff(path, key, None, formats.removal_of(gone), is_denial))
-        for key, one in now.items():
-            if before.get(key) != one:
-                diffs.append(_RecordDiff(path, key, one, one, _is_acl(one, Permission.ALLOW)))
+        for key, record in now.items():
+            if before.get(key) != record:
+                diffs.append(
+                    _RecordDiff(path, key, record, record, _is_acl(record, Permission.ALLOW))
+                )
         return diffs
 
     # --- writing ---
@@ -259,8 +265,8 @@ class SecurityZnodes:
         """Stop writing, and cancel the queued changes."""
         if self._task is not None:
             self._task.cancel()
-        for one in self._queue:
-            one.done.cancel()
+        for change in self._queue:
+            change.done.cancel()
         self._queue.clear()
 
     async def _write_all(self) -> None:
@@ -291,21 +297,23 @@ class SecurityZnodes:
     async def _write_together(self, batch: Sequence[_PendingChanges]) -> None:
         """Write changes in one transaction; if that fails, in one transaction per change."""
         changes: dict[str, list[SecurityChange]] = {}
-        for one in batch:
-            for path, more in one.by_path.items():
+        for change in batch:
+            for path, more in change.by_path.items():
                 changes.setdefault(path, []).extend(more)
         error: Exception | None = None
         try:
-            await self._write(changes, min(one.until_ms for one in batch))
+            await self._write(changes, min(change.until_ms for change in batch))
         except RequestTimedOutError as late:
             # Unexpired changes go back to the front of the queue.
-            self._queue.extendleft([one for one in reversed(batch) if self._is_wanted(one, late)])
+            self._queue.extendleft(
+                [change for change in reversed(batch) if self._is_wanted(change, late)]
+            )
             return
         except Exception as found:  # noqa: BLE001 - every caller gets it
             if len(batch) > 1:
-                for one in batch:
-                    if self._is_wanted(one):
-                        await self._write_together([one])
+                for change in batch:
+                    if self._is_wanted(change):
+                        await self._write_together([change])
                 return
             error = without_traceback(found)
             if not isinstance(found, DomainError):
@@ -342,7 +350,7 @@ class SecurityZnodes:
 
     async def _try(self, changes: Mapping[str, Sequence[SecurityChange]]) -> list[str]:
         """Write as many of these changes as fit into one transaction; return their paths."""
-        paths = {*changes, *(one for path in changes for one in formats.parents_of(path))}
+        paths = {*changes, *(parent for path in changes for parent in formats.parents_of(path))}
         read = await asyncio.gather(*map(self._session.get, paths))
         transaction = _MultiWrite(dict(zip(paths, read, strict=True)), changes)
         done: list[str] = []
@@ -393,7 +401,7 @@ class _MultiWrite:
         if data is not None and len(data) > MAX_ZNODE_BYTES:
             raise PolicyViolationError(f"{path} would have more than {MAX_ZNODE_BYTES} bytes")
         if node is not None and data is None:
-            if node.child_count or any(one.startswith(f"{path}/") for one in self._changes):
+            if node.child_count or any(change.startswith(f"{path}/") for change in self._changes):
                 self._writes.append(Set(path, znodes.config_data({}), node.version))
             else:
                 self._writes.append(Delete(path, node.version))

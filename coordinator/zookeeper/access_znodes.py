@@ -108,7 +108,7 @@ def path_of(record: AccessRecord) -> str:
         case UserScramCredentialRecord():
             return f"{USERS}/{sanitized(record.name)}"
         case ClientQuotaRecord():
-            names = {one.entity_type: one.entity_name for one in record.entity}
+            names = {component.entity_type: component.entity_name for component in record.entity}
             if len(names) > 1:
                 return f"{USERS}/{sanitized(names[USER])}{_BETWEEN}{sanitized(names[CLIENT_ID])}"
             ((kind, name),) = names.items()
@@ -127,7 +127,7 @@ def reason_against(record: AccessRecord) -> str | None:
     if (
         len(path) > MAX_PATH
         or any(part in {"", ".", ".."} for part in path.split("/")[1:])
-        or any(low <= ord(one) <= high for one in path for low, high in _NOT_IN_PATHS)
+        or any(low <= ord(character) <= high for character in path for low, high in _NOT_IN_PATHS)
     ):
         return "ZooKeeper cannot keep this name"
     if isinstance(record, ClientQuotaRecord) and path.startswith(f"{IPS}/"):
@@ -170,7 +170,7 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
     if data is None:
         return []
     records = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
-    if any(path_of(one) != path for one in records):
+    if any(path_of(record) != path for record in records):
         _log.error("znode skipped: Kafka would encode its name otherwise", path=path)
         return []
     return records
@@ -223,7 +223,7 @@ def changed(path: str, data: bytes | None, changes: Iterable[SecurityChange]) ->
 
 # --- users and quotas ---
 
-_MECHANISMS: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
+_MECHANISMS: Final = {mechanism.number: mechanism for mechanism in SCRAM_MECHANISMS.values()}
 
 
 def entity_of(path: str) -> tuple[EntityData, ...] | None:
@@ -235,11 +235,13 @@ def entity_of(path: str) -> tuple[EntityData, ...] | None:
         names = [name]
         if kind == USER and _BETWEEN in name:
             names = [*name.partition(_BETWEEN)[::2]]
-        if any(not one or "/" in one for one in names):
+        if any(not name or "/" in name for name in names):
             return None
         kinds = (USER, CLIENT_ID) if len(names) > 1 else (kind,)
         components = zip(kinds, map(desanitized, names), strict=True)
-        return tuple(EntityData(*one) for one in sorted(components, key=lambda one: one[0]))
+        return tuple(
+            EntityData(*component) for component in sorted(components, key=lambda one: one[0])
+        )
     return None
 
 
@@ -252,7 +254,7 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
     except NotOurFormatError as error:
         _log.error("settings in ZooKeeper skipped", path=path, cause=str(error))
         return []
-    names = {one.entity_type: one.entity_name for one in entity}
+    names = {component.entity_type: component.entity_name for component in entity}
     records: list[AccessRecord] = []
     for key, text in values.items():
         try:
@@ -334,9 +336,9 @@ def _word(kind: type[N], text: object, least: N) -> N:
     Raises ValueError, also for a constant below ``least``.
     """
     plain = str(text).replace("_", "").upper()
-    for one in kind:
-        if one >= least and one.name.replace("_", "") == plain:
-            return one
+    for key in kind:
+        if key >= least and key.name.replace("_", "") == plain:
+            return key
     raise ValueError(f"{text!r} is not a {kind.__name__}")
 
 
@@ -466,7 +468,7 @@ def _changed_rules(
             entries.setdefault(_facts(record), [entry_of(record)])
     if not entries:
         return None
-    left = [one for rules in entries.values() for one in rules]
+    left = [rule for rules in entries.values() for rule in rules]
     return znodes.written({"acls": left, "version": 1})
 
 

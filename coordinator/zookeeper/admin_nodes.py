@@ -93,7 +93,7 @@ class AdminNodes:
         }
         failed: set[Partition] = set()
         for batch in batched([*new], AT_ONCE):
-            items = [ReassignablePartition(*one, new[one]) for one in batch]
+            items = [ReassignablePartition(*partition, new[partition]) for partition in batch]
             decision = partial(_reassigned, items=items)
             for partition, why in zip(batch, self._decide(decision), strict=True):
                 if why is not None:
@@ -107,9 +107,9 @@ class AdminNodes:
         await self._written()
         image = self._store.image
         left = {
-            one: target
-            for one, target in requested.items()
-            if one not in failed and _is_under_way(image, one, target)
+            partition: target
+            for partition, target in requested.items()
+            if partition not in failed and _is_under_way(image, partition, target)
         }
         self._begun = {}
         for (name, index), target in left.items():
@@ -134,9 +134,11 @@ class AdminNodes:
         except NotOurFormatError as error:
             _log.error("election skipped", cause=str(error))
         for batch in batched(requested, AT_ONCE):
-            for one, why in self._decide(partial(_elected, partitions=batch)):
+            for partition, why in self._decide(partial(_elected, partitions=batch)):
                 if why is not None and not isinstance(why, ElectionNotNeededError):
-                    _log.warning("no election", partition=f"{one[0]}-{one[1]}", cause=str(why))
+                    _log.warning(
+                        "no election", partition=f"{partition[0]}-{partition[1]}", cause=str(why)
+                    )
             await asyncio.sleep(0)
         await self._written()
         await self._do(Delete(path, node.version), self._elected)
@@ -177,5 +179,5 @@ def _is_under_way(image: MetadataImage, partition: Partition, target: tuple[int,
     if topic is None or not 0 <= index < len(topic.partitions):
         return False
     now = topic.partitions[index]
-    staying = tuple(one for one in now.replicas if one not in now.removing_replicas)
+    staying = tuple(replica for replica in now.replicas if replica not in now.removing_replicas)
     return is_in_progress(now) and staying == target

@@ -113,7 +113,7 @@ class BrokerStore(ZooKeeperMetadata):
         NotInZooKeeperError, and the errors of :meth:`Passwords.encoded`. After an error the image
         is unchanged.
         """
-        taken = [self._encoded(one) for one in records]
+        taken = [self._encoded(record) for record in records]
         settings: dict[tuple[int, str], None] = {}
         changes: list[SecurityChange] = []
         for record in taken:

@@ -58,7 +58,7 @@ class ChangeNotifications:
 
     async def mark_handled(self, notes: Iterable[ChangeNotification]) -> None:
         """Mark ``notes`` as handled, and remove expired notifications."""
-        self._handled |= {one.name for one in notes}
+        self._handled |= {note.name for note in notes}
         self._handled &= set(self._names)
         now_ms = self._clock.now_ms()
         for name in self._names[:LOOKED_AT]:

@@ -86,7 +86,7 @@ async def make_partitions(session: ZkSession, image: MetadataImage, epoch_versio
     """
     for topic in image.topics.values():
         parts = enumerate(topic.partitions)
-        new = [index for index, one in parts if one.partition_epoch == NEVER_LED]
+        new = [index for index, partition in parts if partition.partition_epoch == NEVER_LED]
         paths = [znodes.partition_path(topic.name, index) for index in new]
         for path in (znodes.partitions_path(topic.name), *paths) if new else ():
             if await session.get(path) is None:
@@ -103,8 +103,8 @@ async def load(session: ZkSession) -> ZkImage:
     topics = await read_topics(session, sorted({*names, *marked}))
     configs = await read_configs(session)
     ids = await session.get(znodes.PRODUCER_IDS)
-    topics_by_name = {one.name: one for one in topics}
-    kept = [one for one in topics if one.name not in marked]
+    topics_by_name = {topic.name: topic for topic in topics}
+    kept = [topic for topic in topics if topic.name not in marked]
     with_id = [one for one in kept if one.node.topic_id is not None]
     there = {one.name for one in with_id}
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)

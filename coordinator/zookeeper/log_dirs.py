@@ -85,7 +85,7 @@ class LogDirs:
         news, self._news = self._news, {}
         for broker_id, places in news.items():
             for batch in batched([*places], AT_ONCE):
-                lost = [one for one in batch if places[one]]
-                recovered = [one for one in batch if not places[one]]
+                lost = [partition for partition in batch if places[partition]]
+                recovered = [partition for partition in batch if not places[partition]]
                 self._decide(methodcaller("record_lost_replicas", broker_id, lost, recovered))
                 await asyncio.sleep(0)

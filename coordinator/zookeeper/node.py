@@ -248,7 +248,7 @@ class ZooKeeperNode:
         while True:
             self._wake.clear()
             while self._dirty and self._session.is_connected:
-                what = next(one for one in work if one in self._dirty)
+                what = next(task for task in work if task in self._dirty)
                 del self._dirty[what]
                 try:
                     await work[what]()
@@ -300,7 +300,7 @@ class ZooKeeperNode:
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
             self._maybe_gone.clear()
-            self._apply_records([self._request_applier.forget(one.topic_id) for one in gone])
+            self._apply_records([self._request_applier.forget(topic.topic_id) for topic in gone])
 
     # --- election ---
 
@@ -334,9 +334,9 @@ class ZooKeeperNode:
         if node is not None:
             broker = znodes.broker_of(controller_id, node.data)
             takes_envelopes = broker.takes_envelopes
-            for one in broker.end_points:
-                if one.name == self._listener:
-                    address = one.host, one.port
+            for end_point in broker.end_points:
+                if end_point.name == self._listener:
+                    address = end_point.host, end_point.port
         self.controller_id, self.controller = controller_id, address
         self.takes_envelopes = takes_envelopes
         if address is None:
@@ -515,7 +515,7 @@ class ZooKeeperNode:
             error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error, {}
-            errors: dict[UUID, dict[int, int]] = {one.topic_id: {} for one in body.topic_states}
+            errors: dict[UUID, dict[int, int]] = {topic.topic_id: {} for topic in body.topic_states}
 
             def apply(topic: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
                 records, codes = self._request_applier.leader_and_isr(self._image, topic, parts)
@@ -583,7 +583,7 @@ class ZooKeeperNode:
             topic.topic_name
             for topic in body.topic_states
             if topic.topic_name not in self._image.topics
-            and all(one.leader != LEADER_DURING_DELETE for one in topic.partition_states)
+            and all(state.leader != LEADER_DURING_DELETE for state in topic.partition_states)
         ]
         return await read_new_settings(self._session, new)
 

@@ -79,7 +79,7 @@ class Encoder:
 
     def decode(self, text: str) -> str:
         """Return the password. Raises PasswordError."""
-        fields = dict(one.strip().rpartition(":")[::2] for one in text.split(","))
+        fields = dict(field.strip().rpartition(":")[::2] for field in text.split(","))
         try:
             if fields["cipherAlgorithm"] != CIPHER:
                 raise PasswordError(f"it is not encrypted by {CIPHER}")

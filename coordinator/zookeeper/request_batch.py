@@ -74,7 +74,7 @@ _UPDATE = request_factory(ApiKey.UPDATE_METADATA, 8)
 
 def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
     """Return the brokers that can receive requests: those that are not fenced."""
-    return {key: one for key, one in image.brokers.items() if not one.fenced}
+    return {key: broker for key, broker in image.brokers.items() if not broker.fenced}
 
 
 def requests_after(
@@ -91,8 +91,8 @@ def requests_after(
     live_before, live = alive(before), alive(after)
     new_ids = {
         key
-        for key, one in live.items()
-        if key not in live_before or live_before[key].epoch != one.epoch
+        for key, broker in live.items()
+        if key not in live_before or live_before[key].epoch != broker.epoch
     }
     changed, deleted_topics = _changes(before, after)
     everything = _all_partitions(after) if new_ids else []
@@ -125,7 +125,7 @@ def requests_after(
 
 
 def _sorted(brokers: Mapping[int, BrokerRegistration]) -> list[BrokerRegistration]:
-    return [one for _, one in sorted(brokers.items())]
+    return [broker for _, broker in sorted(brokers.items())]
 
 
 def _requests_by_broker(
@@ -159,8 +159,8 @@ def _endpoints_changed(
     Brokers in ``new_ids`` are ignored, because their listeners have already been sent.
     """
     return any(
-        key not in after or after[key].listeners != one.listeners
-        for key, one in before.items()
+        key not in after or after[key].listeners != broker.listeners
+        for key, broker in before.items()
         if key not in new_ids
     )
 
@@ -201,8 +201,8 @@ def _all_partitions(image: MetadataImage) -> list[_Part]:
     return [
         (topic, index, None)
         for topic in image.topics.values()
-        for index, one in enumerate(topic.partitions)
-        if one.partition_epoch != NEVER_LED
+        for index, partition in enumerate(topic.partitions)
+        if partition.partition_epoch != NEVER_LED
     ]
 
 
@@ -214,8 +214,8 @@ def _under_deletion(topics: Iterable[TopicImage]) -> Iterator[_Part]:
 
 def _replicas_of(topics: Iterable[TopicImage]) -> Iterator[tuple[str, int, tuple[int, ...]]]:
     for topic in topics:
-        for index, one in enumerate(topic.partitions):
-            yield topic.name, index, one.replicas
+        for index, partition in enumerate(topic.partitions):
+            yield topic.name, index, partition.replicas
 
 
 def _add_change(
@@ -359,7 +359,7 @@ def _updates(
             ],
             live_brokers=[
                 _UPDATE.UpdateMetadataBroker(
-                    id=one.broker_id,
+                    id=broker.broker_id,
                     endpoints=[
                         _UPDATE.UpdateMetadataEndpoint(
                             port=end.port,
@@ -367,11 +367,11 @@ def _updates(
                             listener=end.name,
                             security_protocol=end.security_protocol,
                         )
-                        for end in one.listeners.values()
+                        for end in broker.listeners.values()
                     ],
-                    rack=one.rack,
+                    rack=broker.rack,
                 )
-                for one in _sorted(live)
+                for broker in _sorted(live)
             ],
         )
         yield broker.broker_id, request

@@ -123,9 +123,9 @@ class ControllerRequestApplier:
         """Return records and errors by partition index, for these partitions of a topic."""
         topic_image = image.topics.get(topic.topic_name)
         if topic_image is not None and topic_image.topic_id != topic.topic_id:
-            return [], {one.partition_index: INCONSISTENT_TOPIC_ID for one in parts}
+            return [], {part.partition_index: INCONSISTENT_TOPIC_ID for part in parts}
         if topic.topic_id in self._gone:
-            return [], {one.partition_index: UNKNOWN_TOPIC_ID for one in parts}
+            return [], {part.partition_index: UNKNOWN_TOPIC_ID for part in parts}
         errors: dict[int, int] = {}
         states: dict[int, PartitionRegistration] = {}
         for part in parts:
@@ -145,7 +145,7 @@ class ControllerRequestApplier:
     ) -> list[MetadataRecord]:
         """Return records for these partitions of a topic."""
         topic_image = image.topics.get(topic.topic_name)
-        if any(one.leader == LEADER_DURING_DELETE for one in parts):
+        if any(part.leader == LEADER_DURING_DELETE for part in parts):
             if topic.topic_id is None:
                 return []
             removal = self.forget(topic.topic_id)
@@ -179,7 +179,7 @@ class ControllerRequestApplier:
     def _brokers(
         self, image: MetadataImage, live: tuple[Any, ...], broker_epoch: int
     ) -> Iterator[MetadataRecord]:
-        ids = {one.id for one in live}
+        ids = {broker.id for broker in live}
         for broker_id, broker in image.brokers.items():
             if broker_id not in ids:
                 yield UnregisterBrokerRecord(broker_id, broker.epoch)
@@ -233,7 +233,7 @@ class ControllerRequestApplier:
         return records, errors
 
     def _without(self, old: PartitionRegistration) -> PartitionRegistration:
-        others = tuple(one for one in old.replicas if one != self.node_id)
+        others = tuple(replica for replica in old.replicas if replica != self.node_id)
         leader = NO_LEADER if old.leader == self.node_id else old.leader
         return replace(old, replicas=others, leader=leader, directories=())
 

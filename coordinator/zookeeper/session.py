@@ -258,10 +258,12 @@ class ZkSession:
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         """Apply all writes or none; return a path or Stat for each. Raises RefusedError."""
-        new = {at for at, one in enumerate(writes) if isinstance(one, Put) and one.is_new}
+        new = {at for at, write in enumerate(writes) if isinstance(write, Put) and write.is_new}
         while True:
             try:
-                return await self._do([_decided(one, at in new) for at, one in enumerate(writes)])
+                return await self._do(
+                    [_decided(write, at in new) for at, write in enumerate(writes)]
+                )
             except RefusedError as refused:
                 at = refused.at
                 is_other = refused.exists if at in new else refused.is_missing

@@ -173,7 +173,7 @@ class ZnodeWriter:
             yield put_settings(kind, name, values, is_new=kind == TOPIC_RESOURCE and name in new)
 
     def _new_names(self) -> set[str]:
-        return {self._after.topics_by_id[one].name for one in self._new}
+        return {self._after.topics_by_id[topic_id].name for topic_id in self._new}
 
     def _notifications(self) -> Iterator[Write]:
         """Yield notifications of changed settings; a new topic's settings need none."""
@@ -199,14 +199,14 @@ def assignment_of(topic: TopicImage) -> znodes.TopicZnode:
     """Return the znode of a topic's assignment."""
 
     def of(values: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
-        return {index: one for index, one in values.items() if one}
+        return {index: value for index, value in values.items() if value}
 
     parts = dict(enumerate(topic.partitions))
     return znodes.TopicZnode(
         topic.topic_id,
-        {index: one.replicas for index, one in parts.items()},
-        of({index: one.adding_replicas for index, one in parts.items()}),
-        of({index: one.removing_replicas for index, one in parts.items()}),
+        {index: part.replicas for index, part in parts.items()},
+        of({index: part.adding_replicas for index, part in parts.items()}),
+        of({index: part.removing_replicas for index, part in parts.items()}),
     )
 
 

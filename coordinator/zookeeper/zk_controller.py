@@ -296,8 +296,8 @@ class ZkController:
         return {
             member
             for topic in self.store.image.topics.values()
-            for one in topic.partitions
-            for member in (*one.isr, one.leader)
+            for partition in topic.partitions
+            for member in (*partition.isr, partition.leader)
             if member not in brokers and member >= 0
         }
 
@@ -314,13 +314,13 @@ class ZkController:
     async def _place_new(self) -> None:
         """Elect a first leader for each partition that never had a leader."""
         for topic in [*self.store.image.topics.values()]:
-            if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
+            if any(partition.partition_epoch == NEVER_LED for partition in topic.partitions):
                 await self._decide_all(methodcaller("elect_first_leaders", topic.topic_id))
                 await asyncio.sleep(0)
 
     async def _process_topic_change(self) -> None:
         names = await self._session.children(znodes.TOPICS, self._marks(_TOPICS))
-        new = [one for one in names if not self._watches.has(znodes.topic_path(one))]
+        new = [name for name in names if not self._watches.has(znodes.topic_path(name))]
         self._changed_topics |= dict.fromkeys(new)
         self._mark(_ASSIGNMENTS)
 
@@ -380,7 +380,9 @@ class ZkController:
             node = replace(node, topic_id=topic_id)
             await self.store.do([Set(znodes.topic_path(topic.name), znodes.topic_data(node))])
         indexes = range(len(node.replicas))
-        await self._make_partitions(topic.name, [one for one in indexes if one not in topic.states])
+        await self._make_partitions(
+            topic.name, [index for index in indexes if index not in topic.states]
+        )
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
         settings = config_records(TOPIC_RESOURCE, topic.name, {}, values or {})
         head: list[MetadataRecord] = [TopicRecord(topic.name, topic_id), *settings]
@@ -484,7 +486,7 @@ class ZkController:
                 self._send_deletion(topic.name)
                 self._parts[topic.name] = topic
                 self._deleting[topic.name] = {
-                    replica for one in topic.partitions for replica in one.replicas
+                    replica for partition in topic.partitions for replica in partition.replicas
                 }
         came = alive(after).keys() - alive(before).keys()
         for broker_id in came:
@@ -505,8 +507,8 @@ class ZkController:
     def _stop(self, name: str, broker_id: int, image: MetadataImage) -> None:
         states = [
             stopped_partition(index, EPOCH_DURING_DELETE, deletes=True)
-            for index, one in enumerate(self._parts[name].partitions)
-            if broker_id in one.replicas
+            for index, partition in enumerate(self._parts[name].partitions)
+            if broker_id in partition.replicas
         ]
         request = stop_replica(self._request_batch, image.brokers[broker_id], {name: states})
         self._channels.send(broker_id, request)
@@ -518,13 +520,14 @@ class ZkController:
             self._log_dirs.record_answer(broker_id, answer)
         if request.__api_key__ != ApiKey.STOP_REPLICA:
             return
-        failed_topics = {one.topic_name for one in answer.partition_errors if one.error_code}
+        failed_topics = {error.topic_name for error in answer.partition_errors if error.error_code}
         for topic in request.topic_states:
             waiting = self._deleting.get(topic.topic_name)
             if topic.topic_name in failed_topics:
                 continue  # the request is sent again when the broker registers again
             if waiting is not None and any(
-                one.leader_epoch == EPOCH_DURING_DELETE for one in topic.partition_states
+                partition.leader_epoch == EPOCH_DURING_DELETE
+                for partition in topic.partition_states
             ):
                 waiting.discard(broker_id)
                 if not waiting:
@@ -540,7 +543,9 @@ class ZkController:
                 writes.append(Delete(znodes.partition_path(name, int(index))))
             settings = znodes.config_path(TOPIC_RESOURCE, name)
             others = (znodes.partitions_path(name), znodes.topic_path(name), settings or "")
-            writes += [Delete(one) for one in others if await self._session.get(one) is not None]
+            writes += [
+                Delete(other) for other in others if await self._session.get(other) is not None
+            ]
             await self.store.do([*writes, Delete(znodes.delete_path(name))])
             del self._deleting[name]
             self._gone[name] = self._parts.pop(name)

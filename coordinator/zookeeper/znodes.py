@@ -145,19 +145,24 @@ def broker_path(broker_id: int) -> str:
 
 def broker_data(node: BrokerZnode, timestamp_ms: int) -> bytes:
     """Return the data of ``/brokers/ids/<id>``, version 5."""
-    plain = next((one for one in node.end_points if one.security_protocol == 0), None)
+    plain = next(
+        (end_point for end_point in node.end_points if end_point.security_protocol == 0), None
+    )
     value: dict[str, Any] = {
         "version": 5,
         "host": None if plain is None else plain.host,
         "port": -1 if plain is None else plain.port,
         "jmx_port": -1,
         "timestamp": str(timestamp_ms),
-        "endpoints": [f"{one.name}://{_host(one.host)}:{one.port}" for one in node.end_points],
+        "endpoints": [
+            f"{end_point.name}://{_host(end_point.host)}:{end_point.port}"
+            for end_point in node.end_points
+        ],
     }
     if node.rack is not None:
         value["rack"] = node.rack
     value["listener_security_protocol_map"] = {
-        one.name: _PROTOCOLS[one.security_protocol] for one in node.end_points
+        end_point.name: _PROTOCOLS[end_point.security_protocol] for end_point in node.end_points
     }
     value["features"] = {}
     if node.takes_envelopes:
@@ -248,7 +253,7 @@ def topic_data(node: TopicZnode) -> bytes:
 
 
 def _by_partition(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
-    return {str(index): list(one) for index, one in sorted(replicas.items())}
+    return {str(index): list(broker_ids) for index, broker_ids in sorted(replicas.items())}
 
 
 def topic_of(topic: str, data: bytes) -> TopicZnode:
@@ -402,7 +407,7 @@ def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
     """
     try:
         rows = read_json(data, path)["partitions"]
-        return [(str(one["topic"]), _number(one["partition"])) for one in rows]
+        return [(str(row["topic"]), _number(row["partition"])) for row in rows]
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} names no partitions: {error!r}") from None
 
@@ -415,8 +420,8 @@ def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
     try:
         rows = read_json(data, REASSIGN_PARTITIONS)["partitions"]
         return {
-            (str(one["topic"]), _number(one["partition"])): tuple(map(_number, one["replicas"]))
-            for one in rows
+            (str(row["topic"]), _number(row["partition"])): tuple(map(_number, row["replicas"]))
+            for row in rows
         }
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{REASSIGN_PARTITIONS} is not an assignment: {error!r}") from None

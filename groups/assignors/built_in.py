@@ -10,7 +10,7 @@ from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
 
 BUILT_IN: Final[Mapping[str, Assignor]] = {
-    one.name: one for one in (UniformAssignor(), RangeAssignor())
+    assignor.name: assignor for assignor in (UniformAssignor(), RangeAssignor())
 }
 """The assignors by their names."""
 

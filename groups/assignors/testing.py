@@ -125,7 +125,7 @@ def _server_life(dice: _Random, assignor: Assignor) -> Iterator[None]:
             members.setdefault(f"m{number}", MemberSpec(None, frozenset()))
         alike = dice.randrange(2)
         for name, spec in members.items():
-            topic_ids = frozenset(ids[one] for one in (names if alike else dice.sample(names)))
+            topic_ids = frozenset(ids[name] for name in (names if alike else dice.sample(names)))
             members[name] = replace(spec, topic_ids=topic_ids)
         group = GroupSpec(dict(members), counts)
         result = run(assignor, group)

@@ -126,7 +126,7 @@ def _heterogeneous(
     # Topics with the fewest subscribers first: topics with more subscribers leave more freedom to
     # balance.
     topic_ids = sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id))
-    owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {one: {} for one in topic_ids}
+    owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {topic_id: {} for topic_id in topic_ids}
     for rank, target in enumerate(retained.values()):
         for partition in target:
             owned[partition[0]].setdefault(rank, []).append(partition)

@@ -161,7 +161,7 @@ class ShareSessions:
         self, partitions: Mapping[TopicPartition, bool], additions: Iterable[TopicPartition]
     ) -> None:
         """Raise an error if a session of ``partitions`` has no room for ``additions``."""
-        count = len({one for one in additions if one not in partitions})
+        count = len({addition for addition in additions if addition not in partitions})
         if len(partitions) + count > MAX_SESSION_PARTITIONS:
             raise InvalidShareRequestError(TOO_MANY)
         if self.partition_count + count > MAX_PARTITIONS:

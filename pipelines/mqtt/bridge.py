@@ -468,7 +468,7 @@ class Bridge:
         Raises MissingTopicError if the dead-letter topic is missing, too.
         """
         refused = await self._topics.unwritable(
-            {one.topic for _, message_outputs in judged for one in message_outputs}
+            {output.topic for _, message_outputs in judged for output in message_outputs}
         )
         written: list[Output] = []
         for event, outputs in judged:
@@ -509,9 +509,9 @@ class Bridge:
         mark = digest(event.topic, event.payload, event.properties, event.lasting)
         marks = mark, former_digest(event.topic, event.payload, event.properties)
         is_redelivery = any(
-            ledger.is_redelivery(event.packet_id, one, dup=event.dup) for one in marks
+            ledger.is_redelivery(event.packet_id, log, dup=event.dup) for log in marks
         )
-        if is_redelivery and any(ledger.was_released(event.packet_id, one) for one in marks):
+        if is_redelivery and any(ledger.was_released(event.packet_id, log) for log in marks):
             if not self.counters.repeated:
                 _log.warning("the MQTT broker repeats messages that it had seen through")
             self.counters.repeated += 1

@@ -127,14 +127,14 @@ class Ring(Generic[T]):
     def take_changed(self) -> list[int]:
         """Return the sequences of the slots changed since the last call."""
         first, self._changed = self._changed, None
-        return [] if first is None else [one for one in self.entries if one >= first]
+        return [] if first is None else [entry for entry in self.entries if entry >= first]
 
     def restore(self, entries: dict[int, list[T]]) -> None:
         """Take over a predecessor's :attr:`entries`, of any number of slots."""
         if entries:
             self.sequence = max(entries)
-            kept = sorted(one for one in entries if one > self.sequence - self.slots)
-            self.entries = OrderedDict((one, entries[one]) for one in kept)
+            kept = sorted(entry for entry in entries if entry > self.sequence - self.slots)
+            self.entries = OrderedDict((key, entries[key]) for key in kept)
 
 
 class Ledger:
@@ -248,12 +248,15 @@ class Ledger:
             changed = list(ids.entries), list(packets.entries)
         state = (self.open, self.is_connecting, self.reuses_ids, self._floor)
         records = [
-            (b"p%d" % (one % packets.slots), [_PACKETS, one, packets.entries[one]])
-            for one in changed[1]
+            (
+                b"p%d" % (message_id % packets.slots),
+                [_PACKETS, message_id, packets.entries[message_id]],
+            )
+            for message_id in changed[1]
         ]
         records += [
-            (b"%d" % (one % ids.slots), [one, ids.entries[one], *state])
-            for one in changed[0] or [ids.sequence]
+            (b"%d" % (sequence % ids.slots), [sequence, ids.entries[sequence], *state])
+            for sequence in changed[0] or [ids.sequence]
         ]
         return [(key, msgpack.packb(fields)) for key, fields in records]
 
@@ -283,7 +286,7 @@ class Ledger:
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise LedgerError(f"not a ledger: {error}") from error
         ledger._id_ring.restore(ids)
-        ledger._ids = {one for entries in ledger._id_ring.entries.values() for one in entries}
+        ledger._ids = {entry for entries in ledger._id_ring.entries.values() for entry in entries}
         # If a session began without any packet, its slot was never written.
         packets.setdefault(ledger._floor, [])
         ledger._packet_ring.restore(packets)

@@ -60,8 +60,8 @@ def canonical(value: Any) -> str:
     if isinstance(value, _Number):
         return str(value)
     if isinstance(value, _Object):
-        members = sorted((json.dumps(name), canonical(one)) for name, one in value)
-        return "{" + ",".join(f"{name}:{one}" for name, one in members) + "}"
+        members = sorted((json.dumps(name), canonical(item)) for name, item in value)
+        return "{" + ",".join(f"{name}:{text}" for name, text in members) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(canonical, value)) + "]"
     return json.dumps(value)
@@ -79,5 +79,5 @@ def _converted(value: Any) -> Any:
     if isinstance(value, _Number):
         return json.loads(value)
     if isinstance(value, _Object):
-        return {name: _converted(one) for name, one in value}
-    return [_converted(one) for one in value] if isinstance(value, list) else value
+        return {name: _converted(item) for name, item in value}
+    return [_converted(item) for item in value] if isinstance(value, list) else value

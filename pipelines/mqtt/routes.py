@@ -191,7 +191,9 @@ class Mapped:
         """Filters that do not need a subscription of their own."""
         patterns = dict.fromkeys(route.pattern for route in self.routes)
         return [
-            one for one in patterns if any(wide != one and covers(wide, one) for wide in patterns)
+            pattern
+            for pattern in patterns
+            if any(wide != pattern and covers(wide, pattern) for wide in patterns)
         ]
 
     def route(self, topic: str) -> Route:

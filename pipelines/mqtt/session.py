@@ -79,14 +79,14 @@ class Publish:
     def size(self) -> int:
         """Bytes of memory while the message waits."""
         property_bytes = sum(
-            len(name) + len(one) for name, one in (*self.properties, *self.attributes)
+            len(name) + len(value) for name, value in (*self.properties, *self.attributes)
         )
         return EVENT_BYTES + len(self.topic) + len(self.payload) + property_bytes
 
     @property
     def lasting(self) -> tuple[tuple[str, bytes], ...]:
         """The attributes that a redelivery repeats: all but the remaining time, which decreases."""
-        return tuple(one for one in self.attributes if one[0] != EXPIRY)
+        return tuple(attribute for attribute in self.attributes if attribute[0] != EXPIRY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,11 @@ def ranges(
         if until > first:
             whole.append(OffsetRange(*part, first, until))
     if max_records is not None:
-        whole = [piece for one in whole for piece in _split(one, -(-one.size // max_records))]
+        whole = [
+            piece
+            for offset_range in whole
+            for piece in _split(offset_range, -(-offset_range.size // max_records))
+        ]
     if min_partitions is None or len(whole) >= min_partitions or not whole:
         return whole
     return _split_large(whole, min_partitions)
@@ -107,13 +111,18 @@ def _split_large(whole: list[OffsetRange], min_partitions: int) -> list[OffsetRa
 
     Source: ``KafkaOffsetRangeCalculator.getRanges``: small ranges stay whole.
     """
-    total = sum(one.size for one in whole)
-    parts = {one: max(1, round(one.size / total * min_partitions)) for one in whole}
+    total = sum(offset_range.size for offset_range in whole)
+    parts = {
+        offset_range: max(1, round(offset_range.size / total * min_partitions))
+        for offset_range in whole
+    }
     short = min_partitions - sum(parts.values())
     # The remainder of the rounding goes to the ranges with the largest pieces.
-    for one in sorted(whole, key=lambda r: r.size / parts[r], reverse=True)[: max(0, short)]:
-        parts[one] += 1
-    return [piece for one in whole for piece in _split(one, parts[one])]
+    for offset_range in sorted(whole, key=lambda r: r.size / parts[r], reverse=True)[
+        : max(0, short)
+    ]:
+        parts[offset_range] += 1
+    return [piece for offset_range in whole for piece in _split(offset_range, parts[offset_range])]
 
 
 def _split(one: OffsetRange, parts: int) -> list[OffsetRange]:

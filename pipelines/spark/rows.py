@@ -64,7 +64,7 @@ def _fits(actual: DataType, allowed: Sequence[DataType]) -> bool:
 
     Source: ``KafkaWriter.expression``, ``DataTypeUtils.sameType``.
     """
-    return any(_same(actual, one) for one in allowed)
+    return any(_same(actual, value) for value in allowed)
 
 
 def _same(actual: DataType, expected: DataType) -> bool:

@@ -69,9 +69,9 @@ def added_up(sent: Iterable[Iterable[tuple[Partition, Sent]]]) -> dict[Partition
     """
     records: Counter[Partition] = Counter()
     ends: Counter[Partition] = Counter()
-    for part, one in itertools.chain.from_iterable(sent):
-        records[part] += one.records
-        ends[part] = max(ends[part], one.end)
+    for part, message in itertools.chain.from_iterable(sent):
+        records[part] += message.records
+        ends[part] = max(ends[part], message.end)
     if wrong := sorted(part for part in ends if ends[part] != records[part]):
         raise SharedTransactionError(
             f"{wrong[0][0]}-{wrong[0][1]}: the transaction holds {ends[wrong[0]]} records, and the"
@@ -124,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         plan = self._plan
         exactly = CommitProtocol(plan, plan.transactional_id(query_id))
         progress = plan.progress_of(batchId, query_id).counted(
-            sum(message.rows for message in written), sum(one.checksum for one in written)
+            sum(message.rows for message in written), sum(message.checksum for message in written)
         )
         ticket = tickets.pop() if tickets else None
         try:
@@ -194,7 +194,9 @@ def _abort(
 ) -> bool:
     """Abort every transaction that tasks wrote in; return whether any is known."""
     tickets = set(left_behind(subject))
-    tickets |= {one.ticket for one in messages if isinstance(one, TaskResult) and one.ticket}
+    tickets |= {
+        message.ticket for message in messages if isinstance(message, TaskResult) and message.ticket
+    }
     if plan.begun is not None:
         tickets.add(plan.begun.ticket)
     for ticket in tickets:

@@ -185,7 +185,7 @@ class Planner:
             min_partitions=options.min_partitions,
             max_records=options.max_records_per_partition,
         )
-        return [RangePartition(one) for one in ranges]
+        return [RangePartition(offset_range) for offset_range in ranges]
 
 
 @plain_errors

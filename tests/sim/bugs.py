@@ -152,7 +152,7 @@ BUGS: Final = (
     ),
     Bug(
         "a new leader assumes that its followers have its log end offset",
-        ((_Leader._assign, "ReplicaState(one)", "ReplicaState(one, self.log_end_offset)"),),
+        ((_Leader._assign, "ReplicaState(replica)", "ReplicaState(replica, self.log_end_offset)"),),
     ),
     Bug(
         "a leader that missed leader epochs keeps the states of its followers",
@@ -272,8 +272,8 @@ BUGS: Final = (
         (
             (
                 fetcher.FetchSessionHandler.build,
-                "in_session.get(key) != one",
-                "key not in in_session or in_session[key].fetch_offset != one.fetch_offset",
+                "in_session.get(key) != partition",
+                "key not in in_session or in_session[key].fetch_offset != partition.fetch_offset",
             ),
         ),
     ),

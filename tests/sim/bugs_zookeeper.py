@@ -195,7 +195,7 @@ ZOOKEEPER: Final = (
         (
             (
                 writes.assignment_of,
-                "of({index: one.adding_replicas for index, one in parts.items()})",
+                "of({index: part.adding_replicas for index, part in parts.items()})",
                 "{}",
             ),
         ),

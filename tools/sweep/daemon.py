@@ -116,7 +116,7 @@ class DaemonSettings:
 
 def preload(messages: Sequence[str]) -> None:
     """Import these modules before brokers are forked; this has no effect after the first fork."""
-    loaded = [f"{handlers.__name__}.{one.name}" for one in iter_modules(handlers.__path__)]
+    loaded = [f"{handlers.__name__}.{module.name}" for module in iter_modules(handlers.__path__)]
     _forked.set_forkserver_preload([__name__, *loaded, *messages])
 
 

@@ -166,7 +166,8 @@ def _hidden_or_shown(
     while offset < end:
         row = session.fetch(*place, offset, committed=True)
         aborted = sorted(
-            (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
+            (aborted.first_offset, aborted.producer_id)
+            for aborted in row.aborted_transactions or ()
         )
         records, following = visible(row.records or b"", offset, aborted)
         shown.update((record.offset, record.value) for record in records)

@@ -11,8 +11,8 @@ from fencepost.groups.assignors.client.roundrobin import RoundRobinAssignor
 from fencepost.groups.assignors.client.sticky import CooperativeStickyAssignor, StickyAssignor
 
 BUILT_IN: Final[Mapping[str, ClientAssignor]] = {
-    one.name: one
-    for one in (
+    assignor.name: assignor
+    for assignor in (
         RangeAssignor(),
         RoundRobinAssignor(),
         StickyAssignor(),

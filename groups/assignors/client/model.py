@@ -115,4 +115,4 @@ def racks_matter(
     everywhere = frozenset[str]().union(*racks)
     if not consumer_racks or everywhere.isdisjoint(consumer_racks):
         return False
-    return any(one != everywhere for one in racks)
+    return any(rack != everywhere for rack in racks)

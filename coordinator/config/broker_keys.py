@@ -234,7 +234,8 @@ add.partitions.to.txn.retry.backoff.ms INT 20 unit=ms low=1
     The pause before the broker asks the coordinator again about a transaction whose
     predecessor is being completed.
 add.partitions.to.txn.retry.backoff.max.ms INT 100 unit=ms low=0
-    How long the broker repeats that question for a request before the producer has to retry.
+    How long the broker keeps asking the coordinator about such a transaction before the
+    producer has to retry.
 request.timeout.ms INT 30000 unit=ms low=0
     How long a request to another broker, or one to the transaction coordinator, waits for replicas.
 transaction.two.phase.commit.enable BOOLEAN false

@@ -47,7 +47,7 @@ controlled.shutdown.max.retries INT 3
     How often a stopping broker asks a controller on ZooKeeper to move its remaining
     leaderships.
 controlled.shutdown.retry.backoff.ms LONG 5000 unit=ms
-    The pause between two such requests of a controlled shutdown.
+    The pause between two requests of a stopping broker to move its remaining leaderships.
 zookeeper.connect STRING ""
     HOST:PORT of ZooKeeper's servers, with commas between and maybe a path behind: the brokers elect
     their controller there, instead of having controllers elsewhere.

@@ -225,7 +225,7 @@ class MetadataLog(Metadata):
     ) -> None:
         """Append ``values``, then ``taken``, whose records the loader has replayed already.
 
-        ``decoded`` contains the decoded records of ``values``, in order; the last may be missing.
+        ``decoded`` contains the decoded records of ``values``, in order; it may end before them.
         """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])

@@ -26,7 +26,7 @@ from fencepost.cli.printing import print_json, print_lines
 from fencepost.coordinator.history.entries import CLUSTER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fencepost.client.queries.moves import Move
     from fencepost.client.queries.replicas import (
@@ -115,6 +115,31 @@ def info(session: ClusterSession, form: str, *, with_apis: bool) -> None:
         emit(apis, API_COLUMNS, form)
 
 
+def _problem_rows(
+    partitions: Sequence[PartitionDescription],
+    min_isr: Mapping[str, int],
+    moving: Mapping[Partition, Move] | None,
+) -> list[dict[str, Any]]:
+    """Return a row for each partition that has problems; ``moving`` has the reassignments."""
+    from fencepost.client.queries import replicas
+
+    rows = []
+    for partition in partitions:
+        move = (moving or {}).get((partition.topic, partition.partition))
+        wrong = replicas.problems(
+            partition, min_isr.get(partition.topic, 1), () if move is None else move.adding
+        )
+        if wrong:
+            rows.append(
+                {
+                    **partition._asdict(),
+                    "min_isr": min_isr.get(partition.topic),
+                    "problems": wrong,
+                }
+            )
+    return rows
+
+
 @command.command("describe")
 @table_options
 def describe(session: ClusterSession, form: str) -> None:
@@ -137,18 +162,7 @@ def describe(session: ClusterSession, form: str) -> None:
         for broker_row in brokers:
             broker_row["controller"] = "active" if broker_row["broker"] == controller else None
     moving = _reassigning(session)
-    problems = []
-    for partition in partitions:
-        move = (moving or {}).get((partition.topic, partition.partition))
-        adding = () if move is None else move.adding
-        wrong = replicas.problems(partition, min_isr.get(partition.topic, 1), adding)
-        if wrong:
-            row = {
-                **partition._asdict(),
-                "min_isr": min_isr.get(partition.topic),
-                "problems": wrong,
-            }
-            problems.append(row)
+    problems = _problem_rows(partitions, min_isr, moving)
     health = {
         "partitions": len(partitions),
         "offline": sum("offline" in row["problems"] for row in problems),

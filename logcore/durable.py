@@ -83,6 +83,15 @@ class FlushState:
         if not held or marks.is_replicated:
             marks.notify()
 
+    def recovered(self, now_ms: int) -> None:
+        """Flush the records of a killed process that it was still to flush for ``flush.messages``.
+
+        They were neither visible nor acknowledged then. Now they are visible, and a producer that
+        sends them again is answered at once, because they are duplicates.
+        """
+        if self._log.log_end_offset - self.marks.recovery_point >= self._log.config.flush_messages:
+            self.run(now_ms)
+
     def begin(self, now_ms: int) -> None:
         """Have the whole log flushed soon; immediately if there is no scheduler."""
         if self._scheduler is None:

@@ -188,6 +188,7 @@ class Partition:
         )
         flushes = FlushState(loaded.log, producers, epochs, marks, flusher, clock.now_ms())
         flushes.is_new = not clean
+        flushes.recovered(clock.now_ms())
         partition = cls(fs, topic, index, topic_id, loaded, producers, epochs, flushes, clock)
         partition._metadata_pending = not is_known
         return partition

@@ -13,7 +13,15 @@ from fencepost.coordinator.runtime import flusher, shard, shards
 from fencepost.coordinator.services import groups
 from fencepost.coordinator.storage import appends, fetches
 from fencepost.groups import offsets
-from fencepost.logcore import cleanup, marks, producers, record_retention, replica, retention
+from fencepost.logcore import (
+    cleanup,
+    durable,
+    marks,
+    producers,
+    record_retention,
+    replica,
+    retention,
+)
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
 from tests.sim.cleanup import RETAIN
@@ -358,6 +366,13 @@ _PRODUCT: Final = (
             ((flusher.Flusher.after, "if not held:", "if held or not held:"),),
         ),
         {**_ALONE, "faults": ("power_loss",), "disk_ms": (1, 30)},
+    ),
+    (
+        Bug(
+            "a start does not flush records that a killed process left unflushed",
+            ((durable.FlushState.recovered, "self.run(now_ms)", "pass"),),
+        ),
+        {**_ALONE, "faults": ("power_loss", "kill"), "disk_ms": (1, 30)},
     ),
     (
         Bug(

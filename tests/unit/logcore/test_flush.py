@@ -128,6 +128,22 @@ def test_recovery_point_advances_with_each_of_several_flushes(
     assert points == [bases[SEALED_AT_ONCE], bases[2 * SEALED_AT_ONCE], bases[-1]]
 
 
+@pytest.mark.parametrize(("flush_messages", "recovery_point"), [(1, 3), (3, 3), (4, 0)])
+def test_records_that_a_killed_process_did_not_flush_are_flushed_at_the_start(
+    tmp_path: Path, flush_messages: int, recovery_point: int
+) -> None:
+    flushed = config(flush_messages=flush_messages)
+    partition = open_partition(tmp_path / "killed", config=flushed, flusher=LateFlusher())
+    append(partition, 3)
+    assert partition.recovery_point == 0
+    image, disk = crash_image(partition, tmp_path / "started"), FaultyDisk()
+    started = open_partition(image, config=flushed, clean=False, fs=disk, flusher=LateFlusher())
+    assert (started.log_end_offset, started.high_watermark) == (3, 3)
+    assert started.recovery_point == recovery_point
+    synced = {Path(step.path).name for step in disk.steps if step.kind == "sync"}
+    assert (f"{0:020d}.log" in synced) == (recovery_point == 3)
+
+
 def test_recovered_log_is_due_for_a_flush(tmp_path: Path) -> None:
     root = crash_image(late(tmp_path / "whole")[0], tmp_path / "crash")
     flusher = LateFlusher()

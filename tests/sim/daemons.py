@@ -17,6 +17,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.controller import metadata_log_reader
 from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.logcore.marks import Marks
 from tests.sim.cleanup import (
     BY_APPEND_TIME,
     CHECKS,
@@ -274,6 +275,9 @@ class History:
                 (metadata_log, "COMPACT_SLACK_RECORDS", options.snapshot_records),
                 (metadata_log_reader, "CUT_MS", CUT_MS),
             )
+        self.machines.changes += (
+            (Marks, "move_high_watermark", self._watched(Marks.move_high_watermark)),
+        )
         self.failures = self.machines.failures
         self.controller: Daemon | None = None
         self.brokers: list[Daemon] = []
@@ -355,6 +359,13 @@ class History:
     def _look_at_starts(self) -> None:
         if RETAIN in self.options.faults:
             self.retention.look(self.brokers, self.scheduler.now)
+
+    def _watched(self, move: Callable[[Marks, int], None]) -> Callable[[Marks, int], None]:
+        def moved(marks: Marks, offset: int) -> None:
+            move(marks, offset)
+            self.watch.high_watermark_moved(marks.name, offset)
+
+        return moved
 
     def _acknowledged(self, place: tuple[str, int], end: int) -> None:
         self._look_now()

@@ -76,6 +76,8 @@ class Watch:
         self._newest: dict[Key, int] = {}
         """Partition → greatest epoch of a leader."""
         self._committed: dict[Key, Committed] = {}
+        self._high: dict[Key, int] = {}
+        """Partition → greatest high watermark of any replica."""
         self._seen: dict[tuple[str, int, Key], int] = {}
         """(node, incarnation, partition) → offset up to which that log was compared."""
         self._markers: dict[tuple[int, int], bytes | None] = {}
@@ -127,9 +129,21 @@ class Watch:
         topic = None if image is None else image.topics.get(place[0])
         if topic is None or place in self.void:
             return
-        truth = self._committed.get((topic.topic_id, place[1]))
-        if truth is not None and truth.end < end:
+        key = topic.topic_id, place[1]
+        truth = self._committed.get(key)
+        if truth is not None and max(truth.end, self._high.get(key, 0)) < end:
             raise BrokenInvariantError(f"{place}: {end} was acknowledged, committed is {truth.end}")
+
+    def high_watermark_moved(self, name: str, offset: int) -> None:
+        """Store the high watermark of a replica of ``name`` (``topic-index``) in every turn.
+
+        Its leader may be replaced between the response to a producer and the next :meth:`look`.
+        """
+        topic_name, _, index = name.rpartition("-")
+        topic = None if self._image is None else self._image.topics.get(topic_name)
+        if topic is not None:
+            key = topic.topic_id, int(index)
+            self._high[key] = max(self._high.get(key, 0), offset)
 
     # --- the controller ---
 

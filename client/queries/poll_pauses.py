@@ -13,7 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from fencepost.client.queries.telemetry import KEY
 from fencepost.coordinator.history.entries import POLL_PAUSE_REPORTED, Entry
+from fencepost.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from fencepost.client.queries.group_view import GroupView, MemberView
@@ -21,12 +23,10 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-KEY: Final = "fencepost.client.telemetry"
-PUSH_TELEMETRY: Final = 72
-
 WINDOW_MS: Final = 60_000
 """How long a Java client reports the longest time between two polls."""
 
+# Entries arrive as JSON; a client knows their texts, not the state machines that write them.
 _DEPARTURES = frozenset({"member-left", "member-expired", "member-fenced"})
 _ABSENCES = ("acquisition lock expired", "its owner's connection closed")
 """The causes that make records of a share group available although their owner did nothing."""
@@ -130,7 +130,7 @@ def _reported_pauses(session: ClusterSession, groups: Sequence[str]) -> dict[str
     from fencepost.protocol.errors import WireError
 
     pauses: dict[str, list[Row]] = defaultdict(list)
-    if not groups or PUSH_TELEMETRY not in session.client.versions():
+    if not groups or ApiKey.PUSH_TELEMETRY not in session.client.versions():
         return pauses
     resources = [("group", group) for group in dict.fromkeys(groups)]
     for node in sorted(session.client.metadata().brokers):

@@ -103,7 +103,7 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """Decode a record: Kafka's have no key, those of older Fencepost releases have one."""
+    """Decode a record; only records of older Fencepost releases have a key."""
     from fencepost.coordinator.metadata.control_records import described_control
     from fencepost.coordinator.metadata.conversion import decode
     from fencepost.coordinator.metadata.errors import MetadataError

@@ -1,7 +1,7 @@
 """The records of a batch as positions in its bytes, with only their keys and offsets decoded.
 
-Callers that read many records, keep some and change none need no more: this costs a third of
-decoding the records, and neighbouring records that are kept are copied in one piece.
+Some callers read many records, keep a part of them and change none. Finding the positions costs
+them a third of decoding the records, and they copy neighbouring records in one piece.
 
 Source: ``DefaultRecord.readPartiallyFrom``, ``MemoryRecords.filterTo``.
 """

@@ -1,8 +1,7 @@
 """Classification of failures: retry the batch, open a new producer, or stop.
 
-The classes are those of KIP-1050: after a retriable or abortable error the transaction is
-aborted, a fenced or unknown producer is replaced, and an error that no retry can fix ends the
-pipeline.
+KIP-1050 defines the classes. After a retriable or abortable error the transaction is aborted, a
+fenced or unknown producer is replaced, and an error that no retry can fix ends the pipeline.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Deadlines:
 
     @property
     def _queues(self) -> list[TimerQueue]:
-        """The broker's queues; those of share partitions exist from the first share group on."""
+        """The broker's queues; the first share group adds the queues of share partitions."""
         queues = self._broker.services.timer_queues
         for queue in queues:
             if queue not in self._hooked:

@@ -1,8 +1,8 @@
 """The columns of a sink, and their encoding into batches by topic-partition.
 
-Names and types are those of the stock Kafka sink: ``value``, and optionally ``key``, ``topic``,
-``partition``, ``headers``; also ``timestamp`` if the options enable it. Other columns are ignored,
-as by the stock sink.
+The columns have the names and types of the stock Kafka sink: ``value``, and optionally ``key``,
+``topic``, ``partition``, ``headers``; also ``timestamp`` if the options enable it. Other columns
+are ignored, as by the stock sink.
 """
 
 from __future__ import annotations

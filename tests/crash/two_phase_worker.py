@@ -38,7 +38,7 @@ WRITES = {
     *("InitProducerId", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"),
     *("ProduceRequest", "AddPartitionsToTxnRequest"),
 }
-"""Requests that change a broker's state; those of aiokafka are named by their classes."""
+"""Requests that change a broker's state. The names of aiokafka's requests are their classes."""
 
 
 class Steps:

@@ -23,7 +23,7 @@ context = SerializationContext(topic, MessageField.VALUE)
 
 
 def schema(name: str) -> str:
-    """Return a schema whose name differs from those of other subjects."""
+    """Return a schema with a name that no other subject has."""
     fields = [{"name": "number", "type": "int"}]
     return json.dumps({"type": "record", "name": name, "fields": fields})
 

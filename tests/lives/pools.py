@@ -29,7 +29,7 @@ SMALL_INTS = (-2, -1, 0, 1, 2, 7)
 
 @dataclass(frozen=True)
 class Pools:
-    """The names of one life; ``stem`` makes them different from those of other lives."""
+    """The names of one life; because of ``stem`` no other life has them."""
 
     stem: str = ""
 

@@ -15,7 +15,7 @@ scenario                              test                                      
 KIP-101, loss                         turn: ``kept``                             all six
 KIP-101, divergence                   turn: ``split``, ``forced``                all six (A, B)
 KIP-279, fast failovers               turn: ``thrice``                           all six (A, B)
-KAFKA-7128, start of the epoch        played: who joins                          JP, PJ + played
+KAFKA-7128, start of the epoch        played: the joining replicas               JP, PJ + played
 KAFKA-14704, mark while diverging     played: diverging answer                   both follow
 KAFKA-13141, diverging fetch          played: diverging fetch                    both lead
 KAFKA-15510, empty answer             played: empty answer                       both follow

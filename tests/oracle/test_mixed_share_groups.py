@@ -113,7 +113,7 @@ def offsets(
 ) -> dict[int, tuple[int, int]]:
     """Return start offset and lag of each partition, as the group coordinator describes them.
 
-    The partitions are those of ``topic``, or all that the group has initialized.
+    It describes the partitions of ``topic``, or all partitions that the group has initialized.
     """
     body = requests.describe_share_group_offsets(group, topic)
     (found,) = pair.call(node_id, "describe_share_group_offsets", 1, **body)["groups"]

@@ -144,6 +144,8 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
 
     Partitions without an active replica are left without a leader. The answer says whether
     elections may remain.
+
+    Source: ``PartitionStateMachine.initializeLeaderAndIsrForPartitions``.
     """
     topic, most = view.image.topics_by_id.get(topic_id), view.settings.max_elections
     if topic is None:

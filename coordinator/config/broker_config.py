@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from functools import cache
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -392,9 +393,17 @@ class BrokerConfig:
                 listener()
 
     def _refresh(self) -> None:
-        self._values = {
-            name: key.value_of(self.settings(name)[0].text) for name, key in BROKER_KEYS.items()
-        }
+        self._values = dict(_defaults())
+        for layer in (self._static, *reversed(self._dynamic.values())):
+            for name, text in layer.items():
+                if name in BROKER_KEYS:  # and not the setting of a single listener
+                    self._values[name] = BROKER_KEYS[name].parse(text)
+
+
+@cache
+def _defaults() -> Mapping[str, Value]:
+    """Return the default of every broker key; parsed once in a process that starts many brokers."""
+    return {name: key.value_of(None) for name, key in BROKER_KEYS.items()}
 
 
 def _key(name: str) -> ConfigKey:

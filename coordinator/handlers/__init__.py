@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
@@ -392,6 +392,8 @@ class Registry:
         return [self.handler(key) for key in sorted(self._versions)]
 
 
-def _own_modules() -> dict[int, str]:
+@cache
+def _own_modules() -> Mapping[int, str]:
+    """Return the module of each API that has one here; read from disk once in a process."""
     present = {module.name for module in iter_modules(__path__)}
     return {key: api.module for key, api in APIS.items() if api.module in present}

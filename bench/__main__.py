@@ -1,8 +1,9 @@
 """Measure suites of workloads, on Fencepost and on Apache Kafka in turn, and report the ratios.
 
-``python -m bench`` runs every suite, ``python -m bench log txn`` only these two. The brokers run
-one at a time. Each workload runs on both, in changing order, before the next one begins, so that a
-drift of the machine's speed affects both. ``--write PAGE`` puts the tables between the page's
+``python -m bench`` runs every suite, ``python -m bench log txn`` only these two. Each workload runs
+on both brokers, in changing order, before the next one begins, so that a drift of the machine's
+speed affects both. Both brokers are warm, and up during the whole run, except for workloads that
+need a new broker. ``--write PAGE`` puts the tables between the page's
 markers: its ``bench`` block gets the medians of all suites measured, a ``bench-SUITE`` block one
 suite in full.
 """
@@ -22,16 +23,27 @@ from typing import Any
 
 import fencepost
 from bench import report
-from bench.brokers import FENCEPOST, KAFKA
+from bench.brokers import FENCEPOST, KAFKA, Broker
+from bench.clients import delete_topics
 from bench.ping import pinged
 from bench.report import Samples
 from bench.suite import Figures, Local, Pair, Suite, Workload
 from bench.suites import SUITES
+from bench.warm import WarmBrokers
 from docs.generate import between
 
 
-def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str, Figures]]:
-    """Run one workload, on a fresh broker if it needs one; yield figures as they come."""
+def measure(
+    workload: Workload | Local | Pair, side: str, warm: WarmBrokers
+) -> Iterator[tuple[str, Figures]]:
+    """Run one workload, on a new or a warm broker if it needs one; yield figures as they come."""
+    if isinstance(workload, Workload) and not workload.fresh:
+        broker = warm.broker(side)
+        try:
+            yield side, _figures(workload, broker)
+        finally:
+            delete_topics(broker.bootstrap)
+        return
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as home:
         if isinstance(workload, Pair):
             yield from workload.run(Path(home))
@@ -42,15 +54,18 @@ def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str,
         broker = workload.sides[side](Path(home), workload.settings)
         broker.start()
         try:
-            first = broker.bootstrap.partition(",")[0]
-            with pinged(first) if workload.is_pinged else nullcontext([]) as longest:
-                figures = workload.run(broker)
-            # A workload that only starts brokers leaves no time for a ping.
-            if any(longest):
-                figures = {**figures, report.STALL: max(longest)}
-            yield side, figures
+            yield side, _figures(workload, broker)
         finally:
             broker.kill()  # its data is no longer needed
+
+
+def _figures(workload: Workload, broker: Broker) -> Figures:
+    """Run the workload, and ping the broker meanwhile."""
+    first = broker.bootstrap.partition(",")[0]
+    with pinged(first) if workload.is_pinged else nullcontext([]) as longest:
+        figures = workload.run(broker)
+    # A workload that only starts brokers leaves no time for a ping.
+    return {**figures, report.STALL: max(longest)} if any(longest) else figures
 
 
 def sides_of(workload: Workload | Local | Pair, number: int, *, without_kafka: bool) -> list[str]:
@@ -63,23 +78,27 @@ def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, S
     """Run all rounds, each with every workload once on each side; return samples and failures."""
     failed: list[str] = []
     measured = {suite.name: report.no_samples() for suite in suites}
-    for number in range(arguments.rounds):
-        for suite in suites:
-            for workload in suite.workloads:
-                if arguments.only and not any(one in workload.name for one in arguments.only):
-                    continue
-                for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
-                    what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
-                    print(what, file=sys.stderr, flush=True)
-                    try:
-                        for of, figures in measure(workload, side):
-                            print(f"  {of}: {report.plain(figures)}", file=sys.stderr, flush=True)
-                            report.take(measured[suite.name], number, workload.name, of, figures)
-                    except Exception:  # noqa: BLE001 - the other figures must be kept
-                        traceback.print_exc()
-                        failed.append(what)
-                if arguments.json:  # save after each workload: a long run may be interrupted
-                    save(arguments.json, report.as_json(arguments.rounds, measured))
+    chosen = [
+        (number, suite, workload)
+        for number in range(arguments.rounds)
+        for suite in suites
+        for workload in suite.workloads
+        if not arguments.only or any(part in workload.name for part in arguments.only)
+    ]
+    with WarmBrokers() as warm:
+        for number, suite, workload in chosen:
+            for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
+                what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
+                print(what, file=sys.stderr, flush=True)
+                try:
+                    for of, figures in measure(workload, side, warm):
+                        print(f"  {of}: {report.plain(figures)}", file=sys.stderr, flush=True)
+                        report.take(measured[suite.name], number, workload.name, of, figures)
+                except Exception:  # noqa: BLE001 - the other figures must be kept
+                    traceback.print_exc()
+                    failed.append(what)
+            if arguments.json:  # save after each workload: a long run may be interrupted
+                save(arguments.json, report.as_json(arguments.rounds, measured))
     return measured, failed
 
 

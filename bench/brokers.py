@@ -141,7 +141,9 @@ def resident_mib(broker: Broker) -> float:
 
 
 def cpu_seconds(broker: Broker) -> float:
-    """Return the processor time that the broker's process has used so far."""
+    """Return the processor time so far of the broker's process, or of a cluster's processes."""
+    if isinstance(broker, Members | Kafkas | Mixed):
+        return sum(map(cpu_seconds, broker.processes))
     fields = Path(f"/proc/{pid_of(broker)}/stat").read_text(encoding="ascii").rpartition(")")[2]
     user, system = fields.split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -23,6 +23,9 @@ from tests.support.raw import Answer, encode
 VALUE = bytes(range(256)) * 4
 """1 KiB of payload."""
 
+PREFIX = "bench-"
+"""How the names of all topics begin that a workload creates."""
+
 
 def create_topic(
     bootstrap: str,
@@ -35,7 +38,7 @@ def create_topic(
 
     ``assignment``, the brokers of each partition, replaces ``replicas``.
     """
-    name = f"bench-{uuid.uuid4().hex[:12]}"
+    name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if assignment is None:
         new = NewTopic(name, partitions, replicas)
@@ -50,6 +53,15 @@ def create_topic(
         ):
             return name
     raise TimeoutError(name)
+
+
+def delete_topics(bootstrap: str) -> None:
+    """Delete all topics of workloads, so that the next one finds disk and page cache free."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    topics = [name for name in admin.list_topics(timeout=30).topics if name.startswith(PREFIX)]
+    if topics:
+        for deleted in admin.delete_topics(topics, operation_timeout=30).values():
+            deleted.result(30)
 
 
 def fill(

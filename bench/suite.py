@@ -16,15 +16,24 @@ Figures = dict[str, float]
 LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B", "%")
 """Units in which less is better; in every other unit more is better."""
 
-DEFAULTS: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0"}
-"""Both brokers run with their defaults except for the delay of a group's first rebalance."""
+DEFAULTS: Mapping[str, str] = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.share.heartbeat.interval.ms": "500",
+    "group.share.min.heartbeat.interval.ms": "500",
+}
+"""Both brokers run with their defaults, except that a group's first rebalance is not delayed and
+that members of share groups send a heartbeat every 500 ms."""
 
 BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload that runs on a new broker; if ``on_kafka``, on one of each product per round."""
+    """A workload on a broker; if ``on_kafka``, on one of each product per round.
+
+    Unless it is ``fresh``, it runs on the warm broker that workloads share (:mod:`bench.warm`), and
+    ``settings`` and ``sides`` are those of that broker.
+    """
 
     name: str
     run: Callable[[Broker], Figures]
@@ -34,6 +43,8 @@ class Workload:
     """A constructor of each side's broker."""
     is_pinged: bool = True
     """Whether the broker is pinged meanwhile, which adds a little to its processor time."""
+    fresh: bool = False
+    """Whether it needs a new broker, because it kills the broker or measures its memory."""
 
 
 @dataclass(frozen=True)

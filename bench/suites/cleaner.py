@@ -83,5 +83,5 @@ def _produce(topic: str, records: bytes) -> bytes:
 CLEANER = Suite(
     "cleaner",
     f"Clients beside the cleaner: {KEYS * TIMES:,} records of 100 bytes, each key {TIMES} times.",
-    (Workload("compaction", beside, _EAGER),),
+    (Workload("compaction", beside, _EAGER, fresh=True),),
 )

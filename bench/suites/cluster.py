@@ -51,11 +51,6 @@ def nodes(broker: Broker) -> Nodes:
     return broker
 
 
-def processor_s(cluster: Nodes) -> float:
-    """Return the processor time so far of all brokers and of a separate controller process."""
-    return sum(cpu_seconds(one) for one in cluster.processes)
-
-
 def produce(partitions: int) -> Callable[[Broker], Figures]:
     """Measure records of 1 KiB, acks=all, on three replicas; MB/s of payload."""
 
@@ -64,10 +59,10 @@ def produce(partitions: int) -> Callable[[Broker], Figures]:
         assigned = cluster.assignment(partitions) if isinstance(cluster, Mixed) else None
         topic = create_topic(broker.bootstrap, partitions, replicas=3, assignment=assigned)
         fill(broker.bootstrap, topic, RECORDS // 10)  # warms a JVM up
-        begin = processor_s(cluster)
+        begin = cpu_seconds(cluster)
         seconds = fill(broker.bootstrap, topic, RECORDS)
         megabytes = RECORDS * len(VALUE) / 1e6
-        spent = processor_s(cluster) - begin
+        spent = cpu_seconds(cluster) - begin
         return {
             "MB/s": megabytes / seconds,
             "processor time of all brokers for 1 GB ms": spent / megabytes * 1e6,
@@ -147,12 +142,12 @@ def idle(broker: Broker) -> Figures:
     create_topic(broker.bootstrap, 12, replicas=3)
     time.sleep(SETTLE_S)
     one = cluster.node(VICTIM)
-    begin, of_one, of_all = time.perf_counter(), cpu_seconds(one), processor_s(cluster)
+    begin, of_one, of_all = time.perf_counter(), cpu_seconds(one), cpu_seconds(cluster)
     time.sleep(IDLE_S)
     passed = time.perf_counter() - begin
     return {
         "a broker, of a core %": (cpu_seconds(one) - of_one) / passed * 100,
-        "all processes, of a core %": (processor_s(cluster) - of_all) / passed * 100,
+        "all processes, of a core %": (cpu_seconds(cluster) - of_all) / passed * 100,
     }
 
 
@@ -177,7 +172,7 @@ def start(broker: Broker) -> Figures:
 def _workload(
     name: str, run: Callable[[Broker], Figures], sides: Mapping[str, Make] = CLUSTERS
 ) -> Workload:
-    return Workload(name, run, SETTINGS, sides=sides, is_pinged=run is not idle)
+    return Workload(name, run, SETTINGS, sides=sides, is_pinged=run is not idle, fresh=True)
 
 
 CLUSTER = Suite(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 from confluent_kafka import Producer
 
 from bench.apart import STAMP_BYTES, reader, stamp
 from bench.brokers import Broker, cpu_seconds, resident_mib
 from bench.clients import VALUE, create_topic, drain, fill
-from bench.suite import Figures, Suite, Workload
+from bench.suite import Figures, Local, Suite, Workload
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, run_tool
 
@@ -88,8 +92,10 @@ def end_to_end(rate: int) -> Callable[[Broker], Figures]:
         )
         producer.list_topics(topic, timeout=10)
         with reader(broker.bootstrap, topic, warm, count) as delays:
-            begin = time.perf_counter()
+            processor, begin = 0.0, time.perf_counter()
             for number in range(warm + count):
+                if number == warm:
+                    processor = cpu_seconds(broker)
                 while (early := begin + number / rate - time.perf_counter()) > 0:
                     producer.poll(0)
                     time.sleep(early)
@@ -98,9 +104,11 @@ def end_to_end(rate: int) -> Callable[[Broker], Figures]:
             if failed:
                 raise RuntimeError(f"{len(failed)} records failed, the first with {failed[0]}")
             samples = delays()
+            processor = cpu_seconds(broker) - processor
         return {
             "median ms": statistics.median(samples),
             "p99 ms": statistics.quantiles(samples, n=100)[98],
+            "processor time of the broker for a record µs": processor / count * 1e6,
         }
 
     return run
@@ -111,35 +119,92 @@ def java(partitions: int) -> Callable[[Broker], Figures]:
 
     def run(broker: Broker) -> Figures:
         topic = create_topic(broker.bootstrap, partitions)
+        begin = cpu_seconds(broker)
         said = run_tool(
             "org.apache.kafka.tools.ProducerPerformance",
             *("--topic", topic, "--num-records", str(RECORDS), "--record-size", str(len(VALUE))),
             *("--throughput", "-1", "--bootstrap-server", broker.bootstrap),
             *("--command-property", "acks=all", "batch.size=262144", "linger.ms=5"),
         )
+        middle = cpu_seconds(broker)
         produced = re.findall(r"\(([0-9.]+) MB/sec\)", said)[-1]
         said = run_tool(
             "org.apache.kafka.tools.ConsumerPerformance",
             *("--topic", topic, "--num-records", str(RECORDS), "--group", uuid.uuid4().hex),
             *("--bootstrap-server", broker.bootstrap, "--timeout", "30000"),
         )
+        end = cpu_seconds(broker)
         header, row = (line for line in said.splitlines() if line.count(",") >= 9)
         names = [name.strip() for name in header.split(",")]
         consumed = row.split(",")[names.index("fetch.MB.sec")]
         mebi = (1 << 20) / 1e6  # the tools count 1,048,576 bytes
+        gigabytes = RECORDS * len(VALUE) / 1e9
         return {
             "produce MB/s": float(produced) * mebi,
             "consume MB/s": float(consumed) * mebi,
+            "produce, processor time of the broker for 1 GB ms": (middle - begin) / gigabytes * 1e3,
+            "consume, processor time of the broker for 1 GB ms": (end - middle) / gigabytes * 1e3,
         }
 
     return run
 
 
+TESTS = 200
+TEST_FILE = f"""
+import pytest
+
+
+@pytest.mark.parametrize("number", range({TESTS}))
+def test_orders_are_read(kafka, number):
+    orders = kafka.topic("orders", partitions=3)
+    kafka.produce(orders, b"tea", ("alice", b"coffee"))
+    assert {{record.value for record in kafka.records(orders)}} == {{b"tea", b"coffee"}}
+"""
+"""Each test has a broker, creates a topic, writes two records and reads them."""
+
+
+def tests_with_the_fixture(home: Path) -> Figures:
+    """Measure a pytest of :data:`TEST_FILE`, with only our plugin: from the command to its end."""
+    (home / "test_orders.py").write_text(TEST_FILE, encoding="utf-8")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "fencepost.testing.plugin", str(home))
+    begin = time.perf_counter()
+    ran = subprocess.run(
+        command,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds = time.perf_counter() - begin
+    if f"{TESTS} passed" not in ran.stdout:
+        raise RuntimeError(ran.stdout)
+    return {f"{TESTS} tests s": seconds}
+
+
+IMPORTS = 15
+
+
+def asyncio_import(_home: Path) -> Figures:
+    """Measure ``import asyncio`` in a new process, to which a start may be compared."""
+    samples = []
+    for _ in range(IMPORTS):
+        begin = time.perf_counter()
+        subprocess.run((sys.executable, "-c", "import asyncio"), check=True)
+        samples.append(time.perf_counter() - begin)
+    return {"median ms": statistics.median(samples) * 1e3}
+
+
 START = Suite(
     "start",
     "From the command until the broker serves, and its memory at rest. A first start formats the "
-    "storage, with Apache Kafka in a process of its own.",
-    (Workload("broker at rest", starts_and_rest),),
+    "storage, with Apache Kafka in a process of its own. A test with the fixture `kafka` has a "
+    "broker, creates a topic, writes two records and reads them.",
+    (
+        Workload("broker at rest", starts_and_rest, fresh=True),
+        Local("import asyncio", asyncio_import),
+        Local("tests with the fixture", tests_with_the_fixture),
+    ),
 )
 
 DATA = Suite(

@@ -126,11 +126,10 @@ def requests(broker: Broker) -> Figures:
             "heartbeat", 4, group_id=group[0], member_id=group[1], generation_id=group[2]
         )
         _expect(answer["error_code"])
-        member = _new_style_member(cluster, "bench-new", topic)
-        new_beat = framed("consumer_group_heartbeat", 1, **_again("bench-new", member))
-        _expect(
-            cluster.call("consumer_group_heartbeat", 1, **_again("bench-new", member))["error_code"]
-        )
+        name = unique("bench")
+        again = _again(name, _new_style_member(cluster, name, topic))
+        new_beat = framed("consumer_group_heartbeat", 1, **again)
+        _expect(cluster.call("consumer_group_heartbeat", 1, **again)["error_code"])
         commit = _commit_frame("bench-simple", topic, 1)
     burst = Burst(broker.bootstrap, 4)
     figures = {}
@@ -140,7 +139,12 @@ def requests(broker: Broker) -> Figures:
         ("commits of one offset /s", commit, 5_000),
     ):
         burst.run([[frame] * (count // 20)] * 4)  # warms the JVM and the caches up
+        processor = cpu_seconds(broker)
         figures[name] = 4 * count / burst.run([[frame] * count] * 4)
+        spent = (cpu_seconds(broker) - processor) / (4 * count)
+        figures[f"{name.removesuffix(' /s').rstrip(',')}, processor time of the broker µs"] = (
+            spent * 1e6
+        )
     burst.close()
     return figures
 
@@ -155,13 +159,16 @@ def synchronous_commits(broker: Broker) -> Figures:
     with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator(topic, GROUP)
     consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-    begin, commits = time.perf_counter(), 0
+    processor, begin, commits = cpu_seconds(broker), time.perf_counter(), 0
     while time.perf_counter() < begin + 4:
         consumer.commit(offsets=[TopicPartition(topic, 0, commits % 2)], asynchronous=False)
         commits += 1
-    seconds = time.perf_counter() - begin
+    seconds, processor = time.perf_counter() - begin, cpu_seconds(broker) - processor
     consumer.close()
-    return {"commits/s": commits / seconds}
+    return {
+        "commits/s": commits / seconds,
+        "processor time of the broker for a commit µs": processor / commits * 1e6,
+    }
 
 
 def _expect(error: str) -> None:
@@ -299,15 +306,21 @@ GROUPS = Suite(
         Workload("classic protocol", first_assignment(CLASSIC)),
         Workload("consumer protocol", first_assignment(CONSUMER)),
         Workload("10 consumers, 900 partitions, classic protocol", rebalance(CLASSIC)),
-        Workload("10 consumers, 900 partitions, consumer protocol", rebalance(CONSUMER), FAST),
+        Workload(
+            "10 consumers, 900 partitions, consumer protocol",
+            rebalance(CONSUMER),
+            FAST,
+            fresh=True,
+        ),
         Workload("requests", requests),
         Workload("one consumer, synchronous", synchronous_commits),
-        Workload("100,000 committed offsets", loading),
+        Workload("100,000 committed offsets", loading, fresh=True),
         Workload(
             "memory",
             memory,
             {**DEFAULTS, "group.consumer.max.size": "10000"},
             on_kafka=False,
+            fresh=True,
         ),
     ),
 )

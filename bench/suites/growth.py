@@ -386,7 +386,7 @@ _ONE_PHASE = {"group.max.size": "20000", "group.initial.rebalance.delay.ms": "30
 def _workload(
     name: str, run: Callable[[Broker], Figures], settings: Mapping[str, str] = DEFAULTS
 ) -> Workload:
-    return Workload(name, run, settings, on_kafka=False, is_pinged=False)
+    return Workload(name, run, settings, on_kafka=False, is_pinged=False, fresh=True)
 
 
 GROWTH = Suite(

@@ -102,5 +102,5 @@ def _check(broker: Daemon, topic: str) -> None:
 PARTITIONS_SUITE = Suite(
     "partitions",
     f"A topic of 2,000 partitions, all written to; more than {LIMIT_MIB} MiB would be an error.",
-    (Workload("2,000 partitions", many, on_kafka=False),),
+    (Workload("2,000 partitions", many, on_kafka=False, fresh=True),),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.brokers import FENCEPOST, JAVA_OPTIONS, KAFKA, cpu_seconds
-from bench.clients import VALUE, create_topic, drain, fill
+from bench.clients import VALUE, create_topic, delete_topics, drain, fill
 from bench.suite import DEFAULTS, Figures, Pair, Suite
 from fencepost.client.client import WireClient
 from fencepost.client.security import Security
@@ -20,6 +20,8 @@ from tests.support.secured import LISTENERS, USERS, SecuredKafka, add_users, lis
 
 RECORDS = 200_000
 HANDSHAKES, LOGINS = 300, 200
+WARM_UPS = 4
+"""Runs that warm up a broker; each takes ten to twenty seconds."""
 
 CLEAR: Mapping[str, str] = {}
 
@@ -53,13 +55,16 @@ SIDES: Mapping[str, Callable[[Path, Mapping[str, str]], SecuredDaemon | WarmKafk
 
 
 def measured(home: Path) -> Iterator[tuple[str, Figures]]:
-    """Measure each broker alone, with the same clients."""
+    """Measure each broker alone, with the same clients, after runs that do not count."""
     for side, make in SIDES.items():
         (home / side).mkdir()
         broker = make(home / side, DEFAULTS)
         broker.start()
         try:
             add_users(broker)
+            for _ in range(WARM_UPS):
+                _data(broker)
+                delete_topics(broker.bootstrap)
             yield side, _data(broker) | _connections(broker)
         finally:
             broker.kill()

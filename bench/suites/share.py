@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 
 from bench.brokers import Broker, cpu_seconds
 from bench.clients import create_topic, fill, until
-from bench.suite import DEFAULTS, Figures, Suite, Workload
+from bench.suite import Figures, Suite, Workload
 from tests.support import requests
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.share import ACCEPT, Member, acquired, parts_of
@@ -121,19 +121,13 @@ def acknowledging(broker: Broker) -> Figures:
     }
 
 
-FAST = {
-    **DEFAULTS,
-    "group.share.heartbeat.interval.ms": "500",
-    "group.share.min.heartbeat.interval.ms": "500",
-}
-
 SHARE = Suite(
     "share",
     "Share groups with confluent-kafka, records of 1 KiB in 10 partitions; acknowledgements by raw "
     f"requests. Both sides are warmed up by {WARM:,} records or {WARM_ACKS:,} acknowledgements.",
     (
-        Workload("1 share consumer", consuming(1), FAST),
-        Workload("10 share consumers", consuming(10), FAST),
+        Workload("1 share consumer", consuming(1)),
+        Workload("10 share consumers", consuming(10)),
         Workload("acknowledgement of one record", acknowledging),
     ),
 )

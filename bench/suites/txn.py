@@ -11,14 +11,19 @@ from confluent_kafka import Consumer
 from bench.apart import init_ms, transactional
 from bench.brokers import FENCEPOST, Broker, cpu_seconds, resident_mib
 from bench.clients import VALUE, Burst, create_topic, fill, framed, until
-from bench.suite import Figures, Suite, Workload
-from tests.support.cluster import TRANSACTION, Cluster
+from bench.suite import DEFAULTS, Figures, Suite, Workload
+from tests.support import requests
+from tests.support.batches import batch
+from tests.support.cluster import TRANSACTION, Cluster, unique
+from tests.support.raw import Answer
 
 SECONDS = 8.0
 """How long a workload without an end of its own runs."""
 
 FRESH = 20
 """The number of new clients, one after the other."""
+
+PREPARED = 1_000
 
 IDS = 10_000
 TIMEOUT_MS = 600_000
@@ -31,18 +36,20 @@ def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
     producer = transactional(broker.bootstrap, topic)
     producer.init_transactions(30)
     samples: list[float] = []
-    end = time.perf_counter() + SECONDS
+    processor, end = cpu_seconds(broker), time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         begin = time.perf_counter()
         producer.begin_transaction()
         producer.produce(topic, VALUE)
         producer.commit_transaction(30)
         samples.append(time.perf_counter() - begin)
+    processor = (cpu_seconds(broker) - processor) / len(samples)
     samples = samples[len(samples) // 10 :]  # the first tenth warms up
     return {
         "transactions/s": len(samples) / sum(samples),
         "median ms": statistics.median(samples) * 1e3,
         "p99 ms": statistics.quantiles(samples, n=100)[98] * 1e3,
+        "broker's processor time a transaction µs": processor * 1e6,
     }
 
 
@@ -123,6 +130,51 @@ def _lap(spent: dict[str, float], phase: str, since: float) -> float:
     return now
 
 
+def two_phase(broker: Broker) -> Figures:
+    """Measure transactions of one record that a successor finds prepared and commits (KIP-939).
+
+    Raw requests on one connection: the owner's InitProducerId and Produce, and then the successor's
+    InitProducerId with KeepPreparedTxn and its EndTxn, of which the time counts.
+    """
+    topic, name = create_topic(broker.bootstrap, 1), unique("bench")
+    samples: list[float] = []
+    with Cluster(broker.bootstrap) as cluster:
+        cluster.coordinator(name, TRANSACTION)
+
+        def claim(*, keep: bool) -> tuple[int, int]:
+            asked = requests.init_producer_id(name, enable2_pc=True, keep_prepared_txn=keep)
+            answer = cluster.ask("init_producer_id", 6, asked)
+            _expect(answer)
+            return answer["producer_id"], answer["producer_epoch"]
+
+        for _ in range(PREPARED):
+            owner = claim(keep=False)
+            data = batch(
+                [VALUE],
+                producer_id=owner[0],
+                producer_epoch=owner[1],
+                sequence=0,
+                transactional=True,
+            )
+            _expect(cluster.produce(topic, data, version=12, transactional_id=name))
+            begin = time.perf_counter()
+            successor = claim(keep=True)
+            _expect(cluster.ask("end_txn", 5, requests.end_txn(name, successor)))
+            samples.append(time.perf_counter() - begin)
+        if cluster.lso(topic) != 2 * PREPARED:
+            raise RuntimeError(f"last stable offset {cluster.lso(topic)} after {PREPARED} commits")
+    samples = samples[len(samples) // 10 :]  # the first tenth warms up
+    return {
+        "found and committed, median ms": statistics.median(samples) * 1e3,
+        "found and committed, p99 ms": statistics.quantiles(samples, n=100)[98] * 1e3,
+    }
+
+
+def _expect(answer: Answer) -> None:
+    if answer["error_code"] != "none":
+        raise RuntimeError(answer["error_code"])
+
+
 def open_ids(broker: Broker) -> Figures:
     """Measure 10,000 ids with an open transaction each, and a start with them after kill -9."""
     topic = create_topic(broker.bootstrap, 1)
@@ -198,20 +250,27 @@ def _listed(cluster: Cluster, *, ongoing: bool = False) -> dict[str, int]:
     }
 
 
+TWO_PHASE = {**DEFAULTS, "transaction.two.phase.commit.enable": "true"}
+"""Apache Kafka 4.4 refuses KeepPreparedTxn, so the two-phase commits have no figures of it."""
+
 TXN = Suite(
     "txn",
     "Transactions with confluent-kafka, one after the other; a record has 1 KiB. The last rows: "
     "raw requests over 8 connections, one transaction left open per id.",
     (
         Workload("one-record transactions", one_record),
-        Workload("init_transactions of new clients", init, is_pinged=False),
+        Workload("init_transactions of new clients", init, is_pinged=False, fresh=True),
         Workload(
-            "init_transactions of new clients that connect to all", init_to_all, is_pinged=False
+            "init_transactions of new clients that connect to all",
+            init_to_all,
+            is_pinged=False,
+            fresh=True,
         ),
         *(
             Workload(f"consume-transform-produce, {size:,} a transaction", run)
             for size, run in ((n, consume_transform_produce(n)) for n in (1, 100, 10_000))
         ),
-        Workload("10,000 open transactional ids", open_ids),
+        Workload("two-phase commits", two_phase, TWO_PHASE, on_kafka=False, fresh=True),
+        Workload("10,000 open transactional ids", open_ids, fresh=True),
     ),
 )

@@ -81,7 +81,7 @@ class Clocks:
             ("frame", FrameBuffer, "next_frame"),
             ("decode", request_stream, "decode_request"),
             ("coordinator", ShardRuntime, "submit"),
-            *(("log", Partition, f"append_{what}") for what in ("records", "admitted", "marker")),
+            *(("log", Partition, f"append_{what}") for what in ("records", "validated", "marker")),
             ("log", LogReader, "fetch"),
             ("encode", request_stream.RequestStream, "answer"),
             ("send", connection, "send_next"),

@@ -59,11 +59,11 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 # `make lint` runs tests/test_tidy.py.
 TEST_RUN = PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(PYTEST) -o tmp_path_retention_policy=failed --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests/crash tests/mqtt tests/sim tests/wire tests/lives tests/answers tests/plugin tests/fuzz tests/docs tests/systems tests/console/test_api.py tests/unit --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
-# Tests wait for timeouts and for the processes they start: two workers leave two cores idle for a
-# third of the run.
-test: WORKERS := 3
+# Tests wait for timeouts and for the processes they start: three workers leave two cores idle for a
+# fifth of the run.
+test: WORKERS := 4
 test: export POWER_STATES ?= 300
-test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (six minutes on two cores)
+test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (five minutes on two cores)
 	$(TEST_RUN) -m "not slow" $(ARGS)
 
 # What `make crash` runs larger, and what needs stages of its own, is in neither.

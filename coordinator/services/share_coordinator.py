@@ -19,6 +19,7 @@ from fencepost.cluster.image import NO_LEADER, MetadataImage, deleted_topics
 from fencepost.coordinator.metadata.metadata import InternalTopic
 from fencepost.coordinator.metadata.names import SHARE_GROUP_STATE
 from fencepost.coordinator.runtime.background import Pace, each_in_turn, spawn, swallow
+from fencepost.coordinator.runtime.commits import PendingRecords
 from fencepost.coordinator.runtime.late_imports import SHARE_STATE_MODULES
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
@@ -70,6 +71,9 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         """The ids of deleted topics whose state remains to be deleted."""
         self._state_deletion: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
+        self._redundant: dict[int, tuple[int, PendingRecords]] = {}
+        """By partition, the redundant offset at the last pruning, and the records on which it was
+        based."""
         self._pruned: dict[int, int] = {}
         """The log start offset of each partition after its last pruning."""
 
@@ -163,12 +167,18 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
     async def _prune(self) -> None:
         """Delete the redundant records at the beginning of each shard's log."""
         pace, has_moved = Pace(), False
+        redundant: dict[int, tuple[int, PendingRecords]] = {}
         for shard in self._shards.shards:
             if shard.state is not ShardState.ACTIVE:
                 continue
             partition = shard.partition
-            # Uncommitted records may be lost; the records that they made redundant are then needed.
-            offset = min(shard.machine.redundant_offset(), partition.high_watermark)
+            now = shard.machine.redundant_offset(), PendingRecords.of(partition)
+            redundant[partition.index] = now
+            former = self._redundant.get(partition.index, now)
+            # An election may remove snapshots that are not committed; the records below are then
+            # needed. Source: CoordinatorRuntime, where the read of the redundant offset waits for
+            # the commit of everything that was written before.
+            offset = next((known for known, end in (now, former) if _is_committed(end)), 0)
             if offset > partition.log_start_offset:
                 with swallow("prune the share state", shard=shard.name):
                     partition.cleanup.delete_records_before(offset)
@@ -176,6 +186,7 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
                     self._pruned[partition.index] = offset
                     has_moved = True
             await pace()
+        self._redundant = redundant
         if has_moved:
             await self._logs.save(LOG_START_CHECKPOINT)
 
@@ -246,3 +257,8 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         _first_attempt_done: Callable[[], None],
     ) -> None:
         raise InvariantViolation(f"the share coordinator's machine has no effects: {effect!r}")
+
+
+def _is_committed(pending: PendingRecords) -> bool:
+    """Return whether neither an election nor a power loss can remove the records any more."""
+    return pending.is_committed and pending.partition.high_watermark >= pending.end

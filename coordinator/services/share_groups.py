@@ -40,6 +40,8 @@ from fencepost.groups.share_commands import (
     DeletedShareOffsets,
     DeleteShareOffsets,
     DeleteShareState,
+    ListShareState,
+    ListShareStateResult,
     ShareHeartbeat,
     ShareHeartbeatResult,
     ShareStateDeleted,
@@ -176,19 +178,29 @@ class ShareGroups:
             self._track(spawn(self._initialize_new(group_id, states), "initialize share state"))
 
     async def _initialize_new(self, group_id: str, states: StateToInitialize) -> None:
-        """Initialize partitions that members subscribe to, unless that is already in progress."""
-        offsets = {
-            key: start
-            for key, start in _start_offsets(group_id, states).items()
-            if key not in self._initializing
-        }
-        self._initializing.update(offsets)
-        try:
-            # If the group has moved meanwhile, its new coordinator repeats the initialization.
-            with suppress(DomainError):
+        """Initialize partitions that members subscribe to, unless that is in progress or done.
+
+        A heartbeat that begins the initialization again is answered once its record is committed.
+        By then the share coordinator may have answered the first request, and members may have
+        acknowledged records: a second initialization would deliver these records again.
+        """
+        offsets = _start_offsets(group_id, states)
+        # If the group has moved meanwhile, its new coordinator repeats the initialization.
+        with suppress(DomainError):
+            listed = cast(
+                "ListShareStateResult",
+                await self._groups.submit(group_id, ListShareState(group_id)),
+            )
+            for topic in listed.partitions:
+                for index in topic.partitions:
+                    offsets.pop(SharePartitionKey(group_id, topic.topic_id, index), None)
+            for key in self._initializing & offsets.keys():
+                del offsets[key]
+            self._initializing.update(offsets)
+            try:
                 await self._initialize(group_id, states.state_epoch, offsets)
-        finally:
-            self._initializing.difference_update(offsets)
+            finally:
+                self._initializing.difference_update(offsets)
 
     async def _initialize(
         self, group_id: str, state_epoch: int, offsets: Mapping[SharePartitionKey, int]

@@ -8,7 +8,9 @@ from typing import Any, Final
 from fencepost.coordinator.handlers import share_acknowledge, share_requests
 from fencepost.coordinator.replication import share_state_sender
 from fencepost.coordinator.runtime import shard
+from fencepost.coordinator.services.share_coordinator import ShareCoordinator
 from fencepost.coordinator.services.share_fetches import _Reading
+from fencepost.coordinator.services.share_groups import ShareGroups
 from fencepost.coordinator.services.share_partitions import SharePartitions
 from fencepost.groups.share import aborted, acknowledge, acquire, completion, state
 from fencepost.groups.share.partition import SharePartition
@@ -39,6 +41,24 @@ _CLUSTER: Final = {
 }
 _ZOMBIES: Final = {**_CLUSTER, "session_ms": 900, "faults": ("deaf_leader",)}
 _LONE: Final = {**_CLUSTER, "faults": ("lone_share_coordinator",)}
+_CUT_OFF: Final = {
+    **_LONE,
+    "min_isr": 2,
+    "outage_ms": 2_500,
+    "session_ms": 900,
+    "updates_per_snapshot": 0,
+}
+_LOSSY: Final = {
+    **_CLUSTER,
+    "partitions": 2,
+    "weather": Weather(latency_ms=(1, 3), lost=0.03),
+    "disk_ms": (0, 3),
+    "session_ms": 900,
+    "lag_ms": 2_000,
+    "chaos_ms": 1_000,
+    "faults": ("break_off",),
+    "updates_per_snapshot": 3,
+}
 
 SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
@@ -355,6 +375,32 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             ((ShareStateMachine.redundant_offset, "lowest = min(", "lowest = max("),),
         ),
         {**_PLAIN, "partitions": 3},
+    ),
+    (
+        Bug(
+            "the state topic is pruned up to a snapshot that is not committed",
+            (
+                (
+                    ShareCoordinator._prune,
+                    "for known, end in (now, former) if _is_committed(end)",
+                    "for known in [min(now[0], partition.high_watermark)]",
+                ),
+            ),
+        ),
+        _CUT_OFF,
+    ),
+    (
+        Bug(
+            "an initialization that is repeated too late resets the state",
+            (
+                (
+                    ShareGroups._initialize_new,
+                    "offsets.pop(SharePartitionKey(group_id, topic.topic_id, index), None)",
+                    "pass",
+                ),
+            ),
+        ),
+        _LOSSY,
     ),
     (
         Bug(

@@ -44,6 +44,8 @@ FOUND = {
     "acknowledgement errors are missing from responses": 7,
     "ShareAcknowledge does not wait for its state writes": 6,
     "a new share partition reads its state before the last write of the former one ends": 5,
+    "an initialization that is repeated too late resets the state": 2,
+    "the state topic is pruned up to a snapshot that is not committed": 7,
 }
 """The seeds whose histories find planted bugs; `make test` plays the first :data:`QUICK`."""
 QUICK = 2

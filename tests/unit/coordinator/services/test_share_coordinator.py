@@ -105,6 +105,32 @@ async def test_unknown_partition_and_uninitialized_state_are_refused(services: S
     await send(DeleteState(key_of(services)))
 
 
+async def test_records_below_a_snapshot_stay_until_the_snapshot_is_committed(
+    services: Services, clock: ManualClock
+) -> None:
+    """An election may remove the snapshot, and leave the records as the only ones of the state."""
+    key, coordinator = key_of(services), services.share_coordinator
+    await coordinator.send(InitializeState(key, 1, 0))
+    await coordinator.send(written(key, 0, 0))
+    (shard,) = coordinator.shards
+    partition = shard.partition
+    committed = partition.log_end_offset
+    partition.marks.replicate(committed)
+    clock.advance(FIVE_MINUTES_MS)
+    coordinator._send_upkeep(UPKEEP, clock.now_ms())
+    await until_true(lambda: shard.machine.redundant_offset() == committed, "a cold snapshot")
+
+    async def start_offset_after_pruning() -> int:
+        coordinator._send_upkeep(PRUNE, clock.now_ms())
+        await coordinator.pruned()
+        return partition.log_start_offset
+
+    assert await start_offset_after_pruning() == 0
+    assert partition.log_end_offset == committed + 1
+    partition.marks.replicate(partition.log_end_offset)
+    assert await start_offset_after_pruning() == committed
+
+
 async def test_log_is_pruned_below_the_oldest_latest_snapshot(
     services: Services, clock: ManualClock
 ) -> None:

@@ -143,6 +143,23 @@ async def test_initialization_in_progress_is_not_started_again(
     assert len(state.commands) == PARTITIONS
 
 
+async def test_repetition_answered_after_the_initialization_does_not_initialize_again(
+    services: Services, state: LocalShareState
+) -> None:
+    """The heartbeat that repeats it may be answered late, because its record is replicated late."""
+    state.gate = asyncio.get_running_loop().create_future()
+    await beat(services, 0)
+    await until_true(lambda: len(state.commands) == PARTITIONS, "the initialization begins")
+    clock: Any = services.clock
+    clock.advance(30_000)
+    late = (await answered(services, 2)).to_initialize
+    assert late is not None
+    state.gate.set_result(None)
+    await initialized(services)
+    await services.share_groups._initialize_new("g", late)
+    assert len(state.commands) == PARTITIONS
+
+
 async def test_stop_cancels_initialization_waiting_for_share_coordinator(
     services: Services, state: LocalShareState
 ) -> None:

@@ -375,6 +375,11 @@ class ShareStateMachine:
         if entry is None and not self._memory.has_room(ENTRY_BYTES + len(command.key.group_id)):
             raise errors.SharePartitionFailedError(self._memory.budget.exceeded)
         is_unknown = command.start_offset == UNKNOWN_OFFSET
+        if entry is not None and is_unknown and command.state_epoch == entry.state_epoch:
+            # A former group coordinator repeats a request whose response was lost. Members may have
+            # acknowledged records in the meantime, so the state stays; Kafka would reset it.
+            decision.reply(token, StateChanged())
+            return
         snapshot = Snapshot(
             snapshot_epoch=entry.value.snapshot_epoch + 1 if entry is not None else 0,
             state_epoch=command.state_epoch,

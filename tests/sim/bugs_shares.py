@@ -59,6 +59,19 @@ _LOSSY: Final = {
     "faults": ("break_off",),
     "updates_per_snapshot": 3,
 }
+_SLOW_NETWORK: Final = {
+    **_CLUSTER,
+    "factor": 2,
+    "min_isr": 2,
+    "weather": Weather(latency_ms=(1, 10), slow=0.05, slow_ms=1_500),
+    "disk_ms": (0, 3),
+    "session_ms": 900,
+    "lag_ms": 1_000,
+    "chaos_ms": 1_000,
+    "fault_pause_ms": 400,
+    "faults": ("kill_leader", "elect_preferred", "elect_share_coordinator"),
+    "updates_per_snapshot": 500,
+}
 
 SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
     (
@@ -401,6 +414,19 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             ),
         ),
         _LOSSY,
+    ),
+    (
+        Bug(
+            "a repeated initialization of the same epoch resets the state",
+            (
+                (
+                    ShareStateMachine._initialize,
+                    "is_unknown and command.state_epoch == entry.state_epoch",
+                    "False",
+                ),
+            ),
+        ),
+        _SLOW_NETWORK,
     ),
     (
         Bug(

@@ -105,6 +105,8 @@ class ShareMember(FrameClient):
         self.member_id, self._lives = "", 0
         self._epoch = 0
         self._assigned: list[int] = []
+        self._is_full = False
+        """Whether the next heartbeat names the subscribed topics."""
         self._heartbeat_ms = 0.0
         self._sessions: dict[int, Session] = {}
 
@@ -131,6 +133,9 @@ class ShareMember(FrameClient):
     async def _heartbeat(self) -> None:
         self._heartbeat_ms = self._now + HEARTBEAT_MS
         answer = await self._beat(self._epoch)
+        # The next heartbeat asks for the assignment again if this response is lost or an error.
+        # Source: ShareHeartbeatRequestManager.HeartbeatState.reset.
+        self._is_full = answer is LOST or bool(answer.error_code)
         if answer is LOST:
             return
         if answer.error_code:
@@ -147,6 +152,7 @@ class ShareMember(FrameClient):
             if len(set(assigned)) != len(assigned):
                 raise BrokenInvariantError(f"{self.name} is assigned {assigned}")
             self._assigned = assigned
+            self.ledger.assigned.update(assigned)
 
     async def _beat(self, epoch: int) -> Any:
         def body(make: RequestFactory) -> Any:
@@ -155,7 +161,7 @@ class ShareMember(FrameClient):
                 member_id=self.member_id,
                 member_epoch=epoch,
                 rack_id=None,
-                subscribed_topic_names=(self.topic,) if epoch == 0 else None,
+                subscribed_topic_names=(self.topic,) if epoch == 0 or self._is_full else None,
             )
 
         return await self.ask("ShareGroupHeartbeat", to_group=GROUP, entity=body)
@@ -209,7 +215,9 @@ class ShareMember(FrameClient):
             self.forget()
         leaders: dict[int, list[int]] = {}
         for index, one in known.partitions.items():
-            is_asked = index in self._assigned or self.draw.random() < 0.05
+            is_asked = index in self._assigned or (
+                self.draw.random() < 0.05 and index in self.ledger.assigned
+            )
             if one.leader >= 0 and is_asked:
                 leaders.setdefault(one.leader, []).append(index)
             elif is_asked:

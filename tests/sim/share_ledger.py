@@ -75,6 +75,9 @@ class ShareLedger:
     offsets: dict[int, dict[int, Offset]] = field(default_factory=dict)
     """Partition → offset → its acquisitions and acknowledgements."""
     topic_id: UUID | None = None
+    assigned: set[int] = field(default_factory=set)
+    """The partitions that any member was assigned. Until then, a repeated initialization may reset
+    the state of a partition."""
     is_drained: bool = False
     """Whether all deliveries are complete, so that the members may stop."""
     may_jump: bool = False

@@ -83,6 +83,17 @@ def test_late_write_lowers_neither_start_offset_nor_count(
     assert (summary.start_offset, summary.delivery_complete_count) == expected
 
 
+def test_repeated_initialization_without_a_start_offset_keeps_the_state() -> None:
+    """A former group coordinator repeats a request whose response was lost."""
+    coordinator = read()
+    coordinator.write([StateBatch(0, 4, 2, 1)], start=5, count=0)
+    before = coordinator(ReadShareState(KEY, 5))
+    assert coordinator(InitializeState(KEY, 1, -1)) == StateChanged()
+    assert coordinator(ReadShareState(KEY, 5)) == before
+    assert coordinator(InitializeState(KEY, 1, 3)) == StateChanged(), "an altered offset"
+    assert coordinator(ReadShareState(KEY, 5)) == StateRead(1, 3, ())
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 OTHER = SharePartitionKey("orders", TOPIC, 1)

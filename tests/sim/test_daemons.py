@@ -11,7 +11,7 @@ from tests.sim.repeated import stories
 from tests.sim.run import DAEMONS
 
 SEEDS = 4
-SLOW_SEEDS = 60
+"""Seeds of ``make test``; CI plays 250 by ``make sim``."""
 MOST_SEEDS = 20
 """Seeds within which a planted bug must be found."""
 
@@ -69,13 +69,6 @@ def test_histories_of_daemons_violate_no_guarantee() -> None:
     assert {draw_options(seed).is_cluster for seed in range(1, SEEDS + 1)} == {False, True}
     assert sum(one.acknowledged for one in played) > 20 * SEEDS, "hardly anything was written"
     assert sum(one.transactions for one in played) > SEEDS, "hardly anything was committed"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_more_histories_of_daemons_violate_no_guarantee() -> None:
-    for seed in range(SEEDS + 1, SEEDS + SLOW_SEEDS + 1):
-        play(seed)
 
 
 def test_planted_bugs_apply_to_the_current_code() -> None:

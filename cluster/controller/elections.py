@@ -157,6 +157,27 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
     return _result_of(changes, is_more=len(changes) == most)
 
 
+def elect_restarted_leaders(
+    view: ControllerView, partitions: Sequence[Partition]
+) -> ControllerResult[None]:
+    """Hold an election for partitions whose leaders have restarted unnoticed (ZooKeeper).
+
+    The same broker may win, in a new leader epoch. It may have lost records that followers have;
+    in the former epoch it could write others at their offsets, and no replica would notice.
+    """
+    changes: list[PartitionChange] = []
+    for name, index in partitions:
+        topic = view.image.topics.get(name)
+        if topic is None:
+            continue
+        change = view.change(topic, index)
+        change.always_writes = True
+        changes += view.changed(topic, change, "the leader restarted while there was no controller")
+    return ControllerResult(
+        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
+    )
+
+
 def _elected_in_turn(
     view: ControllerView, partitions: Iterator[Partition], election: Election, cause: str
 ) -> ControllerResult[bool]:

@@ -211,6 +211,12 @@ class Controller:
         """See :func:`elections.elect_first_leaders`."""
         return elections.elect_first_leaders(self.view, topic_id)
 
+    def elect_restarted_leaders(
+        self, partitions: Sequence[elections.Partition]
+    ) -> ControllerResult[None]:
+        """See :func:`elections.elect_restarted_leaders`."""
+        return elections.elect_restarted_leaders(self.view, partitions)
+
     def alter_partition_reassignments(
         self,
         items: Sequence[reassignments.ReassignablePartition],

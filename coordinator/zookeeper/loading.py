@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
@@ -68,6 +69,8 @@ class ZkImage:
     """Topics without an id, which the image does not contain."""
     deleting: Mapping[str, TopicZnode | None]
     """Topics under deletion, which the image does not contain; None for a topic without a znode."""
+    restarted: tuple[tuple[str, int], ...] = ()
+    """Partitions whose leader has registered again since their state was written."""
 
 
 async def clear_notifications(session: ZkSession, epoch_version: int) -> None:
@@ -123,7 +126,13 @@ async def load(session: ZkSession) -> ZkImage:
         name: topics_by_name[name].node if name in topics_by_name else None for name in marked
     }
     without_id = tuple(one for one in kept if one.node.topic_id is None)
-    return ZkImage(delta.apply(count, 0), without_id, deleting)
+    restarted = tuple(
+        (topic.name, index)
+        for topic in with_id
+        for index, (state, _) in topic.states.items()
+        if state.leader in brokers and brokers[state.leader].broker_epoch > state.written_zxid
+    )
+    return ZkImage(delta.apply(count, 0), without_id, deleting, restarted)
 
 
 def _unwatched(_path: str) -> None:
@@ -193,7 +202,8 @@ async def read_states(
         nodes = await asyncio.gather(*map(session.get, paths))
         for index, path, node in zip(batch, paths, nodes, strict=True):
             if node is not None:
-                states[index] = znodes.state_of(path, node.data), node.version
+                state = replace(znodes.state_of(path, node.data), written_zxid=node.mzxid)
+                states[index] = state, node.version
     return states
 
 

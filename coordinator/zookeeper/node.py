@@ -315,8 +315,7 @@ class ZooKeeperNode:
         self._former = znodes.controller_of(node.data), node.owner
         is_own = node.owner == self._session.session_id
         if is_own and self.elected is None:
-            # This broker has resigned. It deletes its znode, so that an election with a new epoch
-            # follows.
+            # This broker has resigned: without its znode, an election with a new epoch follows.
             await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
         if not is_own:
@@ -326,8 +325,7 @@ class ZooKeeperNode:
     async def _find_controller(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
-            # This broker has resigned in the meantime, or the znode belongs to an earlier session.
-            # In both cases the znode is read again soon.
+            # The broker has resigned, or the znode is of an earlier session: it is read again soon.
             self.controller_id, self.controller = -1, None
             return
         address, takes_envelopes = None, self.takes_envelopes
@@ -511,6 +509,7 @@ class ZooKeeperNode:
 
         ``connected_s``, here and below, is the time at which the controller connected.
         """
+        await self._registration.made.wait()
         async with self._arriving:
             error, settings = await self._settings_of(body, connected_s)
             if error:
@@ -546,6 +545,7 @@ class ZooKeeperNode:
 
     async def update_metadata(self, body: Entity, connected_s: float) -> int:
         """Apply an UpdateMetadata, and return its error."""
+        await self._registration.made.wait()
         async with self._arriving:
             error, settings = await self._settings_of(body, connected_s)
             if error:
@@ -591,6 +591,7 @@ class ZooKeeperNode:
         self, body: Entity, connected_s: float
     ) -> tuple[int, list[tuple[str, int, int]]]:
         """Apply a StopReplica; return its error, and (topic, index, error) of its partitions."""
+        await self._registration.made.wait()
         async with self._arriving:
             if error := self._request_applier.refuses(body, self.broker_epoch, connected_s):
                 return error, []

@@ -1,6 +1,7 @@
 """A broker's registration: the ephemeral znode with its listeners, and the broker epoch.
 
-Source: ``KafkaZkClient.registerBroker``, ``CheckedEphemeral``.
+Source: ``KafkaZkClient.registerBroker``, ``CheckedEphemeral``, and ``KafkaServer.startup``, which
+serves requests only after the registration.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ class BrokerZnodeRegistration:
         """The endpoints of the broker."""
         self.epoch = -1
         """The broker epoch; -1 while the broker is not registered."""
+        self.made = asyncio.Event()
+        """Set once this process has registered.
+
+        The controller's requests wait for it: before that, one to this process cannot be told from
+        one to its predecessor, which may have had records that this process has lost.
+        """
         self._made_by = 0
         """The session that created the registration."""
 
@@ -95,4 +102,5 @@ class BrokerZnodeRegistration:
 
     def _on_created(self, session_id: int, epoch: int) -> None:
         self._made_by, self.epoch = session_id, epoch
+        self.made.set()
         _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))

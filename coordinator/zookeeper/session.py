@@ -60,6 +60,8 @@ class Znode(NamedTuple):
     ctime_ms: int
     """When the znode was created, by ZooKeeper's clock."""
     child_count: int = 0
+    mzxid: int = 0
+    """The zxid of the last write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,13 @@ class ZkSession:
                 return None
             return await self.get(path, changed)
         return Znode(
-            data, stat.version, stat.czxid, stat.ephemeralOwner, stat.ctime, stat.numChildren
+            data,
+            stat.version,
+            stat.czxid,
+            stat.ephemeralOwner,
+            stat.ctime,
+            stat.numChildren,
+            stat.mzxid,
         )
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:

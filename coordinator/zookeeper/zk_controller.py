@@ -178,8 +178,6 @@ class ZkController:
 
     def start(self) -> None:
         """Send all metadata to every broker, and start deciding."""
-        before = self._being_deleted()
-        self._written(before, self.store.image)
         self.active.start()
         self._changed_topics |= dict.fromkeys((*self.store.image.topics, *self.store.deleting))
         self._dirty = dict.fromkeys(
@@ -279,7 +277,9 @@ class ZkController:
     async def _process_broker_change(self) -> None:
         changed = self._marks(_BROKERS)
         live = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
-        for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - live.keys()):
+        # A broker that is in an ISR, and was not registered when this controller loaded the
+        # metadata, may have lost records even if it has registered meanwhile.
+        for broker_id in sorted((alive(self.store.image).keys() - live.keys()) | self._in_sync()):
             gone = methodcaller("broker_gone", broker_id, "its session with ZooKeeper has ended")
             await self._decide_all(gone)
         for _, broker in sorted(live.items()):
@@ -463,6 +463,16 @@ class ZkController:
         self._unsent.put_nowait((before, after))
 
     async def _send_everything(self) -> None:
+        """Send all metadata once restarted leaders have new epochs, and then each change."""
+        before, after = self._being_deleted(), self._loaded.image
+        for batch in batched(self._loaded.restarted):
+            self._decide(methodcaller("elect_restarted_leaders", batch))
+            await asyncio.sleep(0)
+        if (written := self.store.durable()) is not None:
+            await written
+        while not self._unsent.empty():
+            _, after = self._unsent.get_nowait()
+        await self._send_changes(before, after)
         while True:
             await self._send_changes(*await self._unsent.get())
 

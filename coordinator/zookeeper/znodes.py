@@ -217,6 +217,8 @@ class PartitionStateZnode:
     leader_epoch: int
     controller_epoch: int
     leader_recovery_state: int = 0
+    written_zxid: int = 0
+    """The zxid of the znode's last write, which is not part of its data."""
 
 
 def topic_path(topic: str) -> str:

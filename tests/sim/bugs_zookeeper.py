@@ -8,6 +8,7 @@ from fencepost.cluster import image
 from fencepost.cluster.controller import brokers
 from fencepost.cluster.controller.partition_change import PartitionChangeBuilder
 from fencepost.coordinator.handlers import answers
+from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.zookeeper import loading, writes, znodes
 from fencepost.coordinator.zookeeper.access import SecurityZnodes, _MultiWrite
 from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes
@@ -111,14 +112,14 @@ ZOOKEEPER: Final = (
         (
             (
                 ZkController._process_broker_change,
-                "alive(self.store.image).keys() | self._in_sync()",
-                "alive(self.store.image).keys()",
+                "(alive(self.store.image).keys() - live.keys()) | self._in_sync()",
+                "alive(self.store.image).keys() - live.keys()",
             ),
         ),
     ),
     Bug(
         "a new controller does not send its metadata",
-        ((ZkController.start, "self._written(before, self.store.image)", "pass"),),
+        ((ZkController._send_everything, "await self._send_changes(before, after)", "pass"),),
     ),
     Bug(
         "the controller sends changes before they are written to ZooKeeper",
@@ -383,5 +384,24 @@ ZOOKEEPER: Final = (
                 '["block_start"])',
             ),
         ),
+    ),
+    Bug(
+        "a broker on ZooKeeper serves requests to its former process",
+        tuple(
+            (serve, "await self._registration.made.wait()", "pass")
+            for serve in (
+                ZooKeeperNode.leader_and_isr,
+                ZooKeeperNode.update_metadata,
+                ZooKeeperNode.stop_replica,
+            )
+        ),
+    ),
+    Bug(
+        "a leader on ZooKeeper that restarted unnoticed keeps its leader epoch",
+        ((ZkController._send_everything, "batched(self._loaded.restarted)", "()"),),
+    ),
+    Bug(
+        "a broker on ZooKeeper acknowledges a batch before it is flushed",
+        ((Flusher.after, "if not held:", "if held or not held:"),),
     ),
 )

@@ -46,6 +46,17 @@ _LATE: Final = {
     "weather": Weather(latency_ms=(1, 40), slow=0.05, slow_ms=1_500),
     "faults": ("remove_controller", "flip", "break_off", "pause_controller"),
 }
+_POWER: Final = {
+    **_CLUSTER,
+    "factor": 3,
+    "min_isr": 2,
+    "partitions": 1,
+    "producers": 2,
+    "session_ms": 900,
+    "outage_ms": 2_500,
+    "chaos_ms": 4_000,
+    "faults": ("power_loss", "remove_controller"),
+}
 _RULES: Final = {**_CLUSTER, "faults": ("tool_access",)}
 _USERS: Final = Staged("user")
 _ADDITION: Final = Staged("addition")
@@ -163,6 +174,14 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "producers": 3,
         "idempotent": 1.0,
         "faults": ("kill", "kill_controller"),
+    },
+    "a broker on ZooKeeper serves requests to its former process": _POWER,
+    "a leader on ZooKeeper that restarted unnoticed keeps its leader epoch": _POWER,
+    "a broker on ZooKeeper acknowledges a batch before it is flushed": {
+        **_CLUSTER,
+        "factor": 1,
+        "faults": ("power_loss",),
+        "disk_ms": (1, 30),
     },
 }
 

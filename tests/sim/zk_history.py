@@ -97,8 +97,8 @@ class ZooKeeperHistory(History):
         """Called after a broker has served a controller's request; True drops the answer."""
         self._heard: dict[tuple[str, int], int] = {}
         """(node, incarnation) → newest controller epoch of an accepted request."""
-        # Disks lose no writes here, so no log may be damaged.
-        self.machines.unexpected |= {"log cut"}
+        if "power_loss" not in options.faults:
+            self.machines.unexpected |= {"log cut"}  # no disk loses a write
         self.machines.changes += (
             (session, "client_of", partial(Client, self.ensemble)),
             *((ZooKeeperNode, name, self._told(getattr(ZooKeeperNode, name))) for name in TOLD),

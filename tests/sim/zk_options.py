@@ -78,6 +78,9 @@ TOOLS: Final = (
 WITH_TOOLS: Final = 0.4
 """The share of histories in which tools write."""
 
+WITH_POWER_LOSSES: Final = 0.15
+"""The share of histories in which brokers lose power."""
+
 AUTHORIZER: Final = "kafka.security.authorizer.AclAuthorizer"
 
 
@@ -117,6 +120,9 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
     if draw.random() < WITH_TOOLS:
         faults += tuple(draw.sample(TOOLS, draw.choice((1, 2, 4))))
+    # A generator of its own keeps the other options of each seed unchanged.
+    if random.Random(f"zookeeper power losses {seed}").random() < WITH_POWER_LOSSES:
+        faults += ("power_loss",)
     return ZooKeeperOptions(
         seed=seed,
         brokers=brokers,

@@ -42,6 +42,7 @@ def check(daemon: Daemon, sent: int, acknowledged: list[int]) -> None:
     assert set(found) <= set(range(sent))
 
 
+@pytest.mark.slow
 def test_librdkafka_records_survive_random_kills_once_and_in_order(
     daemon: Daemon, request: pytest.FixtureRequest
 ) -> None:

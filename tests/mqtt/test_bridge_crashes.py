@@ -194,7 +194,7 @@ def batches(count: int) -> Iterator[list[Message]]:
     ("qos", "version", "with_ids"),
     [
         pytest.param(1, "5", True, id="qos1-v5-message-id", marks=pytest.mark.slow),
-        pytest.param(2, "3.1.1", False, id="qos2-v311-packet-id"),
+        pytest.param(2, "3.1.1", False, id="qos2-v311-packet-id", marks=pytest.mark.slow),
         pytest.param(2, "5", True, id="qos2-v5-message-id", marks=pytest.mark.slow),
     ],
 )

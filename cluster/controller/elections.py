@@ -159,7 +159,7 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
 
 def elect_restarted_leaders(
     view: ControllerView, partitions: Sequence[Partition]
-) -> ControllerResult[None]:
+) -> ControllerResult[bool]:
     """Hold an election for partitions whose leaders have restarted unnoticed (ZooKeeper).
 
     The same broker may win, in a new leader epoch. It may have lost records that followers have;
@@ -173,9 +173,7 @@ def elect_restarted_leaders(
         change = view.change(topic, index)
         change.always_writes = True
         changes += view.changed(topic, change, "the leader restarted while there was no controller")
-    return ControllerResult(
-        None, tuple(one.record for one in changes), events=tuple(events_of(changes))
-    )
+    return _result_of(changes, is_more=False)
 
 
 def _elected_in_turn(

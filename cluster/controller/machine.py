@@ -213,7 +213,7 @@ class Controller:
 
     def elect_restarted_leaders(
         self, partitions: Sequence[elections.Partition]
-    ) -> ControllerResult[None]:
+    ) -> ControllerResult[bool]:
         """See :func:`elections.elect_restarted_leaders`."""
         return elections.elect_restarted_leaders(self.view, partitions)
 

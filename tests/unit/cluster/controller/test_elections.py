@@ -276,6 +276,18 @@ def test_new_controller_elects_first_leaders_of_partitions_that_never_had_one() 
     check_first_leader(cluster, "foo", 2, 2, 0)
 
 
+def test_leader_that_restarted_unnoticed_gets_a_new_leader_epoch() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, needs_leader_epoch_bump=True))
+    cluster.create("foo", [1, 2], [2, 1])
+    first, second = cluster.controller.image.topics["foo"].partitions
+    outcome = cluster.controller.elect_restarted_leaders([("foo", 0), ("deleted", 0)])
+    cluster.append(outcome.records)
+    again, untouched = cluster.controller.image.topics["foo"].partitions
+    assert (again.leader, again.isr) == (first.leader, first.isr)
+    assert again.leader_epoch == first.leader_epoch + 1
+    assert untouched == second
+
+
 def test_first_leaders_of_a_large_topic_are_elected_in_several_decisions() -> None:
     cluster = Cluster(settings=replace(SETTINGS, max_elections=2))
     assigned_elsewhere(cluster, "foo", (1, 2), (1,), (0, 2), (2, 1), (0, 1))

@@ -184,18 +184,18 @@ class ShareGroups:
         By then the share coordinator may have answered the first request, and members may have
         acknowledged records: a second initialization would deliver these records again.
         """
-        offsets = _start_offsets(group_id, states)
         # If the group has moved meanwhile, its new coordinator repeats the initialization.
         with suppress(DomainError):
             listed = cast(
                 "ListShareStateResult",
                 await self._groups.submit(group_id, ListShareState(group_id)),
             )
-            for topic in listed.partitions:
-                for index in topic.partitions:
-                    offsets.pop(SharePartitionKey(group_id, topic.topic_id, index), None)
-            for key in self._initializing & offsets.keys():
-                del offsets[key]
+            begun = self._initializing.union(_keys(group_id, listed.partitions))
+            offsets = {
+                key: start
+                for key, start in _start_offsets(group_id, states).items()
+                if key not in begun
+            }
             self._initializing.update(offsets)
             try:
                 await self._initialize(group_id, states.state_epoch, offsets)
@@ -260,13 +260,9 @@ class ShareGroups:
         self, group_id: str, topics: Collection[NamedPartitions]
     ) -> dict[bytes, DomainError]:
         """Delete the state of topics; return one error for each topic that failed."""
-        keys = [
-            SharePartitionKey(group_id, topic.topic_id, index)
-            for topic in topics
-            for index in topic.partitions
-        ]
         failed: dict[bytes, DomainError] = {}
-        for key, error in (await self._persister.delete(keys)).items():
+        deleted = await self._persister.delete(_keys(group_id, topics))
+        for key, error in deleted.items():
             if error is not None:
                 failed.setdefault(key.topic_id, error)
         return failed
@@ -289,6 +285,14 @@ async def _settled(work: Coroutine[Any, Any, T]) -> T | DomainError:
         return await work
     except DomainError as error:
         return without_traceback(error)
+
+
+def _keys(group_id: str, topics: Collection[NamedPartitions]) -> list[SharePartitionKey]:
+    return [
+        SharePartitionKey(group_id, topic.topic_id, index)
+        for topic in topics
+        for index in topic.partitions
+    ]
 
 
 def _start_offsets(group_id: str, states: StateToInitialize) -> dict[SharePartitionKey, int]:

@@ -408,8 +408,8 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
             (
                 (
                     ShareGroups._initialize_new,
-                    "offsets.pop(SharePartitionKey(group_id, topic.topic_id, index), None)",
-                    "pass",
+                    "self._initializing.union(_keys(group_id, listed.partitions))",
+                    "self._initializing",
                 ),
             ),
         ),

@@ -24,7 +24,7 @@ VALUE = bytes(range(256)) * 4
 """1 KiB of payload."""
 
 PREFIX = "bench-"
-"""How the names of all topics begin that a workload creates."""
+"""What :func:`create_topic` and :func:`delete_topics` have in common: topic names begin with it."""
 
 
 def create_topic(
@@ -137,6 +137,12 @@ def drain(
         consumer.close()
 
 
+def expect_no_error(answer: Answer) -> None:
+    """Raise RuntimeError with the error of a response, if it has one."""
+    if (error := answer["error_code"]) != "none":
+        raise RuntimeError(error)
+
+
 def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
     """Form a group of the classic protocol; return each member's JoinGroup response.
 
@@ -167,8 +173,7 @@ def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
             assignments=[{"member_id": each, "assignment": b"x"} for each in ids if leads],
         )
     for one in members:
-        if (error := one.receive()["error_code"]) != "none":
-            raise RuntimeError(error)
+        expect_no_error(one.receive())
     return joined
 
 

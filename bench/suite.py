@@ -31,8 +31,8 @@ BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 class Workload:
     """A workload on a broker; if ``on_kafka``, on one of each product per round.
 
-    Unless it is ``fresh``, it runs on the warm broker that workloads share (:mod:`bench.warm`), and
-    ``settings`` and ``sides`` are those of that broker.
+    A ``fresh`` workload gets a new broker with its ``settings`` and ``sides``. The others share the
+    warm broker of each side (:mod:`bench.warm`), and leave both fields at their defaults.
     """
 
     name: str
@@ -40,11 +40,13 @@ class Workload:
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
     on_kafka: bool = True
     sides: Mapping[str, Make] = field(default_factory=lambda: SIDES)
-    """A constructor of each side's broker."""
+    """Side → the function that makes its broker."""
     is_pinged: bool = True
-    """Whether the broker is pinged meanwhile, which adds a little to its processor time."""
+    """Whether another process pings the broker meanwhile, which takes the broker some processor
+    time."""
     fresh: bool = False
-    """Whether it needs a new broker, because it kills the broker or measures its memory."""
+    """Whether the workload needs a new broker: because it kills the broker, measures the broker's
+    memory, or has settings of its own."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The brokers that workloads share: one of each side, warm, and up until the end of the run.
 
-A JVM that has run for minutes serves at twice the speed of a fresh one. Each side therefore runs
-the same workloads for :data:`WARM_UP_S` seconds, unmeasured, before the first measured one.
+A JVM that has run for minutes is faster than a fresh one. Each side therefore runs the same
+workloads for :data:`WARM_UP_S` seconds, unmeasured, before the first measured one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bench.brokers import SIDES, Broker
 from bench.clients import delete_topics
@@ -36,35 +34,24 @@ WORKLOADS = (
 """One after the other and again from the beginning, until the time is over."""
 
 
-class WarmBrokers:
+class WarmBrokers(ExitStack):
     """A broker of each side, which is started and warmed up when it is first needed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._brokers: dict[str, Broker] = {}
-        self._end = ExitStack()
 
     def broker(self, side: str) -> Broker:
         """Return the side's broker."""
         if side not in self._brokers:
-            home = self._end.enter_context(tempfile.TemporaryDirectory(prefix="fencepost-bench-"))
+            home = self.enter_context(tempfile.TemporaryDirectory(prefix="fencepost-bench-"))
             broker = SIDES[side](Path(home), DEFAULTS)
             broker.start()
-            self._end.callback(broker.kill)
+            self.callback(broker.kill)
             print(f"warming up {side} for {WARM_UP_S} s", file=sys.stderr, flush=True)
             warm_up(broker)
             self._brokers[side] = broker
         return self._brokers[side]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end.close()
 
 
 def warm_up(broker: Broker) -> None:

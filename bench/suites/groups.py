@@ -10,7 +10,14 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, TopicPartition
 
 from bench.brokers import Broker, cpu_seconds, resident_mib
-from bench.clients import Burst, create_topic, framed, joined_group, until
+from bench.clients import (
+    Burst,
+    create_topic,
+    expect_no_error,
+    framed,
+    joined_group,
+    until,
+)
 from bench.suite import DEFAULTS, Figures, Suite, Workload
 from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.support.cluster import GROUP, Cluster, unique
@@ -125,11 +132,11 @@ def requests(broker: Broker) -> Figures:
         answer = cluster.call(
             "heartbeat", 4, group_id=group[0], member_id=group[1], generation_id=group[2]
         )
-        _expect(answer["error_code"])
+        expect_no_error(answer)
         name = unique("bench")
         again = _again(name, _new_style_member(cluster, name, topic))
         new_beat = framed("consumer_group_heartbeat", 1, **again)
-        _expect(cluster.call("consumer_group_heartbeat", 1, **again)["error_code"])
+        expect_no_error(cluster.call("consumer_group_heartbeat", 1, **again))
         commit = _commit_frame("bench-simple", topic, 1)
     burst = Burst(broker.bootstrap, 4)
     figures = {}
@@ -171,11 +178,6 @@ def synchronous_commits(broker: Broker) -> Figures:
     }
 
 
-def _expect(error: str) -> None:
-    if error != "none":
-        raise RuntimeError(error)
-
-
 def _classic_group(cluster: Cluster) -> tuple[str, str, int]:
     """Create a stable group of one member; return (group, member, generation)."""
     group = unique("bench")
@@ -197,7 +199,7 @@ def _new_style_member(cluster: Cluster, group: str, topic: str) -> tuple[str, in
         subscribed_topic_names=[topic],
         topic_partitions=[],
     )
-    _expect(answer["error_code"])
+    expect_no_error(answer)
     return member, answer["member_epoch"]
 
 

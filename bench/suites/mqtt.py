@@ -85,5 +85,8 @@ MQTT = Suite(
     "mqtt",
     "MQTT messages of 100 B through Mosquitto and the bridge, from the first publish to the last "
     "commit; publisher and bridge share a process.",
-    (Workload("MQTT, QoS 1", bridge(1)), Workload("MQTT, QoS 2", bridge(2))),
+    (
+        Workload("MQTT, QoS 1", bridge(1), fresh=True),
+        Workload("MQTT, QoS 2", bridge(2), fresh=True),
+    ),
 )

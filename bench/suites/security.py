@@ -21,7 +21,7 @@ from tests.support.secured import LISTENERS, USERS, SecuredKafka, add_users, lis
 RECORDS = 200_000
 HANDSHAKES, LOGINS = 300, 200
 WARM_UPS = 4
-"""Runs that warm up a broker; each takes ten to twenty seconds."""
+"""Unmeasured runs of the data path that warm a broker up."""
 
 CLEAR: Mapping[str, str] = {}
 

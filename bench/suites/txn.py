@@ -10,12 +10,19 @@ from confluent_kafka import Consumer
 
 from bench.apart import init_ms, transactional
 from bench.brokers import FENCEPOST, Broker, cpu_seconds, resident_mib
-from bench.clients import VALUE, Burst, create_topic, fill, framed, until
+from bench.clients import (
+    VALUE,
+    Burst,
+    create_topic,
+    expect_no_error,
+    fill,
+    framed,
+    until,
+)
 from bench.suite import DEFAULTS, Figures, Suite, Workload
 from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import TRANSACTION, Cluster, unique
-from tests.support.raw import Answer
 
 SECONDS = 8.0
 """How long a workload without an end of its own runs."""
@@ -28,6 +35,13 @@ PREPARED = 1_000
 IDS = 10_000
 TIMEOUT_MS = 600_000
 """The timeout of the open transactions: longer than the measurement."""
+
+
+def _latencies(seconds: list[float]) -> Figures:
+    return {
+        "median ms": statistics.median(seconds) * 1e3,
+        "p99 ms": statistics.quantiles(seconds, n=100)[98] * 1e3,
+    }
 
 
 def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
@@ -47,8 +61,7 @@ def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
     samples = samples[len(samples) // 10 :]  # the first tenth warms up
     return {
         "transactions/s": len(samples) / sum(samples),
-        "median ms": statistics.median(samples) * 1e3,
-        "p99 ms": statistics.quantiles(samples, n=100)[98] * 1e3,
+        **_latencies(samples),
         "broker's processor time a transaction µs": processor * 1e6,
     }
 
@@ -144,7 +157,7 @@ def two_phase(broker: Broker) -> Figures:
         def claim(*, keep: bool) -> tuple[int, int]:
             asked = requests.init_producer_id(name, enable2_pc=True, keep_prepared_txn=keep)
             answer = cluster.ask("init_producer_id", 6, asked)
-            _expect(answer)
+            expect_no_error(answer)
             return answer["producer_id"], answer["producer_epoch"]
 
         for _ in range(PREPARED):
@@ -156,23 +169,15 @@ def two_phase(broker: Broker) -> Figures:
                 sequence=0,
                 transactional=True,
             )
-            _expect(cluster.produce(topic, data, version=12, transactional_id=name))
+            expect_no_error(cluster.produce(topic, data, version=12, transactional_id=name))
             begin = time.perf_counter()
             successor = claim(keep=True)
-            _expect(cluster.ask("end_txn", 5, requests.end_txn(name, successor)))
+            expect_no_error(cluster.ask("end_txn", 5, requests.end_txn(name, successor)))
             samples.append(time.perf_counter() - begin)
         if cluster.lso(topic) != 2 * PREPARED:
             raise RuntimeError(f"last stable offset {cluster.lso(topic)} after {PREPARED} commits")
     samples = samples[len(samples) // 10 :]  # the first tenth warms up
-    return {
-        "found and committed, median ms": statistics.median(samples) * 1e3,
-        "found and committed, p99 ms": statistics.quantiles(samples, n=100)[98] * 1e3,
-    }
-
-
-def _expect(answer: Answer) -> None:
-    if answer["error_code"] != "none":
-        raise RuntimeError(answer["error_code"])
+    return {f"found and committed, {name}": value for name, value in _latencies(samples).items()}
 
 
 def open_ids(broker: Broker) -> Figures:

@@ -43,7 +43,7 @@ class OtherShareCoordinators(Protocol):
     """The connections to the share coordinators of other brokers."""
 
     def send(self, broker_id: int, command: StateCommand) -> asyncio.Future[object]:
-        """Send a command once; the future has the reply or fails with a DomainError."""
+        """Send a command, without retries. The future returns the reply or raises a DomainError."""
 
 
 class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
@@ -175,9 +175,10 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             now = shard.machine.redundant_offset(), PendingRecords.of(partition)
             redundant[partition.index] = now
             former = self._redundant.get(partition.index, now)
-            # An election may remove snapshots that are not committed; the records below are then
-            # needed. Source: CoordinatorRuntime, where the read of the redundant offset waits for
-            # the commit of everything that was written before.
+            # The redundant offset counts once all records are committed that the machine had
+            # replayed: an election may remove an uncommitted snapshot, and the state would then
+            # need the records below it. Source: CoordinatorRuntime, where a read waits for the
+            # commit of everything written before it.
             offset = next((known for known, end in (now, former) if _is_committed(end)), 0)
             if offset > partition.log_start_offset:
                 with swallow("prune the share state", shard=shard.name):
@@ -260,5 +261,5 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
 
 
 def _is_committed(pending: PendingRecords) -> bool:
-    """Return whether neither an election nor a power loss can remove the records any more."""
+    """Return whether the records survive every election and every power loss from now on."""
     return pending.is_committed and pending.partition.high_watermark >= pending.end

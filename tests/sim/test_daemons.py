@@ -21,7 +21,8 @@ QUICK = frozenset(
     if options["brokers"] == 1
     and name != "a start does not flush records that a killed process left unflushed"
 )
-"""The bugs that ``make test`` searches for: one was found only in the 14th history."""
+"""The bugs that ``make test`` searches for. The one that is left out shows only in the 14th
+history."""
 
 SPREAD = frozenset(
     {

@@ -76,7 +76,7 @@ def reader(
                 told, _ = process.communicate(timeout=TIMEOUT_S)
                 if process.returncode:
                     raise RuntimeError("the consumer failed")
-                return [float(one) for one in told.split()]
+                return [float(text) for text in told.split()]
 
             yield delays
         finally:
@@ -110,7 +110,7 @@ def _read(bootstrap: str, topic: str, skipped: str, count: str) -> None:
         if message is None or message.error():
             sys.exit(f"no record: {message and message.error()}")
         delays.append(now - int.from_bytes(message.value()[:STAMP_BYTES]))
-    print(*(one / 1e6 for one in delays[int(skipped) :]))
+    print(*(delay / 1e6 for delay in delays[int(skipped) :]))
     consumer.close()
 
 

@@ -104,7 +104,7 @@ class Mixed(MixedCluster):
         """Return the replicas of partitions; the brokers of the kind ``leads`` lead in turn."""
         numbers = sorted(self.numbers(JAVA) + self.numbers(PYTHON))
         first = [self._leaders[index % len(self._leaders)] for index in range(partitions)]
-        return [[one, *(other for other in numbers if other != one)] for one in first]
+        return [[leader, *(other for other in numbers if other != leader)] for leader in first]
 
     def kill(self) -> None:
         """Kill all nodes at once with SIGKILL."""

@@ -43,7 +43,9 @@ def create_topic(
     if assignment is None:
         new = NewTopic(name, partitions, replicas)
     else:
-        new = NewTopic(name, partitions, replica_assignment=[list(one) for one in assignment])
+        new = NewTopic(
+            name, partitions, replica_assignment=[list(broker_ids) for broker_ids in assignment]
+        )
     admin.create_topics([new])[name].result(30)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -148,8 +150,8 @@ def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
 
     Raises RuntimeError if they do not all join its first generation.
     """
-    for one in members:
-        one.send(
+    for member in members:
+        member.send(
             "join_group",
             3,
             group_id=group,
@@ -158,13 +160,13 @@ def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
             protocol_type="consumer",
             protocols=[{"name": "range", "metadata": b""}],
         )
-    joined = [one.receive() for one in members]
+    joined = [member.receive() for member in members]
     ids = [each["member_id"] for answer in joined for each in answer["members"]]
     if len(ids) != len(members):
         raise RuntimeError(f"{len(ids)} of {len(members)} members in the first generation")
-    for one, answer in zip(members, joined, strict=True):
+    for member, answer in zip(members, joined, strict=True):
         leads = answer["member_id"] == answer["leader"]
-        one.send(
+        member.send(
             "sync_group",
             3,
             group_id=group,
@@ -172,8 +174,8 @@ def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
             generation_id=answer["generation_id"],
             assignments=[{"member_id": each, "assignment": b"x"} for each in ids if leads],
         )
-    for one in members:
-        expect_no_error(one.receive())
+    for member in members:
+        expect_no_error(member.receive())
     return joined
 
 

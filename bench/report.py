@@ -123,7 +123,9 @@ DETAILS = ("processor time", "a transaction ms", "slowest")
 
 def summary(result: dict[str, Any]) -> str:
     """Return a table of the medians measured on both brokers, for `docs/figures.md`."""
-    told = min((one["machine"] for one in result.values()), key=lambda told: told["rounds"])
+    told = min(
+        (measured["machine"] for measured in result.values()), key=lambda told: told["rounds"]
+    )
     lines = [
         (
             f"{heading(told)} Medians of one run (`make bench`) that measures both brokers "

@@ -202,8 +202,8 @@ def _classic_member(cluster: Cluster) -> dict[str, object]:
         protocols=[{"name": "range", "metadata": b""}],
     )
     mine = {"generation_id": joined["generation_id"], "member_id": joined["member_id"]}
-    one = {"member_id": joined["member_id"], "assignment": b""}
-    cluster.call("sync_group", 3, group_id="bench", assignments=[one], **mine)
+    assignment = {"member_id": joined["member_id"], "assignment": b""}
+    cluster.call("sync_group", 3, group_id="bench", assignments=[assignment], **mine)
     return {"group_id": "bench", **mine}
 
 
@@ -266,7 +266,7 @@ def measured(frames: Frames, orders: Any, clocks: Clocks) -> dict[str, float]:
         elif number:  # the first one warms up
             runs[-1]["all"] = spent / count * 1e6
     found = {
-        name: statistics.median(one.get(name, 0.0) for one in runs) for name in (*PARTS, "all")
+        name: statistics.median(times.get(name, 0.0) for times in runs) for name in (*PARTS, "all")
     }
     found["rest"] = found["all"] - sum(found[part] for part in PARTS)
     return found

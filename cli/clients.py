@@ -64,13 +64,13 @@ def telemetry(session: ClusterSession, form: str, client_id: str | None) -> None
         )
 
 
-def _row(one: dict[str, Any]) -> dict[str, Any]:
-    values, resource = one["values"], one["resource"]
+def _row(instance: dict[str, Any]) -> dict[str, Any]:
+    values, resource = instance["values"], instance["resource"]
     return {
-        **one,
-        "host": one["client_host"],
+        **instance,
+        "host": instance["client_host"],
         "group": resource.get("group_id"),
-        "last_push": moment(one["pushed_ms"]),
+        "last_push": moment(instance["pushed_ms"]),
         "idle": _rounded(values.get("poll_idle_ratio")),
         "poll_max": _milliseconds(values.get("time_between_polls_max_ms")),
         "commit_max": _milliseconds(values.get("commit_latency_max_ms")),
@@ -78,18 +78,18 @@ def _row(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _series_rows(one: dict[str, Any]) -> list[dict[str, Any]]:
+def _series_rows(instance: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
-            "client_id": one["client_id"],
-            "instance": one["client_instance_id"],
+            "client_id": instance["client_id"],
+            "instance": instance["client_instance_id"],
             "metric": name,
             "labels": [f"{key}={text}" for key, text in labels.items()],
             "value": value,
             "unit": unit,
             "time": moment(time_ms),
         }
-        for name, labels, value, unit, time_ms in one["series"]
+        for name, labels, value, unit, time_ms in instance["series"]
     ]
 
 

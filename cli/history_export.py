@@ -348,11 +348,11 @@ class Delivery:
                 continue
             if entry is None or not self._work.selected(entry):
                 continue
-            one = Exported(self._index, record.offset, entry)
+            exported = Exported(self._index, record.offset, entry)
             if record.offset < self._committed:
-                self._work.sink.observe(one)
+                self._work.sink.observe(exported)
             else:
-                yield one
+                yield exported
 
 
 def _batches(entries: Iterator[Exported], size: int) -> Iterator[list[Exported]]:

@@ -101,23 +101,25 @@ class SpanBuilder:
                 self._rebalances.pop(name, None)
         return None
 
-    def _end(self, entry: Entry, one: _Rebalance, outcome: str, end_ms: int | None = None) -> Span:
+    def _end(
+        self, entry: Entry, rebalance: _Rebalance, outcome: str, end_ms: int | None = None
+    ) -> Span:
         self._rebalances.pop(entry.subject, None)
         attributes: dict[str, str | int] = {
             "messaging.consumer.group.name": entry.subject,
             "fencepost.outcome": outcome,
         }
-        if one.why is not None:
-            attributes["fencepost.why"] = one.why
-        if one.cause is not None:
-            attributes["fencepost.cause"] = one.cause
+        if rebalance.why is not None:
+            attributes["fencepost.why"] = rebalance.why
+        if rebalance.cause is not None:
+            attributes["fencepost.cause"] = rebalance.cause
         generation = entry.detail.get("new_generation")
         if isinstance(generation, int):
             attributes["fencepost.generation"] = generation
-        if one.epoch is not None:
-            attributes["fencepost.epoch"] = one.epoch
+        if rebalance.epoch is not None:
+            attributes["fencepost.epoch"] = rebalance.epoch
         end_ms = entry.at_ms if end_ms is None else end_ms
-        return Span("rebalance", one.start_ms, end_ms, attributes)
+        return Span("rebalance", rebalance.start_ms, end_ms, attributes)
 
 
 def _transaction(entry: Entry) -> Span | None:
@@ -194,10 +196,10 @@ class OtlpSink:
             cause = self._failures.text or "the receiver did not accept the entries"
             raise DeliveryError(f"{self._url}: {cause}")
 
-    def _context(self, one: Exported) -> SpanContext:
+    def _context(self, exported: Exported) -> SpanContext:
         from opentelemetry.trace import SpanContext, TraceFlags
 
-        raw = hashlib.sha256(one.id(self._cluster_id).encode()).digest()
+        raw = hashlib.sha256(exported.id(self._cluster_id).encode()).digest()
         trace_id, span_id = int.from_bytes(raw[:16]), int.from_bytes(raw[16:24])
         sampled = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(trace_id or 1, span_id or 1, is_remote=False, trace_flags=sampled)
@@ -219,13 +221,13 @@ class OtlpSink:
             instrumentation_scope=InstrumentationScope("fencepost.history"),
         )
 
-    def _log(self, one: Exported, context: SpanContext | None) -> ReadableLogRecord:
+    def _log(self, exported: Exported, context: SpanContext | None) -> ReadableLogRecord:
         from opentelemetry._logs import LogRecord, SeverityNumber
         from opentelemetry.sdk._logs import ReadableLogRecord
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
-        entry = one.entry
+        entry = exported.entry
         is_warning = entry.what.endswith(_WARNED)
         record = LogRecord(
             timestamp=entry.at_ms * 1_000_000,
@@ -234,15 +236,15 @@ class OtlpSink:
             severity_text="WARN" if is_warning else "INFO",
             severity_number=SeverityNumber.WARN if is_warning else SeverityNumber.INFO,
             body=f"{entry.subject}: {entry.what}" + (f": {entry.why}" if entry.why else ""),
-            attributes=self._attributes(one),
+            attributes=self._attributes(exported),
             event_name=f"fencepost.{entry.what}",
         )
         return ReadableLogRecord(record, self._resource, InstrumentationScope("fencepost.history"))
 
-    def _attributes(self, one: Exported) -> dict[str, Any]:
-        entry = one.entry
+    def _attributes(self, exported: Exported) -> dict[str, Any]:
+        entry = exported.entry
         attributes = {
-            "fencepost.id": one.id(self._cluster_id),
+            "fencepost.id": exported.id(self._cluster_id),
             "fencepost.scope": entry.scope,
             "fencepost.subject": entry.subject,
             "fencepost.what": entry.what,

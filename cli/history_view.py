@@ -285,9 +285,9 @@ def wrap_entry(row: Mapping[str, Any], columns: Sequence[str], width: int) -> li
 def _shortened(text: str, ids: Sequence[str]) -> str:
     """Return ``text`` with the unique parts of member ids shortened."""
     text = _UUID.sub(r"\1…", text)
-    for one in ids:
-        if len(one) > SHORT_ID and not _UUID.search(one):
-            text = text.replace(one, f"{one[:SHORT_ID]}…")
+    for identifier in ids:
+        if len(identifier) > SHORT_ID and not _UUID.search(identifier):
+            text = text.replace(identifier, f"{identifier[:SHORT_ID]}…")
     return text
 
 

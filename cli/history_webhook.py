@@ -57,9 +57,9 @@ class WebhookSink:
 
     def prepare(self, batch: Sequence[Exported]) -> Callable[[], None]:
         """Return a function that sends the single entry of ``batch``."""
-        (one,) = batch
-        key = one.id(self._cluster_id)
-        body = encode_value(one.entry)
+        (exported,) = batch
+        key = exported.id(self._cluster_id)
+        body = encode_value(exported.entry)
         return lambda: self._post(key, body)
 
     def _post(self, key: str, body: bytes) -> None:

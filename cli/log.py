@@ -336,7 +336,7 @@ def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, exe
     with _open_broker(data_dir, pairs) as broker:
         plan = plan_producer_ids(broker.storage)
         if execute:
-            decide(broker.storage, lambda one: one.reset_producer_ids(plan.following))
+            decide(broker.storage, lambda controller: controller.reset_producer_ids(plan.following))
     row = {**plan._asdict(), "executed": execute}
     emit([row], list(row), form)
     if not execute:

@@ -214,8 +214,8 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(one: object) -> str:
-    return _quoted(one) if isinstance(one, str) else json.dumps(one)
+def _value(value: object) -> str:
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 # --- settings files ---

@@ -170,7 +170,7 @@ def describe_quotas(session: ClusterSession, entity: Names) -> list[tuple[Names,
         )
         for entry in answer.entries or ()
     ]
-    return sorted(entries, key=lambda one: _text(one[0]))
+    return sorted(entries, key=lambda entry: _text(entry[0]))
 
 
 def _change(
@@ -208,8 +208,8 @@ def _change(
     answer = session.client.call(
         "AlterClientQuotas", to_node=session.controller, check=False, entity=request
     )
-    for one in answer.entries:
-        check(one.error_code, "AlterClientQuotas", _text(entity), one.error_message)
+    for entry in answer.entries:
+        check(entry.error_code, "AlterClientQuotas", _text(entity), entry.error_message)
     rows = _rows(entity, {key: before.get(key) for key in new_values})
     emit(
         [{**row, "new": _number(new_values[str(row["quota"])])} for row in rows],

@@ -144,15 +144,17 @@ def command(
 def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
     """Return the users, one per item. Raises click.BadParameter for an unreadable file."""
     users = in_environment.splitlines()
-    for one in given:
-        if not one.startswith("@"):
-            users.append(one)
+    for argument in given:
+        if not argument.startswith("@"):
+            users.append(argument)
             continue
         try:
-            users += Path(one[1:]).read_text(encoding="utf-8").splitlines()
+            users += Path(argument[1:]).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise click.BadParameter(f"{one[1:]}: {reason}", param_hint="--add-scram") from error
+            raise click.BadParameter(
+                f"{argument[1:]}: {reason}", param_hint="--add-scram"
+            ) from error
     return [line for line in map(str.strip, users) if line and not line.startswith("#")]
 
 

@@ -419,28 +419,32 @@ def _explain(row: dict[str, object]) -> None:
     """Print the reasons and the evidence of a verdict."""
     lines = [f"{row['transactional_id']}: {row['verdict']}", *_texts(row["because"])]
     lines += _texts(row["ended_by"])
-    for one in _rows(row["waiting"]):
-        groups = ", ".join(_texts(one["groups"])) or "no group"
+    for partition in _rows(row["waiting"]):
+        groups = ", ".join(_texts(partition["groups"])) or "no group"
         lines.append(
-            f"waiting: {one['topic']}:{one['partition']} at the last stable offset {one['stable']}"
-            f" of {one['end']}: {groups}"
+            f"waiting: {partition['topic']}:{partition['partition']}"
+            f" at the last stable offset {partition['stable']} of {partition['end']}: {groups}"
         )
-    for one in _rows(row["records"]):
-        identity = f" {one['producer_id']}:{one['epoch']}" if one["epoch"] is not None else ""
+    for record in _rows(row["records"]):
+        identity = (
+            f" {record['producer_id']}:{record['epoch']}" if record["epoch"] is not None else ""
+        )
         lines.append(
-            f"__transaction_state-{one['partition']} offset {one['offset']}:"
-            f" {one['state']}{identity}"
+            f"__transaction_state-{record['partition']} offset {record['offset']}:"
+            f" {record['state']}{identity}"
         )
-    for one in _rows(row["markers"]):
-        behind = one["first_offset"]
+    for marker in _rows(row["markers"]):
+        behind = marker["first_offset"]
         what = "no batch left" if behind is None else f"batches from offset {behind}"
         lines.append(
-            f"{one['topic']}:{one['partition']} offset {one['offset']}: {one['outcome']} marker,"
-            f" producer epoch {one['producer_epoch']}, coordinator epoch"
-            f" {one['coordinator_epoch']}; {what}"
+            f"{marker['topic']}:{marker['partition']} offset {marker['offset']}:"
+            f" {marker['outcome']} marker, producer epoch {marker['producer_epoch']},"
+            f" coordinator epoch {marker['coordinator_epoch']}; {what}"
         )
-    for one in _rows(row["history"]):
-        lines.append(f"history: {one['time']} {one['what']}: {one['why']} ({one['client']})")
+    for event in _rows(row["history"]):
+        lines.append(
+            f"history: {event['time']} {event['what']}: {event['why']} ({event['client']})"
+        )
     print_lines("", lines[0], *(f"  {line}" for line in lines[1:]))
 
 

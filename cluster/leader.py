@@ -451,7 +451,7 @@ class PartitionLeader:
     def _reason_of_removal(self, was: tuple[int, ...]) -> str:
         """Return why the controller removed members, as far as the registrations show it."""
         left = (self._reason_not_live(broker_id) for broker_id in was if broker_id not in self.isr)
-        reasons = [one for one in left if one is not None]
+        reasons = [reason for reason in left if reason is not None]
         return "; ".join(reasons) or "the controller decided"
 
     def _isr_event(self, was: tuple[int, ...], reason: str) -> Event:

@@ -88,16 +88,16 @@ def counts(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
 
-def plain(one: Transaction) -> dict[str, Any]:
+def plain(txn: Transaction) -> dict[str, Any]:
     """Return a transaction for JSON."""
     return {
-        "transactional_id": one.transactional_id,
-        "state": one.state,
-        "producer_id": one.producer_id,
-        "epoch": one.epoch,
-        "timeout_ms": one.timeout_ms,
-        "started_ms": one.started_ms if one.state in UNFINISHED else None,
-        "partitions": texts(one.partitions),
+        "transactional_id": txn.transactional_id,
+        "state": txn.state,
+        "producer_id": txn.producer_id,
+        "epoch": txn.epoch,
+        "timeout_ms": txn.timeout_ms,
+        "started_ms": txn.started_ms if txn.state in UNFINISHED else None,
+        "partitions": texts(txn.partitions),
     }
 
 

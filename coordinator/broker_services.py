@@ -273,7 +273,9 @@ class Services:
         active, node_id = self.active_controller, self.node_id
         with active.store.unforced():
             epoch = active.store.image.brokers[node_id].epoch
-            block = active.decide(lambda one: one.allocate_producer_ids(node_id, epoch))
+            block = active.decide(
+                lambda controller: controller.allocate_producer_ids(node_id, epoch)
+            )
         await self.storage.durable()
         return ProducerIdBlock(block.first, block.size)
 

@@ -255,7 +255,11 @@ CLUSTER_CATALOGUE: Final = (
 def catalogue_table() -> str:
     """Return the table of the catalogue."""
     rows = (
-        (cell(one.text), f"`fencepost {one.command}`", f"`{cell(one.says).replace('…', ' … ')}`")
-        for one in (*CATALOGUE, *CLUSTER_CATALOGUE)
+        (
+            cell(cause.text),
+            f"`fencepost {cause.command}`",
+            f"`{cell(cause.says).replace('…', ' … ')}`",
+        )
+        for cause in (*CATALOGUE, *CLUSTER_CATALOGUE)
     )
     return table(("cause", "command", "what it says"), rows)

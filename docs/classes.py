@@ -130,11 +130,13 @@ def named_classes() -> Iterator[tuple[str, str]]:
     """Yield each public function's or method's name, and a class of ours that it names."""
     for _, path, names in PUBLIC:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        ours = dict.fromkeys((one.name for one in tree.body if isinstance(one, ast.ClassDef)), path)
+        ours = dict.fromkeys(
+            (statement.name for statement in tree.body if isinstance(statement, ast.ClassDef)), path
+        )
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fencepost."):
                 file = str(node.module).removeprefix("fencepost.").replace(".", "/") + ".py"
-                ours |= {one.asname or one.name: file for one in node.names}
+                ours |= {alias.asname or alias.name: file for alias in node.names}
         for node in tree.body:
             if isinstance(node, ast.ClassDef | _Function) and node.name in names:
                 for where, name in _annotated(node):
@@ -145,13 +147,13 @@ def named_classes() -> Iterator[tuple[str, str]]:
 def _annotated(node: ast.ClassDef | _Function) -> Iterator[tuple[str, str]]:
     """Yield the names in the annotations of a public function, or of a class's public methods."""
     methods = [node] if isinstance(node, _Function) else node.body
-    for one in methods:
-        where = node.name if one is node else f"{node.name}.{getattr(one, 'name', '')}"
-        if isinstance(one, ast.AnnAssign):
-            asked: list[ast.expr | None] = [one.annotation]
-        elif isinstance(one, _Function) and where not in INSIDE and _is_described(one):
-            arguments = (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)
-            asked = [one.returns, *(each.annotation for each in arguments)]
+    for member in methods:
+        where = node.name if member is node else f"{node.name}.{getattr(member, 'name', '')}"
+        if isinstance(member, ast.AnnAssign):
+            asked: list[ast.expr | None] = [member.annotation]
+        elif isinstance(member, _Function) and where not in INSIDE and _is_described(member):
+            arguments = (*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs)
+            asked = [member.returns, *(each.annotation for each in arguments)]
         else:
             continue
         for annotation in filter(None, asked):
@@ -184,44 +186,46 @@ def _entry(module: str, node: ast.ClassDef | _Function) -> Iterator[str]:
 
 
 def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
-    methods = {one.name: one for one in node.body if isinstance(one, _Function)}
+    methods = {
+        statement.name: statement for statement in node.body if isinstance(statement, _Function)
+    }
     made = methods.get("__init__")
     signature = _signature(made, node.name, bound=True) if made else _fields_signature(node)
     yield _code(f"from {module} import {node.name}\n\n{signature}")
     yield from _doc(node)
     fields = [
-        (f"`{cell(one.target.id)}`", cell(" ".join(_markdown(doc).split())))
-        for one, doc in _attributes(node)
-        if isinstance(one.target, ast.Name) and not one.target.id.startswith("_")
+        (f"`{cell(field.target.id)}`", cell(" ".join(_markdown(doc).split())))
+        for field, doc in _attributes(node)
+        if isinstance(field.target, ast.Name) and not field.target.id.startswith("_")
     ]
     if any(meaning for _, meaning in fields):
         yield table(("field", "meaning"), fields)
-    public = {name: one for name, one in methods.items() if not name.startswith("_")}
-    for name, one in public.items():
-        if ast.get_docstring(one) is None or f"{node.name}.{name}" in INSIDE:
+    public = {name: method for name, method in methods.items() if not name.startswith("_")}
+    for name, method in public.items():
+        if ast.get_docstring(method) is None or f"{node.name}.{name}" in INSIDE:
             continue
-        marks = {ast.unparse(mark) for mark in one.decorator_list}
+        marks = {ast.unparse(mark) for mark in method.decorator_list}
         if "property" in marks:
-            returns = f": {ast.unparse(one.returns)}" if one.returns else ""
+            returns = f": {ast.unparse(method.returns)}" if method.returns else ""
             yield f"**`.{name}{returns}`**"
         else:
-            is_awaited = " (awaited)" if isinstance(one, ast.AsyncFunctionDef) else ""
-            yield f"**`.{_signature(one, name, bound=True, width=1_000)}`**{is_awaited}"
-        yield from _doc(one)
+            is_awaited = " (awaited)" if isinstance(method, ast.AsyncFunctionDef) else ""
+            yield f"**`.{_signature(method, name, bound=True, width=1_000)}`**{is_awaited}"
+        yield from _doc(method)
 
 
 def _attributes(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
     """Yield the fields of a class, each with the docstring below it."""
-    for one, below in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(one, ast.AnnAssign):
+    for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign):
             text = ""
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 text = inspect.cleandoc(str(below.value.value))
-            yield one, text
+            yield statement, text
 
 
 def _fields_signature(node: ast.ClassDef) -> str:
-    fields = [ast.unparse(one) for one, _ in _attributes(node)]
+    fields = [ast.unparse(field) for field, _ in _attributes(node)]
     return _call(node.name, fields, "")
 
 
@@ -251,14 +255,14 @@ def _split(arguments: str) -> list[str]:
         if letter == "," and depth == 0:
             found.append(arguments[begun:place].strip())
             begun = place + 1
-    return [one for one in (*found, arguments[begun:].strip()) if one]
+    return [argument for argument in (*found, arguments[begun:].strip()) if argument]
 
 
 def _call(name: str, arguments: list[str], returns: str, width: int = 88) -> str:
     line = f"{name}({', '.join(arguments)}){returns}"
     if len(line) <= width:
         return line
-    inner = "".join(f"    {one},\n" for one in arguments)
+    inner = "".join(f"    {argument},\n" for argument in arguments)
     return f"{name}(\n{inner}){returns}"
 
 

@@ -22,7 +22,7 @@ def other_series() -> str:
 
 def _table(families: Iterable[Family]) -> str:
     lines = ["| series | type | labels | what it says |", "|---|---|---|---|"]
-    for one in families:
-        labels = ", ".join(f"`{name}`" for name in one.labels)
-        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.help} |")
+    for family in families:
+        labels = ", ".join(f"`{name}`" for name in family.labels)
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     return "\n".join(lines)

@@ -54,7 +54,9 @@ async def example(bootstrap: str) -> str | None:
     if refused != wrong or any(
         letter.value != payment(n)
         for letter, n in zip(
-            sorted(letters, key=lambda one: int(dict(one.headers)[OFFSET])), wrong, strict=True
+            sorted(letters, key=lambda letter: int(dict(letter.headers)[OFFSET])),
+            wrong,
+            strict=True,
         )
     ):
         return "the dead letters are not the bad records"

@@ -51,12 +51,14 @@ class Load:
         self._last_s = 0.0
         self._end, self._drained = threading.Event(), threading.Event()
         self._bootstrap = bootstrap
-        self._threads = [threading.Thread(target=one) for one in (self._produce, self._consume)]
+        self._threads = [
+            threading.Thread(target=target) for target in (self._produce, self._consume)
+        ]
 
     def start(self) -> None:
         """Start both threads."""
-        for one in self._threads:
-            one.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Stop writing, and read to the end."""
@@ -157,8 +159,8 @@ class Processes:
 
     def close(self) -> None:
         """Stop all processes, the last one first."""
-        for one in reversed(self._all):
-            self.stop(one)
+        for process in reversed(self._all):
+            self.stop(process)
 
 
 def until(what: str, is_so: Callable[[], bool]) -> None:
@@ -180,7 +182,7 @@ def described(bootstrap: str) -> Any:
 
 def row_of(broker: int, bootstrap: str) -> dict[str, Any]:
     """Return the row of one broker."""
-    found = [one for one in described(bootstrap)["brokers"] if one["broker"] == broker]
+    found = [row for row in described(bootstrap)["brokers"] if row["broker"] == broker]
     return found[0] if found else {"state": "unknown", "leads": 0, "in_sync": 0}
 
 
@@ -242,7 +244,7 @@ def grow(kafka: Command, home: Path, processes: Processes, load: Load, at: Place
     until("it is gone", lambda: row_of(1, at.theirs)["state"] == "fenced")
     fencepost("cluster", "unregister", "1", "--execute", bootstrap=at.theirs)
     moved_on(load)
-    brokers = [one["broker"] for one in described(at.theirs)["brokers"]]
+    brokers = [row["broker"] for row in described(at.theirs)["brokers"]]
     print(f"the cluster has the brokers {brokers}")
 
 
@@ -258,7 +260,7 @@ def moved_on(load: Load) -> None:
 def example(kafka: Command, home: Path) -> str | None:
     """Run all steps; return a complaint, or None if the result is right."""
     held = [hold_port() for _ in range(3)]
-    at = Places(*(f"127.0.0.1:{one.getsockname()[1]}" for one in held))
+    at = Places(*(f"127.0.0.1:{port.getsockname()[1]}" for port in held))
     processes, load = Processes(home), Load(at.ours)
     try:
         try:
@@ -267,8 +269,8 @@ def example(kafka: Command, home: Path) -> str | None:
             load.stop()
     finally:
         processes.close()
-        for one in held:
-            one.close()
+        for port in held:
+            port.close()
     print(
         f"{load.progress[0]} records written, {load.progress[1]} read by the group;"
         f" the longest wait of the producer was {load.longest_s:.1f} s"

@@ -45,7 +45,7 @@ async def copy_partition(old: str, new: str, place: TopicPartition) -> list[int]
                 )
             )
         written = await asyncio.gather(*waiting)
-    if [one.offset for one in written] != list(range(len(offsets))):
+    if [metadata.offset for metadata in written] != list(range(len(offsets))):
         raise RuntimeError(f"{place} was not empty, or somebody else writes to it")
     return offsets
 

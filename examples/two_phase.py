@@ -70,7 +70,7 @@ async def example(bootstrap: str) -> str | None:
         cursor = await connection.execute(f"select account, balance from {table}")
         booked = dict(await cursor.fetchall())
     sent = await read_topic(bootstrap, target)
-    last = {int(one.key): JSON.load(one.value)["balance"] for one in sent}
+    last = {int(record.key): JSON.load(record.value)["balance"] for record in sent}
     wanted = {n: sum(range(n, PAYMENTS, ACCOUNTS)) for n in range(ACCOUNTS)}
     if not crashed or len(sent) != PAYMENTS:
         return f"{len(sent)} of {PAYMENTS} records, crashed: {crashed}"

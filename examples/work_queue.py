@@ -162,7 +162,9 @@ async def example(bootstrap: str) -> str | None:
         return f"jobs {wrong + ledger.repeated} had another outcome, or more deliveries"
     failed = [n for n in range(JOBS) if ledger.done[n] != "accepted"]
     found = await letters(bootstrap, dead_letters, len(failed))
-    print(f"{len(found)} in the dead-letter queue, for", *sorted({reason(one) for one in found}))
+    print(
+        f"{len(found)} in the dead-letter queue, for", *sorted({reason(letter) for letter in found})
+    )
     if sorted(int(letter.key) for letter in found) != failed:
         return "the dead-letter queue does not have the jobs that failed"
     return None

@@ -552,7 +552,7 @@ class ProducerStateManager:
 
     def remove_snapshots_above(self, offset: int) -> None:
         """Remove the snapshots above ``offset``, which describe offsets that are gone."""
-        for snapshot in [one for one in self.snapshot_offsets if one > offset]:
+        for snapshot in [snapshot for snapshot in self.snapshot_offsets if snapshot > offset]:
             self.remove_snapshot(snapshot)
         self._last_snapshot_offset = min(self._last_snapshot_offset, offset)
 

@@ -430,7 +430,7 @@ class _Loader:
             following = header.leader_epoch
         if following < self._epoch:
             self._epoch = header.leader_epoch
-            self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
+            self._new_epochs = [entry for entry in self._new_epochs if entry[0] <= self._epoch]
 
     def _check_gap(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
         """Check a batch after a gap against the next one: no CRC covers its base offset.
@@ -535,22 +535,21 @@ class _Loader:
         return upto
 
     def _finish(self, start: int) -> LoadedLog:
-        log, producers = self._log, self._producers
+        log, producers, report = self._log, self._producers, self._report
         if log.log_end_offset < start:
-            self._report.reason = f"the log ends at {log.log_end_offset}, before its start {start}"
-            self._report.truncated_bytes += log.size_bytes
-            self._report.removed_records += sum(_count_records(one, 0) for one in log.segments)
+            report.reason = f"the log ends at {log.log_end_offset}, before its start {start}"
+            report.truncated_bytes += log.size_bytes
+            report.removed_records += sum(_count_records(segment, 0) for segment in log.segments)
             log.restart_at(start, self._options.now_ms)
             producers.remove_snapshots_above(-1)
             producers.clear(start)
         end = log.log_end_offset
         producers.map_end_offset = end
         producers.remove_snapshots_above(end)
-        if log.active.base_offset == end and self._report.removed_segments:
+        if log.active.base_offset == end and report.removed_segments:
             producers.take_snapshot()
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start)
-        report = self._report
         is_reported = report.scanned_segments or report.reason or report.damaged
         return self._loaded(start, report if is_reported else None)
 

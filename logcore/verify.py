@@ -142,7 +142,7 @@ def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
 def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
     """Return the end offsets of metadata snapshots, at which the metadata log may start."""
     digits_of_files = (
-        one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX)
+        name[:OFFSET_DIGITS] for name in names if name.endswith(SNAPSHOT_OF_METADATA_SUFFIX)
     )
     return [int(digits) for digits in digits_of_files if digits.isdecimal()]
 

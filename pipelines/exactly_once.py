@@ -55,13 +55,7 @@ from fencepost.pipelines.producers import (
     send_all,
 )
 from fencepost.pipelines.records import Batch, Output
-from fencepost.pipelines.security import (
-    PLAINTEXT,
-    Security,
-    aiokafka_options,
-    check_login,
-    watched,
-)
+from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login, watched
 from fencepost.pipelines.serde import BYTES, Serde
 from fencepost.pipelines.stopping import STOP_MS, StopRequest, stop_on_signals
 from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics
@@ -424,7 +418,9 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """
         now = time.monotonic() * 1000
         connections = self._consumer._client._conns.values()
-        if self.options.security == PLAINTEXT or any(one.connected() for one in connections):
+        if self.options.security == PLAINTEXT or any(
+            connection.connected() for connection in connections
+        ):
             self._check_at, self._check_ms = now + FIRST_CHECK_MS, FIRST_CHECK_MS
         elif now >= self._check_at:
             self._check_ms = min(2 * self._check_ms, LAST_CHECK_MS)

@@ -54,7 +54,7 @@ class HandlerCall:
         """
         batch = Batch([])
         batch.records = [
-            record for one in consumed if (record := self._decode(one, batch)) is not None
+            record for raw in consumed if (record := self._decode(raw, batch)) is not None
         ]
         try:
             outputs = await self._call(batch) if batch.records else []
@@ -83,11 +83,11 @@ class HandlerCall:
         result = self._handler(batch)
         return list(result) if isinstance(result, Iterable) else result
 
-    def _decode(self, one: ConsumerRecord, batch: Batch) -> Record | None:
-        where = (one.topic, one.partition, one.offset, one.timestamp)
-        raw = (tuple(one.headers), one.key, one.value)
+    def _decode(self, record: ConsumerRecord, batch: Batch) -> Record | None:
+        where = (record.topic, record.partition, record.offset, record.timestamp)
+        raw = (tuple(record.headers), record.key, record.value)
         try:
-            key, value = self._key_serde.load(one.key), self._value_serde.load(one.value)
+            key, value = self._key_serde.load(record.key), self._value_serde.load(record.value)
         except (ValueError, TypeError, RecursionError) as error:
             batch.refuse(
                 Record(*where, None, None, *raw), f"undecodable: {type(error).__name__}: {error}"

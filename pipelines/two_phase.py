@@ -180,12 +180,12 @@ class TransactionOwner:
         answer = await self._client.call(
             "DescribeTransactions", to_transaction=name, transactional_ids=(name,)
         )
-        (one,) = answer.transaction_states
-        if one.error_code is ErrorCode.transactional_id_not_found:
+        (state,) = answer.transaction_states
+        if state.error_code is ErrorCode.transactional_id_not_found:
             return "", TransactionIdentity(-1, -1)
-        if one.error_code is not ErrorCode.none:
-            raise ApiError(one.error_code, "DescribeTransactions", name)
-        return one.transaction_state, TransactionIdentity(one.producer_id, one.producer_epoch)
+        if state.error_code is not ErrorCode.none:
+            raise ApiError(state.error_code, "DescribeTransactions", name)
+        return state.transaction_state, TransactionIdentity(state.producer_id, state.producer_epoch)
 
     async def _finish_prepared(self) -> Outcome | None:
         """Commit the transactions that PREPARE TRANSACTION has decided, first in Kafka."""

@@ -149,7 +149,9 @@ class TestClock:
             begin_ms, begun = self.monotonic_ms(), monotonic_s()
             target_ms = begin_ms + span_ms
             # Requests that have already arrived are handled before the time moves.
-            await self._each(lambda one: one.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE))
+            await self._each(
+                lambda deadlines: deadlines.begin(target_ms, span_ms // ROUNDS_PER_ADVANCE)
+            )
             fired: list[Fired] = []
             for _ in range(MAX_STEPS):
                 due_times = await self._each(Deadlines.next_ms)

@@ -344,8 +344,8 @@ class Faults:
 
     def _install(self) -> None:
         """Install the registry with faults in the server, or the original one."""
-        for one in self._of_one:
-            one._install()
+        for faults in self._of_one:
+            faults._install()
         if self._broker is not None and self._registry is not None:
             is_needed = bool(self.all or (self._of_all is not None and self._of_all.all))
             server = self._broker.server

@@ -65,10 +65,10 @@ class FetchPositions:
         """Return the assigned partitions that their members are not known to fetch."""
         with self._lock:
             fetched: dict[tuple[str | None, str, Partition], int] = {}
-            for connection, one in list(self._fetched.items()):
+            for connection, positions in list(self._fetched.items()):
                 if not connection.closed:
-                    for place, number in one.partitions.items():
-                        key = (one.client_id, connection.peer_host, place)
+                    for place, number in positions.partitions.items():
+                        key = (positions.client_id, connection.peer_host, place)
                         fetched[key] = max(number, fetched.get(key, -1))
             return [
                 place

@@ -228,7 +228,7 @@ class _Player:
         end, span_ms = len(self.incident.steps) + 1, self.incident.end_ms - self.incident.start_ms
         self._answers(end, span_ms)
         self._advance(end, span_ms)
-        self.replayed.sort(key=lambda one: one.number)
+        self.replayed.sort(key=lambda step: step.number)
 
     def close(self) -> None:
         """Close all connections."""
@@ -329,7 +329,9 @@ class _Player:
             self._observer.wait(ANSWER_S, hits=self._sent)
         except TimeoutError:
             waiting = [
-                one for one, _ in self._pending.values() if one.connection == step.connection
+                pending
+                for pending, _ in self._pending.values()
+                if pending.connection == step.connection
             ]
             raise ReplayError(
                 f"{_name(step)} was not handled: the response of step"
@@ -343,7 +345,9 @@ class _Player:
             for step, recorded in self._pending.values()
             if (step.answered_after or 0) < number
         ]
-        for answered_ms, step, recorded in sorted(due, key=lambda one: (one[0], one[1].number)):
+        for answered_ms, step, recorded in sorted(
+            due, key=lambda answer: (answer[0], answer[1].number)
+        ):
             self._advance(min(step.answered_after or 0, number - 1) + 1, min(answered_ms, at_ms))
             self._write_acquired(recorded)
             if step.number in self._unsent:

@@ -156,12 +156,12 @@ def fetched_partitions(ctx: Context) -> Iterator[tuple[object, tuple[str, int]]]
         }
         for key, index in session.partitions:
             if (key, index) not in seen and (key, index) not in gone:
-                one = (
+                requested = (
                     SimpleNamespace(name=key)
                     if isinstance(key, str)
                     else SimpleNamespace(topic_id=key)
                 )
-                yield key, (topic_name(ctx, one)[1], index)
+                yield key, (topic_name(ctx, requested)[1], index)
 
 
 def finished(result: Any) -> Work[Any]:

@@ -457,7 +457,7 @@ class KafkaUnderTest(ABC):
 
     def _share_states(self, group: str) -> States:
         self._check_running()
-        return merged([call(lambda one: states_of(one, group)) for call in self._running()])
+        return merged([call(lambda broker: states_of(broker, group)) for call in self._running()])
 
     # --- transactions and causes ---
 
@@ -474,18 +474,18 @@ class KafkaUnderTest(ABC):
 
         transactions, claims = self._query(query)
         rows = []
-        for one in transactions:
-            claim = holder(claims.get(one.producer_id, ()), one.epoch)
-            started_ms = now_ms if one.started_ms is None else one.started_ms
+        for transaction in transactions:
+            claim = holder(claims.get(transaction.producer_id, ()), transaction.epoch)
+            started_ms = now_ms if transaction.started_ms is None else transaction.started_ms
             rows.append(
                 OpenTransaction(
-                    transactional_id=one.transactional_id,
-                    state=one.state,
-                    producer_id=one.producer_id,
-                    producer_epoch=one.epoch,
+                    transactional_id=transaction.transactional_id,
+                    state=transaction.state,
+                    producer_id=transaction.producer_id,
+                    producer_epoch=transaction.epoch,
                     client=claim.client if claim is not None else None,
-                    partitions=tuple(sorted(one.partitions)),
-                    timeout_ms=one.timeout_ms,
+                    partitions=tuple(sorted(transaction.partitions)),
+                    timeout_ms=transaction.timeout_ms,
                     age_ms=max(0, now_ms - started_ms),
                 )
             )

@@ -232,8 +232,8 @@ def _broker_of(data_dir: Path) -> int:
     pids = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):  # the process has ended, or is another user's
-            one = link.stat()
-            if (one.st_dev, one.st_ino) == (lock_status.st_dev, lock_status.st_ino):
+            link_status = link.stat()
+            if (link_status.st_dev, link_status.st_ino) == (lock_status.st_dev, lock_status.st_ino):
                 pids.add(int(link.parts[2]))
     if len(pids) == 1 and os.getpid() not in pids:
         return pids.pop()

@@ -111,7 +111,11 @@ def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -
         if metadata is None:
             raise PromotionError(f"{path} has no metadata log")
         candidates.append(metadata)
-    newest = max(candidates, key=lambda one: (one.image.epoch, one.image.offset), default=None)
+    newest = max(
+        candidates,
+        key=lambda candidate: (candidate.image.epoch, candidate.image.offset),
+        default=None,
+    )
     if newest is None:
         raise PromotionError("the metadata is in the directories of the controllers: name them")
     voters = len(newest.image.controllers)

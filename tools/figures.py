@@ -127,9 +127,9 @@ def check_state(topic: str, header: BatchHeader, batch: memoryview) -> int:
     if topic not in (TRANSACTION_STATE, CONSUMER_OFFSETS) or header.is_control:
         return _NONE
     highest = _NONE
-    for one in iter_records(batch, 0, header):
-        record = Record(one.key or b"", one.value)
-        at = f"of the record at offset {one.offset}"
+    for decoded in iter_records(batch, 0, header):
+        record = Record(decoded.key or b"", decoded.value)
+        at = f"of the record at offset {decoded.offset}"
         if topic == TRANSACTION_STATE:
             highest = max(highest, _check_transaction(record, at))
         else:

@@ -295,9 +295,9 @@ def _pair(entry: str) -> tuple[str, str]:
     return name.strip().upper(), protocol.strip().upper()
 
 
-def _listener_text(name: str, one: ListenerConfig) -> str:
-    host = f"[{one.host}]" if ":" in one.host else one.host
-    return f"{name}://{host}:{one.port}"
+def _listener_text(name: str, listener: ListenerConfig) -> str:
+    host = f"[{listener.host}]" if ":" in listener.host else listener.host
+    return f"{name}://{host}:{listener.port}"
 
 
 def _quorum(request: PromotionRequest) -> dict[str, str]:

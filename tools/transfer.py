@@ -269,7 +269,7 @@ def _import_topic(
             fs.remove_tree(_staging_path(storage, name, source.index))
         raise
     highest_id = max(partition.moved.highest_producer_id for partition in staged)
-    decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
+    decide(storage, lambda controller: controller.reserve_producer_ids(highest_id + 1))
     # All partitions get one leader epoch, above all epochs found.
     epoch = 1 + max(partition.moved.leader_epoch for partition in staged)
     registration = local_partition(storage.node_id, UNASSIGNED, epoch)
@@ -286,7 +286,7 @@ def _import_topic(
     }
     storage.logs.adopt(topic, topic_configs, extents)
     adopted = AdoptedTopic(name, topic_id, partitions, topic_configs, epoch)
-    decide(storage, lambda one: one.adopt_topic(adopted))
+    decide(storage, lambda controller: controller.adopt_topic(adopted))
     return [partition.moved for partition in staged]
 
 

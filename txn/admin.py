@@ -31,7 +31,7 @@ from fencepost.txn.shard import (
 )
 from fencepost.txn.state import TransactionMetadata, TransactionState
 
-_STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
+_STATES_BY_NAME = {txn_state.kafka_name: txn_state for txn_state in TransactionState}
 
 
 def list_transactions(

@@ -19,7 +19,9 @@ _WORDS = {
 def states() -> str:
     """Return the states of a transaction as a Mermaid diagram."""
     lines = ["stateDiagram-v2", "    [*] --> Empty: InitProducerId of a new id"]
-    for (old, new), cause in sorted(TRANSITIONS.items(), key=lambda one: one[0][::-1]):
+    for (old, new), cause in sorted(
+        TRANSITIONS.items(), key=lambda transition: transition[0][::-1]
+    ):
         lines.append(f"    {old.kafka_name} --> {new.kafka_name}: {cause}")
     return "\n".join([*lines, "    Dead --> [*]: tombstone"])
 

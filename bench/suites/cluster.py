@@ -141,12 +141,12 @@ def idle(broker: Broker) -> Figures:
     cluster = nodes(broker)
     create_topic(broker.bootstrap, 12, replicas=3)
     time.sleep(SETTLE_S)
-    one = cluster.node(VICTIM)
-    begin, of_one, of_all = time.perf_counter(), cpu_seconds(one), cpu_seconds(cluster)
+    victim = cluster.node(VICTIM)
+    begin, of_one, of_all = time.perf_counter(), cpu_seconds(victim), cpu_seconds(cluster)
     time.sleep(IDLE_S)
     passed = time.perf_counter() - begin
     return {
-        "a broker, of a core %": (cpu_seconds(one) - of_one) / passed * 100,
+        "a broker, of a core %": (cpu_seconds(victim) - of_one) / passed * 100,
         "all processes, of a core %": (cpu_seconds(cluster) - of_all) / passed * 100,
     }
 
@@ -159,9 +159,9 @@ def start(broker: Broker) -> Figures:
     cluster = nodes(broker)
     topic = create_topic(broker.bootstrap, 1, replicas=3)
     fill(broker.bootstrap, topic, 1)
-    for one in cluster.last_the_controller:
-        if one.child is not None:
-            one.child.terminate()
+    for node in cluster.last_the_controller:
+        if node.child is not None:
+            node.child.terminate()
     begin = time.perf_counter()
     cluster.start()
     listening = time.perf_counter() - begin

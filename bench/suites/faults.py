@@ -53,10 +53,12 @@ def both_ways(home: Path) -> Iterator[tuple[str, Figures]]:
     for layout in MIXTURES:
         with ExitStack() as end:
             work = _at_work(home, layout, JAVA, end)
-            makers = [[layout[number - 1] for number in one] for one in ASSIGNED[SOURCE]]
+            makers = [[layout[number - 1] for number in numbers] for numbers in ASSIGNED[SOURCE]]
             for way in WAYS:
                 for leader, heir in ((JAVA, PYTHON), (PYTHON, JAVA)):
-                    index = next(at for at, one in enumerate(makers) if one[:2] == [leader, heir])
+                    index = next(
+                        at for at, replicas in enumerate(makers) if replicas[:2] == [leader, heir]
+                    )
                     yield MAKERS[leader], _turn(work, way, SOURCE, index)
 
 

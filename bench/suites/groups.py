@@ -89,7 +89,7 @@ def rebalance(protocol: str) -> Callable[[Broker], Figures]:
         with Cluster(broker.bootstrap) as cluster:
             cluster.coordinator("any", GROUP)
         samples = [_come_and_go(broker, topic, protocol) for _ in range(REBALANCES)]
-        return {name: statistics.median(one[name] for one in samples) for name in samples[0]}
+        return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
 
     return run
 

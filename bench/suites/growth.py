@@ -80,7 +80,10 @@ def consumer_members(broker: Broker) -> Figures:
             grown = resident_mib(broker) - before
             figures[at("memory,", count, "members", "MiB")] = grown
             epochs = _settled(broker, cluster, group)
-            frames = [framed("consumer_group_heartbeat", 1, **_beat(group, *one)) for one in epochs]
+            frames = [
+                framed("consumer_group_heartbeat", 1, **_beat(group, *member_epoch))
+                for member_epoch in epochs
+            ]
             rounds = max(1, REPEATS // count)
             with Meter(broker, rounds * count) as beats:
                 _burst(broker, frames * rounds)
@@ -129,23 +132,29 @@ def _settled(broker: Broker, cluster: Cluster, group: str) -> list[tuple[str, in
     def probe() -> list[tuple[str, int]] | None:
         described = cluster.call("consumer_group_describe", 0, group_ids=[group])["groups"][0]
         behind = [
-            one
-            for one in described["members"]
-            if one["member_epoch"] != described["group_epoch"]
-            or one["assignment"] != one["target_assignment"]
+            member
+            for member in described["members"]
+            if member["member_epoch"] != described["group_epoch"]
+            or member["assignment"] != member["target_assignment"]
         ]
         if described["group_state"] == "Stable" and not behind:
-            return [(one["member_id"], one["member_epoch"]) for one in described["members"]]
+            return [
+                (member["member_id"], member["member_epoch"]) for member in described["members"]
+            ]
         _burst(
             broker,
             [
                 framed(
                     "consumer_group_heartbeat",
                     1,
-                    **_beat(group, one["member_id"], one["member_epoch"])
-                    | {"topic_partitions": _as_owned(one["assignment"], one["target_assignment"])},
+                    **_beat(group, member["member_id"], member["member_epoch"])
+                    | {
+                        "topic_partitions": _as_owned(
+                            member["assignment"], member["target_assignment"]
+                        )
+                    },
                 )
-                for one in behind or described["members"][:1]
+                for member in behind or described["members"][:1]
             ],
         )
         return None
@@ -155,13 +164,13 @@ def _settled(broker: Broker, cluster: Cluster, group: str) -> list[tuple[str, in
 
 def _as_owned(assignment: Answer, target: Answer) -> list[dict[str, object]]:
     """Return the partitions that a member reports, without the ones it must revoke."""
-    kept = {one["topic_id"]: set(one["partitions"]) for one in target["topic_partitions"]}
+    kept = {topic["topic_id"]: set(topic["partitions"]) for topic in target["topic_partitions"]}
     return [
         {
-            "topic_id": uuid.UUID(one["topic_id"]),
-            "partitions": sorted(set(one["partitions"]) & kept.get(one["topic_id"], set())),
+            "topic_id": uuid.UUID(topic["topic_id"]),
+            "partitions": sorted(set(topic["partitions"]) & kept.get(topic["topic_id"], set())),
         }
-        for one in assignment["topic_partitions"]
+        for topic in assignment["topic_partitions"]
     ]
 
 
@@ -184,10 +193,10 @@ def classic_members(broker: Broker) -> Figures:
                     "heartbeat",
                     4,
                     group_id=group,
-                    member_id=one["member_id"],
-                    generation_id=one["generation_id"],
+                    member_id=member["member_id"],
+                    generation_id=member["generation_id"],
                 )
-                for one in joined
+                for member in joined
             ]
             rounds = max(1, REPEATS // count)
             with Meter(broker, rounds * count) as beats:
@@ -204,7 +213,7 @@ def fetches(broker: Broker) -> Figures:
         topic = cluster.create_topic(unique("grown"), most)
         records = bytes(encode_batch([LogRecord(0, int(time.time() * 1000), None, b"x" * 100)]))
         for first in range(0, most, 1_000):
-            data = [{"index": one, "records": records} for one in range(first, first + 1_000)]
+            data = [{"index": index, "records": records} for index in range(first, first + 1_000)]
             _burst(
                 broker,
                 [
@@ -242,8 +251,8 @@ def _fetch(topic: str, count: int, offset: int) -> bytes:
             {
                 "topic": topic,
                 "partitions": [
-                    {"partition": one, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-                    for one in range(count)
+                    {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+                    for index in range(count)
                 ],
             }
         ],
@@ -333,7 +342,7 @@ def memory_of_partitions(broker: Broker) -> Figures:
     with Cluster(broker.bootstrap) as cluster:
         for count in PARTITIONS:
             topic = cluster.create_topic(unique("grown"), count - held)
-            data = [{"index": one, "records": records} for one in range(count - held)]
+            data = [{"index": index, "records": records} for index in range(count - held)]
             body = [{"name": topic, "partition_data": data}]
             _burst(broker, [framed("produce", 8, acks=-1, timeout=LONG_MS, topic_data=body)])
             held = count

@@ -70,7 +70,7 @@ async def at_least_once(bootstrap: str, source: str, target: str, size: int) -> 
     ):
         while done < RECORDS:
             for records in (await consumer.getmany(timeout_ms=200, max_records=size)).values():
-                sent = [await producer.send(target, one.value, one.key) for one in records]
+                sent = [await producer.send(target, record.value, record.key) for record in records]
                 await asyncio.gather(*sent)
                 await consumer.commit()
                 done += len(records)

@@ -249,9 +249,9 @@ def _listed(cluster: Cluster, *, ongoing: bool = False) -> dict[str, int]:
     """Return producer ids by transactional id, of all or of ids with an open transaction."""
     listed = cluster.call("list_transactions", 0)["transaction_states"]
     return {
-        one["transactional_id"]: one["producer_id"]
-        for one in listed
-        if not ongoing or one["transaction_state"] == "Ongoing"
+        transaction["transactional_id"]: transaction["producer_id"]
+        for transaction in listed
+        if not ongoing or transaction["transaction_state"] == "Ongoing"
     }
 
 

@@ -153,15 +153,15 @@ def _settings(session: ClusterSession) -> tuple[dict[str, str], list[str]]:
     return values, notes
 
 
-def _rule(resource: Any, one: Any) -> Acl:
+def _rule(resource: Any, acl: Any) -> Acl:
     return Acl(
         ResourceType(resource.resource_type),
         PatternType(resource.pattern_type),
         resource.resource_name,
-        one.principal,
-        one.host,
-        Operation(one.operation),
-        Permission(one.permission_type),
+        acl.principal,
+        acl.host,
+        Operation(acl.operation),
+        Permission(acl.permission_type),
     )
 
 

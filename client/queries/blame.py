@@ -154,7 +154,9 @@ def clients_of(
         if row.is_open and row.producer_id in ids:
             held[row.producer_id].add(row.partition)
     positions, hidden = _positions(session) if held else ({}, ())
-    return {one: _members(session, indexes, positions) for one, indexes in held.items()}, hidden
+    return {
+        producer_id: _members(session, indexes, positions) for producer_id, indexes in held.items()
+    }, hidden
 
 
 def _owners(session: ClusterSession, positions: Positions) -> dict[Partition, list[str]]:

@@ -180,7 +180,7 @@ def diagnosed_from(
     kept = [
         finding for finding in all_findings if subject.includes(finding, observations.pipelines)
     ]
-    kept.sort(key=lambda one: (order[one.rule.name], one.what))
+    kept.sort(key=lambda finding: (order[finding.rule.name], finding.what))
     return Diagnosis(tuple(kept), observes, observations.dropped)
 
 
@@ -267,7 +267,7 @@ def _new_ids(observations: Observations) -> Iterator[Finding]:
         groups[(stem, stem_of(first.client_id or ""), *where)].append(first)
     for (stem, *_), events in groups.items():
         if len(events) > 1 and not _is_counter([event.subject for event in events]):
-            last = max(events, key=lambda one: one.at_ms)
+            last = max(events, key=lambda event: event.at_ms)
             names = sorted(event.subject for event in events)
             what = f"{len(names)} transactional ids {stem}, each new at one start"
             yield Finding(

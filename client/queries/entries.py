@@ -67,7 +67,7 @@ def last_election(session: ClusterSession) -> Entry | None:
     """Return the last election of a controller on ZooKeeper; None if the history has none."""
     entries = entries_of(session, subjects=[(CLUSTER, CONTROLLER_SUBJECT)])
     elections = [entry for entry in entries if entry.what == "controller-elected"]
-    return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)
+    return max(elections, key=lambda election: int(election.detail["epoch"]), default=None)
 
 
 def _of(reader: Reader, keys: Collection[bytes] | None) -> Iterator[Entry]:

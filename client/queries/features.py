@@ -28,7 +28,7 @@ def feature_levels(session: ClusterSession) -> list[dict[str, object]]:
             "highest": feature.max_version,
             "epoch": answer.finalized_features_epoch,
         }
-        for feature in sorted(answer.supported_features, key=lambda one: str(one.name))
+        for feature in sorted(answer.supported_features, key=lambda feature: str(feature.name))
     ]
 
 

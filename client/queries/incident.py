@@ -351,11 +351,11 @@ def _written_records(records: Payloads) -> dict[str, Any]:
         topic: {
             str(index): {
                 str(offset): [
-                    _encoded(one.key),
-                    _encoded(one.value),
-                    [[name, _encoded(value)] for name, value in one.headers],
+                    _encoded(record.key),
+                    _encoded(record.value),
+                    [[name, _encoded(value)] for name, value in record.headers],
                 ]
-                for offset, one in rows.items()
+                for offset, record in rows.items()
             }
             for index, rows in partitions.items()
         }

@@ -166,8 +166,8 @@ def unfinished(session: ClusterSession) -> list[Transaction]:
         names = tuple(row.transactional_id for row in listed.transaction_states)
         if names:
             transactions += _described(session, node, names)
-    unended = (one for one in transactions if one.state in UNFINISHED)
-    return sorted(unended, key=lambda one: one.transactional_id)
+    unended = (txn for txn in transactions if txn.state in UNFINISHED)
+    return sorted(unended, key=lambda txn: txn.transactional_id)
 
 
 def _described(session: ClusterSession, node: int, names: tuple[str, ...]) -> list[Transaction]:

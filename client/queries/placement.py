@@ -78,14 +78,14 @@ class _AssignmentPlan:
             used = {self._racks[node] for node in nodes}
             node = min(
                 (broker_id for broker_id in self._held if broker_id not in nodes),
-                key=lambda one: (self._racks[one] in used, len(self._held[one])),
+                key=lambda broker_id: (self._racks[broker_id] in used, len(self._held[broker_id])),
             )
             nodes.append(node)
             self._held[node][tp] = None
 
     def level(self) -> bool:
         """Move one replica off an overloaded broker; return False if no move would help."""
-        by_load = sorted(self._held, key=lambda one: len(self._held[one]))
+        by_load = sorted(self._held, key=lambda broker_id: len(self._held[broker_id]))
         for most in reversed(by_load):
             for least in by_load:
                 if len(self._held[most]) - len(self._held[least]) < 2:
@@ -121,7 +121,7 @@ def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Rep
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
     assignment: dict[Partition, Replicas] = {}
     for tp, nodes in replicas.items():
-        first = nodes[0] if leads[nodes[0]] < most else min(nodes, key=lambda one: leads[one])
+        first = nodes[0] if leads[nodes[0]] < most else min(nodes, key=lambda node: leads[node])
         leads[first] += 1
         assignment[tp] = (first, *(node for node in nodes if node != first))
     return assignment

@@ -96,7 +96,9 @@ def incident_of(
             f"the history has no requests of {', '.join(subjects)}: set {SETTING}=true before the"
             " incident, or record with --follow while it happens again"
         )
-    requests.sort(key=lambda one: (_received_ms(one), one.shard, one.detail["sequence"]))
+    requests.sort(
+        key=lambda request: (_received_ms(request), request.shard, request.detail["sequence"])
+    )
     requests = [request for request in requests if not _is_left_out(request)]
     if not requests:
         raise IncidentError(f"no request of {', '.join(subjects)} reached a coordinator")

@@ -183,7 +183,7 @@ def brokers(session: ClusterSession) -> list[BrokerDescription]:
     check(answer.error_code, "DescribeCluster", None, answer.error_message)
     return [
         BrokerDescription(broker.broker_id, broker.host, broker.port, broker.rack, broker.is_fenced)
-        for broker in sorted(answer.brokers, key=lambda one: int(one.broker_id))
+        for broker in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))
     ]
 
 

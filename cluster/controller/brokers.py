@@ -345,7 +345,7 @@ def begin_shutdown(view: ControllerView, broker: BrokerRegistration) -> Controll
 def _has_another(view: ControllerView, topic: TopicImage, index: int, broker_id: int) -> bool:
     """Whether the ISR has another active broker. If not, the leader stays (ZooKeeper)."""
     isr = topic.partitions[index].isr
-    return any(one != broker_id and view.is_active(one) for one in isr)
+    return any(replica != broker_id and view.is_active(replica) for replica in isr)
 
 
 def led_by(view: ControllerView, broker_id: int) -> list[tuple[str, int]]:

@@ -151,7 +151,9 @@ def elect_first_leaders(view: ControllerView, topic_id: UUID) -> ControllerResul
     if topic is None:
         return ControllerResult(False)
     partitions = enumerate(topic.partitions)
-    waiting = ((topic, index) for index, one in partitions if one.partition_epoch == NEVER_LED)
+    waiting = (
+        (topic, index) for index, partition in partitions if partition.partition_epoch == NEVER_LED
+    )
     cause = "another program has assigned the partition"
     changes = view.leader_and_isr_updates(waiting, cause, at_most=most)
     return _result_of(changes, is_more=len(changes) == most)

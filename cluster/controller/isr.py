@@ -177,7 +177,7 @@ def record_lost_replicas(
             change = view.change(topic, index, removed=broker_id if is_lost else NO_LEADER)
             change.directories = {broker_id: directory}
             if is_lost:
-                change.isr = tuple(one for one in partition.isr if one != broker_id)
+                change.isr = tuple(replica for replica in partition.isr if replica != broker_id)
             elif partition.leader < 0 and view.is_active(broker_id):
                 change.is_acceptable = partial(_is_active_or, broker_id, change.is_acceptable)
             if view.allows_unclean_election(topic.name):
@@ -230,7 +230,7 @@ def assign_replicas_to_dirs(
             change = view.change(topic, item.index, removed=-1 if is_online else broker_id)
             change.directories = {broker_id: item.directory}
             if not is_online:
-                change.isr = tuple(one for one in partition.isr if one != broker_id)
+                change.isr = tuple(replica for replica in partition.isr if replica != broker_id)
             cause = f"broker {broker_id} reported the directory of its replica"
             changes += view.changed(topic, change, cause)
             answers.append(None)

@@ -72,13 +72,13 @@ class _RackList:
         self._draw = draw
         racks: dict[str | None, _Rack] = {}
         self.total = self.unfenced = 0
-        for broker in sorted(brokers, key=lambda one: one.broker_id):
+        for broker in sorted(brokers, key=lambda broker: broker.broker_id):
             rack = racks.setdefault(broker.rack, _Rack())
             (rack.fenced if broker.fenced else rack.unfenced).brokers.append(broker.broker_id)
             self.total += 1
             self.unfenced += not broker.fenced
         self._racks = [
-            racks[name] for name in sorted(racks, key=lambda one: (one is not None, one or ""))
+            racks[name] for name in sorted(racks, key=lambda name: (name is not None, name or ""))
         ]
         for brokers_of_rack in self._lists():
             if brokers_of_rack.brokers:

@@ -119,7 +119,7 @@ def added_quotas(image: MetadataImage, records: Iterable[MetadataRecord]) -> int
 
 def _entity_of(named: Mapping[str, str | None]) -> Entity:
     """Return an entity as the image's key."""
-    return tuple(sorted(named.items(), key=lambda one: one[0]))
+    return tuple(sorted(named.items(), key=lambda component: component[0]))
 
 
 def _changes(view: ControllerView, alteration: ClientQuotaAlteration) -> dict[str, float | None]:

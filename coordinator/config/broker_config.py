@@ -271,7 +271,7 @@ class BrokerConfig:
         settings = self._settings_of_keys(names)
         defaults = ((name, BROKER_KEYS[name].default) for name in names if name in BROKER_KEYS)
         settings += [
-            Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
+            Setting(key, text, ConfigSource.DEFAULT) for key, text in defaults if text is not None
         ]
         return list(dropwhile(lambda item: item.name != name, settings))
 

@@ -238,11 +238,11 @@ def _listeners(
 def _listener(
     config: BrokerConfig, name: str, host: str, port: int, protocol: SecurityProtocol
 ) -> ListenerConfig:
-    one = ListenerConfig(name, host, port, protocol)
-    if not one.is_sasl:
-        return one
+    listener = ListenerConfig(name, host, port, protocol)
+    if not listener.is_sasl:
+        return listener
     mechanisms = config.on_listener(name, "sasl.enabled.mechanisms")
-    return replace(one, mechanisms=mechanisms if isinstance(mechanisms, tuple) else ())
+    return replace(listener, mechanisms=mechanisms if isinstance(mechanisms, tuple) else ())
 
 
 def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
+    def unescape(match: re.Match[str]) -> str:
         digits, letter = match.groups()
         if digits is not None:
             return chr(int(digits, 16))
@@ -85,4 +85,4 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
     # A character beyond U+FFFF is written as two escapes.
-    return _ESCAPE.sub(one, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _ESCAPE.sub(unescape, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

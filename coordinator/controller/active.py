@@ -169,7 +169,9 @@ class ActiveController:
             raise DuplicateBrokerRegistrationError(
                 f"broker {request.broker_id} runs in the controller's own process"
             )
-        return lambda one: one.register_broker(request, self.store.next_offset, self.now_ms())
+        return lambda controller: controller.register_broker(
+            request, self.store.next_offset, self.now_ms()
+        )
 
     # --- by itself ---
 
@@ -235,7 +237,9 @@ class ActiveController:
             # No request waits for this decision. MetadataLogReader starts the flush when it is
             # notified of the append.
             with self.store.unforced():
-                is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
+                is_more = self.decide(
+                    lambda controller: controller.run_task(now_ms), trigger="timer controller"
+                )
         except LogError as error:
             _log.warning("controller cannot write its log", cause=str(error))
             self._arm_at(now_ms + RETRY_MS)

@@ -292,7 +292,7 @@ class MetadataLogReader:
         recent = (
             observer for observer in self._observers.values() if observer.last_fetch_ms >= since_ms
         )
-        return sorted(recent, key=lambda one: one.replica_id)
+        return sorted(recent, key=lambda observer: observer.replica_id)
 
     def has_observers(self) -> bool:
         """Return whether an observer has fetched within :data:`LISTENS_MS`."""

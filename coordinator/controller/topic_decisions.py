@@ -69,7 +69,7 @@ def create_topic(
     if topic.name == METADATA_TOPIC:
         raise InvalidRequestError(f"Creation of internal topic {topic.name} is prohibited.")
     created = decide(
-        lambda one: one.create_topic(
+        lambda controller: controller.create_topic(
             topic,
             topic_id=new_topic_id() if prepared is None else prepared.records.topic_id,
             draw=DRAW,
@@ -94,7 +94,11 @@ def create_internal_topic(
     prefix = SETTINGS_OF.get(name)
     partitions = 1 if prefix is None else config.int(f"{prefix}.num.partitions")
     topic = NewTopic(name, partitions, 1, configs=metadata.internal_configs(name))
-    decide(lambda one: one.create_internal_topic(topic, topic_id=new_topic_id(), draw=DRAW))
+    decide(
+        lambda controller: controller.create_internal_topic(
+            topic, topic_id=new_topic_id(), draw=DRAW
+        )
+    )
 
 
 def delete_topic(decide: Decide, topic: TopicImage, take: ChargeQuota = unlimited) -> None:
@@ -102,7 +106,7 @@ def delete_topic(decide: Decide, topic: TopicImage, take: ChargeQuota = unlimite
 
     Raises the errors of :func:`fencepost.cluster.controller.topics.delete_topic`.
     """
-    decide(lambda one: one.delete_topic(topic.topic_id, take))
+    decide(lambda controller: controller.delete_topic(topic.topic_id, take))
     _log.info("topic deleted", topic=topic.name, topic_id=str(topic.topic_id))
 
 

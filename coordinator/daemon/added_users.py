@@ -31,7 +31,7 @@ async def add_users(services: Services, added: Sequence[ScramCredentialUpsertion
             active = services.active_controller
         else:
             active = services.zookeeper.own_access_decisions(None).active
-        names = active.decide(lambda one: one.add_credentials(added, derive_keys))
+        names = active.decide(lambda controller: controller.add_credentials(added, derive_keys))
         written = active.store.durable()
         if written is not None:
             await written

@@ -431,11 +431,11 @@ class Broker:
     def _end_points(self) -> Iterator[BrokerEndpoint]:
         """Yield the broker's endpoints whose ports are known before the sockets are bound."""
         for name, listener in self._listeners.all.items():
-            one = self._listeners.advertised.get(name, listener)
-            if one.port:
-                host = socket.gethostname() if one.host in ANY_ADDRESS else one.host
+            advertised = self._listeners.advertised.get(name, listener)
+            if advertised.port:
+                host = socket.gethostname() if advertised.host in ANY_ADDRESS else advertised.host
                 number = list(SecurityProtocol).index(listener.protocol)
-                yield BrokerEndpoint(name, host, one.port, number)
+                yield BrokerEndpoint(name, host, advertised.port, number)
 
     def _keep_private(self, directory: str) -> None:
         """Restrict the metadata directory to its owner: it holds the credentials of users."""

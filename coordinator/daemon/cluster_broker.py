@@ -286,7 +286,7 @@ class ClusterBroker:
             node_id=services.node_id,
             image=lambda: services.metadata.image,
             broker_epoch=lambda: view.broker_epoch,
-            log_of=lambda one: services.logs.partition(one.topic, one.index),
+            log_of=lambda local: services.logs.partition(local.topic, local.index),
             on_disk=services.flusher.after,
             remember=services.remember_replica,
         )

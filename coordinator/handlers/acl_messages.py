@@ -60,7 +60,7 @@ def decided_in_batches(
     """Have the controller change validated ACLs, one batch per turn of the event loop."""
 
     def decision(piece: Sequence[Acl]) -> Callable[[Controller], ControllerResult[None]]:
-        return lambda one: change(one, piece, existing_acls(ctx, authorizer))
+        return lambda controller: change(controller, piece, existing_acls(ctx, authorizer))
 
     return decided_each(ctx, map(decision, batched(acls, ITEMS_PER_TURN)))
 

@@ -57,8 +57,8 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER_CONFIGS)
     alterations: list[ClientQuotaAlteration] = []
     for entry in ctx.body.entries:
-        one = yield from _read(entry)
-        alterations.append(one)
+        quota_alteration = yield from _read(entry)
+        alterations.append(quota_alteration)
     checked = yield from ctx.controller.current_machine().check_quotas(alterations)
     if not ctx.body.validate_only:
         good = [at for at, (_, error) in enumerate(checked) if error is None]
@@ -90,9 +90,9 @@ def _read(entry: Any) -> Steps[ClientQuotaAlteration]:
     return ClientQuotaAlteration(named, ops)
 
 
-def _characters(one: ClientQuotaAlteration) -> int:
+def _characters(alteration: ClientQuotaAlteration) -> int:
     """Return the size of the entity's names in the records of its quotas, in characters."""
-    return len(one.ops) * sum(len(name or "") for name in one.named.values())
+    return len(alteration.ops) * sum(len(name or "") for name in alteration.named.values())
 
 
 class _QuotaCount:
@@ -123,8 +123,8 @@ def _alter(
     count: _QuotaCount,
     reason_against: ReasonAgainst,
     batch: Sequence[ClientQuotaAlteration],
-    one: Controller,
+    controller: Controller,
 ) -> ControllerResult[list[DomainError | None]]:
-    result = one.alter_client_quotas(batch, count.now, reason_against)
-    count.decided(one.image, result.records)
+    result = controller.alter_client_quotas(batch, count.now, reason_against)
+    count.decided(controller.image, result.records)
     return result

@@ -69,7 +69,9 @@ def run(ctx: Context) -> Work[Entity]:
     failed, accepted = yield from ctx.controller.current_machine().check_credentials(
         alterations, LEAST_ITERATIONS, ctx.metadata.reason_against
     )
-    errors = yield from decided_by_item(ctx, accepted, _alter, lambda one: len(one.name))
+    errors = yield from decided_by_item(
+        ctx, accepted, _alter, lambda alteration: len(alteration.name)
+    )
     for alteration, error in zip(accepted, errors, strict=True):
         if error is not None:
             failed[alteration.name] = error
@@ -77,13 +79,17 @@ def run(ctx: Context) -> Work[Entity]:
     return (yield from _response(ctx, lambda name: code_and_message(failed.get(name))))
 
 
-def _upsertion(one: Any) -> ScramCredentialUpsertion:
+def _upsertion(upsertion: Any) -> ScramCredentialUpsertion:
     return ScramCredentialUpsertion(
-        one.name, int(one.mechanism), one.iterations, one.salt, one.salted_password
+        upsertion.name,
+        int(upsertion.mechanism),
+        upsertion.iterations,
+        upsertion.salt,
+        upsertion.salted_password,
     )
 
 
 def _alter(
-    batch: Sequence[ScramCredentialAlteration], one: Controller
+    batch: Sequence[ScramCredentialAlteration], controller: Controller
 ) -> ControllerResult[list[DomainError | None]]:
-    return one.alter_credentials(batch, derive_keys)
+    return controller.alter_credentials(batch, derive_keys)

@@ -65,7 +65,9 @@ def _check_broker_right(ctx: Context) -> None:
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each resource for the same reason."""
-    responses = yield from each_row(ctx.body.resources, lambda one: _row(ctx, one, code, message))
+    responses = yield from each_row(
+        ctx.body.resources, lambda resource: _row(ctx, resource, code, message)
+    )
     return ctx.respond.message(responses=responses)
 
 
@@ -85,8 +87,8 @@ def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
 
 def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
     named: Counter[tuple[int, str]] = Counter()
-    for one in ctx.body.resources:
-        named[one.resource_type, one.resource_name] += 1
+    for resource in ctx.body.resources:
+        named[resource.resource_type, resource.resource_name] += 1
         yield None
     answers = []
     for resource in ctx.body.resources:

@@ -21,7 +21,7 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     yield from decide_until_done(
         ctx,
-        lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
+        lambda controller: controller.begin_shutdown(body.broker_id, body.broker_epoch),
         lambda is_more: is_more,
     )
     remaining = ctx.controller.current_machine().led_by(body.broker_id)

@@ -30,7 +30,9 @@ STRICT_QUOTA_SINCE = 3
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each topic for the same reason."""
-    results = yield from each_row(ctx.body.topics, lambda one: _row(ctx, one.name, code, message))
+    results = yield from each_row(
+        ctx.body.topics, lambda topic: _row(ctx, topic.name, code, message)
+    )
     return ctx.respond.CreatePartitionsResponse(results=results)
 
 
@@ -60,7 +62,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Steps[Entity]:
         )
         prepared = yield from _prepared(ctx, name, topic.count, replicas)
         decider(ctx)(
-            lambda one: one.create_partitions(
+            lambda controller: controller.create_partitions(
                 name,
                 topic.count,
                 assignments=replicas,
@@ -88,6 +90,8 @@ def _prepared(
     return (
         yield from prepare(
             ctx.controller.current_machine,
-            lambda one: one.prepare_partitions(name, count, assignments=replicas, draw=DRAW),
+            lambda controller: controller.prepare_partitions(
+                name, count, assignments=replicas, draw=DRAW
+            ),
         )
     )

@@ -53,7 +53,7 @@ NOT_SHOWN = -1
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each topic for the same reason."""
     topics = yield from each_row(
-        ctx.body.topics, lambda one: _refused(ctx, one.name, code, message)
+        ctx.body.topics, lambda topic: _refused(ctx, topic.name, code, message)
     )
     return ctx.respond.CreateTopicsResponse(topics=topics)
 
@@ -119,7 +119,9 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Steps[
             topic_id = new_topic_id()
             prepared = yield from prepare(
                 ctx.controller.current_machine,
-                lambda one: one.prepare_topic(new_topic, topic_id=topic_id, draw=DRAW),
+                lambda controller: controller.prepare_topic(
+                    new_topic, topic_id=topic_id, draw=DRAW
+                ),
             )
         created = create_topic(
             decider(ctx),

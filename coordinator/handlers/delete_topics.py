@@ -45,7 +45,7 @@ Resolved = str | uuid.UUID | None
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     """Refuse each topic for the same reason."""
     responses = yield from each_row(
-        _requested_topics(ctx), lambda one: _row(ctx, *one, code, message)
+        _requested_topics(ctx), lambda requested: _row(ctx, *requested, code, message)
     )
     return ctx.respond.DeleteTopicsResponse(responses=responses)
 
@@ -97,18 +97,23 @@ def _delete_slice(
     until = monotonic_s() + SLICE_MS / 1000
     results: list[Entity] = []
     while waiting and monotonic_s() < until:
-        one, times = waiting.popleft()
-        results.append(_answer(ctx, one, deleted, times=times, named=named))
+        requested, times = waiting.popleft()
+        results.append(_answer(ctx, requested, deleted, times=times, named=named))
     return results
 
 
 def _answer(
-    ctx: Context, one: Asked, deleted: list[TopicImage], *, times: int, named: Counter[Resolved]
+    ctx: Context,
+    requested: Asked,
+    deleted: list[TopicImage],
+    *,
+    times: int,
+    named: Counter[Resolved],
 ) -> Entity:
-    name, topic_id = one
+    name, topic_id = requested
     code, message = ErrorCode.none, None
     try:
-        topic = _delete(ctx, one, times=times, named=named)
+        topic = _delete(ctx, requested, times=times, named=named)
         deleted.append(topic)
         name, topic_id = topic.name, topic.topic_id
     except DomainError as error:
@@ -130,19 +135,19 @@ def _requested_topics(ctx: Context) -> Iterator[Asked]:
             yield topic.name, topic.topic_id
 
 
-def _resolved(ctx: Context, one: Asked) -> Resolved:
-    name, topic_id = one
+def _resolved(ctx: Context, requested: Asked) -> Resolved:
+    name, topic_id = requested
     if name is not None:
         return name
     topic = ctx.metadata.topic_by_id(topic_id)
     return topic_id if topic is None else str(topic.name)
 
 
-def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> TopicImage:
+def _delete(ctx: Context, requested: Asked, *, times: int, named: Counter[Resolved]) -> TopicImage:
     """Delete one topic from the metadata, and return it. Raises DomainError."""
     if not ctx.broker.config.bool("delete.topic.enable"):
         raise TopicDeletionDisabledError("delete.topic.enable is off")
-    name, topic_id = one
+    name, topic_id = requested
     if name is not None and topic_id is not None:
         raise InvalidRequestError("You may not specify both topic name and topic id.")
     if name is None and topic_id is None:

@@ -47,7 +47,7 @@ def run(ctx: Context) -> Steps[Entity]:
                 make.EntryData(
                     entity=tuple(
                         make.EntityData(entity_type=kind, entity_name=name)
-                        for kind, name in sorted(entity, key=lambda one: one[0])
+                        for kind, name in sorted(entity, key=lambda component: component[0])
                     ),
                     values=tuple(
                         make.ValueData(key=key, value=value) for key, value in values.items()

@@ -65,25 +65,25 @@ def _resource(ctx: Context, resource: Any) -> Steps[Entity]:
     )
 
 
-def _shown(one: Described, value: str | None) -> str | None:
-    return None if one.key.is_sensitive else value
+def _shown(config: Described, value: str | None) -> str | None:
+    return None if config.key.is_sensitive else value
 
 
-def _entry(ctx: Context, one: Described) -> Entity:
+def _entry(ctx: Context, config: Described) -> Entity:
     make, body = ctx.respond, ctx.body
     synonyms: tuple[Entity, ...] = ()
     if body.include_synonyms:
         synonyms = tuple(
-            make.DescribeConfigsSynonym(name=name, value=_shown(one, value), source=source)
-            for name, value, source in one.synonyms
+            make.DescribeConfigsSynonym(name=name, value=_shown(config, value), source=source)
+            for name, value, source in config.synonyms
         )
     return make.DescribeConfigsResourceResult(
-        name=one.key.name,
-        value=_shown(one, one.value),
-        read_only=one.read_only,
-        is_sensitive=one.key.is_sensitive,
-        config_source=one.source,
+        name=config.key.name,
+        value=_shown(config, config.value),
+        read_only=config.read_only,
+        is_sensitive=config.key.is_sensitive,
+        config_source=config.source,
         synonyms=synonyms,
-        config_type=one.key.type,
-        documentation=one.key.doc if getattr(body, "include_documentation", False) else None,
+        config_type=config.key.type,
+        documentation=config.key.doc if getattr(body, "include_documentation", False) else None,
     )

@@ -146,7 +146,7 @@ def _answer(
     make = ctx.respond
     leaders: set[int] = set()
     topics: list[Entity] = []
-    for key, group in groupby(fetched, key=lambda one: one.requested.key[0]):
+    for key, group in groupby(fetched, key=lambda partition: partition.requested.key[0]):
         parts: list[Entity] = []
         for partition in group:
             if topics or parts:
@@ -164,8 +164,8 @@ def _answer(
     )
 
 
-def _partition(ctx: Context, one: FetchedPartition, leaders: set[int]) -> Steps[Entity]:
-    make, read = ctx.respond, one.read
+def _partition(ctx: Context, partition: FetchedPartition, leaders: set[int]) -> Steps[Entity]:
+    make, read = ctx.respond, partition.read
     aborted: list[Entity] | None = None
     if read.aborted is not None:
         aborted = []
@@ -173,19 +173,19 @@ def _partition(ctx: Context, one: FetchedPartition, leaders: set[int]) -> Steps[
             aborted.append(make.AbortedTransaction(producer_id=producer_id, first_offset=first))
             yield
     more: dict[str, Entity] = {}
-    if one.diverging is not None:
-        epoch, end_offset = one.diverging
+    if partition.diverging is not None:
+        epoch, end_offset = partition.diverging
         more["diverging_epoch"] = make.EpochEndOffset(epoch=epoch, end_offset=end_offset)
-    elif isinstance(one.error, _WITHOUT_A_LOG):
+    elif isinstance(partition.error, _WITHOUT_A_LOG):
         aborted = []
-    elif isinstance(one.error, _LED_ELSEWHERE) and ctx.version >= FIRST_WITH_LEADER:
-        name = ctx.broker.fetches.topic_name(one.requested.key)
-        more = leader_hint(ctx, name, one.requested.key[1], leaders)
-    elif one.preferred_replica != NO_REPLICA:
-        more["preferred_read_replica"] = one.preferred_replica
+    elif isinstance(partition.error, _LED_ELSEWHERE) and ctx.version >= FIRST_WITH_LEADER:
+        name = ctx.broker.fetches.topic_name(partition.requested.key)
+        more = leader_hint(ctx, name, partition.requested.key[1], leaders)
+    elif partition.preferred_replica != NO_REPLICA:
+        more["preferred_read_replica"] = partition.preferred_replica
     return make.PartitionData(
-        partition_index=one.requested.key[1],
-        error_code=ErrorCode.none if one.error is None else _code(ctx, one.error),
+        partition_index=partition.requested.key[1],
+        error_code=ErrorCode.none if partition.error is None else _code(ctx, partition.error),
         high_watermark=read.high_watermark,
         last_stable_offset=read.last_stable_offset,
         log_start_offset=read.log_start_offset,

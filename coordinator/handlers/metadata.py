@@ -81,8 +81,8 @@ def run(ctx: Context) -> Work[Entity]:
     )
 
 
-def _is_by_id(one: Any) -> bool:
-    return one.name is None or getattr(one, "topic_id", None) is not None
+def _is_by_id(topic: Any) -> bool:
+    return topic.name is None or getattr(topic, "topic_id", None) is not None
 
 
 def _all_refused(ctx: Context, requested: Iterable[Any]) -> Entity:

@@ -65,7 +65,7 @@ def replace(
         raise InvalidRequestError("log levels can only be changed with IncrementalAlterConfigs")
     _check_permission(ctx, kind, name, permit)
     decider(ctx)(
-        lambda one: one.legacy_alter_configs(
+        lambda controller: controller.legacy_alter_configs(
             (kind, name),
             configs,
             check_configs=_checks(ctx),
@@ -102,9 +102,12 @@ def change(
     if kind == ConfigResourceType.BROKER_LOGGER:
         _change_logger(ctx.broker, name, changes, validate_only=validate_only)
         return
-    alterations = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
+    alterations = [
+        AlterConfig(config_change.name, _op_type(config_change), config_change.value)
+        for config_change in changes
+    ]
     decider(ctx)(
-        lambda one: one.incremental_alter_configs(
+        lambda controller: controller.incremental_alter_configs(
             (kind, name),
             alterations,
             check_configs=_checks(ctx),
@@ -154,11 +157,13 @@ def _check_resource(kind: int, name: str) -> None:
         check_name(name)
 
 
-def _op_type(one: ConfigChange) -> OpType:
+def _op_type(config_change: ConfigChange) -> OpType:
     try:
-        return OpType(one.operation)
+        return OpType(config_change.operation)
     except ValueError:
-        raise InvalidRequestError(f"Unknown operation type {one.operation} of {one.name}") from None
+        raise InvalidRequestError(
+            f"Unknown operation type {config_change.operation} of {config_change.name}"
+        ) from None
 
 
 def _check_changeable(ctx: Context, name: str) -> None:

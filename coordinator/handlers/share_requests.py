@@ -181,8 +181,8 @@ def acknowledge_all(
     for partition, batches in requested:
         found[partition] = _acknowledge(ctx, readable, partition, batches)
         yield
-    if not any(isinstance(one, asyncio.Future) for one in found.values()):
-        found = {partition: one for partition, one in found.items() if one is not None}
+    if not any(isinstance(result, asyncio.Future) for result in found.values()):
+        found = {partition: result for partition, result in found.items() if result is not None}
     return found
 
 

@@ -97,15 +97,15 @@ def _instances(ctx: Context, client_id: str | None) -> Steps[str]:
     return f"[{', '.join(pieces)}]"
 
 
-def _summary(one: ClientInstance) -> dict[str, Any]:
-    client, report = one.client, one.report
+def _summary(instance: ClientInstance) -> dict[str, Any]:
+    client, report = instance.client, instance.report
     return {
         "client_id": client.client_id,
         "client_host": client.host,
         "software": f"{client.software_name} {client.software_version}",
-        "client_instance_id": uuid_to_text(one.instance_id),
-        "subscribed": one.metrics,
-        "interval_ms": one.interval_ms,
+        "client_instance_id": uuid_to_text(instance.instance_id),
+        "subscribed": instance.metrics,
+        "interval_ms": instance.interval_ms,
         "pushed_ms": report.at_ms,
         "pushes": report.pushes,
         "series_count": len(report),
@@ -115,9 +115,9 @@ def _summary(one: ClientInstance) -> dict[str, Any]:
     }
 
 
-def _series(one: ClientInstance) -> Steps[list[str]]:
+def _series(instance: ClientInstance) -> Steps[list[str]]:
     series: list[str] = []
-    for name, attributes, value in one.report.series():
+    for name, attributes, value in instance.report.series():
         series.append(json.dumps([name, dict(attributes), value.value, value.unit, value.time_ms]))
         if not len(series) % SERIES_AT_ONCE:
             yield

@@ -48,7 +48,9 @@ def run(ctx: Context) -> Work[Entity]:
             )
         yield None
     updates, validate_only = list(by_feature.values()), getattr(body, "validate_only", False)
-    yield from decided(ctx, lambda one: one.update_features(updates, validate_only=validate_only))
+    yield from decided(
+        ctx, lambda controller: controller.update_features(updates, validate_only=validate_only)
+    )
     return make.UpdateFeaturesResponse(
         error_code=ErrorCode.none, error_message=None, results=tuple(results)
     )

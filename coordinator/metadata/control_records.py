@@ -127,11 +127,11 @@ def _leader_change(data: FieldReader, version: int) -> dict[str, Any]:
     def voters() -> list[dict[str, Any]]:
         described = []
         for _ in range(data.count()):
-            one: dict[str, Any] = {"voterId": data.int32()}
+            voter: dict[str, Any] = {"voterId": data.int32()}
             if version >= 1:
-                one["voterDirectoryId"] = uuid_to_text(UUID(bytes=data.raw(16)))
+                voter["voterDirectoryId"] = uuid_to_text(UUID(bytes=data.raw(16)))
             data.tags()
-            described.append(one)
+            described.append(voter)
         return described
 
     return {"leaderId": data.int32(), "voters": voters(), "grantingVoters": voters()}
@@ -140,7 +140,7 @@ def _leader_change(data: FieldReader, version: int) -> dict[str, Any]:
 def _voters(data: FieldReader, _version: int) -> dict[str, Any]:
     voters = []
     for _ in range(data.count()):
-        one: dict[str, Any] = {
+        voter: dict[str, Any] = {
             "voterId": data.int32(),
             "voterDirectoryId": uuid_to_text(UUID(bytes=data.raw(16))),
             "endpoints": [],
@@ -148,13 +148,13 @@ def _voters(data: FieldReader, _version: int) -> dict[str, Any]:
         for _ in range(data.count()):
             name, host = data.string(), data.string()
             port = int.from_bytes(data.raw(2))
-            one["endpoints"].append({"name": name, "host": host, "port": port})
+            voter["endpoints"].append({"name": name, "host": host, "port": port})
             data.tags()
         low, high = data.int16(), data.int16()
         data.tags()
-        one["kRaftVersionFeature"] = {"minSupportedVersion": low, "maxSupportedVersion": high}
+        voter["kRaftVersionFeature"] = {"minSupportedVersion": low, "maxSupportedVersion": high}
         data.tags()
-        voters.append(one)
+        voters.append(voter)
     return {"voters": voters}
 
 

@@ -88,13 +88,13 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
             mid = behind + mid
             yield head
             yield (b"\0" + head).join(
-                [low + mid + one for low, one in zip(lows, rows, strict=False)]
+                [low + mid + row for low, row in zip(lows, rows, strict=False)]
             )
             yield b"\0"
         else:
-            for low, one in zip(lows, rows, strict=False):
-                head, mid = heads[len(one), len(behind)]
-                yield b"%b%b%b%b%b\0" % (head, low, behind, mid, one)
+            for low, row in zip(lows, rows, strict=False):
+                head, mid = heads[len(row), len(behind)]
+                yield b"%b%b%b%b%b\0" % (head, low, behind, mid, row)
 
 
 def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | SimilarPartitionRecords]:

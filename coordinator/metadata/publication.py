@@ -68,7 +68,7 @@ class Publication:
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
         """Have ``publish`` called with each new image, in the subscriber's order."""
-        insort(self._subscribers, (subscriber, publish), key=lambda one: one[0])
+        insort(self._subscribers, (subscriber, publish), key=lambda subscription: subscription[0])
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
         """Pass both images to all subscribers; a failure of one is logged."""

@@ -322,7 +322,10 @@ def _of_controller(view: MetricsView) -> Iterator[Series]:
         ("activecontrollercount", int(view.controller == view.services.node_id)),
         ("activebrokercount", active),
         ("fencedbrokercount", fenced),
-        ("offlinepartitionscount", snapshot.offline + sum(one.leader < 0 for one in registrations)),
+        (
+            "offlinepartitionscount",
+            snapshot.offline + sum(registration.leader < 0 for registration in registrations),
+        ),
         ("globaltopiccount", len(snapshot.topics)),
         ("globalpartitioncount", len(snapshot.partitions)),
         (
@@ -356,7 +359,10 @@ def _of_shares(view: MetricsView) -> Iterator[Series]:
     done = Counter[int]() if shares is None else shares.acknowledged
     yield (
         FAMILIES["kafka_server_sharegroupmetrics_recordacknowledgements_total"],
-        [(labels(ackType=one.name.title()), done[one]) for one in _ACKNOWLEDGE_TYPES],
+        [
+            (labels(ackType=acknowledge_type.name.title()), done[acknowledge_type])
+            for acknowledge_type in _ACKNOWLEDGE_TYPES
+        ],
     )
     partitions = [] if shares is None else [(_share_labels(share.share), share) for share in shares]
     prefix = "kafka_server_sharepartitionmetrics_"

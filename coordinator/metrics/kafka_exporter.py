@@ -93,13 +93,13 @@ def series(view: MetricsView) -> Iterator[Series]:
     )
 
 
-def _of(one: PartitionRegistration | None, alone: tuple[int, ...]) -> tuple[int, ...]:
+def _of(registration: PartitionRegistration | None, alone: tuple[int, ...]) -> tuple[int, ...]:
     """Return leader id, replica count, ISR size, and two flags.
 
     The flags, 0 or 1, tell whether the preferred replica leads, and whether the ISR lacks replicas.
     """
-    if one is None:
+    if registration is None:
         return alone
-    replicas, in_sync = len(one.replicas), len(one.isr)
-    preferred, missing = one.leader == one.replicas[0], in_sync < replicas
-    return one.leader, replicas, in_sync, int(preferred), int(missing)
+    replicas, in_sync = len(registration.replicas), len(registration.isr)
+    preferred, missing = registration.leader == registration.replicas[0], in_sync < replicas
+    return registration.leader, replicas, in_sync, int(preferred), int(missing)

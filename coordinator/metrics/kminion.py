@@ -146,10 +146,10 @@ class _Assigned:
 def _assigned(row: GroupRow) -> _Assigned:
     group = _Assigned()
     for owned in row.assigned:
-        one = Counter(topic for topic, _ in owned)
-        group.empty += not one
-        group.members.update(one.keys())
-        group.partitions.update(one)
+        counts = Counter(topic for topic, _ in owned)
+        group.empty += not counts
+        group.members.update(counts.keys())
+        group.partitions.update(counts)
     return group
 
 

@@ -95,21 +95,21 @@ class LagTallies:
         decided.trim(low, most)
         held.trim(held.start, most)
 
-    def _count(self, key: TopicPartition, one: OffsetRow, now_ms: int) -> None:
-        at = one.at
-        position = max(one.committed, at.start)
+    def _count(self, key: TopicPartition, row: OffsetRow, now_ms: int) -> None:
+        at = row.at
+        position = max(row.committed, at.start)
         decided, held = self._decided.get(key), self._unstable.get(key)
         if decided is None or held is None:
             return
         if position < at.stable:
             hidden, aborted = decided.between(position, at.stable)
-            one.uncommitted = max(0, at.stable - position - hidden)
-            one.records = max(0, one.uncommitted - aborted)
+            row.uncommitted = max(0, at.stable - position - hidden)
+            row.records = max(0, row.uncommitted - aborted)
         behind = max(position, at.stable)
         if behind < at.high:
-            one.held_back = max(0, at.high - behind - held.between(behind, at.high)[0])
-            one.uncommitted += one.held_back
-        if one.records:
+            row.held_back = max(0, at.high - behind - held.between(behind, at.high)[0])
+            row.uncommitted += row.held_back
+        if row.records:
             first = decided.next_record(position)
             written_ms = decided.times.get(first)
             if written_ms is None and at.partition is not None:
@@ -118,7 +118,7 @@ class LagTallies:
                 written_ms = timestamp_at(at.partition, first)
                 if written_ms is not None:
                     decided.times[first] = written_ms
-            one.seconds = None if written_ms is None else max(0, now_ms - written_ms) / 1000
+            row.seconds = None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
 
 MAX_TIMES: Final = 64

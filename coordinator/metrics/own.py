@@ -359,10 +359,10 @@ def of_quotas(services: Services) -> Iterator[Series]:
     ]
     now_ms = services.clock.monotonic_ms()
     values: dict[str, list[Sample]] = {
-        "quota": [(written, quota.limit) for written, quota in quotas],
-        "rate": [(written, quota.rate.per_second(now_ms)) for written, quota in quotas],
-        "throttles_total": [(written, quota.throttles) for written, quota in quotas],
-        "throttle_seconds_total": [(written, one.throttled_ms / 1000) for written, one in quotas],
+        "quota": [(text, quota.limit) for text, quota in quotas],
+        "rate": [(text, quota.rate.per_second(now_ms)) for text, quota in quotas],
+        "throttles_total": [(text, quota.throttles) for text, quota in quotas],
+        "throttle_seconds_total": [(text, quota.throttled_ms / 1000) for text, quota in quotas],
     }
     for name, samples in values.items():
         yield FAMILIES[f"fencepost_client_{name}"], samples
@@ -439,7 +439,7 @@ def _of_shares(services: Services) -> Iterator[Series]:
     acknowledged = Counter[int]() if shares is None else shares.acknowledged
     yield labelled(
         "fencepost_share_acknowledgements_total",
-        *((labels(type=one.name.lower()), acknowledged[one]) for one in AcknowledgeType),
+        *((labels(type=kind.name.lower()), acknowledged[kind]) for kind in AcknowledgeType),
     )
 
 

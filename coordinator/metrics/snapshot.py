@@ -182,10 +182,10 @@ async def _partitions(
     snapshot.traffic.add(services.logs.past_traffic)
     suspects: dict[TopicPartition, dict[int, int]] = {}
     for topic in list(services.metadata.topics.values()):
-        one = TopicRow(topic, labels(topic=topic.name))
-        snapshot.topics.append(one)
+        topic_row = TopicRow(topic, labels(topic=topic.name))
+        snapshot.topics.append(topic_row)
         for index in range(len(topic.partitions)):
-            row = PartitionRow(topic.name, index, f'{one.written},partition="{index}"')
+            row = PartitionRow(topic.name, index, f'{topic_row.written},partition="{index}"')
             registration = services.replicas.registration(topic.name, index)
             if registration is not None:
                 row.is_here = services.node_id in registration.replicas
@@ -196,12 +196,12 @@ async def _partitions(
                 opened = _read_partition(row, partition)
                 if opened:
                     suspects[topic.name, index] = opened
-                one.traffic.add(partition.traffic)
+                topic_row.traffic.add(partition.traffic)
                 snapshot.offline += partition.offline is not None
-            one.rows.append(row)
+            topic_row.rows.append(row)
             snapshot.partitions[topic.name, index] = row
             await pace()
-        snapshot.traffic.add(one.traffic)
+        snapshot.traffic.add(topic_row.traffic)
     return suspects
 
 

@@ -68,11 +68,11 @@ class Directories:
         """Return the number of assignments that the controller has not confirmed."""
         return len(self._placements)
 
-    def placed(self, one: LocalPartition, *, is_offline: bool) -> None:
+    def placed(self, local: LocalPartition, *, is_offline: bool) -> None:
         """Queue a replica's directory (LOST if offline), unless the metadata already has it."""
-        key = one.topic_id, one.index
+        key = local.topic_id, local.index
         directory = LOST if is_offline else self._directory_id
-        if directory in {one.registration.directory_of(self._replicas.node_id), UNASSIGNED}:
+        if directory in {local.registration.directory_of(self._replicas.node_id), UNASSIGNED}:
             self._placements.pop(key, None)
             return
         self._placements[key] = directory

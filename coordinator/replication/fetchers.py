@@ -164,12 +164,12 @@ class ReplicaFetcherManager:
             except Exception as error:  # noqa: BLE001 - the partition needs a fetcher
                 self._try_again(local, error)
 
-    def _try_again(self, one: LocalPartition, error: Exception) -> None:
+    def _try_again(self, local: LocalPartition, error: Exception) -> None:
         """Follow a partition again, from its log's end, after a pause."""
-        log_failure("follow", error, partition=_name(one))
-        key = one.topic_id, one.index
+        log_failure("follow", error, partition=_name(local))
+        key = local.topic_id, local.index
         self._remove(key)
-        self._to_retry[key] = one
+        self._to_retry[key] = local
         if self._retry is None and not self._closed:
             loop = asyncio.get_running_loop()
             self._retry = call_later(loop, AFTER_FAILURE_MS, "follow again", self._follow_again)
@@ -179,36 +179,36 @@ class ReplicaFetcherManager:
         again, self._to_retry = self._to_retry, {}
         self.follow(list(again.values()))
 
-    def _begin(self, one: LocalPartition) -> None:
+    def _begin(self, local: LocalPartition) -> None:
         try:
-            partition = self._log_of(one)
+            partition = self._log_of(local)
         except StorageError as error:
-            _log.error("replica not followed", partition=_name(one), cause=str(error))
+            _log.error("replica not followed", partition=_name(local), cause=str(error))
             return
         # Cancels earlier work on the partition, above all a truncation.
-        partition.replica.follow(one.registration.leader_epoch)
+        partition.replica.follow(local.registration.leader_epoch)
         machine = PartitionFollower(
-            one.topic,
-            one.topic_id,
-            one.index,
+            local.topic,
+            local.topic_id,
+            local.index,
             FollowedLog(partition),
             backoff_ms=self.config.int("replica.fetch.backoff.ms"),
         )
-        followed = FollowedPartition(one, partition, machine)
+        followed = FollowedPartition(local, partition, machine)
         self._followed[machine.key] = followed
-        step = machine.become_follower(one.registration)
+        step = machine.become_follower(local.registration)
         self._assign(followed)
         self._do(followed, step)
 
-    def _assign(self, one: FollowedPartition) -> None:
+    def _assign(self, followed: FollowedPartition) -> None:
         """Add a partition to the fetcher of its leader."""
-        leader = one.machine.leader
-        n = fetcher_id(java_string_hash(one.local.topic), one.local.index, self._count)
+        leader = followed.machine.leader
+        n = fetcher_id(java_string_hash(followed.local.topic), followed.local.index, self._count)
         fetcher = self._fetchers.get((leader, n))
         if fetcher is None:
             fetcher = self._fetchers[leader, n] = _ReplicaFetcher(self, leader, n)
-        one.fetcher = fetcher
-        fetcher.add(one)
+        followed.fetcher = fetcher
+        fetcher.add(followed)
 
     def stop(self, partitions: Iterable[Key]) -> None:
         """Stop fetching partitions; responses in flight are ignored for them."""
@@ -217,12 +217,12 @@ class ReplicaFetcherManager:
 
     def _remove(self, key: Key) -> None:
         self._to_retry.pop(key, None)
-        one = self._followed.pop(key, None)
-        if one is None:
+        followed = self._followed.pop(key, None)
+        if followed is None:
             return
-        one.machine.stop()
-        fetcher, one.fetcher = one.fetcher, None
-        if fetcher is not None and fetcher.remove(one):
+        followed.machine.stop()
+        fetcher, followed.fetcher = followed.fetcher, None
+        if fetcher is not None and fetcher.remove(followed):
             self._end(fetcher)
 
     def _end(self, fetcher: _ReplicaFetcher) -> None:
@@ -256,9 +256,9 @@ class ReplicaFetcherManager:
         self.stop((log.topic_id, log.index) for log in every)
         self.follow(every)
 
-    def is_followed(self, one: FollowedPartition) -> bool:
+    def is_followed(self, followed: FollowedPartition) -> bool:
         """Return whether the partition is still fetched with this state machine."""
-        return self._followed.get(one.machine.key) is one
+        return self._followed.get(followed.machine.key) is followed
 
     def __iter__(self) -> Iterator[PartitionFollower]:
         """Yield the state machines of all fetched partitions, in no order."""
@@ -280,24 +280,24 @@ class ReplicaFetcherManager:
 
     # --- steps of the state machines -------------------------------------------------------------
 
-    def _do(self, one: FollowedPartition, step: FollowerStep) -> None:
+    def _do(self, followed: FollowedPartition, step: FollowerStep) -> None:
         """Apply the synchronous part of a step; queue the other parts with the fetcher."""
         for event in step.events:
-            self._record_event(one.local, event)
-        partition = one.partition
+            self._record_event(followed.local, event)
+        partition = followed.partition
         if step.high_watermark is not None:
             before = partition.high_watermark
             if partition.replica.move_high_watermark(step.high_watermark):
                 _log.warning(
                     "high watermark goes down",
-                    partition=_name(one.local),
+                    partition=_name(followed.local),
                     offset=partition.high_watermark,
                     before=before,
                 )
         if step.log_start_offset is not None:
             partition.cleanup.delete_records_before(step.log_start_offset)
-        if one.fetcher is not None:
-            one.fetcher.queue_step(one, step)
+        if followed.fetcher is not None:
+            followed.fetcher.queue_step(followed, step)
 
     def _record_event(self, local: LocalPartition, event: Event) -> None:
         below = event.detail.get("below_high_watermark") is not None
@@ -307,23 +307,23 @@ class ReplicaFetcherManager:
         if self._remember is not None:
             self._remember(local, event)
 
-    def do(self, one: FollowedPartition, step: FollowerStep) -> None:
+    def do(self, followed: FollowedPartition, step: FollowerStep) -> None:
         """Apply a step; an exception affects only this partition."""
-        with self.confine_errors(one):
-            self._do(one, step)
+        with self.confine_errors(followed):
+            self._do(followed, step)
 
     @contextmanager
-    def confine_errors(self, one: FollowedPartition) -> Iterator[None]:
+    def confine_errors(self, followed: FollowedPartition) -> Iterator[None]:
         """Confine an exception to one partition, which fails (LogError) or is followed again."""
         try:
             yield
         except LogError as error:
-            self._do(one, one.machine.fail(str(error)))
+            self._do(followed, followed.machine.fail(str(error)))
         except Exception as error:  # noqa: BLE001 - else its state machine would wait forever
-            if self.is_followed(one):
-                self._try_again(one.local, error)
+            if self.is_followed(followed):
+                self._try_again(followed.local, error)
             else:
-                log_failure("follow", error, partition=_name(one.local))
+                log_failure("follow", error, partition=_name(followed.local))
 
 
 class _ReplicaFetcher:
@@ -351,25 +351,25 @@ class _ReplicaFetcher:
         """The partitions of this fetcher."""
         return list(self._parts.values())
 
-    def add(self, one: FollowedPartition) -> None:
-        self._parts[one.machine.key] = one
-        self.machine.add(one.machine)
+    def add(self, followed: FollowedPartition) -> None:
+        self._parts[followed.machine.key] = followed
+        self.machine.add(followed.machine)
         self._wake.set()
 
-    def remove(self, one: FollowedPartition) -> bool:
+    def remove(self, followed: FollowedPartition) -> bool:
         """Remove a partition; return whether the fetcher has no partitions left."""
-        self._parts.pop(one.machine.key, None)
-        self.machine.remove(one.machine.key)
-        self._truncations.pop(one, None)
-        self._offset_requests.pop(one, None)
+        self._parts.pop(followed.machine.key, None)
+        self.machine.remove(followed.machine.key)
+        self._truncations.pop(followed, None)
+        self._offset_requests.pop(followed, None)
         return not self._parts
 
-    def queue_step(self, one: FollowedPartition, step: FollowerStep) -> None:
+    def queue_step(self, followed: FollowedPartition, step: FollowerStep) -> None:
         """Queue the part of a step that takes time."""
         if step.truncate is not None:
-            self._truncations[one] = step.truncate
+            self._truncations[followed] = step.truncate
         if step.offset_request is not None:
-            self._offset_requests[one] = step.offset_request
+            self._offset_requests[followed] = step.offset_request
         self._wake.set()
 
     def _now(self) -> int:
@@ -476,20 +476,20 @@ class _ReplicaFetcher:
             leader, error = self.machine.leader, error_name(int(answer.error_code))
             _log.warning("leader refuses a fetch", leader=leader, error=error)
         for result in self.machine.on_answer(fetch_answer(answer), self._now()):
-            one = self._parts.get(result.follower.key)
-            if one is None or one.machine is not result.follower:
+            followed = self._parts.get(result.follower.key)
+            if followed is None or followed.machine is not result.follower:
                 continue
-            with owner.confine_errors(one):
-                owner.do(one, result.step)
+            with owner.confine_errors(followed):
+                owner.do(followed, result.step)
                 if result.step.append_up_to_epoch is not None:
-                    await self._append(one, result)
-                    appended.append(one.partition)
+                    await self._append(followed, result)
+                    appended.append(followed.partition)
             await self._pace()
         await self._on_disk(appended)
 
-    async def _append(self, one: FollowedPartition, result: PartitionResult) -> None:
+    async def _append(self, followed: FollowedPartition, result: PartitionResult) -> None:
         """Append a response's records, directly from the receive buffer."""
-        owner, machine, partition = self._owner, one.machine, one.partition
+        owner, machine, partition = self._owner, followed.machine, followed.partition
         records, at, began = result.answer.records, 0, partition.log_end_offset
         limit = result.step.append_up_to_epoch
         if self._counts_against_quota(machine):
@@ -504,19 +504,19 @@ class _ReplicaFetcher:
                     _log.warning("odd batch of a leader", partition=str(machine), cause=warning)
                 at = arrived.taken
                 await self._pace()
-                if not owner.is_followed(one):
+                if not owner.is_followed(followed):
                     return
         except LogError as caught:
             error = without_traceback(caught)
             _log.warning("answer not appended", partition=str(machine), cause=str(error))
         if partition.log_end_offset != began and not isinstance(error, StorageError):
             # The records from the corrupt batch on are fetched again.
-            owner.do(one, machine.on_appended())
+            owner.do(followed, machine.on_appended())
         elif error is None or isinstance(error, NoSpaceError):
             # No record was usable, and the cause may be temporary.
-            owner.do(one, machine.delay(self._now()))
+            owner.do(followed, machine.delay(self._now()))
         else:
-            owner.do(one, machine.append_failed(_code_of(error), self._now()))
+            owner.do(followed, machine.append_failed(_code_of(error), self._now()))
 
     async def _on_disk(self, partitions: Sequence[Partition]) -> None:
         """Wait for a flush if flush.messages requires it.
@@ -596,5 +596,5 @@ def _code_of(error: LogError) -> int:
     return Errors.KAFKA_STORAGE_ERROR
 
 
-def _name(one: LocalPartition) -> str:
-    return f"{one.topic}-{one.index}"
+def _name(local: LocalPartition) -> str:
+    return f"{local.topic}-{local.index}"

@@ -71,7 +71,7 @@ class HistoryPartition:
         ]
         if not indexes and self._creation is None and self._not_before_s <= _loop_s():
             self._ask(topic)
-        for index in sorted(led, key=lambda one: one not in indexes):
+        for index in sorted(led, key=lambda index: index not in indexes):
             try:
                 return self._replicas.leader(HISTORY_TOPIC, index)
             except DomainError:
@@ -86,7 +86,11 @@ class HistoryPartition:
                 for broker in self._metadata.image.brokers.values()
                 if broker.broker_id != self._node_id
             ),
-            key=lambda one: (not one.is_active, one.broker_id < self._node_id, one.broker_id),
+            key=lambda broker: (
+                not broker.is_active,
+                broker.broker_id < self._node_id,
+                broker.broker_id,
+            ),
         )
         count = self._config.int("offsets.topic.replication.factor")
         nodes = [self._node_id, *(other.broker_id for other in others)][:count]

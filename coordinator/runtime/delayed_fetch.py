@@ -74,32 +74,32 @@ class DelayedFetch(Pause):
         self._undo: list[Callable[[], None]] = []
         purgatory.add(self, max_wait_ms)
 
-    def watch(self, one: WatchedPartition) -> None:
+    def watch(self, watched: WatchedPartition) -> None:
         """Listen to one more partition."""
-        place, now = len(self._bytes), self._available(one)
+        place, now = len(self._bytes), self._available(watched)
         self._bytes.append(now)
-        self._undo.append(one.partition.marks.listen(self._listener(place, one)))
+        self._undo.append(watched.partition.marks.listen(self._listener(place, watched)))
         self._total += now
         if self._total >= self._min_bytes:
             self.wake()
 
-    def _listener(self, place: int, one: WatchedPartition) -> Callable[[], None]:
-        epoch = one.partition.marks.leader_epoch
+    def _listener(self, place: int, watched: WatchedPartition) -> Callable[[], None]:
+        epoch = watched.partition.marks.leader_epoch
 
         def changed() -> None:
             if self._woken:
                 return
-            partition = one.partition
+            partition = watched.partition
             if partition.marks.leader_epoch != epoch:
                 self.wake()
                 return
             try:
-                now = self._available(one)
+                now = self._available(watched)
             except DomainError:
                 self.wake()
                 return
             if partition.marks.stopped or not (
-                partition.log_start_offset <= one.offset <= partition.log_end_offset
+                partition.log_start_offset <= watched.offset <= partition.log_end_offset
             ):
                 self.wake()
                 return
@@ -110,8 +110,11 @@ class DelayedFetch(Pause):
 
         return changed
 
-    def _available(self, one: WatchedPartition) -> int:
-        return min(one.partition.reader.available_bytes(one.offset, self._isolation), one.max_bytes)
+    def _available(self, watched: WatchedPartition) -> int:
+        return min(
+            watched.partition.reader.available_bytes(watched.offset, self._isolation),
+            watched.max_bytes,
+        )
 
     def wake(self) -> None:
         """End the wait soon."""

@@ -116,7 +116,7 @@ class FairThreads:
         with self._lock:
             if not self._ready:
                 return
-            job = min(self._ready, key=lambda one: self._had[one.client])
+            job = min(self._ready, key=lambda candidate: self._had[candidate.client])
             self._ready.remove(job)
         result: Any = None
         failure: BaseException | None = None

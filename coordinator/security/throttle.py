@@ -213,7 +213,7 @@ class RequestQuotas:
         )
 
     def _decide(self, *causes: tuple[str, int]) -> int:
-        key, throttle_ms = max(causes, key=lambda one: one[1])
+        key, throttle_ms = max(causes, key=lambda cause: cause[1])
         self._throttle_ms = throttle_ms
         if throttle_ms:
             self._quotas.throttled(key, self._user, self._client_id, throttle_ms)

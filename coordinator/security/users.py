@@ -50,8 +50,8 @@ class Credential:
 
 def derive_keys(mechanism: int, salted_password: bytes) -> tuple[bytes, bytes]:
     """Return the stored key and the server key of a salted password, by a mechanism's number."""
-    one = MECHANISM_BY_NUMBER[mechanism]
-    return stored_key(one, salted_password), server_key(one, salted_password)
+    scram = MECHANISM_BY_NUMBER[mechanism]
+    return stored_key(scram, salted_password), server_key(scram, salted_password)
 
 
 def new_salt() -> bytes:
@@ -126,11 +126,13 @@ class ScramUsers:
         seed = hmac.digest(self._secret, user.encode(), "sha512")
         # Rendezvous hashing: when the set of costs changes, most names keep their cost.
         number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
-        one = MECHANISM_BY_NUMBER[number]
+        scram_mechanism = MECHANISM_BY_NUMBER[number]
         stored, server = (
-            _mac(seed, kind, number)[: one.key_bytes] for kind in ("stored", "server")
+            _mac(seed, kind, number)[: scram_mechanism.key_bytes] for kind in ("stored", "server")
         )
-        return Credential(one, _salt(_mac(seed, "salt", number)), stored, server, iterations)
+        return Credential(
+            scram_mechanism, _salt(_mac(seed, "salt", number)), stored, server, iterations
+        )
 
     def _costs(self) -> frozenset[Profile]:
         if self._profiles is None:

@@ -335,20 +335,20 @@ class ConnectionAcceptor:
         for listener in state.listeners:
             listener.hold(is_held=bool(state.waiting))
 
-    def _admit(self, state: _ListenerState, one: _WaitingClient) -> None:
-        host = plain_host(str(one.address[0]))
+    def _admit(self, state: _ListenerState, waiting: _WaitingClient) -> None:
+        host = plain_host(str(waiting.address[0]))
         slot = self._admission.enter(state.config.name, host)
         if isinstance(slot, ConnectionSlot):
-            self._enter(state.config, one.client, slot)
+            self._enter(state.config, waiting.client, slot)
             return
-        self._refused(f"{host}:{one.address[1]}", slot.reason)
+        self._refused(f"{host}:{waiting.address[1]}", slot.reason)
         if slot.held_ms and len(self._held) < MAX_HELD:
             # Nothing is read or sent, which slows down clients that would retry at once.
-            self._held[one.client] = call_later(
-                self._loop, slot.held_ms, "close a socket", lambda: self._close_held(one.client)
+            self._held[waiting.client] = call_later(
+                self._loop, slot.held_ms, "close a socket", lambda: self._close_held(waiting.client)
             )
         else:
-            one.client.close()
+            waiting.client.close()
 
     def _close_held(self, client: socket.socket) -> None:
         self._held.pop(client).cancel()

@@ -294,7 +294,7 @@ class Server:
                 for connection in left
                 if self.admission.gives_way(connection.listener.name)
             ),
-            key=lambda one: one.last_active,
+            key=lambda connection: connection.last_active,
         )
         for connection in closing:
             self.refusals[TOO_MANY] += 1

@@ -124,7 +124,7 @@ class _Job:
     """Records that are sent together, and the progress of sending them."""
 
     def __init__(self, requests: Iterable[SendToDeadLetterQueue]) -> None:
-        self.left = deque(sorted(requests, key=lambda one: one.first))
+        self.left = deque(sorted(requests, key=lambda request: request.first))
         self.next_offset = self.left[0].first
         self.topic = ""
         """The queue's name at the last attempt."""
@@ -335,15 +335,15 @@ class DeadLetterQueues:
     @asynccontextmanager
     async def _turn(self, leader: int) -> AsyncIterator[None]:
         """Wait until a request may be sent to a leader."""
-        one = self._leaders.setdefault(leader, _Leader())
-        failures = one.failures
-        async with one.slots:
-            if one.failures != failures:
+        state = self._leaders.setdefault(leader, _Leader())
+        failures = state.failures
+        async with state.slots:
+            if state.failures != failures:
                 raise LeaderUnreachableError(f"broker {leader} gave no response")
             try:
                 yield
             except LeaderUnreachableError:
-                one.failures += 1
+                state.failures += 1
                 raise
 
     async def _produce(self, leader: int, topic: TopicImage, index: int, batch: bytes) -> None:

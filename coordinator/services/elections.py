@@ -46,6 +46,6 @@ def publish_elections(
             coordinator.resigned(follower.index, follower.registration.leader_epoch)
 
 
-def _swallow(one: LocalPartition) -> AbstractContextManager[None]:
+def _swallow(local: LocalPartition) -> AbstractContextManager[None]:
     """Log an error of one partition, so that the other partitions are still processed."""
-    return swallow("update coordinator", partition=f"{one.topic}-{one.index}")
+    return swallow("update coordinator", partition=f"{local.topic}-{local.index}")

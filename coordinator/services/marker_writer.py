@@ -350,10 +350,10 @@ class MarkerWriter:
     def _set_retries(self, limit_ms: int) -> None:
         """Schedule the retry of markers that have just begun to wait."""
         for name in self.queues.newly_waiting():
-            one = self._transactions.get(name)
-            if one is not None:
-                wait_ms = min(one.backoff_ms, limit_ms)
-                one.backoff_ms = min(2 * wait_ms, MAX_RETRY_MS)
+            transaction = self._transactions.get(name)
+            if transaction is not None:
+                wait_ms = min(transaction.backoff_ms, limit_ms)
+                transaction.backoff_ms = min(2 * wait_ms, MAX_RETRY_MS)
                 self._retries.set(name, self._clock.now_ms() + wait_ms)
 
     def _retry(self, name: Hashable, _now_ms: int) -> None:

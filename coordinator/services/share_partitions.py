@@ -187,7 +187,9 @@ class SharePartitions:
     def log_start_moved(self, served: ServedPartition) -> None:
         """Move the start offset of a share partition up to the log start offset."""
         start_offset = served.log.log_start_offset
-        self._step(served.share, lambda one: served.share.log_start_moved(one, start_offset))
+        self._step(
+            served.share, lambda decision: served.share.log_start_moved(decision, start_offset)
+        )
 
     def acknowledge(
         self, key: SharePartitionKey, member_id: str, batches: Sequence[AcknowledgeBatch]
@@ -220,7 +222,7 @@ class SharePartitions:
         served = self._served.get(key)
         if served is not None:
             share = served.share
-            self._step(share, lambda one: release(share, one, None, member_id, cause))
+            self._step(share, lambda decision: release(share, decision, None, member_id, cause))
 
     # --- sessions --------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class SharePartitions:
     def _fence(self, served: ServedPartition, reason: str) -> None:
         share = served.share
         with swallow("fence a share partition", partition=share.key):
-            self._step(share, lambda one: share.fence(one, reason))
+            self._step(share, lambda decision: share.fence(decision, reason))
 
     def close(self) -> None:
         """Drop all share partitions; waiting requests get NOT_LEADER_OR_FOLLOWER."""
@@ -423,9 +425,9 @@ class SharePartitions:
         self._in_effects = True
         try:
             while self._effects:
-                one, effect = self._effects.popleft()
-                with swallow("an effect of a share partition", partition=one.key):
-                    self._run_effect(one, effect)
+                share, effect = self._effects.popleft()
+                with swallow("an effect of a share partition", partition=share.key):
+                    self._run_effect(share, effect)
         finally:
             self._in_effects = False
 
@@ -445,7 +447,9 @@ class SharePartitions:
         served = self._served.get(key[1])
         if served is not None:
             share = served.share
-            count = self._step(share, lambda one: expire_locks(share, one), timer_ms=now_ms)
+            count = self._step(
+                share, lambda decision: expire_locks(share, decision), timer_ms=now_ms
+            )
             served.lock_timeouts += count
             self.lock_timeouts += count
 
@@ -515,7 +519,7 @@ class SharePartitions:
                 if isinstance(reply, StateRead | DomainError)
                 else errors.SharePartitionFailedError(f"not a state: {reply!r}")
             )
-            self._step(share, lambda one: share.state_read(one, result))
+            self._step(share, lambda decision: share.state_read(decision, result))
             self._wake_initialized(share)
 
         self._persister.begin(ReadShareState(share.key, effect.leader_epoch), done)
@@ -532,7 +536,7 @@ class SharePartitions:
             offset = await self._offset_at(share, timestamp)
         except DomainError as error:
             offset = without_traceback(error)
-        self._step(share, lambda one: share.start_offset_found(one, offset))
+        self._step(share, lambda decision: share.start_offset_found(decision, offset))
         self._wake_initialized(share)
 
     async def _offset_at(self, share: SharePartition, timestamp: int) -> int:
@@ -550,7 +554,9 @@ class SharePartitions:
             if isinstance(error, ShardError):
                 error = errors.ShareCoordinatorUnavailableError(str(error))
             try:
-                self._step(share, lambda one: state_written(share, one, effect.write_id, error))
+                self._step(
+                    share, lambda decision: state_written(share, decision, effect.write_id, error)
+                )
             finally:
                 self._write_ended(share)
 

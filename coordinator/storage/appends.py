@@ -94,8 +94,7 @@ _WITHOUT_LOG_START: Final = (
     RecordListTooLargeError,
     StorageError,
 )
-"""Errors with which a response contains no log start offset (``ReplicaManager.appendToLocalLog``).
-"""
+"""Errors whose response contains no log start offset (``ReplicaManager.appendToLocalLog``)."""
 
 _ATTRIBUTES_AT: Final = 22
 _TRANSACTIONAL: Final = 0x10
@@ -208,7 +207,9 @@ class Append:
     request_state: RequestState = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.producers = {one for part in self.parts if (one := part.producer) is not None}
+        self.producers = {
+            producer for part in self.parts if (producer := part.producer) is not None
+        }
         if self.acks not in _VALID_ACKS:
             self.refusal = InvalidRequiredAcksError(f"acks={self.acks}")
 
@@ -281,7 +282,7 @@ class Appends:
         return not progress.ready
 
     def _begin(self, append: Append, progress: _AppendState) -> asyncio.Task[None]:
-        ahead = {one for part in append.parts if (one := self._last.get(part.key)) is not None}
+        ahead = {last for part in append.parts if (last := self._last.get(part.key)) is not None}
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         work = self._in_turns(append, progress, ahead, gate)
         if append.throttle is not None:
@@ -537,9 +538,9 @@ class Appends:
         waiting: dict[TopicPartition, tuple[Part, Partition, Appended]] = {}
 
         def settle(key: TopicPartition) -> None:
-            one = waiting.pop(key, None)
-            if one is not None:
-                one[0].error = self._verdict(*one)
+            settled = waiting.pop(key, None)
+            if settled is not None:
+                settled[0].error = self._verdict(*settled)
                 if not (waiting or over.done()):
                     over.set_result(None)
 
@@ -556,11 +557,11 @@ class Appends:
             partition, appended = part.partition, part.appended
             if appended is None or partition is None or not partition.marks.is_replicated:
                 continue
-            one = part, partition, appended
+            pending = part, partition, appended
             if self._commits.after((partition,), partial(settle, part.key)):
-                waiting[part.key] = one
+                waiting[part.key] = pending
             else:
-                part.error = self._verdict(*one)
+                part.error = self._verdict(*pending)
         if waiting:
             timer = call_later(loop, append.timeout_ms, "acks", expire)
 

@@ -59,14 +59,14 @@ class DueChanges:
 
     def settle(self, key: TopicPartition) -> None:
         """Handle the partition's change now, if it is pending."""
-        one = self.partitions.pop(key, None)
-        if one is None:
+        local = self.partitions.pop(key, None)
+        if local is None:
             return
         try:
-            self._do(one)
+            self._do(local)
         except Exception as error:  # noqa: BLE001 - the other partitions must be handled
-            log_failure("lead or follow", error, partition=f"{one.topic}-{one.index}")
-            self.failed[key] = one
+            log_failure("lead or follow", error, partition=f"{local.topic}-{local.index}")
+            self.failed[key] = local
             if self._retry is None:
                 loop = asyncio.get_running_loop()
                 self._retry = call_later(loop, AFTER_FAILURE_MS, "lead or follow", self._again)
@@ -76,12 +76,12 @@ class DueChanges:
         failed, self.failed = self.failed, {}
         self.add(failed.values())
 
-    def drop(self, one: LocalPartition) -> None:
+    def drop(self, local: LocalPartition) -> None:
         """Drop a pending change: the replica was deleted."""
-        key = one.topic, one.index
+        key = local.topic, local.index
         for kept in (self.partitions, self.failed):
             due = kept.get(key)
-            if due is not None and due.topic_id == one.topic_id:
+            if due is not None and due.topic_id == local.topic_id:
                 del kept[key]
 
     def finish(self) -> None:

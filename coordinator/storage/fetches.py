@@ -239,7 +239,11 @@ class Fetches:
         ]
         if not near or is_near(self.replicas.node_id):
             return NO_REPLICA
-        most = lambda one: (one.log_end_offset, one.last_caught_up_ms, one.broker_id)  # noqa: E731 - a key
+        most = lambda replica: (  # noqa: E731 - a key
+            replica.log_end_offset,
+            replica.last_caught_up_ms,
+            replica.broker_id,
+        )
         return max(near, key=most).broker_id
 
 

@@ -38,7 +38,7 @@ class ReplicaFetchers(Protocol):
 class OnPlaced(Protocol):
     """Reports the directories of replicas: ``coordinator/replication/directories.py``."""
 
-    def __call__(self, one: LocalPartition, *, is_offline: bool) -> None:
+    def __call__(self, local: LocalPartition, *, is_offline: bool) -> None:
         """Report a replica; ``is_offline`` if its disk has failed or its log cannot be opened."""
 
 
@@ -59,11 +59,11 @@ class Replica:
     callback that is done removes itself."""
 
     @classmethod
-    def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:
+    def of(cls, view: ReplicationView, local: LocalPartition) -> Replica:
         """Return the object for a replica that is new on this broker."""
         from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are standalone
 
-        return cls(one, PartitionLeader(view, one.topic, one.topic_id, one.index))
+        return cls(local, PartitionLeader(view, local.topic, local.topic_id, local.index))
 
     @property
     def log(self) -> Partition:

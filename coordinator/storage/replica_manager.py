@@ -44,12 +44,7 @@ from fencepost.coordinator.runtime.background import Repeated, spawn, swallow
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.storage.due_changes import DueChanges
 from fencepost.coordinator.storage.log_manager import LogManager
-from fencepost.coordinator.storage.replica import (
-    OnPlaced,
-    Replica,
-    ReplicaFetchers,
-    partitions_in,
-)
+from fencepost.coordinator.storage.replica import OnPlaced, Replica, ReplicaFetchers, partitions_in
 from fencepost.coordinator.storage.replica_counts import ReplicaCounts, SoleReplicaCounter, count
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.epochs import UNDEFINED_EPOCH, check_leader_epoch
@@ -259,18 +254,20 @@ class ReplicaManager:
     def _check_interval_ms(self) -> int:
         return max(1, self._config.int(LAG_TIME) // 2)
 
-    def _begin_with(self, one: LocalPartition) -> None:
+    def _begin_with(self, local: LocalPartition) -> None:
         """Lead or follow one partition."""
-        if one.registration.leader == self.node_id:
-            replica = self._replicas.get((one.topic, one.index))
+        if local.registration.leader == self.node_id:
+            replica = self._replicas.get((local.topic, local.index))
             if replica is None or not replica.machine.is_leader:
-                self._stop_fetching([one])
-            self._lead(one)
-        elif self._follow(one) and self.fetchers is not None:
-            self._stop_fetching([one])
-            if one.registration.leader != NO_LEADER:
-                self.fetchers.follow([one])
-            self._replicas[one.topic, one.index].followed_epoch = one.registration.leader_epoch
+                self._stop_fetching([local])
+            self._lead(local)
+        elif self._follow(local) and self.fetchers is not None:
+            self._stop_fetching([local])
+            if local.registration.leader != NO_LEADER:
+                self.fetchers.follow([local])
+            self._replicas[
+                local.topic, local.index
+            ].followed_epoch = local.registration.leader_epoch
 
     def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
         """Stop fetching partitions ahead of the next image, during a controlled shutdown."""
@@ -316,18 +313,18 @@ class ReplicaManager:
         while self._deleting is not None and not self._deleting.done():
             await asyncio.shield(self._deleting)
 
-    def _lead(self, one: LocalPartition) -> None:
-        registration = one.registration
+    def _lead(self, local: LocalPartition) -> None:
+        registration = local.registration
         if registration.is_sole_replica_on(self.node_id):
-            self._become_sole_replica(one)
+            self._become_sole_replica(local)
             return
-        replica = self._hosted(one)
+        replica = self._hosted(local)
         machine, now_ms = replica.machine, self._clock.monotonic_ms()
         if registration.partition_epoch < machine.partition_epoch:
             return
-        replica.local = one
+        replica.local = local
         try:
-            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            partition = replica.partition or self._logs.partition(local.topic, local.index)
             self._replicate(replica, partition)
             step = machine.become_leader(
                 registration,
@@ -345,14 +342,14 @@ class ReplicaManager:
         self._execute_step(replica, step, notifies=True)
         self._report_directory(replica)
 
-    def _become_sole_replica(self, one: LocalPartition) -> None:
+    def _become_sole_replica(self, local: LocalPartition) -> None:
         """Lead a partition whose other replicas were removed, or never existed."""
-        key = one.topic, one.index
+        key = local.topic, local.index
         replica = self._replicas.pop(key, None)
         if replica is not None:
             replica.machine.resign()
         if (partition := self._logs.find_open(key)) is not None:
-            self._lead_sole_replica(partition, one.registration)
+            self._lead_sole_replica(partition, local.registration)
         if replica is not None:
             replica.low_watermark_moved()
             self._commits.has_replicated = bool(self._replicas)
@@ -362,18 +359,18 @@ class ReplicaManager:
         partition.marks.end_replication()
         partition.marks.notify()
 
-    def _follow(self, one: LocalPartition) -> bool:
+    def _follow(self, local: LocalPartition) -> bool:
         """Follow a partition; return whether to restart its fetches in a new leader epoch."""
-        registration = one.registration
-        replica = self._hosted(one)
+        registration = local.registration
+        replica = self._hosted(local)
         led = replica.machine.is_leader
         if not replica.machine.resign(registration):
             return False
-        replica.local = one
+        replica.local = local
         is_new = registration.leader_epoch > replica.followed_epoch
         # The log is created even without a leader, so that the checkpoints contain it (KAFKA-1647).
         try:
-            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            partition = replica.partition or self._logs.partition(local.topic, local.index)
             self._replicate(replica, partition)
             partition.marks.on_flushed_end = None
             partition.replica.follow(registration.leader_epoch)
@@ -385,12 +382,12 @@ class ReplicaManager:
             self._wake_waiting(replica)
         return is_new and not replica.is_offline
 
-    def _hosted(self, one: LocalPartition) -> Replica:
-        key = one.topic, one.index
+    def _hosted(self, local: LocalPartition) -> Replica:
+        key = local.topic, local.index
         replica = self._replicas.get(key)
         if replica is None:
-            replica = self._replicas[key] = Replica.of(self.view, one)
-            replica.machine.min_insync_replicas = self._min_isr(one.topic)
+            replica = self._replicas[key] = Replica.of(self.view, local)
+            replica.machine.min_insync_replicas = self._min_isr(local.topic)
             self._commits.has_replicated = bool(self._replicas)
             if not self._isr_check.is_started:
                 self._isr_check.start(self._check_interval_ms())
@@ -416,8 +413,8 @@ class ReplicaManager:
 
     def _failed(self, replica: Replica, error: LogError) -> None:
         """Take offline a replica whose log cannot be opened, or cannot begin a leader epoch."""
-        one = replica.local
-        _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
+        local = replica.local
+        _log.error("replica off line", partition=f"{local.topic}-{local.index}", cause=str(error))
         if replica.partition is None:
             replica.failure = StorageError(str(error))
             self._report_directory(replica)

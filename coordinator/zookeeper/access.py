@@ -281,18 +281,20 @@ class SecurityZnodes:
         batch: list[_PendingChanges] = []
         count = 0
         while self._queue and (not batch or count + len(self._queue[0].by_path) <= MAX_PATHS):
-            one = self._queue.popleft()
-            if self._is_wanted(one):
-                batch.append(one)
-                count += len(one.by_path)
+            changes = self._queue.popleft()
+            if self._is_wanted(changes):
+                batch.append(changes)
+                count += len(changes.by_path)
         return batch
 
-    def _is_wanted(self, one: _PendingChanges, late: RequestTimedOutError | None = None) -> bool:
+    def _is_wanted(
+        self, changes: _PendingChanges, late: RequestTimedOutError | None = None
+    ) -> bool:
         """Return whether a caller waits for a change; fail an expired change with ``late``."""
-        if self._clock.monotonic_ms() > one.until_ms:
+        if self._clock.monotonic_ms() > changes.until_ms:
             waited = "The change has waited too long for earlier ones."
-            one.fail(late or RequestTimedOutError(waited))
-        return not one.done.done()
+            changes.fail(late or RequestTimedOutError(waited))
+        return not changes.done.done()
 
     async def _write_together(self, batch: Sequence[_PendingChanges]) -> None:
         """Write changes in one transaction; if that fails, in one transaction per change."""

@@ -240,7 +240,8 @@ def entity_of(path: str) -> tuple[EntityData, ...] | None:
         kinds = (USER, CLIENT_ID) if len(names) > 1 else (kind,)
         components = zip(kinds, map(desanitized, names), strict=True)
         return tuple(
-            EntityData(*component) for component in sorted(components, key=lambda one: one[0])
+            EntityData(*component)
+            for component in sorted(components, key=lambda component: component[0])
         )
     return None
 
@@ -283,7 +284,7 @@ def credential_text(record: UserScramCredentialRecord) -> str:
 
 def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRecord:
     """Parse a SCRAM credential. Raises ValueError, whose message does not quote the value."""
-    one = SCRAM_MECHANISMS[mechanism]
+    scram_mechanism = SCRAM_MECHANISMS[mechanism]
     parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
         keys = [
@@ -293,11 +294,13 @@ def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRe
         iterations = int(parts["iterations"])
     except (KeyError, ValueError, binascii.Error):
         raise ValueError("it is not a SCRAM credential") from None
-    if len(keys[1]) != one.key_bytes or len(keys[2]) != one.key_bytes:
+    if len(keys[1]) != scram_mechanism.key_bytes or len(keys[2]) != scram_mechanism.key_bytes:
         raise ValueError("its keys have the wrong length for the mechanism")
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ValueError(f"its iterations are not between {MIN_ITERATIONS} and {MAX_ITERATIONS}")
-    return UserScramCredentialRecord(user, one.number, keys[0], keys[1], keys[2], iterations)
+    return UserScramCredentialRecord(
+        user, scram_mechanism.number, keys[0], keys[1], keys[2], iterations
+    )
 
 
 def _base64(data: bytes) -> str:
@@ -325,9 +328,9 @@ def _quota_of(names: Mapping[str, str | None], key: str, text: str) -> float:
 # --- rules ---
 
 
-def camel(one: IntEnum) -> str:
+def camel(constant: IntEnum) -> str:
     """Return an enum constant of an ACL as ZooKeeper spells it, e.g. ``TransactionalId``."""
-    return one.name.title().replace("_", "")
+    return constant.name.title().replace("_", "")
 
 
 def _word(kind: type[N], text: object, least: N) -> N:

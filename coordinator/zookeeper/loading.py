@@ -108,8 +108,8 @@ async def load(session: ZkSession) -> ZkImage:
     ids = await session.get(znodes.PRODUCER_IDS)
     topics_by_name = {topic.name: topic for topic in topics}
     kept = [topic for topic in topics if topic.name not in marked]
-    with_id = [one for one in kept if one.node.topic_id is not None]
-    there = {one.name for one in with_id}
+    with_id = [topic for topic in kept if topic.node.topic_id is not None]
+    there = {topic.name for topic in with_id}
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
     others: list[MetadataRecord] = [ProducerIdsRecord(-1, first, -1)]
     for (kind, name), values in configs.items():
@@ -125,7 +125,7 @@ async def load(session: ZkSession) -> ZkImage:
     deleting = {
         name: topics_by_name[name].node if name in topics_by_name else None for name in marked
     }
-    without_id = tuple(one for one in kept if one.node.topic_id is None)
+    without_id = tuple(topic for topic in kept if topic.node.topic_id is None)
     restarted = tuple(
         (topic.name, index)
         for topic in with_id

@@ -294,8 +294,8 @@ class ZooKeeperNode:
             there = set(await self._session.children(znodes.TOPICS))
             gone = [
                 topic
-                for one in self._maybe_gone
-                if (topic := self._image.topics_by_id.get(one)) is not None
+                for topic_id in self._maybe_gone
+                if (topic := self._image.topics_by_id.get(topic_id)) is not None
                 and topic.name not in there
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
@@ -551,12 +551,11 @@ class ZooKeeperNode:
             if error:
                 return error
             brokers = self._request_applier.live_brokers(self._image, body, self.broker_epoch)
-            await self._apply_controller_records(
-                body,
-                lambda one, parts: self._request_applier.update_metadata(self._image, one, parts),
-                settings,
-                brokers,
-            )
+
+            def apply(topic: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
+                return self._request_applier.update_metadata(self._image, topic, parts)
+
+            await self._apply_controller_records(body, apply, settings, brokers)
             if not self._is_registered.done() and self._node_id in self._image.brokers:
                 self._is_registered.set_result(None)
             return 0

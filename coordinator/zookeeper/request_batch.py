@@ -169,13 +169,13 @@ def replicas_of(
     image: MetadataImage, controller: ControllerIdentity, broker_id: int
 ) -> Entity | None:
     """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
-    one = _BrokerRequests()
+    requests = _BrokerRequests()
     for topic, index, _ in _all_partitions(image):
         if broker_id in topic.partitions[index].replicas:
-            _add_leader_and_isr(one, topic, index, is_new=False)
-    if not one.led:
+            _add_leader_and_isr(requests, topic, index, is_new=False)
+    if not requests.led:
         return None
-    return _leader_and_isr(image, controller, image.brokers[broker_id], one.led.values())
+    return _leader_and_isr(image, controller, image.brokers[broker_id], requests.led.values())
 
 
 def _changes(
@@ -244,15 +244,15 @@ def _add_change(
 
 
 def _add_leader_and_isr(
-    one: _BrokerRequests, topic: TopicImage, index: int, *, is_new: bool
+    requests: _BrokerRequests, topic: TopicImage, index: int, *, is_new: bool
 ) -> None:
-    one.led.setdefault((topic.name, index), (topic, index, is_new))
+    requests.led.setdefault((topic.name, index), (topic, index, is_new))
 
 
 def _add_stop_replica(
-    one: _BrokerRequests, topic: str, index: int, leader_epoch: int, *, deletes: bool
+    requests: _BrokerRequests, topic: str, index: int, leader_epoch: int, *, deletes: bool
 ) -> None:
-    one.stopped[topic].append(stopped_partition(index, leader_epoch, deletes=deletes))
+    requests.stopped[topic].append(stopped_partition(index, leader_epoch, deletes=deletes))
 
 
 def stopped_partition(index: int, leader_epoch: int, *, deletes: bool) -> Entity:
@@ -380,21 +380,21 @@ def _updates(
 def _updated(
     controller: ControllerIdentity,
     live: Mapping[int, BrokerRegistration],
-    one: PartitionRegistration,
+    registration: PartitionRegistration,
     index: int,
     leader: int | None,
 ) -> Entity:
     return _UPDATE.UpdateMetadataPartitionState(
         partition_index=index,
         controller_epoch=controller.epoch,
-        leader=one.leader if leader is None else leader,
-        leader_epoch=one.leader_epoch,
-        isr=one.isr,
-        zk_version=one.partition_epoch,
-        replicas=one.replicas,
+        leader=registration.leader if leader is None else leader,
+        leader_epoch=registration.leader_epoch,
+        isr=registration.isr,
+        zk_version=registration.partition_epoch,
+        replicas=registration.replicas,
         offline_replicas=tuple(
             replica
-            for replica in one.replicas
-            if replica not in live or one.directory_of(replica) == LOST
+            for replica in registration.replicas
+            if replica not in live or registration.directory_of(replica) == LOST
         ),
     )

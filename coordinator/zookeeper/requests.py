@@ -238,8 +238,8 @@ class ControllerRequestApplier:
         return replace(old, replicas=others, leader=leader, directories=())
 
 
-def _epochs(one: PartitionRegistration) -> tuple[int, int]:
-    return one.leader_epoch, one.partition_epoch
+def _epochs(registration: PartitionRegistration) -> tuple[int, int]:
+    return registration.leader_epoch, registration.partition_epoch
 
 
 def _partition(topic: TopicImage | None, index: int) -> PartitionRegistration | None:
@@ -248,32 +248,32 @@ def _partition(topic: TopicImage | None, index: int) -> PartitionRegistration | 
     return topic.partitions[index]
 
 
-def _led(one: Any) -> PartitionRegistration:
+def _led(state: Any) -> PartitionRegistration:
     return PartitionRegistration(
-        replicas=tuple(one.replicas),
-        isr=tuple(one.isr),
-        leader=one.leader,
-        leader_epoch=one.leader_epoch,
-        partition_epoch=one.partition_epoch,
-        removing_replicas=tuple(one.removing_replicas),
-        adding_replicas=tuple(one.adding_replicas),
-        leader_recovery_state=one.leader_recovery_state,
+        replicas=tuple(state.replicas),
+        isr=tuple(state.isr),
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=state.partition_epoch,
+        removing_replicas=tuple(state.removing_replicas),
+        adding_replicas=tuple(state.adding_replicas),
+        leader_recovery_state=state.leader_recovery_state,
     )
 
 
-def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
+def _updated(state: Any, old: PartitionRegistration | None) -> PartitionRegistration:
     """Return a partition's new state; fields that UpdateMetadata lacks come from the old state.
 
     If the replicas have changed, a LeaderAndIsr will set these fields.
     """
-    replicas = tuple(one.replicas)
+    replicas = tuple(state.replicas)
     same = old is not None and set(old.replicas) == set(replicas)
     return PartitionRegistration(
         replicas=replicas,
-        isr=tuple(one.isr),
-        leader=one.leader,
-        leader_epoch=one.leader_epoch,
-        partition_epoch=one.zk_version,
+        isr=tuple(state.isr),
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=state.zk_version,
         removing_replicas=old.removing_replicas if old is not None and same else (),
         adding_replicas=old.adding_replicas if old is not None and same else (),
     )

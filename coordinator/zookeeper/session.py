@@ -314,9 +314,9 @@ class ZkSession:
                 result, (RolledBackError, RuntimeInconsistency)
             ):
                 raise RefusedError(at, result, writes[at])
-        for at, one in enumerate(results):
-            if isinstance(one, Exception):
-                raise RefusedError(at, one, writes[at])
+        for at, result in enumerate(results):
+            if isinstance(result, Exception):
+                raise RefusedError(at, result, writes[at])
         return results
 
 

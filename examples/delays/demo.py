@@ -130,7 +130,10 @@ class Demo:
                 await produce(
                     self.daemon.bootstrap,
                     FLIGHTS,
-                    ((str(one["carrier"]).encode(), encoded(one), None) for one in history),
+                    (
+                        (str(flight["carrier"]).encode(), encoded(flight), None)
+                        for flight in history
+                    ),
                     lambda sent: progress.update(loading, completed=sent),
                 )
                 progress.update(loading, completed=len(history))
@@ -277,11 +280,11 @@ class Demo:
         for topic, level in verdicts:
             table.add_column(f"{topic}\n{level}", justify="right")
         for name in ("records", "missing", "duplicated", "wrong"):
-            table.add_row(name, *(f"{getattr(one, name):,}" for one in verdicts.values()))
+            table.add_row(name, *(f"{getattr(verdict, name):,}" for verdict in verdicts.values()))
         self.console.print(table)
         hidden = sum(
-            one.records * (1 if level == "read_uncommitted" else -1)
-            for (_, level), one in verdicts.items()
+            verdict.records * (1 if level == "read_uncommitted" else -1)
+            for (_, level), verdict in verdicts.items()
         )
         kills = ", ".join(f"{victim} {n} ×" for victim, n in self.kills.items())
         batches = ", ".join(f"{n} of {query}" for query, n in sorted(self.batches.items()))

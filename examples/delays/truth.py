@@ -27,7 +27,9 @@ Record = dict[str, Any]
 
 def records(directory: Path) -> Iterator[Record]:
     """Yield every flight as an input record, in order of time; the id is its line in the file."""
-    rows = sorted(enumerate(flights(directory)), key=lambda one: (one[1]["time_hour"], one[0]))
+    rows = sorted(
+        enumerate(flights(directory)), key=lambda numbered: (numbered[1]["time_hour"], numbered[0])
+    )
     for flight_id, row in rows:
         yield _record(flight_id, row)
 

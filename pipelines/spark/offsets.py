@@ -125,10 +125,15 @@ def _split_large(whole: list[OffsetRange], min_partitions: int) -> list[OffsetRa
     return [piece for offset_range in whole for piece in _split(offset_range, parts[offset_range])]
 
 
-def _split(one: OffsetRange, parts: int) -> list[OffsetRange]:
-    parts = min(max(1, parts), one.size)
-    edges = [one.start + one.size * number // parts for number in range(parts + 1)]
-    return [OffsetRange(one.topic, one.partition, first, until) for first, until in pairwise(edges)]
+def _split(offset_range: OffsetRange, parts: int) -> list[OffsetRange]:
+    parts = min(max(1, parts), offset_range.size)
+    edges = [
+        offset_range.start + offset_range.size * number // parts for number in range(parts + 1)
+    ]
+    return [
+        OffsetRange(offset_range.topic, offset_range.partition, first, until)
+        for first, until in pairwise(edges)
+    ]
 
 
 def lag(start: Offsets, latest: Offsets) -> int:

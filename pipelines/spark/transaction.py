@@ -307,7 +307,7 @@ class Sender:
         )
         codes = [ErrorCode(code) for code in added(answer) if code]
         # If one of several topics is not authorized, the others get OPERATION_NOT_ATTEMPTED.
-        for code in sorted(codes, key=lambda one: one is ErrorCode.operation_not_attempted):
+        for code in sorted(codes, key=lambda code: code is ErrorCode.operation_not_attempted):
             check_right("AddPartitionsToTxn", code)
             raise _refused("AddPartitionsToTxn", code)
         self._joined |= set(parts)

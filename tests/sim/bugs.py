@@ -75,7 +75,7 @@ BUGS: Final = (
             (
                 _Leader._propose,
                 "frozenset(self.isr + joins)",
-                "frozenset(one for one in self.isr + joins if one not in leaves)",
+                "frozenset(broker_id for broker_id in self.isr + joins if broker_id not in leaves)",
             ),
         ),
     ),
@@ -97,7 +97,7 @@ BUGS: Final = (
             (
                 _Leader._propose,
                 "frozenset(self.isr + joins)",
-                "frozenset(one for one in self.isr + joins if one not in leaves)",
+                "frozenset(broker_id for broker_id in self.isr + joins if broker_id not in leaves)",
             ),
         ),
     ),

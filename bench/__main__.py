@@ -23,7 +23,7 @@ from typing import Any
 
 import fencepost
 from bench import report
-from bench.brokers import FENCEPOST, KAFKA, Broker
+from bench.brokers import FENCEPOST, Broker
 from bench.clients import delete_topics
 from bench.ping import pinged
 from bench.report import Samples
@@ -38,7 +38,7 @@ def measure(
 ) -> Iterator[tuple[str, Figures]]:
     """Run one workload, on a new or a warm broker if it needs one; yield figures as they come."""
     if isinstance(workload, Workload) and not workload.fresh:
-        broker = warm.broker(side)
+        broker = warm.broker(side, workload.sides[side])
         try:
             yield side, _figures(workload, broker)
         finally:
@@ -69,9 +69,9 @@ def _figures(workload: Workload, broker: Broker) -> Figures:
 
 
 def sides_of(workload: Workload | Local | Pair, number: int, *, without_kafka: bool) -> list[str]:
-    if without_kafka or not isinstance(workload, Workload) or not workload.on_kafka:
+    if without_kafka or not isinstance(workload, Workload):
         return [FENCEPOST]
-    return [FENCEPOST, KAFKA] if number % 2 == 0 else [KAFKA, FENCEPOST]
+    return list(workload.sides)[:: -1 if number % 2 else 1]
 
 
 def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, Samples], list[str]]:

@@ -1,4 +1,4 @@
-"""The two sides: a Fencepost daemon and an Apache Kafka, each in a process of its own."""
+"""The sides: a Fencepost daemon, an Apache Kafka and a kfake, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.daemon import Daemon
+import pytest
+
+from fencepost.tools.ports import hold_port
+from tests.support.daemon import START_S, Daemon
+from tests.support.go_build import built
 from tests.support.kafka import Kafka, KafkaCluster
 from tests.support.member import MemberCluster
 from tests.support.mixed import JAVA, PYTHON, MixedCluster
 from tests.support.processes import Child
 
-FENCEPOST, KAFKA = "fencepost", "kafka"
+FENCEPOST, KAFKA, KFAKE = "fencepost", "kafka", "kfake"
 
 JAVA_OPTIONS = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
 """The options that Kafka's own start script sets for a broker on a small machine."""
@@ -33,11 +37,38 @@ class Broker(Protocol):
     def kill(self) -> None: ...
 
 
+class Kfake:
+    """franz-go's broker in memory (``pkg/kfake``), which has no settings and no files."""
+
+    name = KFAKE
+
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        self._port = hold_port()
+        self.bootstrap = f"127.0.0.1:{self._port.getsockname()[1]}"
+
+    def start(self) -> None:
+        """Build the program, start it, and wait until it listens; RuntimeError without Go."""
+        try:
+            program = built(".", "bench-kfake", Path(__file__).with_name("kfake"))
+        except (pytest.skip.Exception, pytest.fail.Exception) as missing:
+            raise RuntimeError(str(missing)) from missing  # a run of the bench goes on without it
+        self.child = Child([str(program), self.bootstrap.rpartition(":")[2]])
+        self.child.wait_for_line("^listening", deadline_s=START_S)
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL."""
+        self._port.close()
+        if self.child is not None:
+            self.child.kill()
+
+
 Make = Callable[[Path, Mapping[str, str]], Broker]
 
 SIDES: Mapping[str, Make] = {
     FENCEPOST: lambda home, settings: Daemon(home / "data", settings),
     KAFKA: lambda home, settings: Kafka(home, settings, java_options=JAVA_OPTIONS),
+    KFAKE: lambda _, __: Kfake(),
 }
 
 

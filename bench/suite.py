@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, Make
+from bench.brokers import FENCEPOST, KAFKA, KFAKE, SIDES, Broker, Make
 
 Figures = dict[str, float]
 
@@ -26,20 +26,23 @@ that members of share groups send a heartbeat every 500 ms."""
 
 BROKERS: Mapping[str, str] = {FENCEPOST: "Fencepost", KAFKA: "Apache Kafka"}
 
+PRODUCTS: Mapping[str, Make] = {side: SIDES[side] for side in BROKERS}
+ALONE: Mapping[str, Make] = {FENCEPOST: SIDES[FENCEPOST]}
+BESIDE_KFAKE: Mapping[str, Make] = {side: SIDES[side] for side in (FENCEPOST, KFAKE)}
+
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload on a broker; if ``on_kafka``, on one of each product per round.
+    """A workload that runs on a broker of each of its ``sides`` once per round.
 
-    A ``fresh`` workload gets a new broker with its ``settings`` and ``sides``. The others share the
-    warm broker of each side (:mod:`bench.warm`), and leave both fields at their defaults.
+    A ``fresh`` workload gets a new broker with its ``settings``. The others share the warm broker
+    of each side (:mod:`bench.warm`), whose settings are :data:`DEFAULTS`.
     """
 
     name: str
     run: Callable[[Broker], Figures]
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
-    on_kafka: bool = True
-    sides: Mapping[str, Make] = field(default_factory=lambda: SIDES)
+    sides: Mapping[str, Make] = field(default_factory=lambda: PRODUCTS)
     """Side → the function that makes its broker."""
     is_pinged: bool = True
     """Whether another process pings the broker meanwhile, which takes the broker some processor

@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.brokers import SIDES, Broker
+from bench.brokers import Broker, Make
 from bench.clients import delete_topics
 from bench.suite import DEFAULTS
 from bench.suites.data import librdkafka
@@ -41,11 +41,11 @@ class WarmBrokers(ExitStack):
         super().__init__()
         self._brokers: dict[str, Broker] = {}
 
-    def broker(self, side: str) -> Broker:
-        """Return the side's broker."""
+    def broker(self, side: str, make: Make) -> Broker:
+        """Return the side's broker, which ``make`` creates if it is the first one."""
         if side not in self._brokers:
             home = self.enter_context(tempfile.TemporaryDirectory(prefix="fencepost-bench-"))
-            broker = SIDES[side](Path(home), DEFAULTS)
+            broker = make(Path(home), DEFAULTS)
             broker.start()
             self.callback(broker.kill)
             print(f"warming up {side} for {WARM_UP_S} s", file=sys.stderr, flush=True)

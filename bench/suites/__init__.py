@@ -9,6 +9,7 @@ from bench.suites.data import DATA, JAVA, START
 from bench.suites.faults import FAULTS
 from bench.suites.groups import GROUPS
 from bench.suites.growth import GROWTH
+from bench.suites.kfake import KFAKE_SUITE
 from bench.suites.log import LOG
 from bench.suites.metrics import METRICS
 from bench.suites.mqtt import MQTT
@@ -29,6 +30,7 @@ SUITES: dict[str, Suite] = {
         GROUPS,
         TXN,
         SHARE,
+        KFAKE_SUITE,
         LOG,
         CLEANER,
         PARTITIONS_SUITE,

@@ -18,7 +18,7 @@ from bench.clients import (
     joined_group,
     until,
 )
-from bench.suite import DEFAULTS, Figures, Suite, Workload
+from bench.suite import ALONE, DEFAULTS, Figures, Suite, Workload
 from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.support.cluster import GROUP, Cluster, unique
 
@@ -321,7 +321,7 @@ GROUPS = Suite(
             "memory",
             memory,
             {**DEFAULTS, "group.consumer.max.size": "10000"},
-            on_kafka=False,
+            sides=ALONE,
             fresh=True,
         ),
     ),

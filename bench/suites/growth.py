@@ -15,7 +15,7 @@ from typing import Self
 
 from bench.brokers import Broker, pid_of, resident_mib
 from bench.clients import Burst, framed, joined_group
-from bench.suite import DEFAULTS, Figures, Local, Suite, Workload
+from bench.suite import ALONE, DEFAULTS, Figures, Local, Suite, Workload
 from bench.suites.log import lookup
 from fencepost.logcore.batch import LogRecord, encode_batch
 from tests.support.cluster import GROUP, Cluster, unique
@@ -395,7 +395,7 @@ _ONE_PHASE = {"group.max.size": "20000", "group.initial.rebalance.delay.ms": "30
 def _workload(
     name: str, run: Callable[[Broker], Figures], settings: Mapping[str, str] = DEFAULTS
 ) -> Workload:
-    return Workload(name, run, settings, on_kafka=False, is_pinged=False, fresh=True)
+    return Workload(name, run, settings, sides=ALONE, is_pinged=False, fresh=True)
 
 
 GROWTH = Suite(

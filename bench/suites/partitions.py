@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from bench.brokers import Broker, cpu_seconds, open_files, resident_mib
 from bench.clients import Burst, create_topic, framed
-from bench.suite import Figures, Suite, Workload
+from bench.suite import ALONE, Figures, Suite, Workload
 from fencepost.logcore.batch import LogRecord, encode_batch
 from tests.support.daemon import Daemon
 
@@ -102,5 +102,5 @@ def _check(broker: Daemon, topic: str) -> None:
 PARTITIONS_SUITE = Suite(
     "partitions",
     f"A topic of 2,000 partitions, all written to; more than {LIMIT_MIB} MiB would be an error.",
-    (Workload("2,000 partitions", many, on_kafka=False, fresh=True),),
+    (Workload("2,000 partitions", many, sides=ALONE, fresh=True),),
 )

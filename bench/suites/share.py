@@ -24,7 +24,7 @@ from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.share import ACCEPT, Member, acquired, parts_of
 
 PARTITIONS = 10
-WARM, MEASURED = 50_000, 200_000
+WARM, MEASURED = 100_000, 1_000_000
 """Records that all consumers together receive before and during the measurement."""
 WARM_ACKS, ACKS = 2_000, 4_000
 RECORD_LIMIT = 1

@@ -19,7 +19,7 @@ from bench.clients import (
     framed,
     until,
 )
-from bench.suite import DEFAULTS, Figures, Suite, Workload
+from bench.suite import ALONE, DEFAULTS, Figures, Suite, Workload
 from tests.support import requests
 from tests.support.batches import batch
 from tests.support.cluster import TRANSACTION, Cluster, unique
@@ -275,7 +275,7 @@ TXN = Suite(
             Workload(f"consume-transform-produce, {size:,} a transaction", run)
             for size, run in ((n, consume_transform_produce(n)) for n in (1, 100, 10_000))
         ),
-        Workload("two-phase commits", two_phase, TWO_PHASE, on_kafka=False, fresh=True),
+        Workload("two-phase commits", two_phase, TWO_PHASE, sides=ALONE, fresh=True),
         Workload("10,000 open transactional ids", open_ids, fresh=True),
     ),
 )

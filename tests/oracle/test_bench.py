@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.brokers import FENCEPOST, KAFKA, SIDES, cpu_seconds, open_files, resident_mib
+from bench.brokers import FENCEPOST, KAFKA, KFAKE, SIDES, cpu_seconds, open_files, resident_mib
 from bench.clients import create_topic
 from bench.plot import curves, draw
 from bench.suite import DEFAULTS
@@ -54,6 +55,23 @@ def test_benchmark_broker_restarts_at_its_address_with_its_topics(
             assert cluster.leaders(topic) == 2
     finally:
         broker.kill()
+
+
+def test_kfake_serves_a_topic_until_it_is_killed(tmp_path: Path) -> None:
+    broker = SIDES[KFAKE](tmp_path, DEFAULTS)
+    broker.start()
+    try:
+        topic = create_topic(broker.bootstrap, 2)
+        with Cluster(broker.bootstrap) as cluster:
+            assert cluster.leaders(topic) == 2
+        assert cpu_seconds(broker) >= 0
+    finally:
+        broker.kill()
+    with (
+        pytest.raises(ConnectionRefusedError),
+        socket.create_connection(("127.0.0.1", int(broker.bootstrap.rpartition(":")[2]))),
+    ):
+        pass
 
 
 def test_benchmark_run_writes_positive_figures(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider as OtherTokenProvider
 
 from fencepost.client.tokens import unsecured_token
-from tests.oracle.go_build import built
 from tests.support.cluster import Cluster
+from tests.support.go_build import built
 from tests.support.kafka import java_command, unavailable
 from tests.support.secured import (
     USERS,

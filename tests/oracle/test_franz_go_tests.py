@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from tests.oracle.go_build import built_tests
 from tests.support.daemon import Daemon
+from tests.support.go_build import built_tests
 from tests.support.kafka import Kafka, required
 from tests.support.targets import SETTINGS
 

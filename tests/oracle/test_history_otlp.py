@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fencepost.tools.ports import hold_port
-from tests.oracle.go_build import built
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
+from tests.support.go_build import built
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
 from tests.wire.clients import confluent_producer

@@ -42,6 +42,8 @@ def play_all(
     Without ``keeps_going``, stop at the first failure and return its traceback.
     """
     gc.set_threshold(200_000, 50, 50)  # most objects of a history live as long as it does
+    gc.collect()
+    gc.freeze()  # modules and caches, which no collection then scans
     stories: list[str] = []
     digests: list[str] = []
     world, seeds = part

@@ -14,8 +14,8 @@ from typing import Final
 
 from confluent_kafka import Message, TopicPartition
 
-from tests.oracle.go_build import built
 from tests.support.daemon import ROOT
+from tests.support.go_build import built
 from tests.support.kafka import java_command
 from tests.support.pipeline import Clients
 from tests.support.processes import Child

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.kafka import CACHE, unavailable
 
-FRANZ_GO = Path(__file__).with_name("franz_go")
+FRANZ_GO = Path(__file__).parents[1] / "oracle" / "franz_go"
 
 
 def built(package: str, binary: str, module: Path = FRANZ_GO) -> Path:

@@ -25,10 +25,10 @@ CHANGES = 500
 def test_checkpoint_has_transaction_and_producer_id_of_each_writer(name: str) -> None:
     found = read_flink_checkpoint(FOLDER / name)
     assert read_flink_checkpoint(FOLDER / name / METADATA) == found
-    assert sorted(one.transactional_id[: len(IDS[0])] for one in found) == IDS
-    (number,) = {one.checkpoint_id for one in found}
-    assert all(one.transactional_id.endswith(f"-{number}") for one in found)
-    identities = {(one.producer_id, one.epoch) for one in found}
+    assert sorted(committable.transactional_id[: len(IDS[0])] for committable in found) == IDS
+    (number,) = {committable.checkpoint_id for committable in found}
+    assert all(committable.transactional_id.endswith(f"-{number}") for committable in found)
+    identities = {(committable.producer_id, committable.epoch) for committable in found}
     assert len(identities) == 2
     assert all(producer_id > 0 and epoch == 0 for producer_id, epoch in identities)
 
@@ -96,9 +96,9 @@ def test_state_in_a_file_with_an_absolute_path_is_read_beside_the_checkpoint(
     absolute = with_absolute_paths(data, "s3://bucket/jobs/_entropy_/chk-3")
     folder = changed(tmp_path, absolute, "files")
     assert read_flink_checkpoint(folder) == found
-    names = [one for one in folder.iterdir() if one.name != METADATA]
-    for one in names:
-        one.rename(tmp_path / one.name)
+    names = [path for path in folder.iterdir() if path.name != METADATA]
+    for name in names:
+        name.rename(tmp_path / name.name)
     text = refused(folder)
     assert f"copy that file into {folder}" in text
     assert "s3://bucket/jobs/_entropy_/chk-3/" in text

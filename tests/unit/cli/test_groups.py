@@ -16,21 +16,21 @@ from tests.wire.command_line import cli
 @pytest.mark.slow
 def test_offline_partition_is_listed_with_unknown_lag(tmp_path):
     disk = FaultyDisk()
-    with running(tmp_path / "data", disk) as one:
-        client, name = one.client, one.client.create_topic("t", 2)
+    with running(tmp_path / "data", disk) as system:
+        client, name = system.client, system.client.create_topic("t", 2)
         for index in (0, 1):
             client.produce(name, [b"v"] * 3, partition=index)
         seed = tmp_path / "seed.csv"
         seed.write_text("t,0,1\nt,1,1\n")
         asked = ("groups", "reset-offsets", "g", "--from-file", str(seed), "--execute")
-        cli(one.bootstrap, *asked, "--undo", str(tmp_path / "undo"))
+        cli(system.bootstrap, *asked, "--undo", str(tmp_path / "undo"))
         disk.fails = {"write": errno.EIO}
         assert client.produce(name, [b"v"])["error_code"] == "kafka_storage_error"
         disk.fails = {}
-        until(lambda: one.broker.services.logs.is_offline(name, 0), "it is off line")
+        until(lambda: system.broker.services.logs.is_offline(name, 0), "it is off line")
 
         def told(*asked: str) -> tuple[str, str]:
-            done = cli(one.bootstrap, "groups", *asked)
+            done = cli(system.bootstrap, "groups", *asked)
             return done.stdout, done.stderr
 
         off_line = "note: 1 partition without a lag: LEADER_NOT_AVAILABLE\n"

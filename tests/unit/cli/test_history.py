@@ -39,8 +39,8 @@ def test_join_row_fits_the_terminal_with_short_ids_and_no_repetition() -> None:
 
 
 def test_member_id_of_the_consumer_protocol_is_shortened() -> None:
-    one = entry("member-joined", member="b2dWQFkZQ1KEjr7nZw9mCg", epoch=1, old_epoch=0)
-    text = " ".join(wrap_entry(row_of(one), COLUMNS, 200))
+    event = entry("member-joined", member="b2dWQFkZQ1KEjr7nZw9mCg", epoch=1, old_epoch=0)
+    text = " ".join(wrap_entry(row_of(event), COLUMNS, 200))
     assert "b2dWQFkZ…" in text
     assert "b2dWQFkZQ" not in text
 
@@ -57,8 +57,8 @@ def test_no_line_is_wider_than_the_terminal(seed: int) -> None:
         return "".join(draw.choices("abc -\x1b\u202eä→日", k=draw.choice((0, 1, 30, 300))))
 
     names = ("reason", "member", "client_id", "client_host", "cause", "error", "leader")
-    one = entry(text(), text(), **{name: text() for name in draw.sample(names, 4)})
+    event = entry(text(), text(), **{name: text() for name in draw.sample(names, 4)})
     width = draw.choice((MIN_WIDTH, 80, 200))
     for columns in (COLUMNS, SEVERAL):
-        lines = wrap_entry(row_of(one), columns, width)
+        lines = wrap_entry(row_of(event), columns, width)
         assert all(len(line) <= width and line.isprintable() for line in lines), lines

@@ -34,7 +34,7 @@ VALIDATOR = Draft202012Validator(schema())
 
 
 def errors(entry: Entry) -> list[str]:
-    return [one.message for one in VALIDATOR.iter_errors(json.loads(encode_value(entry)))]
+    return [error.message for error in VALIDATOR.iter_errors(json.loads(encode_value(entry)))]
 
 
 def entry_of(scope: str, kind: str, **detail: object) -> Entry:
@@ -68,7 +68,8 @@ def kinds_in(source: Path) -> Iterator[str]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else None
         name = node.func.id if isinstance(node.func, ast.Name) else name
         is_routine = any(
-            one.arg == "routine" and isinstance(one.value, ast.Constant) for one in node.keywords
+            keyword.arg == "routine" and isinstance(keyword.value, ast.Constant)
+            for keyword in node.keywords
         )
         if name not in {"Event", "_announce_election"} or is_routine:
             continue
@@ -77,9 +78,9 @@ def kinds_in(source: Path) -> Iterator[str]:
         for value in values:
             results = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
             for result in results:
-                for one in ast.walk(result):
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                        yield one.value
+                for constant in ast.walk(result):
+                    if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                        yield constant.value
 
 
 def test_schema_describes_every_cluster_event() -> None:
@@ -103,8 +104,11 @@ def test_entry_is_valid_only_in_the_scope_of_its_kind(scope: str, kind: str) -> 
 
 def test_entry_with_each_known_cause_is_valid() -> None:
     told = [
-        *(entry_of(TRANSACTION, "transaction-aborted", cause=one) for one in TRANSACTION_CAUSES),
-        *(entry_of(GROUP, "share-records-returned", cause=one) for one in SHARE_CAUSES),
+        *(
+            entry_of(TRANSACTION, "transaction-aborted", cause=cause)
+            for cause in TRANSACTION_CAUSES
+        ),
+        *(entry_of(GROUP, "share-records-returned", cause=cause) for cause in SHARE_CAUSES),
     ]
     for entry in told:
         assert entry.cause in CAUSES

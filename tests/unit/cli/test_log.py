@@ -69,7 +69,7 @@ def data(written: Path, tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def rows(*arguments: object) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def rows(*arguments: object) -> list[dict[str, Any]]:
 
 
 def directories(data: Path, *topics: str) -> list[Path]:
-    return [one for topic in topics for one in sorted(data.glob(f"{topic}-*"))]
+    return [path for topic in topics for path in sorted(data.glob(f"{topic}-*"))]
 
 
 EVERYTHING = ("orders", "other", "__consumer_offsets", "__transaction_state")
@@ -90,7 +90,10 @@ def test_imported_directories_become_topics(data: Path, tmp_path: Path) -> None:
     target = tmp_path / "data"
     shutil.rmtree(data / "other-0")
     moved = rows("log", "import", *directories(data, *EVERYTHING), "--data-dir", target)
-    assert [(one["topic"], one["partition"]) for one in moved[:2]] == [("orders", 0), ("orders", 1)]
+    assert [(partition["topic"], partition["partition"]) for partition in moved[:2]] == [
+        ("orders", 0),
+        ("orders", 1),
+    ]
     assert (moved[0]["log_start_offset"], moved[0]["log_end_offset"]) == (2, 8)
     with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.values("orders") == [b"%d" % number for number in range(2, 8)]
@@ -100,7 +103,8 @@ def test_imported_directories_become_topics(data: Path, tmp_path: Path) -> None:
         cluster.coordinator("exact", TRANSACTION)
         cluster.coordinator("group", GROUP)
         known = {
-            one["producer_id"] for one in cluster.call("list_transactions", 0)["transaction_states"]
+            transaction["producer_id"]
+            for transaction in cluster.call("list_transactions", 0)["transaction_states"]
         }
         # New producer ids and leader epochs are above the imported ones.
         assert cluster.init_producer()[0] > max(known)
@@ -154,9 +158,12 @@ def test_import_of_topics_with_a_common_prefix_needs_the_topic_option(
     assert both.exit_code == 1
     assert "directories of orders and of orders-eu" in both.output
     moved = rows("log", "import", *star, "--topic", "orders", "--data-dir", target)
-    assert [(one["topic"], one["partition"]) for one in moved] == [("orders", 0), ("orders", 1)]
+    assert [(partition["topic"], partition["partition"]) for partition in moved] == [
+        ("orders", 0),
+        ("orders", 1),
+    ]
     moved = rows("log", "import", *star, "--topic", "orders-eu", "--data-dir", target)
-    assert [one["topic"] for one in moved] == ["orders-eu"]
+    assert [partition["topic"] for partition in moved] == ["orders-eu"]
     assert "none of the directories is of order" in (
         run("log", "import", *star, "--topic", "order", "--data-dir", target).output
     )
@@ -164,7 +171,7 @@ def test_import_of_topics_with_a_common_prefix_needs_the_topic_option(
         *("log", "import", *star, "--data-dir", tmp_path / "all"),
         *("--topic", "orders", "--topic", "orders-eu"),
     )
-    assert {one["topic"] for one in moved} == {"orders", "orders-eu"}
+    assert {partition["topic"] for partition in moved} == {"orders", "orders-eu"}
 
 
 def test_import_with_partition_count_adds_empty_partitions(data: Path, tmp_path: Path) -> None:
@@ -192,8 +199,8 @@ def holed(directory: Path) -> int:
     assert len(batches) > 4
     path.write_bytes(b"".join(raw[a:b] for at, (a, b, _) in enumerate(batches) if at % 3 != 2))
     for suffix in ("*.index", "*.timeindex", "*.snapshot"):
-        for one in directory.glob(suffix):
-            one.unlink()
+        for file in directory.glob(suffix):
+            file.unlink()
     return batches[-1][2].next_offset
 
 
@@ -322,7 +329,7 @@ def test_export_replaces_the_directories_of_an_empty_topic(data: Path, tmp_path:
     assert refused.exit_code == 1
     assert "--replace" in refused.output
     again = ("log", "export", "orders", "--data-dir", data, "--to", kafka, "--replace")
-    sizes = {one["directory"]: one["log_bytes"] for one in rows(*again)}
+    sizes = {row["directory"]: row["log_bytes"] for row in rows(*again)}
     assert sizes.keys() == {str(kafka / "orders-0"), str(kafka / "orders-1")}
     assert min(sizes.values()) > 0
     assert len(list(kafka.glob("*-delete"))) == 2, "nothing was changed"
@@ -399,20 +406,22 @@ def test_dump_log_decodes_tombstone_keys_of_consumer_offsets(
 
 
 def test_dump_log_reads_every_kind_of_file_without_changing_it(data: Path) -> None:
-    files = [one for one in sorted(data.glob("*/*")) + sorted(data.glob("*")) if one.is_file()]
-    known = [one for one in files if one.name not in {".lock", CLEAN_SHUTDOWN}]
-    before = {one: (one.read_bytes(), one.stat().st_mtime_ns) for one in known}
-    for one in known:
-        one.chmod(0o400)
+    files = [file for file in sorted(data.glob("*/*")) + sorted(data.glob("*")) if file.is_file()]
+    known = [file for file in files if file.name not in {".lock", CLEAN_SHUTDOWN}]
+    before = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in known}
+    for file in known:
+        file.chmod(0o400)
     shown = rows("dump-log", "--records", "--verify", *known)
-    assert {one: (one.read_bytes(), one.stat().st_mtime_ns) for one in known} == before
+    assert {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in known} == before
     kinds = {str(row["kind"]) for row in shown}
     assert kinds >= {"batch", "record", "txn-index", "producer", "checkpoint", "epoch", "identity"}
     decoded = [row["decoded"] for row in shown if "decoded" in row]
-    types = {str(one.get("type")) for one in decoded}
+    types = {str(record.get("type")) for record in decoded}
     assert {"TOPIC_RECORD", "REGISTER_BROKER_RECORD", "PRODUCER_IDS_RECORD"} <= types
-    assert any(one.get("transactional_id") == "exact" for one in decoded)
-    assert any(one.get("group") == "group" or one.get("group_id") == "group" for one in decoded)
+    assert any(record.get("transactional_id") == "exact" for record in decoded)
+    assert any(
+        record.get("group") == "group" or record.get("group_id") == "group" for record in decoded
+    )
     assert run("dump-log", *known).exit_code == 0
 
 

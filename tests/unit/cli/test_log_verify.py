@@ -88,11 +88,11 @@ def shorten(data: Path, batches: int) -> None:
 def state(data: Path) -> dict[str, tuple[int, bytes]]:
     """Return the mtime and bytes of every path in the directory."""
     return {
-        str(one.relative_to(data)): (
-            one.stat().st_mtime_ns,
-            one.read_bytes() if one.is_file() else b"",
+        str(path.relative_to(data)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else b"",
         )
-        for one in [data, *data.rglob("*")]
+        for path in [data, *data.rglob("*")]
     }
 
 
@@ -159,7 +159,7 @@ def test_verify_reports_what_the_next_start_logs(
     harm(data)
     rows, status = told_before(data)
     assert status == (1 if told else 0)
-    assert [(row["level"], row["event"]) for row in rows] == [one[:2] for one in told]
+    assert [(row["level"], row["event"]) for row in rows] == [line[:2] for line in told]
     for row, (_, event, fields) in zip(rows, told, strict=True):
         assert {**row, **fields} == row
         assert row["partition"] == "orders-0"
@@ -168,7 +168,7 @@ def test_verify_reports_what_the_next_start_logs(
             assert not Path(kept).exists()
     assert told_by_the_start(data) == rows
     for row in rows:
-        assert all(Path(one).exists() for one in row.get("kept", ()))
+        assert all(Path(path).exists() for path in row.get("kept", ()))
     # The broker that started has repaired the reported damage and has closed the logs.
     assert told_before(data)[0] == []
 

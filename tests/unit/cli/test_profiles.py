@@ -172,7 +172,7 @@ def test_current_profile_applies_unless_the_command_overrides_it(profiles: Path)
         run("use", name)
         done = CliRunner().invoke(main, ["topics", "list"])
         assert (done.exit_code, f"127.0.0.1:{port}:" in done.output) == (3, True)
-    assert [one["current"] for one in json.loads(run("list", "--json"))] == [False, True]
+    assert [row["current"] for row in json.loads(run("list", "--json"))] == [False, True]
     for words in (["--profile", "dead"], ["--bootstrap", "127.0.0.1:1", "--timeout", "0.2"]):
         done = CliRunner().invoke(main, ["topics", "list", *words])
         assert "127.0.0.1:1:" in done.output
@@ -195,7 +195,7 @@ def test_profile_changes_keep_the_rest_of_the_file(profiles: Path) -> None:
     run("create", "b", "-b", "b:1", "--replace")
     assert "nothing was changed" in run("delete", "a")
     run("delete", "a", "--execute")
-    assert [one["profile"] for one in json.loads(run("list", "--json"))] == ["b", "c"]
+    assert [row["profile"] for row in json.loads(run("list", "--json"))] == ["b", "c"]
     assert read_profile("b").bootstrap == "b:1"
 
 
@@ -220,7 +220,7 @@ def test_invalid_profile_is_refused_and_nothing_is_written(
     before = profiles.read_text()
     assert reason in run(*words, status=status)
     assert profiles.read_text() == before
-    assert [one.name for one in profiles.parent.iterdir()] == [profiles.name]
+    assert [path.name for path in profiles.parent.iterdir()] == [profiles.name]
 
 
 def test_profiles_file_with_inline_table_is_not_changed(profiles: Path) -> None:

@@ -69,8 +69,10 @@ def test_became_leader_row_shows_the_former_leader_and_the_reason(
 
 
 def test_log_truncation_row_shows_both_log_ends():
-    one = Following(*[4] * 20)
-    (event,) = one.machine.on_answer(one.ask(), PartitionResponse(diverging=(4, 12)), 0).events
+    following = Following(*[4] * 20)
+    (event,) = following.machine.on_answer(
+        following.ask(), PartitionResponse(diverging=(4, 12)), 0
+    ).events
     assert shown(event)[:2] == ("log-truncated", "end 20 → 12")
 
 

@@ -62,7 +62,7 @@ def registration(
 
 def view(broker_id: int = 1, brokers: Iterable[int] = (1, 2, 3, 4, 5, 6)) -> ReplicationView:
     """Return broker ``broker_id``'s view of the cluster, in which all brokers are unfenced."""
-    known = {one: broker(one) for one in brokers}
+    known = {node_id: broker(node_id) for node_id in brokers}
     return ReplicationView(broker_id, 100 + broker_id, LAG_MS, known)
 
 
@@ -119,12 +119,15 @@ class Led:
 
     def knows(self, *brokers: BrokerRegistration) -> None:
         """Replace brokers' registrations in the view."""
-        self.view.brokers = {**self.view.brokers, **{one.broker_id: one for one in brokers}}
+        self.view.brokers = {
+            **self.view.brokers,
+            **{member.broker_id: member for member in brokers},
+        }
 
     def accept(self, change: IsrChange, partition_epoch: int | None = None) -> LeaderStep:
         """Answer a proposed ISR change like a controller that accepts the change."""
         epoch = change.partition_epoch + 1 if partition_epoch is None else partition_epoch
-        isr = tuple(one for one, _ in change.new_isr)
+        isr = tuple(broker_id for broker_id, _ in change.new_isr)
         return self.answer(change, AlteredPartition(change.leader_epoch, epoch, isr))
 
     def answer(self, change: IsrChange, answer: int | AlteredPartition) -> LeaderStep:
@@ -171,13 +174,13 @@ class ListLog:
         entries = self.epochs
         if not entries or epoch > entries[-1][0] or epoch < 0:
             return -1, -1
-        below = [one for one, _ in entries if one <= epoch]
-        above = [start for one, start in entries if one > epoch]
+        below = [begun for begun, _ in entries if begun <= epoch]
+        above = [start for begun, start in entries if begun > epoch]
         return below[-1] if below else epoch, above[0] if above else self.log_end_offset
 
     def begin_epoch(self, epoch: int, start: int) -> None:
         """Begin a leader epoch."""
-        self.extra = [one for one in self.extra if one[1] < start]
+        self.extra = [entry for entry in self.extra if entry[1] < start]
         self.extra.append((epoch, start))
 
     def append(self, *epochs: int, value: object = None) -> None:
@@ -192,7 +195,7 @@ class ListLog:
             self.log_start_offset = self.high_watermark = offset
             return
         del self.records[offset - self.log_start_offset :]
-        self.extra = [one for one in self.extra if one[1] < offset]
+        self.extra = [entry for entry in self.extra if entry[1] < offset]
         self.high_watermark = min(self.high_watermark, offset)
 
 
@@ -242,6 +245,6 @@ class Following:
         limit = step.append_up_to_epoch
         if limit is None:
             return step
-        taken = [one for one in epochs if one <= limit]
+        taken = [epoch for epoch in epochs if epoch <= limit]
         self.log.append(*taken)
         return self.do(self.machine.on_appended())

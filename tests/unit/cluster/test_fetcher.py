@@ -44,7 +44,9 @@ class Fetching:
         request, counts = self.fetcher.in_flight, dict(records or {})
         assert request is not None
         if request.is_full:
-            counts = {one.index: counts.get(one.index, 0) for one in request.partitions}
+            counts = {
+                partition.index: counts.get(partition.index, 0) for partition in request.partitions
+            }
         parts = {
             (TOPIC_ID, index): PartitionResponse(0, 0, 0, None, [5] * count, count)
             for index, count in counts.items()
@@ -56,60 +58,60 @@ class Fetching:
 
 
 def _indexes(request: FetchRequest) -> list[int]:
-    return [one.index for one in request.partitions]
+    return [partition.index for partition in request.partitions]
 
 
 def test_incrementals():
-    one = Fetching()
-    request = one.ask()
+    fetching = Fetching()
+    request = fetching.ask()
     assert (request.session_id, request.session_epoch, request.is_full) == (0, 0, True)
     assert _indexes(request) == [0, 1]
-    one.get()
-    request = one.ask()
+    fetching.get()
+    request = fetching.ask()
     assert (request.session_id, request.session_epoch, request.is_full) == (SESSION, 1, False)
     assert (_indexes(request), request.forgotten) == ([], ()), "nothing has changed"
-    one.get({1: 3})
-    request = one.ask()
+    fetching.get({1: 3})
+    request = fetching.ask()
     assert (request.session_epoch, _indexes(request)) == (2, [1])
     assert request.partitions[0].fetch_offset == 3
 
 
 def test_sessionless():
-    one = Fetching()
-    one.ask()
-    one.get(session=0)
-    request = one.ask()
+    fetching = Fetching()
+    fetching.ask()
+    fetching.get(session=0)
+    request = fetching.ask()
     assert (request.session_id, request.session_epoch, _indexes(request)) == (0, 0, [0, 1])
 
 
 def test_incremental_partition_removal():
-    one = Fetching(3)
-    one.ask()
-    one.get()
-    one.fetcher.remove((TOPIC_ID, 1))
-    one.add()
-    request = one.ask()
+    fetching = Fetching(3)
+    fetching.ask()
+    fetching.get()
+    fetching.fetcher.remove((TOPIC_ID, 1))
+    fetching.add()
+    request = fetching.ask()
     assert (_indexes(request), request.forgotten) == ([3], ((TOPIC_ID, 1),))
-    one.get()
-    assert one.ask().forgotten == ()
+    fetching.get()
+    assert fetching.ask().forgotten == ()
 
 
 def test_fetcher_forgets_last_partition_before_it_stops_fetching():
-    one = Fetching(1)
-    one.ask()
-    one.get()
-    one.fetcher.remove((TOPIC_ID, 0))
-    assert one.ask().forgotten == ((TOPIC_ID, 0),)
-    one.get()
-    assert one.fetcher.next_request(NOW) is None
+    fetching = Fetching(1)
+    fetching.ask()
+    fetching.get()
+    fetching.fetcher.remove((TOPIC_ID, 0))
+    assert fetching.ask().forgotten == ((TOPIC_ID, 0),)
+    fetching.get()
+    assert fetching.fetcher.next_request(NOW) is None
 
 
 def test_fetcher_has_at_most_one_request_in_flight():
-    one = Fetching()
-    one.ask()
-    assert one.fetcher.next_request(NOW) is None
-    one.get()
-    one.ask()
+    fetching = Fetching()
+    fetching.ask()
+    assert fetching.fetcher.next_request(NOW) is None
+    fetching.get()
+    fetching.ask()
 
 
 def test_fetcher_without_partitions_sends_no_request():
@@ -118,10 +120,10 @@ def test_fetcher_without_partitions_sends_no_request():
 
 
 def test_partition_that_got_records_moves_to_the_end_of_the_next_fetch():
-    one = Fetching(3)
-    one.ask()
-    one.get({0: 5}, session=0)
-    assert _indexes(one.ask()) == [1, 2, 0]
+    fetching = Fetching(3)
+    fetching.ask()
+    fetching.get({0: 5}, session=0)
+    assert _indexes(fetching.ask()) == [1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -130,34 +132,34 @@ def test_partition_that_got_records_moves_to_the_end_of_the_next_fetch():
 )
 def test_top_level_error_resets_metadata(error, session_id):
     """The request for a new session closes the old session, which the leader may still have."""
-    one = Fetching()
-    one.ask()
-    one.get()
-    one.ask()
-    assert one.fetcher.on_answer(FetchResponse(error), NOW) == ()
-    request = one.ask()
+    fetching = Fetching()
+    fetching.ask()
+    fetching.get()
+    fetching.ask()
+    assert fetching.fetcher.on_answer(FetchResponse(error), NOW) == ()
+    request = fetching.ask()
     assert (request.session_id, request.session_epoch, request.is_full) == (session_id, 0, True)
     assert _indexes(request) == [0, 1]
 
 
 @pytest.mark.parametrize("error", [Errors.FETCH_SESSION_TOPIC_ID_ERROR, -1])
 def test_other_top_level_error_delays_all_partitions(error):
-    one = Fetching()
-    one.ask()
-    one.fetcher.on_answer(FetchResponse(error), NOW)
-    assert one.fetcher.next_request(NOW) is None
-    assert one.fetcher.wake_at() == NOW + 1_000
-    assert one.fetcher.next_request(NOW + 1_000) is not None
+    fetching = Fetching()
+    fetching.ask()
+    fetching.fetcher.on_answer(FetchResponse(error), NOW)
+    assert fetching.fetcher.next_request(NOW) is None
+    assert fetching.fetcher.wake_at() == NOW + 1_000
+    assert fetching.fetcher.next_request(NOW + 1_000) is not None
 
 
 def test_should_poll_indefinitely_if_leader_returns_any_exception():
-    one = Fetching()
-    one.ask()
-    one.get()
-    one.ask()
-    one.fetcher.on_failure(NOW)
-    assert one.fetcher.next_request(NOW + 999) is None
-    request = one.fetcher.next_request(NOW + 1_000)
+    fetching = Fetching()
+    fetching.ask()
+    fetching.get()
+    fetching.ask()
+    fetching.fetcher.on_failure(NOW)
+    assert fetching.fetcher.next_request(NOW + 999) is None
+    request = fetching.fetcher.next_request(NOW + 1_000)
     assert request is not None
     assert (request.session_id, request.session_epoch) == (SESSION, 0)
 
@@ -165,82 +167,82 @@ def test_should_poll_indefinitely_if_leader_returns_any_exception():
 @pytest.mark.parametrize("parts", [{}, {0: 0}, {0: 0, 1: 0, 2: 0}])
 def test_verify_full_fetch_response_partitions(parts):
     """A full response must have exactly the requested partitions; other responses are dropped."""
-    one = Fetching(2)
-    one.ask()
+    fetching = Fetching(2)
+    fetching.ask()
     told = {(TOPIC_ID, index): PartitionResponse() for index in parts}
-    assert one.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
-    assert one.fetcher.next_request(NOW) is None
-    request = one.fetcher.next_request(NOW + 1_000)
+    assert fetching.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
+    assert fetching.fetcher.next_request(NOW) is None
+    request = fetching.fetcher.next_request(NOW + 1_000)
     assert request is not None
     assert (request.session_id, request.is_full) == (0, True)
 
 
 def test_incremental_response_with_unknown_partition_is_dropped():
-    one = Fetching(1)
-    one.ask()
-    one.get()
-    one.ask()
+    fetching = Fetching(1)
+    fetching.ask()
+    fetching.get()
+    fetching.ask()
     told = {(TOPIC_ID, 9): PartitionResponse()}
-    assert one.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
-    request = one.fetcher.next_request(NOW + 1_000)
+    assert fetching.fetcher.on_answer(FetchResponse(0, SESSION, told), NOW) == ()
+    request = fetching.fetcher.next_request(NOW + 1_000)
     assert request is not None
     assert request.is_full
 
 
 def test_fetch_session_closed_by_the_leader_starts_again_with_a_full_fetch():
-    one = Fetching()
-    one.ask()
-    one.get()
-    one.ask()
-    one.get({0: 1}, session=0)
-    assert one.logs[0].log_end_offset == 1, "the answer itself counts"
-    assert one.ask().is_full
+    fetching = Fetching()
+    fetching.ask()
+    fetching.get()
+    fetching.ask()
+    fetching.get({0: 1}, session=0)
+    assert fetching.logs[0].log_end_offset == 1, "the answer itself counts"
+    assert fetching.ask().is_full
 
 
 def test_delayed_partition_is_forgotten_while_others_are_fetched():
-    one = Fetching(2)
-    one.ask()
+    fetching = Fetching(2)
+    fetching.ask()
     parts = {
         (TOPIC_ID, 0): PartitionResponse(Errors.NOT_LEADER_OR_FOLLOWER),
         (TOPIC_ID, 1): PartitionResponse(),
     }
-    one.fetcher.on_answer(FetchResponse(0, SESSION, parts), NOW)
-    request = one.ask()
+    fetching.fetcher.on_answer(FetchResponse(0, SESSION, parts), NOW)
+    request = fetching.ask()
     assert (_indexes(request), request.forgotten) == ([], ((TOPIC_ID, 0),))
-    assert one.fetcher.wake_at() == NOW + 1_000
+    assert fetching.fetcher.wake_at() == NOW + 1_000
 
 
 def test_consumer_lag_removed_with_partition():
     """The partition was removed while its response was in flight."""
-    one = Fetching(2)
-    one.ask()
-    gone = one.fetcher.remove((TOPIC_ID, 0))
+    fetching = Fetching(2)
+    fetching.ask()
+    gone = fetching.fetcher.remove((TOPIC_ID, 0))
     assert gone is not None
     gone.stop()
-    one.get({0: 5, 1: 5})
-    assert [log.log_end_offset for log in one.logs] == [0, 5]
+    fetching.get({0: 5, 1: 5})
+    assert [log.log_end_offset for log in fetching.logs] == [0, 5]
     assert gone.state is FetchState.STOPPED
 
 
 def test_build_fetch_omits_throttled_partition_that_lags():
-    one = Fetching(2)
-    one.ask()
-    one.get(session=0)
-    behind = one.fetcher.followers[1]
+    fetching = Fetching(2)
+    fetching.ask()
+    fetching.get(session=0)
+    behind = fetching.fetcher.followers[1]
     behind.lag = 5
-    request = one.fetcher.next_request(NOW, lambda follower: True)
+    request = fetching.fetcher.next_request(NOW, lambda follower: True)
     assert request is not None
     assert _indexes(request) == [0], "who is in sync is never throttled"
 
 
 def test_fetch_session_epoch_wraps_to_one():
-    one = Fetching(1)
-    one.ask()
-    one.get()
-    one.fetcher.session.epoch = 2**31 - 1
-    one.ask()
-    one.get()
-    assert one.ask().session_epoch == 1
+    fetching = Fetching(1)
+    fetching.ask()
+    fetching.get()
+    fetching.fetcher.session.epoch = 2**31 - 1
+    fetching.ask()
+    fetching.get()
+    assert fetching.ask().session_epoch == 1
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ BACKOFF_MS = 1_000
 
 
 def test_simple_fetch():
-    one = Following(4, 4, leader_epoch=5)
-    fetch = one.ask()
+    following = Following(4, 4, leader_epoch=5)
+    fetch = following.ask()
     assert (fetch.fetch_offset, fetch.last_fetched_epoch, fetch.current_leader_epoch) == (2, 4, 5)
-    one.get(5, 5, high=3)
-    assert one.log.log_end_offset == 4
-    assert one.log.high_watermark == 3
-    fetch = one.ask()
+    following.get(5, 5, high=3)
+    assert following.log.log_end_offset == 4
+    assert following.log.high_watermark == 3
+    fetch = following.ask()
     assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (4, 5)
 
 
@@ -45,85 +45,85 @@ def test_fetch_of_empty_log_has_no_last_fetched_epoch():
 
 def test_kafka_15510_empty_response_keeps_last_fetched_epoch():
     """KAFKA-15510."""
-    one = Following(4, 4)
-    one.get(high=2)
-    assert one.ask().last_fetched_epoch == 4
+    following = Following(4, 4)
+    following.get(high=2)
+    assert following.ask().last_fetched_epoch == 4
 
 
 def test_follower_high_watermark_may_fall_without_truncation():
-    one = Following(4, 4, 4, high=3)
-    one.get(high=1)
-    assert one.log.high_watermark == 1
-    assert one.log.log_end_offset == 3, "a lower high watermark cuts nothing"
+    following = Following(4, 4, 4, high=3)
+    following.get(high=1)
+    assert following.log.high_watermark == 1
+    assert following.log.log_end_offset == 3, "a lower high watermark cuts nothing"
 
 
 def test_follower_high_watermark_stays_within_the_log():
-    one = Following(4, 4)
-    one.get(high=99)
-    assert one.log.high_watermark == 2
-    one.log.log_start_offset, one.log.records = 2, []
-    one.get(4, high=0)
-    assert one.log.high_watermark == 2
+    following = Following(4, 4)
+    following.get(high=99)
+    assert following.log.high_watermark == 2
+    following.log.log_start_offset, following.log.records = 2, []
+    following.get(4, high=0)
+    assert following.log.high_watermark == 2
 
 
 def test_follower_log_start_offset_follows_the_leader_up_to_high_watermark():
-    one = Following(4, 4, 4, high=3)
-    step = one.get(high=3, start=2)
+    following = Following(4, 4, 4, high=3)
+    step = following.get(high=3, start=2)
     assert step.log_start_offset == 2
-    assert one.log.log_start_offset == 2
-    assert one.get(high=3, start=1) is NOTHING
-    assert one.get(high=3, start=9).log_start_offset == 3, "not above the high watermark"
+    assert following.log.log_start_offset == 2
+    assert following.get(high=3, start=1) is NOTHING
+    assert following.get(high=3, start=9).log_start_offset == 3, "not above the high watermark"
 
 
 def test_lag_is_updated_when_no_records():
-    one = Following(4, 4)
-    assert not one.machine.is_in_sync
-    one.get(high=7)
-    assert (one.machine.lag, one.machine.is_in_sync) == (5, False)
-    one.get(5, 5, 5, high=5)
-    assert (one.machine.lag, one.machine.is_in_sync) == (0, True)
+    following = Following(4, 4)
+    assert not following.machine.is_in_sync
+    following.get(high=7)
+    assert (following.machine.lag, following.machine.is_in_sync) == (5, False)
+    following.get(5, 5, 5, high=5)
+    assert (following.machine.lag, following.machine.is_in_sync) == (0, True)
 
 
 def test_kafka_18723_batch_of_higher_leader_epoch_is_not_appended():
     """KAFKA-18723."""
-    one = Following(4, leader_epoch=5)
-    one.get(5, 9, high=3)
-    assert one.log.log_end_offset == 2
+    following = Following(4, leader_epoch=5)
+    following.get(5, 9, high=3)
+    assert following.log.log_end_offset == 2
 
 
 def test_response_of_former_leader_epoch_is_dropped():
-    one = Following(4, leader_epoch=5)
-    sent = one.ask()
-    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
-    assert one.get(5, 5, high=3, sent=sent) is NOTHING
-    assert one.log.log_end_offset == 1
+    following = Following(4, leader_epoch=5)
+    sent = following.ask()
+    following.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    assert following.get(5, 5, high=3, sent=sent) is NOTHING
+    assert following.log.log_end_offset == 1
 
 
 def test_response_to_fetch_from_before_truncation_is_dropped():
     """The fetch offset is the same as before, but the records below it are different."""
-    one = Following(3, leader_epoch=5)
-    late = one.ask()
-    one.get(diverging=(2, 0), sent=late)
-    one.get(5)
-    assert one.ask().fetch_offset == late.fetch_offset
-    assert one.get(diverging=(2, 0), sent=late) is NOTHING
-    assert one.log.log_end_offset == 1
+    following = Following(3, leader_epoch=5)
+    late = following.ask()
+    following.get(diverging=(2, 0), sent=late)
+    following.get(5)
+    assert following.ask().fetch_offset == late.fetch_offset
+    assert following.get(diverging=(2, 0), sent=late) is NOTHING
+    assert following.log.log_end_offset == 1
 
 
 def test_response_for_another_fetch_offset_is_dropped():
-    one = Following(4)
-    sent = one.ask()
-    one.get(5)
-    assert one.get(5, sent=sent) is NOTHING
-    assert one.log.log_end_offset == 2
+    following = Following(4)
+    sent = following.ask()
+    following.get(5)
+    assert following.get(5, sent=sent) is NOTHING
+    assert following.log.log_end_offset == 2
 
 
 def test_response_for_offset_other_than_log_end_fails_the_partition():
-    one = Following(4)
-    sent = one.ask()
-    one.log.append(4)
-    step = one.get(5, sent=sent)
-    assert one.machine.state is FetchState.FAILED
+    following = Following(4)
+    sent = following.ask()
+    following.log.append(4)
+    step = following.get(5, sent=sent)
+    assert following.machine.state is FetchState.FAILED
     assert step.events[0].kind == "follower-failed"
 
 
@@ -132,52 +132,56 @@ def test_response_for_offset_other_than_log_end_fails_the_partition():
 
 def test_kafka_13790_fetching_restarts_only_with_a_new_leader_epoch():
     """KAFKA-13790: neither a new partition epoch nor the same leader epoch restarts fetching."""
-    one = Following(4, leader_epoch=5)
-    one.get(high=9)
-    sent = one.ask()
+    following = Following(4, leader_epoch=5)
+    following.get(high=9)
+    sent = following.ask()
     for epoch in (11, 11, 10):
-        one.machine.become_follower(registration(isr=[1], leader_epoch=5, partition_epoch=epoch))
-        assert one.machine.lag == 8, "nothing was disturbed"
-        assert one.ask() == sent
-    assert one.machine.partition_epoch == 11
-    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
-    assert one.machine.lag is None
-    assert one.ask().current_leader_epoch == 6
+        following.machine.become_follower(
+            registration(isr=[1], leader_epoch=5, partition_epoch=epoch)
+        )
+        assert following.machine.lag == 8, "nothing was disturbed"
+        assert following.ask() == sent
+    assert following.machine.partition_epoch == 11
+    following.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
+    assert following.machine.lag is None
+    assert following.ask().current_leader_epoch == 6
 
 
 def test_partition_without_leader_is_not_fetched():
-    one = Following(4, leader_epoch=5)
+    following = Following(4, leader_epoch=5)
     gone = registration(leader=-1, leader_epoch=6, partition_epoch=11)
-    assert one.machine.become_follower(gone) is NOTHING
-    assert one.machine.fetch(one.now_ms) is None
-    one.machine.become_follower(registration(leader=3, leader_epoch=7, partition_epoch=12))
-    assert one.ask().current_leader_epoch == 7
+    assert following.machine.become_follower(gone) is NOTHING
+    assert following.machine.fetch(following.now_ms) is None
+    following.machine.become_follower(registration(leader=3, leader_epoch=7, partition_epoch=12))
+    assert following.ask().current_leader_epoch == 7
 
 
 def test_new_leader_epoch_during_append_waits_for_the_append():
-    one = Following(4, leader_epoch=5)
-    sent = one.ask()
+    following = Following(4, leader_epoch=5)
+    sent = following.ask()
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
-    assert one.machine.on_answer(sent, answer, one.now_ms).append_up_to_epoch == 5
+    assert following.machine.on_answer(sent, answer, following.now_ms).append_up_to_epoch == 5
     later = registration(leader=3, leader_epoch=6, partition_epoch=11)
-    assert one.machine.become_follower(later) is NOTHING
-    assert one.machine.fetch(one.now_ms) is None
-    one.log.append(5)
-    assert one.machine.on_appended() is NOTHING, "the former leader's high watermark is no news"
-    fetch = one.ask()
+    assert following.machine.become_follower(later) is NOTHING
+    assert following.machine.fetch(following.now_ms) is None
+    following.log.append(5)
+    assert following.machine.on_appended() is NOTHING, (
+        "the former leader's high watermark is no news"
+    )
+    fetch = following.ask()
     assert (fetch.fetch_offset, fetch.current_leader_epoch) == (2, 6)
 
 
 def test_truncate_to_high_watermark_if_log_has_no_leader_epochs():
     """Messages of formats v0 and v1 carry no leader epoch."""
-    one = Following(-1, -1, -1, -1, -1, high=3)
-    assert (one.log.log_end_offset, one.ask().fetch_offset) == (3, 3)
-    one.log.append(-1, -1)
-    step = one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    following = Following(-1, -1, -1, -1, -1, high=3)
+    assert (following.log.log_end_offset, following.ask().fetch_offset) == (3, 3)
+    following.log.append(-1, -1)
+    step = following.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
     assert step.truncate == Truncation(3)
-    assert one.machine.fetch(one.now_ms) is None
-    one.do(step)
-    assert one.ask().fetch_offset == 3
+    assert following.machine.fetch(following.now_ms) is None
+    following.do(step)
+    assert following.ask().fetch_offset == 3
 
 
 # --- errors ---
@@ -197,30 +201,30 @@ def test_truncate_to_high_watermark_if_log_has_no_leader_epochs():
     ],
 )
 def test_partition_with_fetch_error_is_delayed(error):
-    one = Following(4)
-    step = one.get(error=error)
-    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
-    assert one.machine.fetch(one.now_ms + BACKOFF_MS - 1) is None
-    assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
+    following = Following(4)
+    step = following.get(error=error)
+    assert step.delayed_until_ms == following.now_ms + BACKOFF_MS
+    assert following.machine.fetch(following.now_ms + BACKOFF_MS - 1) is None
+    assert following.machine.fetch(following.now_ms + BACKOFF_MS) is not None
 
 
 def test_fenced_partition_fails_until_a_new_leader_epoch():
-    one = Following(4, leader_epoch=5)
-    step = one.get(error=Errors.FENCED_LEADER_EPOCH)
+    following = Following(4, leader_epoch=5)
+    step = following.get(error=Errors.FENCED_LEADER_EPOCH)
     assert [(event.kind, event.routine) for event in step.events] == [("follower-fenced", True)]
-    assert one.machine.state is FetchState.FAILED
-    one.machine.become_follower(registration(leader_epoch=5, partition_epoch=11))
-    assert one.machine.state is FetchState.FAILED
-    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
-    assert one.machine.state is FetchState.FETCHING
+    assert following.machine.state is FetchState.FAILED
+    following.machine.become_follower(registration(leader_epoch=5, partition_epoch=11))
+    assert following.machine.state is FetchState.FAILED
+    following.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
+    assert following.machine.state is FetchState.FETCHING
 
 
 def test_fencing_in_former_leader_epoch_only_delays_the_partition():
-    one = Following(4, leader_epoch=5)
-    sent = one.ask()
-    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
-    step = one.get(error=Errors.FENCED_LEADER_EPOCH, sent=sent)
-    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
+    following = Following(4, leader_epoch=5)
+    sent = following.ask()
+    following.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    step = following.get(error=Errors.FENCED_LEADER_EPOCH, sent=sent)
+    assert step.delayed_until_ms == following.now_ms + BACKOFF_MS
 
 
 @pytest.mark.parametrize(
@@ -233,38 +237,40 @@ def test_fencing_in_former_leader_epoch_only_delays_the_partition():
     ],
 )
 def test_append_error_delays_or_fails_the_partition(error, state):
-    one = Following(4)
+    following = Following(4)
     answer = PartitionResponse(0, 2, 0, None, [5], 1)
-    one.machine.on_answer(one.ask(), answer, one.now_ms)
-    one.machine.append_failed(error, one.now_ms)
-    assert one.machine.state is state
-    one.machine.resume()
-    assert one.ask().fetch_offset == 1
+    following.machine.on_answer(following.ask(), answer, following.now_ms)
+    following.machine.append_failed(error, following.now_ms)
+    assert following.machine.state is state
+    following.machine.resume()
+    assert following.ask().fetch_offset == 1
 
 
 @pytest.mark.parametrize(("leader_start", "truncation"), [(3, Truncation(3, full=True)), (2, None)])
 def test_append_out_of_range_truncates_fully_if_leader_starts_at_log_end(leader_start, truncation):
     """The leader's log starts within the last batch of the local log: delete all local records."""
-    one = Following(4, 4, 4)
+    following = Following(4, 4, 4)
     answer = PartitionResponse(0, 5, leader_start, None, [5], 1)
-    one.machine.on_answer(one.ask(), answer, one.now_ms)
-    step = one.machine.append_failed(Errors.OFFSET_OUT_OF_RANGE, one.now_ms)
+    following.machine.on_answer(following.ask(), answer, following.now_ms)
+    step = following.machine.append_failed(Errors.OFFSET_OUT_OF_RANGE, following.now_ms)
     assert step.truncate == truncation
-    assert one.machine.state is (FetchState.TRUNCATING if truncation else FetchState.DELAYED)
+    assert following.machine.state is (FetchState.TRUNCATING if truncation else FetchState.DELAYED)
 
 
 def test_partition_failure_during_truncation():
-    one = Following(4, 4)
-    one.machine.on_answer(one.ask(), PartitionResponse(diverging=(3, 0)), one.now_ms)
-    one.machine.fail("the disk does not answer")
-    assert one.machine.state is FetchState.FAILED
-    assert one.machine.on_truncated() is NOTHING
+    following = Following(4, 4)
+    following.machine.on_answer(
+        following.ask(), PartitionResponse(diverging=(3, 0)), following.now_ms
+    )
+    following.machine.fail("the disk does not answer")
+    assert following.machine.state is FetchState.FAILED
+    assert following.machine.on_truncated() is NOTHING
 
 
 def test_repeated_delay_keeps_its_first_deadline():
-    one = Following(4)
-    first = one.machine.delay(one.now_ms).delayed_until_ms
-    assert one.machine.delay(one.now_ms + 500).delayed_until_ms == first
+    following = Following(4)
+    first = following.machine.delay(following.now_ms).delayed_until_ms
+    assert following.machine.delay(following.now_ms + 500).delayed_until_ms == first
 
 
 # --- truncation ---
@@ -272,21 +278,21 @@ def test_repeated_delay_keeps_its_first_deadline():
 
 def test_truncate_on_fetch_does_not_process_partition_data():
     """KAFKA-14704: ignore the high watermark and the log start offset of such a response."""
-    one = Following(*[4] * 20, high=10)
-    step = one.get(high=15, start=3, diverging=(4, 12))
+    following = Following(*[4] * 20, high=10)
+    step = following.get(high=15, start=3, diverging=(4, 12))
     assert step.truncate == Truncation(12)
     assert step.high_watermark is None
-    assert (one.log.log_end_offset, one.log.high_watermark) == (12, 10)
-    assert one.log.log_start_offset == 0
-    assert one.ask().fetch_offset == 12
+    assert (following.log.log_end_offset, following.log.high_watermark) == (12, 10)
+    assert following.log.log_start_offset == 0
+    assert following.ask().fetch_offset == 12
 
 
 def test_truncation_below_high_watermark_is_reported():
-    one = Following(*[4] * 20, high=15)
-    step = one.get(diverging=(4, 12))
+    following = Following(*[4] * 20, high=15)
+    step = following.get(diverging=(4, 12))
     assert step.truncate == Truncation(12, below_high_watermark=True)
     assert step.events[0].detail["below_high_watermark"] == 15
-    assert one.log.high_watermark == 12
+    assert following.log.high_watermark == 12
 
 
 def _log(*epochs: int) -> ListLog:
@@ -321,33 +327,33 @@ def test_should_truncate_to_offset_specified_in_epoch_offset_response(epochs, ep
 def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_known_to_follower():
     """KIP-279: step down from one common epoch to the next."""
     leader = _log(0, 0, 1, 1, 4, 4)
-    one = Following(0, 0, 2, 2, 3, 3, leader_epoch=4)
+    following = Following(0, 0, 2, 2, 3, 3, leader_epoch=4)
     asked = []
     for _ in range(5):
-        fetch = one.ask()
+        fetch = following.ask()
         asked.append((fetch.fetch_offset, fetch.last_fetched_epoch))
         diverging = _diverging(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
         if diverging is None:
             break
-        one.get(diverging=diverging)
+        following.get(diverging=diverging)
     assert asked == [(6, 3), (2, 0)]
-    one.get(1, 1, 4, 4)
-    assert one.log.records == leader.records
+    following.get(1, 1, 4, 4)
+    assert following.log.records == leader.records
 
 
 def test_epoch_without_records_is_removed_by_truncation():
     """A former leader began epoch 5 without a record; the new leader has no epoch 5."""
-    one = Following(3, 3, leader_epoch=6)
-    one.log.begin_epoch(5, 2)
-    one.machine.resume()
-    fetch = one.ask()
+    following = Following(3, 3, leader_epoch=6)
+    following.log.begin_epoch(5, 2)
+    following.machine.resume()
+    fetch = following.ask()
     assert fetch.last_fetched_epoch == 5
     leader = _log(3, 3, 3)
     leader.begin_epoch(6, 3)
     diverging = _diverging(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
     assert diverging == (3, 3)
-    one.get(diverging=diverging)
-    assert (one.ask().fetch_offset, one.ask().last_fetched_epoch) == (2, 3)
+    following.get(diverging=diverging)
+    assert (following.ask().fetch_offset, following.ask().last_fetched_epoch) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -383,62 +389,62 @@ def test_fetch_with_epoch_above_all_known_is_out_of_range(log):
 
 def test_follower_fetch_out_of_range_high():
     """The leader's log ends below the follower's after an unclean election."""
-    one = Following(*[4] * 9, high=8)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    following = Following(*[4] * 9, high=8)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
     assert question is not None
     assert (question.end, question.current_leader_epoch) == (OffsetSpec.LATEST, 5)
-    assert one.machine.fetch(one.now_ms) is None
-    step = one.do(one.machine.on_offset(question, 5, 0, one.now_ms))
+    assert following.machine.fetch(following.now_ms) is None
+    step = following.do(following.machine.on_offset(question, 5, 0, following.now_ms))
     assert step.truncate == Truncation(5, below_high_watermark=True)
-    assert one.ask().fetch_offset == 5
+    assert following.ask().fetch_offset == 5
 
 
 def test_follower_fetch_out_of_range_low():
     """KAFKA-9491: restart the log and the high watermark at the leader's log start offset."""
-    one = Following(4, 4, high=2)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
-    question = one.machine.on_offset(question, 900, 0, one.now_ms).offset_request
+    following = Following(4, 4, high=2)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    question = following.machine.on_offset(question, 900, 0, following.now_ms).offset_request
     assert question is not None
     assert question.end is OffsetSpec.EARLIEST
-    step = one.do(one.machine.on_offset(question, 500, 0, one.now_ms))
+    step = following.do(following.machine.on_offset(question, 500, 0, following.now_ms))
     assert step.truncate == Truncation(500, full=True)
-    log = one.log
+    log = following.log
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 500)
-    fetch = one.ask()
+    fetch = following.ask()
     assert (fetch.fetch_offset, fetch.last_fetched_epoch, fetch.log_start_offset) == (500, -1, 500)
-    assert one.machine.lag == 400
+    assert following.machine.lag == 400
 
 
 def test_fetch_continues_at_log_end_if_it_is_in_range_again():
-    one = Following(4, 4, high=2)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
-    question = one.machine.on_offset(question, 7, 0, one.now_ms).offset_request
-    assert one.machine.on_offset(question, 1, 0, one.now_ms) is NOTHING
-    assert one.ask().fetch_offset == 2
-    assert one.machine.lag == 5
+    following = Following(4, 4, high=2)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    question = following.machine.on_offset(question, 7, 0, following.now_ms).offset_request
+    assert following.machine.on_offset(question, 1, 0, following.now_ms) is NOTHING
+    assert following.ask().fetch_offset == 2
+    assert following.machine.lag == 5
 
 
 def test_retry_after_unknown_leader_epoch_in_latest_offset_fetch():
-    one = Following(4)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
-    step = one.machine.on_offset(question, -1, Errors.UNKNOWN_LEADER_EPOCH, one.now_ms)
-    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
-    assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
+    following = Following(4)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    step = following.machine.on_offset(question, -1, Errors.UNKNOWN_LEADER_EPOCH, following.now_ms)
+    assert step.delayed_until_ms == following.now_ms + BACKOFF_MS
+    assert following.machine.fetch(following.now_ms + BACKOFF_MS) is not None
 
 
 def test_fenced_offset_reset_after_out_of_range():
-    one = Following(4)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
-    one.machine.on_offset(question, -1, Errors.FENCED_LEADER_EPOCH, one.now_ms)
-    assert one.machine.state is FetchState.FAILED
+    following = Following(4)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    following.machine.on_offset(question, -1, Errors.FENCED_LEADER_EPOCH, following.now_ms)
+    assert following.machine.state is FetchState.FAILED
 
 
 def test_offset_listed_for_former_leader_epoch_is_ignored():
-    one = Following(*[4] * 9)
-    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
-    one.machine.become_follower(registration(leader=3, leader_epoch=6, partition_epoch=11))
-    assert one.machine.on_offset(question, 0, 0, one.now_ms) is NOTHING
-    assert one.log.log_end_offset == 9
+    following = Following(*[4] * 9)
+    question = following.get(error=Errors.OFFSET_OUT_OF_RANGE).offset_request
+    following.machine.become_follower(registration(leader=3, leader_epoch=6, partition_epoch=11))
+    assert following.machine.on_offset(question, 0, 0, following.now_ms) is NOTHING
+    assert following.log.log_end_offset == 9
 
 
 # --- the table ---
@@ -448,7 +454,7 @@ def test_fetch_state_table_covers_stop_start_and_failure():
     """Fetching can stop in every state, and restart in all but APPENDING and TRUNCATING."""
     busy = {FetchState.APPENDING, FetchState.TRUNCATING}
     for state in FetchState:
-        known = {trigger for one, trigger in FETCH_TRANSITIONS if one is state}
+        known = {trigger for origin, trigger in FETCH_TRANSITIONS if origin is state}
         assert FetchTrigger.STOP in known
         assert (FetchTrigger.START in known) == (state not in busy)
         assert (FetchTrigger.FAIL in known) == (state is not FetchState.STOPPED)

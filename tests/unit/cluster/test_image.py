@@ -82,7 +82,7 @@ def partition(topic_id: UUID, index: int, *replicas: int, leader: int = ME) -> P
         leader=leader,
         leader_epoch=0,
         partition_epoch=0,
-        directories=tuple(DISKS[one] for one in replicas),
+        directories=tuple(DISKS[replica] for replica in replicas),
     )
 
 
@@ -108,7 +108,7 @@ def changed(old: MetadataImage, new: MetadataImage) -> dict[str, list[tuple[str,
         "followers": found.followers,
     }
     return {
-        name: sorted((one.topic, one.index) for one in parts)
+        name: sorted((part.topic, part.index) for part in parts)
         for name, parts in lists.items()
         if parts
     }
@@ -173,7 +173,11 @@ def test_recreated_topic_has_none_of_the_deleted_partitions_or_configs() -> None
     gone = image_after(
         new, RemoveTopicRecord(C), topic("a", A), partition(A, 0, 1), RemoveTopicRecord(A)
     )
-    assert set(gone.topics) == {"b"} == {one.name for one in gone.topics_by_id.values()}
+    assert (
+        set(gone.topics)
+        == {"b"}
+        == {topic_image.name for topic_image in gone.topics_by_id.values()}
+    )
 
 
 def test_snapshot_removes_topics_and_brokers_that_it_lacks() -> None:
@@ -217,10 +221,10 @@ def test_deleted_topic_with_only_sole_replicas_is_one_change() -> None:
     old = image_after(
         START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2)
     )
-    new = image_after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
+    new = image_after(old, *(RemoveTopicRecord(topic_id) for topic_id in (A, B, C)))
     found = local_changes(old, new, ME, sole_replicas=False)
     assert found.deleted_sole_replicas == (old.topics["b"],)
-    deletes = sorted((one.topic, one.index) for one in found.deletes)
+    deletes = sorted((place.topic, place.index) for place in found.deletes)
     assert deletes == [("a", 0), ("a", 1), ("c", 0), ("c", 1)]
     assert local_changes(old, new, ME).deleted_sole_replicas == ()
 
@@ -279,14 +283,18 @@ def test_image_with_new_leader_epochs_equals_replay_of_their_records() -> None:
     image = loader.publish()
     plain.replay([*values, encode(topic("new", UUID(int=992)))], old.offset + 60, 2)
     assert image == plain.publish()
-    alone = [one for one in image.topics["c"].partitions if one.replicas == (ME,)]
+    alone = [state for state in image.topics["c"].partitions if state.replicas == (ME,)]
     assert len(values) == 1 + len(alone)
-    assert {one.leader_epoch for one in alone} == {1}
+    assert {state.leader_epoch for state in alone} == {1}
     assert image.topics["none"] is old.topics["none"]
     assert image.topics["a"] is old.topics["a"]
     # Equal partitions share one object; changing one of the partitions does not change the others.
     loader.replay([encode(PartitionChangeRecord(many, 0, leader=ME))], image.offset + 1, 2)
-    assert [one.leader_epoch for one in loader.publish().topics["c"].partitions[:3]] == [2, 1, 1]
+    assert [state.leader_epoch for state in loader.publish().topics["c"].partitions[:3]] == [
+        2,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -318,29 +326,33 @@ def test_racks_change_with_moved_replicas_or_broker_racks() -> None:
     moved = PartitionChangeRecord(A, 0, replicas=(3, 1))
     assert not racks_changed(START, image_after(START, moved)), "no broker has a rack"
     assert racks_of(START, "a") == ()
-    one = image_after(START, broker(2, "z"), broker(3, "x"))
-    assert racks_changed(START, one)
-    assert racks_of(one, "a") == (("z",), ("z",), ("x", "z"))
-    assert racks_of(one, "gone") == ()
-    assert racks_of(image_after(one, moved), "a")[0] == ("x",)
-    assert racks_changed(one, image_after(one, moved))
-    assert racks_changed(one, image_after(one, broker(2, None)))
+    after = image_after(START, broker(2, "z"), broker(3, "x"))
+    assert racks_changed(START, after)
+    assert racks_of(after, "a") == (("z",), ("z",), ("x", "z"))
+    assert racks_of(after, "gone") == ()
+    assert racks_of(image_after(after, moved), "a")[0] == ("x",)
+    assert racks_changed(after, image_after(after, moved))
+    assert racks_changed(after, image_after(after, broker(2, None)))
     for record in (
         broker(2, "z"),
         PartitionChangeRecord(A, 0, leader=2),
         RemoveTopicRecord(B),
         ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", "2"),
     ):
-        assert not racks_changed(one, image_after(one, record)), record
+        assert not racks_changed(after, image_after(after, record)), record
 
 
 def test_clear_elr_record_clears_elr_of_one_or_all_topics() -> None:
     elr = PartitionChangeRecord(A, 0, eligible_leader_replicas=(2,), last_known_elr=(1,))
     known = image_after(START, elr, replace(elr, topic_id=B))
-    one = image_after(known, ClearElrRecord("a"))
-    assert [part.partition_epoch for part in one.topics["a"].partitions] == [2, 0, 0]
-    assert one.topics["a"].partitions[0].elr == one.topics["a"].partitions[0].last_known_elr == ()
-    assert one.topics["b"].partitions[0].elr == (2,)
+    cleared = image_after(known, ClearElrRecord("a"))
+    assert [part.partition_epoch for part in cleared.topics["a"].partitions] == [2, 0, 0]
+    assert (
+        cleared.topics["a"].partitions[0].elr
+        == cleared.topics["a"].partitions[0].last_known_elr
+        == ()
+    )
+    assert cleared.topics["b"].partitions[0].elr == (2,)
     every = image_after(known, ClearElrRecord(""), ClearElrRecord(""))
     assert {part.elr for each in every.topics.values() for part in each.partitions} == {()}
     assert every.topics["b"].partitions[0].partition_epoch == 2
@@ -379,7 +391,7 @@ def test_changed_configs_list_changed_and_removed_configs() -> None:
 def test_changed_acls_list_added_changed_and_removed_acls() -> None:
     ids = [UUID(int=number) for number in range(5)]
     kept, other, gone, new, passing = (
-        AccessControlEntryRecord(one, 2, "t", 3, "User:a", "*", 3, 3) for one in ids
+        AccessControlEntryRecord(acl_id, 2, "t", 3, "User:a", "*", 3, 3) for acl_id in ids
     )
     first = image_after(START, kept, other, gone)
     assert set(changed_acls(START, first)) == {*ids[:3]}
@@ -434,7 +446,7 @@ def test_equal_partitions_share_one_object() -> None:
     assert image == replace(
         image_after(image_after(START, *records), *changes), offset=300, epoch=1
     )
-    assert len({id(one) for one in image.topics["c"].partitions}) == 1
+    assert len({id(state) for state in image.topics["c"].partitions}) == 1
 
 
 class Life:
@@ -471,11 +483,11 @@ class Life:
                 parts = [replace(parts[0], partition_id=index) for index in range(count)]
             return [topic(name, topic_id), *parts]
         if kind < 6:
-            one = PartitionChangeRecord(known.topic_id, leader=draw.choice((-2, -1, 1, 2)))
+            record = PartitionChangeRecord(known.topic_id, leader=draw.choice((-2, -1, 1, 2)))
             if draw.random() < 0.3:
-                one = replace(one, isr=(3,), replicas=(3, 4), last_known_elr=(2,))
+                record = replace(record, isr=(3,), replicas=(3, 4), last_known_elr=(2,))
             some = draw.sample(range(len(known.partitions)), draw.randint(1, len(known.partitions)))
-            return [replace(one, partition_id=index) for index in some]
+            return [replace(record, partition_id=index) for index in some]
         if kind == 6:
             return [RemoveTopicRecord(known.topic_id)]
         if kind == 7:
@@ -489,7 +501,7 @@ class Life:
                 [FeatureLevelRecord("transaction.version", draw.randrange(3))],
                 [ProducerIdsRecord(1, image.next_producer_id + 1000)],
                 [AccessControlEntryRecord(self._new_id(), 2, "t", 3, "User:a", "*", 3, 3)],
-                [RemoveAccessControlEntryRecord(one) for one in image.acls],
+                [RemoveAccessControlEntryRecord(acl) for acl in image.acls],
                 [UserScramCredentialRecord("u", 1, b"s", b"k", b"v", draw.randrange(9))],
                 [RemoveUserScramCredentialRecord("u", 1)],
                 [
@@ -502,8 +514,8 @@ class Life:
                 ],
                 [RegisterBrokerRecord(2, self._new_id(), image.offset, (), ())],
                 [
-                    BrokerRegistrationChangeRecord(2, one.epoch, fenced=draw.choice((-1, 0, 1)))
-                    for one in image.brokers.values()
+                    BrokerRegistrationChangeRecord(2, broker.epoch, fenced=draw.choice((-1, 0, 1)))
+                    for broker in image.brokers.values()
                 ],
             ]
         )
@@ -523,7 +535,7 @@ def test_image_is_the_same_from_records_transactions_or_snapshot(seed: int) -> N
     loader = ImageLoader()
     behind = MetadataImage()
     for change, image in life.records(80):
-        values: list[bytes] = [encode(one) for one in change]
+        values: list[bytes] = [encode(record) for record in change]
         wrapped = draw.random() < 0.3
         if wrapped:
             values = [encode(BeginTransactionRecord()), *values, encode(EndTransactionRecord())]
@@ -542,8 +554,12 @@ def test_image_is_the_same_from_records_transactions_or_snapshot(seed: int) -> N
 
 
 def check(image: MetadataImage) -> None:
-    assert {one.topic_id: one for one in image.topics.values()} == image.topics_by_id
-    assert image.partition_count == sum(len(one.partitions) for one in image.topics.values())
+    assert {
+        topic_image.topic_id: topic_image for topic_image in image.topics.values()
+    } == image.topics_by_id
+    assert image.partition_count == sum(
+        len(topic_image.partitions) for topic_image in image.topics.values()
+    )
     odd = {name.replace(".", "_"): name for name in image.topics if "." in name or "_" in name}
     assert image.unified == odd
     assert all(image.configs.values())

@@ -246,7 +246,7 @@ def test_alter_partition_errors_with_a_rule_are_all_tested():
     tested = {"FENCED_LEADER_EPOCH", "INVALID_UPDATE_VERSION", "UNKNOWN_TOPIC_OR_PARTITION"}
     tested |= {"UNKNOWN_TOPIC_ID", "INVALID_REQUEST", "NEW_LEADER_ELECTED"}
     tested |= {"INELIGIBLE_REPLICA", "OPERATION_NOT_ATTEMPTED"}
-    assert {Errors(one).name for one in ALTER_PARTITION_ERRORS} == tested
+    assert {Errors(code).name for code in ALTER_PARTITION_ERRORS} == tested
 
 
 def test_alter_partition_response_of_other_or_older_epoch_is_ignored():
@@ -381,7 +381,7 @@ def test_partition_missing_in_response():
     queue.submit(first)
     queue.submit(second)
     queue.next_request(0)
-    assert [one for one, _ in queue.on_answer(0, _accepted(second), 0)] == [second]
+    assert [change for change, _ in queue.on_answer(0, _accepted(second), 0)] == [second]
     request = queue.next_request(0)
     assert request is not None
     assert request.changes == (first,)

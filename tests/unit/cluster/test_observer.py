@@ -339,20 +339,20 @@ def test_catching_up_state() -> None:
     assert following.answer(batch(2, *topic(2)), hw=6) == []
     (first,) = following.answer(batch(4, *topic(3)), hw=8)
     assert first.topics.keys() == {"t1", "t2", "t3"}
-    assert [one.offset for one in following.answer(batch(6, *topic(4)), hw=8)] == [7]
+    assert [image.offset for image in following.answer(batch(6, *topic(4)), hw=8)] == [7]
 
 
 def test_no_image_is_published_without_a_record() -> None:
     following = Following().found()
     assert following.answer(hw=0) == []
-    assert [one.offset for one in following.answer(batch(0, NoOpRecord()), hw=1)] == [0]
+    assert [image.offset for image in following.answer(batch(0, NoOpRecord()), hw=1)] == [0]
 
 
 def test_one_image_is_published_per_batch() -> None:
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     images = following.answer(batch(1, *topic(1)), batch(3, *topic(2)), hw=5)
-    assert [(one.offset, len(one.topics)) for one in images] == [(2, 1), (4, 2)]
+    assert [(image.offset, len(image.topics)) for image in images] == [(2, 1), (4, 2)]
 
 
 def test_aligned_transaction_batches() -> None:
@@ -389,7 +389,7 @@ def test_abort_transaction() -> None:
     images = following.answer(
         batch(1, *topic(1), begin, *topic(2)), batch(6, *topic(3), abort, *topic(4)), hw=11
     )
-    assert [(one.offset, sorted(one.topics)) for one in images] == [(10, ["t1", "t4"])]
+    assert [(image.offset, sorted(image.topics)) for image in images] == [(10, ["t1", "t4"])]
 
 
 @pytest.mark.parametrize("record", [EndTransactionRecord(), AbortTransactionRecord()])
@@ -423,8 +423,8 @@ def test_topic_missing_from_snapshot_is_deleted() -> None:
     before = following.images[-1]
     (after,) = following.snapshot(OffsetAndEpoch(50, 1), batch(0, *topic(2), *topic(3)))
     changes = local_changes(before, after, 7)
-    assert [one.topic for one in changes.deletes] == ["t1"]
-    assert [one.topic for one in changes.leaders] == ["t3"]
+    assert [place.topic for place in changes.deletes] == ["t1"]
+    assert [place.topic for place in changes.leaders] == ["t3"]
 
 
 def test_fetch_starts_again_if_the_snapshot_is_not_found() -> None:

@@ -54,14 +54,14 @@ def random_record(kind: Any, name: str, draw: random.Random) -> Any:
     if kind is UUID:
         return UUID(bytes=draw.randbytes(16))
     if get_origin(kind) is types.UnionType:
-        inner = next(one for one in get_args(kind) if one is not type(None))
+        inner = next(option for option in get_args(kind) if option is not type(None))
         return None if draw.random() < 0.3 else random_record(inner, name, draw)
     if get_origin(kind) is tuple:
         part = get_args(kind)[0]
         return tuple(random_record(part, name, draw) for _ in range(draw.choice((0, 1, 3, 130))))
     hints = get_type_hints(kind)
     return kind(
-        **{one.name: random_record(hints[one.name], one.name, draw) for one in fields(kind)}
+        **{field.name: random_record(hints[field.name], field.name, draw) for field in fields(kind)}
     )
 
 

@@ -165,7 +165,7 @@ def test_follower_high_watermark_falls_after_failover_without_truncation():
         trio.produce(A, number)
     trio.round_trip(B, B, B)
     trio.round_trip(C, C, C, C)
-    heard = {one: trio.nodes[one].log.high_watermark for one in (A, B, C)}
+    heard = {node_id: trio.nodes[node_id].log.high_watermark for node_id in (A, B, C)}
     assert heard == {A: 4, B: 0, C: 4}
     trio.fence(A)
     trio.settle()

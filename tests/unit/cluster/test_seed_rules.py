@@ -107,8 +107,8 @@ def test_acks_all_waits_for_every_isr_member():
 def test_burst_of_records_does_not_shrink_the_isr():
     """A limit in messages would remove the followers; ``replica.lag.time.max.ms`` does not."""
     led = Led(end=10)
-    for one in (2, 3):
-        led.fetch(one, 10)
+    for follower in (2, 3):
+        led.fetch(follower, 10)
     led.append(1_000_000)
     led.wait(LAG_MS)
     led.leader.check_isr(led.now_ms)

@@ -53,15 +53,15 @@ def valid_high_watermark(trio: Trio) -> None:
     now = trio.registration
     node = trio.nodes.get(now.leader)
     if node is not None and node.is_leader and node.leader.leader_epoch == now.leader_epoch:
-        ends = [trio.nodes[one].log.log_end_offset for one in now.isr]
+        ends = [trio.nodes[broker_id].log.log_end_offset for broker_id in now.isr]
         assert node.log.high_watermark <= min(ends)
 
 
 def acknowledged_records_stay(trio: Trio) -> None:
     for write in trio.writes:
         if write.verdict is AcksVerdict.DONE:
-            for one in trio.registration.isr:
-                records = trio.nodes[one].log.records
+            for broker_id in trio.registration.isr:
+                records = trio.nodes[broker_id].log.records
                 assert len(records) > write.offset
                 assert records[write.offset] == (write.leader_epoch, write.value)
 
@@ -94,33 +94,37 @@ def _pass_time(trio: Trio, draw: random.Random, _: int) -> None:
 
 def _elect(trio: Trio, draw: random.Random, _: int) -> None:
     now = trio.registration
-    alive = [one for one in now.isr if trio.brokers[one].is_active and one != now.leader]
+    alive = [
+        broker_id
+        for broker_id in now.isr
+        if trio.brokers[broker_id].is_active and broker_id != now.leader
+    ]
     if alive and now.leader > 0:
         trio.change(leader=draw.choice(alive))
 
 
-def _restart(trio: Trio, draw: random.Random, one: int) -> None:
-    trio.register(one)
-    node = trio.nodes[one]
+def _restart(trio: Trio, draw: random.Random, node_id: int) -> None:
+    trio.register(node_id)
+    node = trio.nodes[node_id]
     node.restart(draw.randint(0, node.log.high_watermark))
-    trio.messages = [each for each in trio.messages if each.target != one]
+    trio.messages = [each for each in trio.messages if each.target != node_id]
 
 
-def _shrink(trio: Trio, _: random.Random, one: int) -> None:
+def _shrink(trio: Trio, _: random.Random, node_id: int) -> None:
     now = trio.registration
-    if now.leader > 0 and one != now.leader and one in now.isr:
-        trio.change(isr=tuple(each for each in now.isr if each != one))
+    if now.leader > 0 and node_id != now.leader and node_id in now.isr:
+        trio.change(isr=tuple(each for each in now.isr if each != node_id))
 
 
 ACTIONS = {
-    lambda trio, _, one: trio.fetch(one): 60,
+    lambda trio, _, node_id: trio.fetch(node_id): 60,
     _deliver: 120,
-    lambda trio, draw, one: trio.produce(one, draw.getrandbits(32)): 20,
-    lambda trio, _, one: trio.nodes[one].apply(): 40,
-    lambda trio, _, one: trio.propose(one): 12,
+    lambda trio, draw, node_id: trio.produce(node_id, draw.getrandbits(32)): 20,
+    lambda trio, _, node_id: trio.nodes[node_id].apply(): 40,
+    lambda trio, _, node_id: trio.propose(node_id): 12,
     _pass_time: 4,
-    lambda trio, _, one: trio.fence(one): 1,
-    lambda trio, _, one: trio.unfence(one): 3,
+    lambda trio, _, node_id: trio.fence(node_id): 1,
+    lambda trio, _, node_id: trio.unfence(node_id): 3,
     _elect: 3,
     _restart: 2,
     _shrink: 2,
@@ -130,9 +134,9 @@ ACTIONS = {
 
 def heal(trio: Trio) -> None:
     """Unfence all brokers, deliver all messages, and let every replica catch up."""
-    for one in trio.members:
-        if trio.brokers[one].fenced:
-            trio.unfence(one)
+    for member in trio.members:
+        if trio.brokers[member].fenced:
+            trio.unfence(member)
     while trio.messages:
         trio.deliver(trio.messages[0])
     for _ in range(200):
@@ -161,10 +165,10 @@ def test_random_steps_keep_the_invariants_of_the_tla_models(min_isr: int):
             invariant(trio)
         leader = trio.nodes[trio.registration.leader]
         assert sorted(trio.registration.isr) == [1, 2, 3], f"seed {seed}"
-        for one in trio.members:
-            node = trio.nodes[one]
-            assert node.log.records == leader.log.records, f"seed {seed}, broker {one}"
-            assert node.log.high_watermark == leader.log.log_end_offset, f"seed {seed}, {one}"
+        for member in trio.members:
+            node = trio.nodes[member]
+            assert node.log.records == leader.log.records, f"seed {seed}, broker {member}"
+            assert node.log.high_watermark == leader.log.log_end_offset, f"seed {seed}, {member}"
             assert node.is_leader or node.follower.state is FetchState.FETCHING
         for write in trio.writes:
             seen[write.verdict] += 1

@@ -194,7 +194,9 @@ class Node:
         step = self.follower.on_answer(sent, answer, self.trio.now_ms)
         self.do(step)
         if step.append_up_to_epoch is not None:
-            self.log.records += [one for one in answer.records if one[0] <= step.append_up_to_epoch]
+            self.log.records += [
+                record for record in answer.records if record[0] <= step.append_up_to_epoch
+            ]
             self.do(self.follower.on_appended())
 
 
@@ -211,8 +213,8 @@ class Trio:
     images: list[Image] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.brokers = {one: broker(one) for one in (*self.members, 4)}
-        self.nodes = {one: Node(self, one) for one in self.brokers}
+        self.brokers = {node_id: broker(node_id) for node_id in (*self.members, 4)}
+        self.nodes = {node_id: Node(self, node_id) for node_id in self.brokers}
         self.registration = registration(self.members, leader_epoch=0, partition_epoch=0)
         self.next_broker_epoch = 1000
         self._publish()
@@ -245,7 +247,11 @@ class Trio:
     def elect(self) -> None:
         """Elect the first assigned replica that is active and in the ISR."""
         now = self.registration
-        alive = [one for one in now.replicas if one in now.isr and self.brokers[one].is_active]
+        alive = [
+            replica
+            for replica in now.replicas
+            if replica in now.isr and self.brokers[replica].is_active
+        ]
         self.change(leader=alive[0] if alive else -1)
 
     def fence(self, broker_id: int) -> None:
@@ -253,7 +259,7 @@ class Trio:
         self.brokers[broker_id] = replace(self.brokers[broker_id], fenced=True)
         self._publish()
         now = self.registration
-        rest = tuple(one for one in now.isr if one != broker_id)
+        rest = tuple(member for member in now.isr if member != broker_id)
         if now.leader == broker_id:
             self.registration = replace(now, isr=rest or now.isr)
             self.elect()
@@ -284,15 +290,15 @@ class Trio:
             return Errors.NOT_CONTROLLER
         if epochs[0] < now.leader_epoch:
             return Errors.FENCED_LEADER_EPOCH
-        isr = tuple(one for one, _ in change.new_isr)
+        isr = tuple(member for member, _ in change.new_isr)
         if request.broker_id != now.leader:
             return Errors.INVALID_REQUEST
         if epochs[1] < now.partition_epoch:
             return Errors.INVALID_UPDATE_VERSION
         if not set(isr) <= set(now.replicas) or now.leader not in isr:
             return Errors.INVALID_REQUEST
-        for one, epoch in change.new_isr:
-            if not self.brokers[one].is_active or epoch not in (-1, self.brokers[one].epoch):
+        for member, epoch in change.new_isr:
+            if not self.brokers[member].is_active or epoch not in (-1, self.brokers[member].epoch):
                 return Errors.INELIGIBLE_REPLICA
         self.change(isr=isr)
         return AlteredPartition(now.leader_epoch, self.registration.partition_epoch, isr)
@@ -334,8 +340,8 @@ class Trio:
 
         def back(error: int, answer: int | AlteredPartition) -> None:
             if node.queue is queue:
-                for change, one in queue.on_answer(error, {(TOPIC_ID, 0): answer}, self.now_ms):
-                    node.altered(change, one)
+                for change, result in queue.on_answer(error, {(TOPIC_ID, 0): answer}, self.now_ms):
+                    node.altered(change, result)
 
         def lost() -> None:
             queue.on_answer(Errors.NETWORK_EXCEPTION, {}, self.now_ms)
@@ -372,15 +378,15 @@ class Trio:
 
     def look_at_writes(self) -> None:
         """Complete the writes whose result is known."""
-        for one in self.writes:
-            if one.verdict is AcksVerdict.WAITING:
-                leader = self.nodes[one.node].leader
-                one.verdict = leader.acks_verdict(one.offset + 1, one.leader_epoch)
+        for write in self.writes:
+            if write.verdict is AcksVerdict.WAITING:
+                leader = self.nodes[write.node].leader
+                write.verdict = leader.acks_verdict(write.offset + 1, write.leader_epoch)
 
     def round_trip(self, *brokers: int) -> None:
         """Let each of these brokers fetch once and receive the response."""
-        for one in brokers:
-            if self.fetch(one) is not None:
+        for node_id in brokers:
+            if self.fetch(node_id) is not None:
                 self.deliver(self.messages[-1])
                 self.deliver(self.messages[-1])
 
@@ -393,5 +399,5 @@ class Trio:
     def settle(self) -> None:
         """Apply all images on every broker, beginning with the leader."""
         leader = self.registration.leader
-        for one in sorted(self.nodes, key=lambda one: one != leader):
-            self.nodes[one].apply(len(self.images))
+        for node_id in sorted(self.nodes, key=lambda node_id: node_id != leader):
+            self.nodes[node_id].apply(len(self.images))

@@ -116,7 +116,7 @@ class Desk:
             answer = error.answer
         if not answer:
             return None
-        data = b"".join(bytes(one) for one in answer if not hasattr(one, "read"))
+        data = b"".join(bytes(piece) for piece in answer if not hasattr(piece, "read"))
         assert int.from_bytes(data[:4]) == len(data) - 4
         return data[4:]
 
@@ -147,4 +147,4 @@ class Desk:
 
 
 def scram_mechanisms(users: ScramUsers) -> dict[str, Mechanism]:
-    return {name: ScramLogin(one, users) for name, one in SCRAM_MECHANISMS.items()}
+    return {name: ScramLogin(mechanism, users) for name, mechanism in SCRAM_MECHANISMS.items()}

@@ -58,8 +58,8 @@ def running(directory: Path, disk: FaultyDisk | None = None, **settings: str) ->
         return made[0]
 
     with BrokerThread(make) as thread:
-        one = Running(made[0], thread.bootstrap, disk)
+        system = Running(made[0], thread.bootstrap, disk)
         try:
-            yield one
+            yield system
         finally:
-            one.close()
+            system.close()

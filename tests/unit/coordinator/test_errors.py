@@ -36,19 +36,19 @@ def classes() -> list[type[DomainError]]:
             yield from below(child)
 
     return sorted(
-        {one for one in below(DomainError) if one.__module__.startswith("fencepost.")},
-        key=lambda one: one.__qualname__,
+        {error for error in below(DomainError) if error.__module__.startswith("fencepost.")},
+        key=lambda error: error.__qualname__,
     )
 
 
 def test_every_domain_error_has_an_error_code():
-    missing = [one for one in classes() if one not in CODES and one.__name__ not in BASES]
+    missing = [error for error in classes() if error not in CODES and error.__name__ not in BASES]
     assert missing == []
 
 
 def test_error_codes_map_contains_only_concrete_domain_errors():
     assert set(CODES) <= set(classes())
-    assert not [one for one in CODES if one.__name__ in BASES]
+    assert not [error for error in CODES if error.__name__ in BASES]
 
 
 @pytest.mark.parametrize("cls", CODES, ids=lambda cls: cls.__name__)

@@ -74,8 +74,8 @@ class Member:
 
     @property
     def epoch(self) -> int:
-        one = self.client
-        return one.generation if isinstance(one, ClassicClient) else one.epoch
+        client = self.client
+        return client.generation if isinstance(client, ClassicClient) else client.epoch
 
 
 class Fleet:
@@ -177,7 +177,9 @@ class Fleet:
     def leave(self) -> None:
         if self.members:
             # Members of the protocol that is being phased out leave first.
-            self.members.sort(key=lambda one: one.is_classic == (self.classic_share > 0.5))
+            self.members.sort(
+                key=lambda candidate: candidate.is_classic == (self.classic_share > 0.5)
+            )
             member = self.members.pop(self.rng.randrange(min(3, len(self.members))))
             with contextlib.suppress(DomainError):
                 member.client.leave()
@@ -194,7 +196,7 @@ class Fleet:
             )
 
     def work(self) -> None:
-        awake = [one for one in self.members if one.paused_until <= self.driver.now]
+        awake = [other for other in self.members if other.paused_until <= self.driver.now]
         if awake:
             member = self.rng.choice(awake)
             # The member may work with an outdated assignment until its next heartbeat.
@@ -268,7 +270,7 @@ class Fleet:
         """Return hidden topics that the last evaluation of an expression matched."""
         group = self.driver.groups.get(G)
         found = group.regexes.values() if isinstance(group, ConsumerGroup) else ()
-        return {name for one in found for name in one.topics} & self.hidden
+        return {name for regex in found for name in regex.topics} & self.hidden
 
     def subscribed(self, member: Member) -> set[str]:
         client = member.client
@@ -343,10 +345,10 @@ class Fleet:
     # --- the ledger -------------------------------------------------------------------------------
 
     def instance(self, member: Member) -> str | None:
-        one = member.client
-        if isinstance(one, ClassicClient):
-            return one.instance_id
-        instance = one.fields.get("instance_id")
+        client = member.client
+        if isinstance(client, ClassicClient):
+            return client.instance_id
+        instance = client.fields.get("instance_id")
         return None if instance is None else str(instance)
 
     def committed(self, topic_id: bytes, index: int) -> int:

@@ -212,11 +212,11 @@ class ClassicClient:
     def _plan(self) -> dict[str, bytes]:
         said = {name: decode_subscription(metadata) for name, metadata in self.members.items()}
         self.planned_for = self.driver.image.version
-        owners = {partition: name for name, one in said.items() for partition in one.owned}
+        owners = {partition: name for name, decoded in said.items() for partition in decoded.owned}
         plan: dict[str, dict[str, list[int]]] = {name: {} for name in said}
         turn = 0
         for topic, (_, count) in sorted(self.driver.image.topics.items()):
-            takers = sorted(name for name, one in said.items() if topic in one.topics)
+            takers = sorted(name for name, decoded in said.items() if topic in decoded.topics)
             for index in range(count if takers else 0):
                 taker = takers[turn % len(takers)]
                 turn += 1

@@ -59,7 +59,7 @@ class ShareDriver(Driver):
             self.advance(self.share.assignment_interval_ms)
             before = len(self.log)
             pending = flat(
-                (one.topic_id, one.partitions) for one in self.share_group.state.initializing
+                (topic.topic_id, topic.partitions) for topic in self.share_group.state.initializing
             )
             if pending:
                 self.ask(ShareStateInitialized(G, pending))

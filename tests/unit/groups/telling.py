@@ -36,14 +36,18 @@ def seen(groups: Mapping[str, Any]) -> dict[str, Seen]:
     for name, group in groups.items():
         if isinstance(group, ConsumerGroup | ShareGroup):
             members = {
-                member_id: (one.client_id, one.client_host, group.current(member_id).member_epoch)
-                for member_id, one in group.members.items()
+                member_id: (
+                    member.client_id,
+                    member.client_host,
+                    group.current(member_id).member_epoch,
+                )
+                for member_id, member in group.members.items()
             }
             found[name] = Seen(group.type_name, group.epoch, members)
         elif isinstance(group, ClassicGroup):
             members = {
-                member_id: (one.client_id, one.client_host, 0)
-                for member_id, one in group.members.items()
+                member_id: (member.client_id, member.client_host, 0)
+                for member_id, member in group.members.items()
             }
             is_joining = group.state is ClassicState.PREPARING_REBALANCE
             found[name] = Seen("classic", group.generation_id, members, is_joining)
@@ -68,7 +72,7 @@ def check_told(
 def _check_group(old: Seen | None, new: Seen | None, events: list[Event]) -> None:
     kinds = {event.kind for event in events}
     if old is None or new is None or old.kind != new.kind:
-        has_members = any(one is not None and one.members for one in (old, new))
+        has_members = any(group is not None and group.members for group in (old, new))
         assert not has_members or kinds & NEW_KIND, (old, new, events)
         return
     _check_epoch(old, new, events)
@@ -94,8 +98,8 @@ def _check_group(old: Seen | None, new: Seen | None, events: list[Event]) -> Non
             for event in events
             if event.kind in {"member-reconciled", "member-left"}
         }
-        away = {one for one in moved if one[1] < 0}
-        assert {one[0] for one in away} <= {one[0] for one in told}, (away, events)
+        away = {move for move in moved if move[1] < 0}
+        assert {move[0] for move in away} <= {move[0] for move in told}, (away, events)
         assert moved - away <= told, (moved, events)
 
 
@@ -110,6 +114,6 @@ def _check_epoch(old: Seen, new: Seen, events: list[Event]) -> None:
     # A decision may take several steps; together they lead from the old to the new epoch.
     assert steps[0][0] == old.epoch, (old.epoch, steps)
     assert steps[-1][1] == new.epoch, (new.epoch, steps)
-    assert all(one[1] == following[0] for one, following in itertools.pairwise(steps))
+    assert all(step[1] == following[0] for step, following in itertools.pairwise(steps))
     if is_consumer:
         assert all(event.detail["reason"] for event in events if event.kind == kind)

@@ -366,7 +366,7 @@ def test_rebalance_waits_events_name_members_that_have_not_rejoined(count: int, 
     for member_id in ids:
         driver.join(member_id)
     waits = [event.detail for event in driver.events if event.kind == "rebalance-waits"]
-    assert [one["missing"] for one in waits] == told
+    assert [wait["missing"] for wait in waits] == told
     assert waits[-1]["awaited"] == [ids[-1]]
     assert len(waits[-1]["clients"]) == 1
 

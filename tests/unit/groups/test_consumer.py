@@ -373,8 +373,8 @@ def test_idle_groups_do_not_retain_former_topic_images():
         former.append(id(driver.image.topics))
         driver.join("m", "w", group_id=f"idle-{number}")
     gc.collect()
-    alive = [one for one in gc.get_objects() if isinstance(one, TopicsImage)]
-    assert sum(id(one.topics) in former for one in alive) <= 1
+    alive = [image for image in gc.get_objects() if isinstance(image, TopicsImage)]
+    assert sum(id(image.topics) in former for image in alive) <= 1
 
 
 def test_clock_that_goes_back_does_not_delay_the_assignment():

@@ -249,9 +249,9 @@ def test_partition_stays_unassigned_until_previous_owner_revokes_it():
 
 def test_classic_group_whose_joining_members_have_left_is_upgraded():
     driver = ConsumerDriver()
-    one = ClassicClient(driver, "one")
-    one.join()
-    one.leave()
+    classic = ClassicClient(driver, "one")
+    classic.join()
+    classic.leave()
     assert driver.state() == "PreparingRebalance"
     assert len(driver.client("m").owned) == 4
     driver.advance(REBALANCE)
@@ -259,8 +259,8 @@ def test_classic_group_whose_joining_members_have_left_is_upgraded():
 
 
 def test_refused_upgrade_keeps_the_classic_group_and_its_waiting_join():
-    driver, one, _ = classic_pair(max_batch_bytes=500)
-    waiting = Driver.join(driver, one.member_id)
+    driver, classic, _ = classic_pair(max_batch_bytes=500)
+    waiting = Driver.join(driver, classic.member_id)
     with pytest.raises(GroupLimitExceededError):
         driver.join("m")
     assert driver.parked(waiting)
@@ -274,15 +274,15 @@ def mixed() -> tuple[ConsumerDriver, ClassicClient]:
     """Return a consumer that owns all partitions, and a classic member that has just joined."""
     driver = ConsumerDriver()
     driver.client("m")
-    one = ClassicClient(driver, "one")
-    one.join()
-    return driver, one
+    classic = ClassicClient(driver, "one")
+    classic.join()
+    return driver, classic
 
 
 def test_classic_join_in_a_consumer_group_is_answered_at_once_without_a_leader():
-    driver, one = mixed()
-    assert (one.generation, one.leader) == (3, "")
-    assert driver.consumer_group().members[one.member_id].classic is not None
+    driver, classic = mixed()
+    assert (classic.generation, classic.leader) == (3, "")
+    assert driver.consumer_group().members[classic.member_id].classic is not None
 
 
 def test_classic_joins_without_member_id_add_neither_members_nor_timers():
@@ -352,33 +352,33 @@ def test_full_consumer_group_refuses_classic_members():
 
 
 def test_heartbeat_or_sync_with_wrong_member_or_generation_is_refused():
-    driver, one = mixed()
+    driver, classic = mixed()
     for member_id, generation, instance, error in [
-        ("stranger", one.generation, None, UnknownMemberIdError),
-        ("m", one.generation, None, UnknownMemberIdError),
-        (one.member_id, one.generation + 1, None, IllegalGenerationError),
-        (one.member_id, one.generation, "unknown", UnknownMemberIdError),
+        ("stranger", classic.generation, None, UnknownMemberIdError),
+        ("m", classic.generation, None, UnknownMemberIdError),
+        (classic.member_id, classic.generation + 1, None, IllegalGenerationError),
+        (classic.member_id, classic.generation, "unknown", UnknownMemberIdError),
     ]:
         with pytest.raises(error):
             driver.ask(Heartbeat(G, generation, member_id, instance))
         with pytest.raises(error):
             driver.ask(SyncGroup(G, generation, member_id, instance, None, None))
     with pytest.raises(InconsistentGroupProtocolError):
-        driver.ask(SyncGroup(G, one.generation, one.member_id, None, "consumer", "other"))
+        driver.ask(SyncGroup(G, classic.generation, classic.member_id, None, "consumer", "other"))
     with pytest.raises(InconsistentGroupProtocolError):
-        driver.ask(SyncGroup(G, one.generation, one.member_id, None, "connect", "range"))
+        driver.ask(SyncGroup(G, classic.generation, classic.member_id, None, "connect", "range"))
 
 
 def test_classic_member_commits_owned_partitions_with_its_former_generation():
-    driver, one, _ = classic_pair()
-    (_, had), generation = min(one.owned), one.generation
+    driver, classic, _ = classic_pair()
+    (_, had), generation = min(classic.owned), classic.generation
     driver.client("m", "u")
-    one.join()
-    assert one.generation > generation
-    fields = {"generation": generation, "member_id": one.member_id}
+    classic.join()
+    assert classic.generation > generation
+    fields = {"generation": generation, "member_id": classic.member_id}
     driver.commit(("t", had, 7, -1, "", T), **fields)
     assert driver.fetch("t", had).offset == 7
-    for other in ({"generation": generation - 1}, {"generation": one.generation + 1}):
+    for other in ({"generation": generation - 1}, {"generation": classic.generation + 1}):
         with pytest.raises(IllegalGenerationError):
             driver.commit(("t", had, 8, -1, "", T), **{**fields, **other})
 
@@ -402,14 +402,14 @@ def with_rebalance(client: ClassicClient) -> None:
 
 
 def test_classic_member_that_does_not_rejoin_in_time_is_removed():
-    driver, one = mixed()
-    one.sync()
+    driver, classic = mixed()
+    classic.sync()
     driver.beat("m", 2, subscribed_topic_names=("t", "u"))
     for _ in range(REBALANCE // (SESSION - 1) + 1):
-        with_rebalance(one)
+        with_rebalance(classic)
         driver.beat("m", driver.consumer_group().current("m").member_epoch, owned=())
         driver.advance(SESSION - 1)
-    assert one.member_id not in driver.consumer_group().members
+    assert classic.member_id not in driver.consumer_group().members
     assert driver.event("member-expired")["reason"] == "did not rejoin in time"
 
 
@@ -428,25 +428,25 @@ def is_taken_in(driver: ConsumerDriver, member_id: str) -> bool:
 
 
 def test_removed_classic_member_rejoins_only_without_owned_partitions():
-    driver, one = mixed()
-    one.sync()
-    driver.leave(one.member_id)
-    assert not is_taken_in(driver, one.member_id)
+    driver, classic = mixed()
+    classic.sync()
+    driver.leave(classic.member_id)
+    assert not is_taken_in(driver, classic.member_id)
     # A client that keeps its partitions would otherwise request member ids again and again.
     _, new = join_dynamic(driver, protocols=owning("t"))
     assert new in driver.consumer_group().members
     driver.leave(new)
     assert not is_taken_in(driver, new)
-    assert driver.answer(Driver.join(driver, one.member_id)).member_id == one.member_id
+    assert driver.answer(Driver.join(driver, classic.member_id)).member_id == classic.member_id
 
 
 def test_member_id_generated_before_the_upgrade_is_valid_after_it():
-    driver, one = classic_pair()[:2]
+    driver, classic = classic_pair()[:2]
     told = driver.answers[Driver.join(driver)]
     driver.client("m")
     assert is_taken_in(driver, told.member_id)
     assert not is_taken_in(driver, "nobody")
-    assert one.member_id in driver.consumer_group().members
+    assert classic.member_id in driver.consumer_group().members
 
 
 def test_oldest_generated_member_id_is_forgotten_beyond_the_limit():
@@ -459,44 +459,44 @@ def test_oldest_generated_member_id_is_forgotten_beyond_the_limit():
 def test_classic_member_must_rejoin_only_once_the_target_has_changed():
     driver = ConsumerDriver(consumer=settings(assignment_interval_ms=1_000))
     driver.client("m")
-    one = ClassicClient(driver, "one")
-    one.join()
-    assert one.generation == 2
-    assert one.sync_token is None, "it is assigned what the last target gave it: nothing"
+    classic = ClassicClient(driver, "one")
+    classic.join()
+    assert classic.generation == 2
+    assert classic.sync_token is None, "it is assigned what the last target gave it: nothing"
     driver.advance(999)
-    one.heartbeat()
+    classic.heartbeat()
     driver.advance(1)
     with pytest.raises(RebalanceInProgressError):
-        one.heartbeat()
-    one.join()
-    assert (one.generation, one.owned) == (3, frozenset())
+        classic.heartbeat()
+    classic.join()
+    assert (classic.generation, classic.owned) == (3, frozenset())
     driver.beat("m", 2, owned=((T, (0, 1)),))
-    one.step()
-    assert len(one.owned) == 2
+    classic.step()
+    assert len(classic.owned) == 2
 
 
 def test_classic_member_of_a_consumer_group_has_its_own_session_timeout():
-    driver, one = mixed()
-    one.sync()
+    driver, classic = mixed()
+    classic.sync()
     driver.advance(SESSION - 1)
-    assert one.member_id in driver.consumer_group().members
+    assert classic.member_id in driver.consumer_group().members
     driver.reload()
     driver.advance(SESSION - 1)
-    assert one.member_id in driver.consumer_group().members
+    assert classic.member_id in driver.consumer_group().members
     driver.advance(1)
-    assert one.member_id not in driver.consumer_group().members
+    assert classic.member_id not in driver.consumer_group().members
 
 
 def test_leave_group_removes_members_of_either_protocol():
-    driver, one = mixed()
+    driver, classic = mixed()
     driver.client("s", instance_id="i")
     results = driver.leave(
         LeavingMember("stranger"),
         LeavingMember("wrong", "i"),
         LeavingMember("", "unknown"),
         LeavingMember("", "i"),
-        LeavingMember(one.member_id),
-        LeavingMember(one.member_id),
+        LeavingMember(classic.member_id),
+        LeavingMember(classic.member_id),
     )
     assert [type(error) for _, _, error in results] == [
         UnknownMemberIdError,
@@ -508,12 +508,12 @@ def test_leave_group_removes_members_of_either_protocol():
 
 
 def test_member_that_changes_its_protocol_keeps_its_id():
-    driver, one = mixed()
-    one.sync()
-    client = driver.client(one.member_id)
-    assert driver.consumer_group().members[one.member_id].classic is None
+    driver, classic = mixed()
+    classic.sync()
+    client = driver.client(classic.member_id)
+    assert driver.consumer_group().members[classic.member_id].classic is None
     with pytest.raises(UnknownMemberIdError):
-        one.heartbeat()
+        classic.heartbeat()
     assert client.epoch
 
 
@@ -535,9 +535,9 @@ def settled_mix() -> tuple[ConsumerDriver, ClassicClient, Any]:
 
 @pytest.mark.parametrize("how", ["leave", "expire", "remove"])
 def test_group_is_downgraded_when_its_last_consumer_leaves_or_expires(how):
-    driver, one, consumer = settled_mix()
+    driver, classic, consumer = settled_mix()
     epoch = driver.consumer_group().epoch
-    had = one.owned
+    had = classic.owned
     if how == "leave":
         consumer.leave()
     elif how == "remove":
@@ -545,42 +545,42 @@ def test_group_is_downgraded_when_its_last_consumer_leaves_or_expires(how):
     else:
         for _ in range(5):
             driver.advance(SESSION - 1)
-            with_rebalance(one)
+            with_rebalance(classic)
     assert driver.state() == "PreparingRebalance"
     assert driver.group().generation_id == epoch
     kept = assigned(("t", tuple(sorted(index for _, index in had))))
     # The assignment has the version of the member's subscription (1).
-    assert driver.group().members[one.member_id].assignment == b"\0\1" + kept[2:]
+    assert driver.group().members[classic.member_id].assignment == b"\0\1" + kept[2:]
     with pytest.raises(RebalanceInProgressError):
-        one.heartbeat()
+        classic.heartbeat()
     driver.reload()
     assert driver.state() == "Stable"
-    one.join()
-    one.step()
-    assert len(one.owned) == 4
+    classic.join()
+    classic.step()
+    assert len(classic.owned) == 4
     assert driver.event("group-downgraded")["members"] == 1
 
 
 def test_downgrade_after_reload_keeps_the_topic_names_of_assignments():
-    driver, one, consumer = settled_mix()
-    had = one.owned
+    driver, classic, consumer = settled_mix()
+    had = classic.owned
     Driver.reload(driver)
     consumer.leave()
     kept = tuple(("t", index) for index in sorted(index for _, index in had))
-    assert decode_assignment(driver.group().members[one.member_id].assignment)[0] == kept
+    assert decode_assignment(driver.group().members[classic.member_id].assignment)[0] == kept
 
 
 def test_group_is_not_downgraded_if_the_migration_policy_forbids_it():
     driver = ConsumerDriver(consumer=settings(migration_policy=MigrationPolicy.UPGRADE))
     consumer = driver.client("m")
-    one = ClassicClient(driver, "one")
-    one.join()
-    one.sync()
+    classic = ClassicClient(driver, "one")
+    classic.join()
+    classic.sync()
     consumer.leave()
     assert isinstance(driver.groups[G], ConsumerGroup)
     for _ in range(2):
-        one.step()
-    assert len(one.owned) == 4, "the broker goes on to assign"
+        classic.step()
+    assert len(classic.owned) == 4, "the broker goes on to assign"
 
 
 @pytest.mark.parametrize("limit", [1, 0])
@@ -641,11 +641,11 @@ def test_member_waiting_for_a_partition_gets_it_when_the_group_becomes_classic()
 
 
 def there_and_back() -> ConsumerDriver:
-    driver, one, consumer = settled_mix()
+    driver, classic, consumer = settled_mix()
     driver.commit(("t", 0, 7), generation=consumer.epoch, member_id="m", knows_member_epochs=True)
     consumer.leave()
-    one.join()
-    one.step()
+    classic.join()
+    classic.step()
     driver.join("n", instance_id="i", subscribed_topic_regex="t.*")
     Driver.join(driver, instance="i")
     return driver

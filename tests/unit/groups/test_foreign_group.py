@@ -67,7 +67,7 @@ WITHOUT_MEMBERS = (written(Type.STREAMS_METADATA, G), written(Type.STREAMS_TOPOL
 
 def listed(driver: Driver) -> list[tuple[str, str, str]]:
     found = driver.ask(ListGroups()).groups
-    return [(one.group_id, one.group_type, one.state) for one in found]
+    return [(group.group_id, group.group_type, group.state) for group in found]
 
 
 def test_streams_group_is_listed_with_its_type_and_state() -> None:
@@ -137,7 +137,7 @@ def test_empty_streams_group_accepts_commits_and_is_not_removed() -> None:
 
 
 def test_streams_group_ends_with_its_last_record_and_its_offsets_stay() -> None:
-    gone = [Record(one.key, None) for one in STREAMS]
+    gone = [Record(record.key, None) for record in STREAMS]
     for at in range(len(gone)):
         assert listed(Driver(log=log_of(OFFSET, *STREAMS, *gone[:at]))) != [(G, "classic", "Empty")]
     assert listed(Driver(log=log_of(OFFSET, *STREAMS, *gone))) == [(G, "classic", "Empty")]

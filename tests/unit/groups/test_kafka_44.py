@@ -168,14 +168,18 @@ def test_malformed_subscription_keeps_a_group_classic():
 
 def test_described_assignment_includes_partitions_to_revoke():
     driver = ConsumerDriver()
-    one = driver.client("m")
+    client = driver.client("m")
     driver.client("n")
-    one.beat()
+    client.beat()
     current = driver.consumer_group().current("m")
     assert len(current.pending_revocation) == 2, "the member has not given them up yet"
-    member = next(one for one in driver.describe().members if one.member_id == "m")
-    assert [(one.topic_id, one.partitions) for one in member.assignment] == [(T, (0, 1, 2, 3))]
-    assert sum(len(one.partitions) for one in member.target_assignment) == 2
+    member = next(
+        described for described in driver.describe().members if described.member_id == "m"
+    )
+    assert [(topic.topic_id, topic.partitions) for topic in member.assignment] == [
+        (T, (0, 1, 2, 3))
+    ]
+    assert sum(len(topic.partitions) for topic in member.target_assignment) == 2
 
 
 # --- KAFKA-20845 ----------------------------------------------------------------------------------

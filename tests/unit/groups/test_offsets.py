@@ -95,7 +95,7 @@ def test_empty_group_accepts_commits_without_generation(producer):
     driver = empty()
     driver.commit(producer=producer)
     driver.commit(member_id="whoever", producer=producer)
-    assert [one.offset for one in offset_records(driver)] == [5, 5]
+    assert [record.offset for record in offset_records(driver)] == [5, 5]
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
@@ -113,7 +113,7 @@ def test_group_with_members_accepts_only_transactional_commits_without_member(bu
         driver.commit()
     assert offset_records(driver) == []
     driver.commit(producer=P)
-    assert [one.offset for one in offset_records(driver)] == [5]
+    assert [record.offset for record in offset_records(driver)] == [5]
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
@@ -298,15 +298,15 @@ def test_fetch_of_many_offsets_returns_their_values_at_the_request():
     driver.commit(("t", first, 9), producer=P)
     asked = (FetchTopic("t", tuple(range(offsets.MAX_OFFSETS_PER_TURN + 1))),)
     few = driver.ask(FetchOffsets(G, (FetchTopic("t", asked[0].partitions[1:]),), True)).topics
-    many = [driver.ask(FetchOffsets(G, one, True)).topics for one in (asked, None)]
+    many = [driver.ask(FetchOffsets(G, topics, True)).topics for topics in (asked, None)]
     assert isinstance(few, tuple)
     driver.commit(("t", 0, 8))
     driver.marker(P, commit=True)
     for rows in many:
         ((topic, found),) = [(topic, tuple(found)) for topic, found in rows]
         assert (topic, len(found), found[0].offset) == ("t", offsets.MAX_OFFSETS_PER_TURN + 1, 7)
-        assert [one[:4] for one in found[1:]] == [one[:4] for one in few[0][1]]
-        assert [one.partition for one in found if one.error is not None] == [first]
+        assert [offset[:4] for offset in found[1:]] == [offset[:4] for offset in few[0][1]]
+        assert [offset.partition for offset in found if offset.error is not None] == [first]
 
 
 def test_fetch_from_a_classic_group_ignores_member_and_epoch():

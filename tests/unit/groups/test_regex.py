@@ -208,9 +208,9 @@ def test_regexes_too_large_for_one_batch_are_written_in_several():
     driver.beat("m0", driver.consumer_group().current("m0").member_epoch)
     assert subscribed(driver) == 3
     found = driver.consumer_group().regexes
-    assert 0 < sum(len(one.topics) == 3 for one in found.values()) < 5
+    assert 0 < sum(len(regex.topics) == 3 for regex in found.values()) < 5
     driver.advance(100)
-    assert all(len(one.topics) == 3 for one in driver.consumer_group().regexes.values())
+    assert all(len(regex.topics) == 3 for regex in driver.consumer_group().regexes.values())
 
 
 # --- topics visible to the sender -----------------------------------------------------------------

@@ -33,9 +33,9 @@ def test_partitions_are_assigned_evenly_and_shared_by_excess_members(
 
 
 def test_members_keep_their_partitions_where_balance_allows() -> None:
-    one = {"a": frozenset({T}), "b": frozenset({T})}
-    former = assign(one, places(T, 6), {})
-    three = {**one, "c": frozenset({T})}
+    members = {"a": frozenset({T}), "b": frozenset({T})}
+    former = assign(members, places(T, 6), {})
+    three = {**members, "c": frozenset({T})}
     found = assign(three, places(T, 6), former)
     assert {name: len(mine) for name, mine in found.items()} == {"a": 2, "b": 2, "c": 2}
     assert found["a"] < former["a"]
@@ -70,7 +70,9 @@ def test_random_changes_keep_the_assignment_complete_and_balanced(seed: int) -> 
         assert found.keys() == topic_ids.keys()
         for name, mine in found.items():
             assert {topic_id for topic_id, _ in mine} <= topic_ids[name]
-        wanted = {place for place in free if any(place[0] in one for one in topic_ids.values())}
+        wanted = {
+            place for place in free if any(place[0] in topic_id for topic_id in topic_ids.values())
+        }
         assert set().union(*found.values()) == wanted, "every subscribed partition has a member"
         if is_same:
             sizes = [len(mine) for mine in found.values()]

@@ -46,7 +46,9 @@ def put(
     """Append a client's batch, with the next sequence."""
     sequence = -1
     if producer_id >= 0:
-        known = {one.producer_id: one for one in partition.producers.view()}.get(producer_id)
+        known = {producer.producer_id: producer for producer in partition.producers.view()}.get(
+            producer_id
+        )
         sequence = 0
         if known is not None and known.producer_epoch == epoch:
             sequence = known.last_sequence + 1
@@ -123,7 +125,7 @@ def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | Non
                 if records and records[0].key == b"\x00\x00\x00\x00":
                     hidden.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in hidden):
-                seen.update({one.offset: (one.key, one.value) for one in records})
+                seen.update({record.offset: (record.key, record.value) for record in records})
             offset = header.next_offset
 
 
@@ -147,19 +149,19 @@ def essence(partition: Partition) -> tuple[object, ...]:
         last_values(committed(partition)),
         sorted(
             (
-                one.producer_id,
-                one.producer_epoch,
-                one.last_sequence,
-                one.coordinator_epoch,
-                one.current_txn_first_offset,
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.last_sequence,
+                producer.coordinator_epoch,
+                producer.current_txn_first_offset,
             )
-            for one in partition.producers.view()
+            for producer in partition.producers.view()
         ),
     )
 
 
 def names(directory: str | Path) -> list[str]:
-    return sorted(one.name for one in Path(directory).iterdir())
+    return sorted(path.name for path in Path(directory).iterdir())
 
 
 def small(**changes: object) -> LogConfig:

@@ -54,7 +54,7 @@ class DumbLog:
     # --- writing ---
 
     def data(self, items: list[Item], *, producer: int = -1, transactional: bool = False) -> None:
-        times = max(one.time_ms for one in items)
+        times = max(item.time_ms for item in items)
         chunk = Chunk(
             self.end, items[-1].offset, times, tuple(items), producer, transactional=transactional
         )
@@ -116,12 +116,12 @@ class DumbLog:
         for producer, first in list(self.open.items()):
             if first < base:
                 left = (
-                    one.first
-                    for one in self.chunks
-                    if one.producer == producer
-                    and one.transactional
-                    and one.commit is None
-                    and one.first >= base
+                    chunk.first
+                    for chunk in self.chunks
+                    if chunk.producer == producer
+                    and chunk.transactional
+                    and chunk.commit is None
+                    and chunk.first >= base
                 )
                 self.open.pop(producer)
                 if (begins := next(left, None)) is not None:
@@ -132,7 +132,7 @@ class DumbLog:
 
         Transactions whose marker is truncated are open again.
         """
-        self.chunks = [one for one in self.chunks if one.first < end]
+        self.chunks = [chunk for chunk in self.chunks if chunk.first < end]
         self.end, self.last_data, self.open = end, last_data, open_txns
         self.hidden -= {
             item.offset
@@ -156,14 +156,14 @@ class DumbLog:
             following = ends[gone]
             is_last = gone == len(bases) - 1
             held = sum(sizes[base] for base in bases[gone:])
-            youngest = max(one.max_time_ms for one in self.chunks if one.last < following)
+            youngest = max(chunk.max_time_ms for chunk in self.chunks if chunk.last < following)
             if not (
                 (following <= self.start and not is_last)
                 or (max_bytes >= 0 and held - sizes[bases[gone]] >= max_bytes)
                 or (max_ms >= 0 and now_ms - youngest > max_ms)
             ):
                 break
-            self.chunks = [one for one in self.chunks if one.first >= following]
+            self.chunks = [chunk for chunk in self.chunks if chunk.first >= following]
             self.start = max(self.start, following)
             gone += 1
         return gone
@@ -181,20 +181,22 @@ class DumbLog:
         }
         return DumbRound(newest, mapped, now_ms, retention_ms, dict(self.last_data))
 
-    def compact(self, one: DumbRound, end: int) -> None:
+    def compact(self, cleaning_round: DumbRound, end: int) -> None:
         """Clean the segments below ``end`` that the round has not cleaned yet."""
         before, self.chunks = self.chunks, []
         for chunk in before:
-            if one.cleaned <= chunk.first < end:
-                done = chunk.commit is not None and not _has_data(one.seen, chunk.producer)
-                one.seen.append(chunk)
-                self.chunks += self._cleaned(one, chunk, done=done)
+            if cleaning_round.cleaned <= chunk.first < end:
+                done = chunk.commit is not None and not _has_data(
+                    cleaning_round.seen, chunk.producer
+                )
+                cleaning_round.seen.append(chunk)
+                self.chunks += self._cleaned(cleaning_round, chunk, done=done)
             else:
                 self.chunks.append(chunk)
-        one.cleaned = max(one.cleaned, end)
+        cleaning_round.cleaned = max(cleaning_round.cleaned, end)
 
-    def _cleaned(self, one: DumbRound, chunk: Chunk, *, done: bool) -> list[Chunk]:
-        expired = chunk.horizon_ms is not None and chunk.horizon_ms <= one.now_ms
+    def _cleaned(self, cleaning_round: DumbRound, chunk: Chunk, *, done: bool) -> list[Chunk]:
+        expired = chunk.horizon_ms is not None and chunk.horizon_ms <= cleaning_round.now_ms
         if chunk.commit is not None:
             items = () if done and expired else chunk.items
         else:
@@ -203,14 +205,14 @@ class DumbLog:
                 for item in chunk.items
                 if item.offset not in self.hidden
                 and (
-                    item.offset >= one.mapped
+                    item.offset >= cleaning_round.mapped
                     or (
-                        item.offset >= one.newest.get(item.key, -1)
+                        item.offset >= cleaning_round.newest.get(item.key, -1)
                         and not (item.value is None and expired)
                     )
                 )
             )
-        return _left_of(chunk, items, done, one.now_ms + one.retention_ms)
+        return _left_of(chunk, items, done, cleaning_round.now_ms + cleaning_round.retention_ms)
 
 
 @dataclass

@@ -135,7 +135,7 @@ def state_of(partition: Partition) -> tuple[object, ...]:
         read_log(partition),
         sorted(partition.producers.view()),
         partition._epochs.entries,
-        [entry for one in partition.log.segments for entry in one.txn_index.entries],
+        [entry for segment in partition.log.segments for entry in segment.txn_index.entries],
     )
 
 

@@ -370,9 +370,11 @@ def test_encoding_an_empty_batch_without_offsets_is_refused() -> None:
 @pytest.mark.parametrize("payload", MALFORMED)
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_malformed_record_is_invalid(payload: bytes, codec: Codec) -> None:
-    one = encode_batch([LogRecord(0, 0, None, None)])
-    assert decode_records(with_payload(one, body(0, 0, -1, -1, 0))) == [LogRecord(0, 0, None, None)]
-    batch = with_payload(one, compress(codec, payload), attributes=codec)
+    valid = encode_batch([LogRecord(0, 0, None, None)])
+    assert decode_records(with_payload(valid, body(0, 0, -1, -1, 0))) == [
+        LogRecord(0, 0, None, None)
+    ]
+    batch = with_payload(valid, compress(codec, payload), attributes=codec)
     verify_crc(batch, 0, parse_header(batch))
     with pytest.raises(InvalidRecordError):
         decode_records(batch)

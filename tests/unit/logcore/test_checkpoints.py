@@ -41,7 +41,7 @@ def test_offset_checkpoint_has_kafkas_text_format(tmp_path: Path) -> None:
     write_offsets(FS, str(tmp_path), NAME, offsets)
     assert (tmp_path / NAME).read_text() == "0\n2\norders 0 17\na.b_c-d 12 0\n"
     assert read_offsets(FS, str(tmp_path), NAME) == offsets
-    assert [one.name for one in tmp_path.iterdir()] == [NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 def test_missing_checkpoint_is_empty(tmp_path: Path) -> None:

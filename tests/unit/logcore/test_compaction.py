@@ -59,13 +59,15 @@ def test_compaction_keeps_the_last_value_of_each_key(tmp_path: Path) -> None:
     assert compact(partition) == end_offset
     assert essence(partition) == before
     assert partition.log.size_bytes < size / 2
-    cleaned = [one for one in committed(partition) if one < end_offset]
+    cleaned = [offset for offset in committed(partition) if offset < end_offset]
     assert cleaned == sorted({0, 12, end_offset - 1})
     # A round groups segments by their sizes before the round, so the next round merges more.
     assert compact(partition, 0) == end_offset
     assert bases(partition) == [0, end_offset]
     assert essence(partition) == before
-    assert not [one for one in names(partition.log.directory) if "swap" in one or "cleaned" in one]
+    assert not [
+        name for name in names(partition.log.directory) if "swap" in name or "cleaned" in name
+    ]
     # There are no dirty records now. A round without superseded records writes nothing.
     assert compact(partition, end_offset) is None
     fill_active(partition)
@@ -97,7 +99,9 @@ def test_small_segments_are_merged_and_their_snapshots_removed(tmp_path: Path) -
     assert essence(partition) == before
     kept = set(bases(partition))
     assert partition.producers.snapshot_offsets == offsets & kept
-    files = {int(one[:20]) for one in names(partition.log.directory) if one.endswith(".snapshot")}
+    files = {
+        int(name[:20]) for name in names(partition.log.directory) if name.endswith(".snapshot")
+    }
     assert files == offsets & kept
 
 
@@ -193,7 +197,7 @@ def test_reader_of_replaced_segments_still_sees_their_records(tmp_path: Path) ->
     compact(partition)
     compact(partition, 0)
     put(partition, [(b"other", b"content" * 20)])
-    assert [one.locate(one.base_offset) for one in old[:-1]] == [0] * (len(old) - 1)
+    assert [segment.locate(segment.base_offset) for segment in old[:-1]] == [0] * (len(old) - 1)
     assert old[0].max_timestamp == T0
     seen += reader
     found = [(header.base_offset, bytes(batch)) for header, batch in seen]
@@ -201,7 +205,7 @@ def test_reader_of_replaced_segments_still_sees_their_records(tmp_path: Path) ->
     # No replaced file has reappeared on disk.
     assert len(names(partition.log.directory)) < files
     assert bases(partition) == sorted(
-        int(one[:20]) for one in names(partition.log.directory) if one.endswith(".log")
+        int(name[:20]) for name in names(partition.log.directory) if name.endswith(".log")
     )
 
 
@@ -210,11 +214,11 @@ def test_replaced_files_are_deleted_after_the_delay(tmp_path: Path) -> None:
     updates(partition)
     fill_active(partition)
     compact(partition)
-    assert [one for one in names(partition.log.directory) if one.endswith(".log.deleted")]
+    assert [name for name in names(partition.log.directory) if name.endswith(".log.deleted")]
     retain(partition, T0 + 499)
-    assert [one for one in names(partition.log.directory) if one.endswith(".log.deleted")]
+    assert [name for name in names(partition.log.directory) if name.endswith(".log.deleted")]
     retain(partition, T0 + 500)
-    assert not [one for one in names(partition.log.directory) if one.endswith(".deleted")]
+    assert not [name for name in names(partition.log.directory) if name.endswith(".deleted")]
 
 
 @pytest.mark.parametrize("what", ["cut", "restarted", "closed"])
@@ -243,7 +247,7 @@ def test_truncated_restarted_or_closed_log_cancels_the_compaction(
             compaction.clean_next()
         return
     assert not partition.cleanup.install_cleaned(compaction)
-    assert not [one for one in names(partition.log.directory) if one.endswith(".cleaned")]
+    assert not [name for name in names(partition.log.directory) if name.endswith(".cleaned")]
     with pytest.raises(CompactionCancelled):
         compaction.map_keys()
 
@@ -290,7 +294,9 @@ def test_retention_during_a_round_removes_its_segments_from_the_round(
     # The last batch of a segment keeps its superseded records.
     assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
     assert sum(key == b"k" for key, _ in seen.values()) <= 4
-    assert not [one for one in names(partition.log.directory) if "cleaned" in one or "swap" in one]
+    assert not [
+        name for name in names(partition.log.directory) if "cleaned" in name or "swap" in name
+    ]
     before = essence(partition)
     partition.close()
     again = open_partition(tmp_path, config=COMPACTED, clean=False, log_start_offset=start)

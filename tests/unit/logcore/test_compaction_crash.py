@@ -127,7 +127,7 @@ def test_kill_at_any_operation_of_a_compaction_loses_no_record(
         again = reopen(root, settings, recovery_point=end_offset)
         assert essence(again) == expected, after
         left = names(again.log.directory)
-        assert not [one for one in left if one.endswith((".cleaned", ".swap"))], after
+        assert not [name for name in left if name.endswith((".cleaned", ".swap"))], after
         assert again.recovery is None or not again.recovery.reason, after
         compact(again, now_ms=LATER)
         assert essence(again) == expected, after

@@ -85,8 +85,8 @@ def test_logs_at_their_descriptor_limit_leave_the_reserve_for_connections(tmp_pa
             open_partition(tmp_path, config=small, name="past-it")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in opened:
-            one.close()
+        for partition in opened:
+            partition.close()
 
 
 def test_map_counts_as_a_descriptor_until_it_is_closed_or_collected(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in (root / "orders-0").iterdir()}
+    return {path.name: path.read_bytes() for path in (root / "orders-0").iterdir()}
 
 
 def test_descriptor_shortage_at_any_operation_loses_nothing(tmp_path: Path) -> None:

@@ -102,9 +102,11 @@ def test_dump_shows_records_control_types_and_decoded_content(directory: Path) -
     records = [row for row in found if row["kind"] == "record"]
     assert records[1]["decoded"] == {"initial": b"z"}
     assert "decoded" not in records[0]
-    assert [(one["control"], one["coordinator_epoch"]) for one in records if "control" in one] == [
-        ("ABORT", 0)
-    ]
+    assert [
+        (record["control"], record["coordinator_epoch"])
+        for record in records
+        if "control" in record
+    ] == [("ABORT", 0)]
     assert records[-1]["value"] is None
     assert {row["codec"] for row in found if row["kind"] == "batch"} == {0, int(Codec.ZSTD)}
 

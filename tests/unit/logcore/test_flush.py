@@ -68,8 +68,8 @@ def test_flush_syncs_all_files_of_sealed_segments_but_not_the_active_one(
     rolled(partition, 4)
     disk.steps.clear()
     flusher.run()
-    first, second, third, active = (one.base_offset for one in partition.log.segments)
-    synced = {Path(one.path).name for one in disk.steps if one.kind == "sync"}
+    first, second, third, active = (segment.base_offset for segment in partition.log.segments)
+    synced = {Path(step.path).name for step in disk.steps if step.kind == "sync"}
     assert synced == {
         *(
             f"{base:020d}{suffix}"
@@ -85,7 +85,7 @@ def test_flush_syncs_all_files_of_sealed_segments_but_not_the_active_one(
     disk.steps.clear()
     rolled(partition, 5)
     flusher.run()
-    synced = {Path(one.path).name for one in disk.steps if one.kind == "sync"}
+    synced = {Path(step.path).name for step in disk.steps if step.kind == "sync"}
     assert synced == {
         f"{active:020d}.log",
         f"{active:020d}.index",
@@ -124,7 +124,7 @@ def test_recovery_point_advances_with_each_of_several_flushes(
         points.append(partition.recovery_point)
         if partition.flushes.has_sealed:
             assert partition.flushes.run_if_due(T0)
-    bases = [one.base_offset for one in partition.log.segments]
+    bases = [segment.base_offset for segment in partition.log.segments]
     assert points == [bases[SEALED_AT_ONCE], bases[2 * SEALED_AT_ONCE], bases[-1]]
 
 
@@ -166,11 +166,11 @@ def retention_takes_all(partition: Partition) -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "expected"),
     [
-        (lambda one: one.truncate_to(4), 4),
-        (lambda one: one.truncate_to(3), 3),
-        (lambda one: one.truncate_to(0), 0),
+        (lambda partition: partition.truncate_to(4), 4),
+        (lambda partition: partition.truncate_to(3), 3),
+        (lambda partition: partition.truncate_to(0), 0),
         (retention_takes_all, None),
-        (lambda one: rolled(one, 9), None),
+        (lambda partition: rolled(partition, 9), None),
         (lambda partition: partition.flushes.run(T0), None),
     ],
     ids=["truncated", "truncated inside a batch", "emptied", "deleted", "rolled", "flushed"],
@@ -273,7 +273,7 @@ def test_flush_without_descriptors_or_disk_space_is_due_again(
     assert partition.flushes.run_if_due(T0)
     flusher.run()
     assert partition.recovery_point == active_base(partition)
-    assert any(refused in one.path for one in disk.steps if one.kind == "sync")
+    assert any(refused in step.path for step in disk.steps if step.kind == "sync")
 
 
 def test_sync_that_fails_for_lack_of_space_takes_the_partition_offline(tmp_path: Path) -> None:

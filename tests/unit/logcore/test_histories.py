@@ -221,7 +221,10 @@ class History:
             transactional=transactional,
         )
         end = self.model.end
-        items = [Item(end + one.offset, one.timestamp_ms, one.key, one.value) for one in records]
+        items = [
+            Item(end + record.offset, record.timestamp_ms, record.key, record.value)
+            for record in records
+        ]
         self.model.data(items, producer=producer, transactional=transactional)
         append_batch(self.partition, data, now_ms=now_ms, transaction_verified=True)
 
@@ -270,8 +273,8 @@ class History:
             end, is_holed = segment.base_offset, False
             for position, header, _ in segment.batches():
                 if end >= low:
-                    one = segment.path, position + header.size - 1, end
-                    (holed if is_holed else found).append(one)
+                    place = segment.path, position + header.size - 1, end
+                    (holed if is_holed else found).append(place)
                 is_holed = is_holed or header.base_offset > end
                 end = header.next_offset
         # Prefer batches after whose truncation a compacted segment would be the last segment.
@@ -286,14 +289,17 @@ class History:
         # Compaction may have removed a producer's last records: read its sequence from the log.
         entries = [
             entry
-            for one in self.partition.producers.view()
-            if (entry := self.partition.producers.get(one.producer_id)) is not None
+            for producer in self.partition.producers.view()
+            if (entry := self.partition.producers.get(producer.producer_id)) is not None
         ]
-        self.sequences = {one.producer_id: one.last_sequence + 1 for one in entries}
-        begun = {one.producer_id: one.current_txn_first_offset for one in entries}
+        self.sequences = {producer.producer_id: producer.last_sequence + 1 for producer in entries}
+        begun = {producer.producer_id: producer.current_txn_first_offset for producer in entries}
         self.model.cut(
             end,
-            {one.producer_id: one.last_offset if one.batches else -1 for one in entries},
+            {
+                producer.producer_id: producer.last_offset if producer.batches else -1
+                for producer in entries
+            },
             {producer: first for producer, first in begun.items() if first is not None},
         )
         self.model.start = max(marks.log_start, min(self.sizes()))
@@ -428,12 +434,15 @@ class History:
             commit = None
             if header.is_control:
                 commit = parse_control(records[0]).type is ControlType.COMMIT
-                records = [one._replace(key=None, value=None) for one in records]
+                records = [record._replace(key=None, value=None) for record in records]
             yield Chunk(
                 header.base_offset,
                 header.last_offset,
                 header.max_timestamp,
-                tuple(Item(one.offset, one.timestamp_ms, one.key, one.value) for one in records),
+                tuple(
+                    Item(record.offset, record.timestamp_ms, record.key, record.value)
+                    for record in records
+                ),
                 header.producer_id,
                 header.is_transactional,
                 commit,
@@ -445,11 +454,11 @@ class History:
         partition, model = self.partition, self.model
         assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
         assert partition.last_stable_offset == model.stable
-        known = {one.producer_id: one for one in partition.producers.view()}
+        known = {producer.producer_id: producer for producer in partition.producers.view()}
         assert known.keys() == model.last_data.keys()
-        for producer, one in known.items():
-            assert one.current_txn_first_offset == model.open.get(producer, -1)
-            assert one.last_sequence == self.sequences.get(producer, 0) - 1
+        for producer, state in known.items():
+            assert state.current_txn_first_offset == model.open.get(producer, -1)
+            assert state.last_sequence == self.sequences.get(producer, 0) - 1
 
     def look(self, who: int, what: int) -> None:
         """Compare fetched records from an offset, and lookups by timestamp."""
@@ -496,9 +505,9 @@ class History:
                     hidden.discard(header.producer_id)
                 elif not (header.is_transactional and header.producer_id in hidden):
                     seen += [
-                        (one.offset, one.key, one.value)
-                        for one in decode_records(read.records, at, header)
-                        if one.offset >= position
+                        (record.offset, record.key, record.value)
+                        for record in decode_records(read.records, at, header)
+                        if record.offset >= position
                     ]
                 last = header.next_offset
             assert last > position

@@ -122,9 +122,9 @@ def test_lookup_equals_linear_search(
         index.append(offset, position)
         entries.append((offset, position))
     for target in targets:
-        expected = max(one for one in entries if one[0] <= 1000 + target)
+        expected = max(entry for entry in entries if entry[0] <= 1000 + target)
         assert index.lookup(1000 + target) == expected
-        by_position = max(one for one in entries if one[1] <= target * 100)
+        by_position = max(entry for entry in entries if entry[1] <= target * 100)
         assert index.lookup_position(target * 100) == by_position
     index.abandon()
 
@@ -144,7 +144,7 @@ def test_time_lookup_equals_linear_search(
             entries.append((timestamp, offset))
         index.maybe_append(timestamp, offset)
     for target in targets:
-        assert index.lookup(target) == max(one for one in entries if one[0] <= target)
+        assert index.lookup(target) == max(entry for entry in entries if entry[0] <= target)
     index.abandon()
 
 

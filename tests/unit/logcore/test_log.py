@@ -125,7 +125,7 @@ def test_roll_leaves_the_same_files_as_kafka(tmp_path: Path) -> None:
     partition.flushes.roll(T0)
     append(partition, producer_id=5, sequence=4)
     partition.flushes.run(T0)
-    names = {one.name for one in (tmp_path / "orders-0").iterdir()}
+    names = {path.name for path in (tmp_path / "orders-0").iterdir()}
     first, second = f"{0:020d}", f"{4:020d}"
     assert names == {
         *(first + suffix for suffix in (".log", ".index", ".timeindex")),

@@ -57,7 +57,9 @@ def old_log(root: Path, mixture: str, *, sets: int = 8, name: str = "orders") ->
 
 
 def decoded(data: bytes) -> list[LogRecord]:
-    return [one for pos, header in iter_headers(data) for one in decode_records(data, pos, header)]
+    return [
+        record for pos, header in iter_headers(data) for record in decode_records(data, pos, header)
+    ]
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -72,10 +74,12 @@ def test_log_of_old_formats_opens_and_serves_v2(tmp_path: Path, mixture: str, cl
         found = decoded(fetched.records)
         assert found[0].offset <= offset <= found[-1].offset
         everything = fetch_bytes(partition, offset, 1 << 20, Isolation.READ_COMMITTED)
-        assert [one for one in decoded(everything.records) if one.offset >= offset] == (
+        assert [record for record in decoded(everything.records) if record.offset >= offset] == (
             records[offset:]
         )
-    walked = [one for _, batch in partition.reader.read_all() for one in decoded(bytes(batch))]
+    walked = [
+        record for _, batch in partition.reader.read_all() for record in decoded(bytes(batch))
+    ]
     assert walked == records
     assert fetch_bytes(partition, 24, 100, Isolation.READ_COMMITTED).records == b""
 
@@ -84,7 +88,7 @@ def test_log_of_old_formats_opens_and_serves_v2(tmp_path: Path, mixture: str, cl
 def test_read_converts_a_bounded_number_of_old_messages(tmp_path: Path, codec: Codec) -> None:
     records = [LogRecord(at, T0, b"", b"v%d" % at) for at in range(20_000)]
     sets = [records[at : at + 100] for at in range(0, len(records), 100)]
-    raw = b"".join(encode_message_set(one, 1, codec=codec) for one in sets)
+    raw = b"".join(encode_message_set(chunk, 1, codec=codec) for chunk in sets)
     assert len(raw) > 2 * RUN_BYTES
     (tmp_path / "orders-0").mkdir()
     (tmp_path / "orders-0" / f"{0:020d}.log").write_bytes(raw)
@@ -96,7 +100,7 @@ def test_read_converts_a_bounded_number_of_old_messages(tmp_path: Path, codec: C
         assert len(encode_message_set(some, 1)) <= RUN_BYTES or codec is not Codec.NONE
         assert len(some) < len(records)
         assert some[0].offset <= len(found) < some[-1].offset + 1
-        found += [one for one in some if one.offset >= len(found)]
+        found += [record for record in some if record.offset >= len(found)]
     assert found == records
 
 
@@ -119,7 +123,7 @@ def test_batches_are_appended_after_messages_of_old_formats(tmp_path: Path, mixt
     put(partition, [(b"new", b"1")], producer_id=9)
     before = essence(partition)
     assert partition.log_end_offset == 25
-    assert [one.offset for one in decoded(fetch_all(partition))] == list(range(25))
+    assert [record.offset for record in decoded(fetch_all(partition))] == list(range(25))
     partition.close()
     for clean in (True, False):
         again = open_partition(tmp_path, clean=clean, leader_epoch=4)
@@ -178,7 +182,7 @@ def test_compaction_converts_old_messages_to_v2(tmp_path: Path, mixture: str) ->
     before = essence(partition)
     assert compact(partition) is not None
     assert essence(partition) == before
-    assert {one: committed(partition)[one] for one in (21, 22, 23)} == {
+    assert {offset: committed(partition)[offset] for offset in (21, 22, 23)} == {
         21: (b"k0", b"v7"),
         22: (b"k1", b"v7"),
         23: (b"k2", b"v7"),

@@ -44,8 +44,12 @@ class Pair:
     def _outcome(self, side: int, method: str, arguments: tuple[object, ...]) -> object:
         fs, root = self._sides[side]
         given = [
-            f"{root}/{one}" if isinstance(one, str) else one[side] if isinstance(one, list) else one
-            for one in arguments
+            f"{root}/{argument}"
+            if isinstance(argument, str)
+            else argument[side]
+            if isinstance(argument, list)
+            else argument
+            for argument in arguments
         ]
         try:
             found = getattr(fs, method)(*given, **({"create": True} if method == "open" else {}))
@@ -55,7 +59,7 @@ class Pair:
 
     def call(self, method: str, *arguments: object) -> list[object]:
         outcomes = [self._outcome(side, method, arguments) for side in (0, 1)]
-        if method == "open" and all(isinstance(one, int) for one in outcomes):
+        if method == "open" and all(isinstance(outcome, int) for outcome in outcomes):
             return outcomes
         assert outcomes[0] == outcomes[1], (method, arguments)
         return outcomes
@@ -69,7 +73,7 @@ class Pair:
         if kind < 2 or (handle is None and kind < 8):
             opened = self.call("open", path)
             if isinstance(opened[0], int):
-                self._open.append([int(str(one)) for one in opened])
+                self._open.append([int(str(descriptor)) for descriptor in opened])
         elif kind < 8 and handle is not None:
             if kind < 4:
                 data = draw.randbytes(draw.randrange(1, 2 * PAGE_BYTES))
@@ -89,9 +93,9 @@ class Pair:
             self.call("remove", path)
         else:
             self.call(draw.choice(("make_directory", "list_directory", "is_directory")), directory)
-        for one in self._open:
-            self.call("size", one)
-            self.call("read", one, draw.randrange(1, 3 * PAGE_BYTES), position)
+        for handles in self._open:
+            self.call("size", handles)
+            self.call("read", handles, draw.randrange(1, 3 * PAGE_BYTES), position)
 
     def close(self) -> None:
         for handle in self._open:

@@ -60,7 +60,7 @@ def test_new_partition_is_empty_and_has_only_a_log_file(tmp_path: Path) -> None:
     assert partition.log_start_offset == partition.log_end_offset == partition.high_watermark == 0
     assert partition.last_stable_offset == 0
     assert fetch_bytes(partition, 0, 100, COMMITTED) == (b"", 0, 0, 0, (), False)
-    assert [one.name for one in (tmp_path / "orders-0").iterdir()] == [f"{0:020d}.log"]
+    assert [path.name for path in (tmp_path / "orders-0").iterdir()] == [f"{0:020d}.log"]
 
 
 def test_topic_id_is_on_disk_before_the_first_batch(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_log_append_time_replaces_the_timestamps_of_every_batch(tmp_path: Path) 
         verify_crc(batch, 0, header)
         assert header.is_log_append_time
     stamps = [
-        one.timestamp_ms
+        record.timestamp_ms
         for header, batch in partition.reader.read_all()
-        for one in decode_records(batch, 0, header)
+        for record in decode_records(batch, 0, header)
     ]
     assert stamps == [T0 + 7, T0 + 7, T0 + 8, T0 + 9]
 
@@ -293,19 +293,24 @@ def test_coordinator_records_are_appended_with_or_without_a_producer(tmp_path: P
     partition.append_records(records, now_ms=T0 + 1, producer=ProducerStamp(4, 2))
     marker(partition, 4, 2, commit=True)
     headers = [header for header, _ in partition.reader.read_all()]
-    assert [(one.producer_id, one.producer_epoch, one.base_sequence) for one in headers] == [
-        (-1, -1, -1), (4, 2, 0), (4, 2, -1)
-    ]  # fmt: skip
-    assert [one.is_transactional for one in headers] == [False, True, True]
-    assert [one.is_control for one in headers] == [False, False, True]
+    assert [
+        (header.producer_id, header.producer_epoch, header.base_sequence) for header in headers
+    ] == [(-1, -1, -1), (4, 2, 0), (4, 2, -1)]
+    assert [header.is_transactional for header in headers] == [False, True, True]
+    assert [header.is_control for header in headers] == [False, False, True]
     decoded = [
-        one
+        record
         for header, batch in partition.reader.read_all()
-        for one in decode_records(batch, 0, header)
+        for record in decode_records(batch, 0, header)
     ][:4]
-    assert [(one.offset, one.timestamp_ms, one.key, one.value) for one in decoded] == [
-        (0, T0, b"a", b"1"), (1, T0, b"b", None), (2, T0 + 1, b"a", b"1"), (3, T0 + 1, b"b", None)
-    ]  # fmt: skip
+    assert [
+        (record.offset, record.timestamp_ms, record.key, record.value) for record in decoded
+    ] == [
+        (0, T0, b"a", b"1"),
+        (1, T0, b"b", None),
+        (2, T0 + 1, b"a", b"1"),
+        (3, T0 + 1, b"b", None),
+    ]
 
 
 # --- marks, epochs, listeners ---

@@ -25,7 +25,7 @@ def put(partition: Partition, size: int = 1_000) -> None:
 
 
 def logs(root: Path) -> dict[str, int]:
-    return {one.name: one.stat().st_size for one in sorted((root / "orders-0").glob("*.log"))}
+    return {path.name: path.stat().st_size for path in sorted((root / "orders-0").glob("*.log"))}
 
 
 def name(offset: int) -> str:

@@ -28,7 +28,7 @@ def opened(root: Path, limit: ProducerLimit, name: str = "orders") -> Partition:
 
 
 def known(partition: Partition) -> set[int]:
-    return {one.producer_id for one in partition.producers.view()}
+    return {producer.producer_id for producer in partition.producers.view()}
 
 
 def test_producer_beyond_the_limit_evicts_the_longest_idle_one(tmp_path: Path) -> None:

@@ -324,9 +324,9 @@ def test_corrupt_snapshot_falls_back_to_the_next_older_one(tmp_path: Path, damag
     before = state_of(partition)
     partition.close()
     snapshots = sorted((tmp_path / "orders-0").glob("*.snapshot"))
-    assert [int(one.stem) for one in snapshots] == [2, 4, 6, 7]
-    for one in snapshots[-damage:]:
-        one.write_bytes(one.read_bytes()[:-1] + b"\x01")
+    assert [int(snapshot.stem) for snapshot in snapshots] == [2, 4, 6, 7]
+    for snapshot in snapshots[-damage:]:
+        snapshot.write_bytes(snapshot.read_bytes()[:-1] + b"\x01")
     again = open_partition(tmp_path)
     assert state_of(again) == before
     assert not snapshots[-1].exists()
@@ -358,7 +358,7 @@ def test_stray_snapshots_are_removed_but_for_the_newest(tmp_path: Path) -> None:
         manager.take_snapshot()
     manager.remove_stray_snapshots({0, 10})
     assert manager.snapshot_offsets == {10, 15}
-    assert sorted(int(one.stem) for one in tmp_path.iterdir()) == [10, 15]
+    assert sorted(int(path.stem) for path in tmp_path.iterdir()) == [10, 15]
     manager.remove_stray_snapshots({0, 20})
     assert manager.snapshot_offsets == set()
 
@@ -373,7 +373,7 @@ def test_idle_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> N
     append(partition, producer_id=3, timestamp_ms=T0 + 50)
     assert partition.producers.expire(T0 + 99, 100) == 0
     assert partition.producers.expire(T0 + 100, 100) == 1
-    assert [one.producer_id for one in partition.producers.view()] == [2, 3]
+    assert [producer.producer_id for producer in partition.producers.view()] == [2, 3]
     append(partition, producer_id=1, sequence=77)
 
 
@@ -383,7 +383,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
     append(partition, producer_id=2, timestamp_ms=T0, transactional=True)
     partition.close()
     again = open_partition(tmp_path, clock=ManualClock(T0 + 100), producer_id_expiration_ms=100)
-    assert [one.producer_id for one in again.producers.view()] == [2]
+    assert [producer.producer_id for producer in again.producers.view()] == [2]
     assert again.last_stable_offset == 1
 
 

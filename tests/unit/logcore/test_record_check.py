@@ -120,9 +120,9 @@ def test_lz4_frame_with_optional_checksums_is_admitted() -> None:
 @pytest.mark.parametrize("payload", MALFORMED)
 @CODECS
 def test_malformed_records_are_refused(payload: bytes, codec: Codec) -> None:
-    one = many(1)
+    valid = many(1)
     with pytest.raises(InvalidRecordError):
-        admitted(with_payload(one, compress(codec, payload), attributes=codec))
+        admitted(with_payload(valid, compress(codec, payload), attributes=codec))
 
 
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 2), (1, 2), (0, -1), (0, 64), (0, 8192)])
@@ -251,7 +251,7 @@ def test_admitted_batch_decodes_completely(
             admitted(data, config)
         except LogError:
             continue
-        assert [one.offset for one in decode_records(data)] == list(range(len(records)))
+        assert [record.offset for record in decode_records(data)] == list(range(len(records)))
 
 
 # --- limits -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_batch_of_kept_spans_equals_the_encoding_of_the_kept_records(records, co
     header = parse_header(batch)
     raw = record_bytes(batch, 0, header)
     spans = spans_of(header, raw)
-    assert [(header.base_offset + one[0], one[2], one[3]) for one in spans] == [
+    assert [(header.base_offset + span[0], span[2], span[3]) for span in spans] == [
         (record.offset, record.key, record.value is not None) for record in records
     ]
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(records))), min_size=1)))
@@ -94,4 +94,4 @@ def test_spans_of_damaged_records_are_accepted_only_if_they_decode(records, edit
         # Only the decoder accepts a varint that exceeds its integer type.
         return
     assert decoded is not None
-    assert [one[2] for one in spans] == [record.key for record in decoded]
+    assert [span[2] for span in spans] == [record.key for record in decoded]

@@ -73,7 +73,7 @@ def test_log_cut_at_any_byte_recovers_all_batches_before_it(tmp_path: Path) -> N
         # The index, epochs and snapshot of the whole log still exist.
         (root / LOG).write_bytes(raw[:size])
         partition = open_partition(root, clean=False)
-        kept = max(one for one in states if one <= size)
+        kept = max(state for state in states if state <= size)
         assert state_of(partition) == states[kept], size
         assert (root / LOG).stat().st_size == kept
         report = partition.recovery
@@ -151,13 +151,13 @@ def test_corrupt_batch_removes_the_later_segments(tmp_path: Path) -> None:
     partition = open_partition(root, clean=False)
     assert partition.log_end_offset == 12
     # The truncated segment may have been compacted, so a new segment becomes active.
-    assert [one.base_offset for one in partition.log.segments] == [0, 9, 12]
+    assert [segment.base_offset for segment in partition.log.segments] == [0, 9, 12]
     report = partition.recovery
     assert report is not None
     assert (report.scanned_segments, report.removed_segments) == (2, 2)
     assert report.valid_data_removed
     names = {
-        int(one.stem) for one in (root / "orders-0").glob("0*[a-z]") if "stray" not in one.name
+        int(path.stem) for path in (root / "orders-0").glob("0*[a-z]") if "stray" not in path.name
     }
     assert names == {0, 9, 12}
     # The producer state corresponds to the remaining records.
@@ -199,11 +199,11 @@ def test_rebuilt_indexes_equal_those_that_were_written(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole", root)
     directory = root / "orders-0"
     expected = {
-        one.name: one.read_bytes()
-        for one in directory.iterdir()
-        if one.suffix in {".index", ".timeindex", ".txnindex", ".snapshot"}
+        path.name: path.read_bytes()
+        for path in directory.iterdir()
+        if path.suffix in {".index", ".timeindex", ".txnindex", ".snapshot"}
     }
-    assert sum(one.endswith(".txnindex") for one in expected) == 2
+    assert sum(name.endswith(".txnindex") for name in expected) == 2
     assert all(data for name, data in expected.items() if name.endswith(".index"))
     for name in expected:
         (directory / name).unlink()
@@ -302,7 +302,7 @@ def test_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     for suffix in (".index", ".timeindex"):
         (directory / f"{0:020d}{suffix}.swap").write_bytes(b"")
     again = open_partition(tmp_path)
-    assert [one.base_offset for one in again.log.segments] == [0, 18, 27]
+    assert [segment.base_offset for segment in again.log.segments] == [0, 18, 27]
     assert [base for base, _ in read_log(again)][:4] == [3, 12, 17, 18]
     again.close()
     unclean = open_partition(tmp_path, clean=False)

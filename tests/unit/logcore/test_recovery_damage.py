@@ -39,7 +39,9 @@ LOG = f"orders-0/{0:020d}.log"
 
 def strays(root: Path) -> dict[str, bytes]:
     return {
-        one.name: one.read_bytes() for one in (root / "orders-0").iterdir() if is_stray(one.name)
+        path.name: path.read_bytes()
+        for path in (root / "orders-0").iterdir()
+        if is_stray(path.name)
     }
 
 
@@ -50,7 +52,7 @@ def bases(partition: Partition) -> list[int]:
 # --- below the recovery point: damage is skipped --------------------------------------------------
 
 
-MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]
+MASKS = [0xFF, *(pytest.param(mask, marks=pytest.mark.slow) for mask in (0x01, 0x80))]
 
 
 @pytest.mark.slow
@@ -69,7 +71,7 @@ def test_damaged_byte_below_the_recovery_point_loses_no_other_batch(
     starts = dict(iter_headers(raw))
     ends = [header.next_offset for header in starts.values()]
     for position in range(len(raw)):
-        at = max(one for one in starts if one <= position)
+        at = max(start for start in starts if start <= position)
         rotten = bytearray(raw)
         rotten[position] ^= mask
         (root / LOG).write_bytes(rotten)
@@ -106,16 +108,16 @@ def test_damaged_header_in_a_sealed_segment_affects_no_other_segment(
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     point, end = whole.recovery_point, whole.log_end_offset
-    sealed, active = (one.base_offset for one in whole.log.segments[-2:])
+    sealed, active = (segment.base_offset for segment in whole.log.segments[-2:])
     assert active == point < end
     path = root / "orders-0" / f"{sealed:020d}.log"
     raw = path.read_bytes()
     starts = [at for at, _ in iter_headers(raw)]
-    files = {one: one.read_bytes() for one in (root / "orders-0").iterdir()}
+    files = {file: file.read_bytes() for file in (root / "orders-0").iterdir()}
     # Header fields up to last_offset_delta: an index is built from them.
     for position in (at + byte for at in starts for byte in range(27)):
-        for one, content in files.items():
-            one.write_bytes(content)
+        for file, content in files.items():
+            file.write_bytes(content)
         path.write_bytes(raw[:position] + bytes([raw[position] ^ mask]) + raw[position + 1 :])
         partition = open_partition(root, clean=False, recovery_point=point)
         assert partition.log_end_offset == end, position
@@ -167,7 +169,7 @@ def test_index_of_a_damaged_segment_is_rebuilt_without_truncation(tmp_path: Path
         again = open_partition(root, clean=clean, recovery_point=27)
         assert again.log_end_offset == end
         assert again.recovery is not None
-        assert [one.offset for one in again.recovery.damaged] == [12, 26]
+        assert [stretch.offset for stretch in again.recovery.damaged] == [12, 26]
         assert not strays(root)
         assert fetch_bytes(again, 27, 1, Isolation.READ_UNCOMMITTED).records
 
@@ -187,7 +189,9 @@ def test_producer_state_is_rebuilt_across_a_damaged_batch(tmp_path: Path) -> Non
     assert again.log_end_offset == whole.log_end_offset
     assert list(again.producers.view()) == list(whole.producers.view())
     assert again.recovery is not None
-    assert [(one.offset, one.next_offset) for one in again.recovery.damaged] == [(12, 18)]
+    assert [(stretch.offset, stretch.next_offset) for stretch in again.recovery.damaged] == [
+        (12, 18)
+    ]
     with pytest.raises(CorruptRecordError):
         fetch_all(again)
 
@@ -266,7 +270,7 @@ def test_compacted_segment_does_not_become_active_if_later_ones_overlap(tmp_path
     for suffix in (".log", ".index", ".timeindex", ".snapshot"):
         (root / f"{name}{suffix}").rename(root / f"orders-0/{11:020d}{suffix}")
     partition = open_partition(root, clean=False)
-    assert [one.base_offset for one in partition.log.segments] == [0, 12]
+    assert [segment.base_offset for segment in partition.log.segments] == [0, 12]
     assert partition.recovery is not None
     assert "overlaps" in partition.recovery.reason
     append(partition)
@@ -292,8 +296,8 @@ def test_offset_gap_in_the_active_segment_is_kept_below_a_known_offset(
     root = with_holes(tmp_path)
     last = root / f"orders-0/{12:020d}.log"
     (root / LOG).write_bytes((root / LOG).read_bytes() + last.read_bytes())
-    for one in (root / "orders-0").glob(f"{12:020d}.*"):
-        one.unlink()
+    for path in (root / "orders-0").glob(f"{12:020d}.*"):
+        path.unlink()
     partition = open_partition(root, clean=False, **known)
     assert partition.log_end_offset == end
 
@@ -307,7 +311,7 @@ def test_damaged_batch_before_a_gap_at_the_recovery_point_is_kept(tmp_path: Path
     report = partition.recovery
     assert report is not None
     assert not report.reason
-    assert [(one.offset, one.next_offset) for one in report.damaged] == [(0, 4)]
+    assert [(stretch.offset, stretch.next_offset) for stretch in report.damaged] == [(0, 4)]
 
 
 # --- copies of truncated data ---------------------------------------------------------------------
@@ -378,7 +382,7 @@ def test_recovery_without_space_for_stray_files_truncates_no_valid_batch(tmp_pat
     torn = crash_image(segments(tmp_path / "whole-2"), tmp_path / "torn")
     damage(root / "orders-0" / f"{9:020d}.log", 500)
     damage(torn / "orders-0" / f"{27:020d}.log", -1)
-    before = {one: one.read_bytes() for one in (root / "orders-0").glob("*.log")}
+    before = {path: path.read_bytes() for path in (root / "orders-0").glob("*.log")}
 
     def full(kind: str, path: str) -> None:
         if kind == "write" and "stray" in path:
@@ -387,7 +391,7 @@ def test_recovery_without_space_for_stray_files_truncates_no_valid_batch(tmp_pat
     disk.before = full
     with pytest.raises(StorageError, match="No space left"):
         open_partition(root, clean=False, fs=disk)
-    assert {one: one.read_bytes() for one in (root / "orders-0").glob("*.log")} == before
+    assert {path: path.read_bytes() for path in (root / "orders-0").glob("*.log")} == before
     # An unacknowledged write needs no copy.
     partition = open_partition(torn, clean=False, fs=disk)
     assert partition.log_end_offset == 35

@@ -68,7 +68,7 @@ def catch_up(leader: Partition, follower: Partition, max_bytes: int = 1 << 20) -
 
 def at(offset: int, count: int = 1, **fields: object) -> bytes:
     """Return a batch of a leader at this offset."""
-    records = [LogRecord(offset + one, T0 + one, b"k", b"v") for one in range(count)]
+    records = [LogRecord(offset + delta, T0 + delta, b"k", b"v") for delta in range(count)]
     return encode_batch(records, **fields)
 
 
@@ -167,7 +167,7 @@ def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
     far = 5_000_000_000
     follower.append_as_follower(at(3) + at(far) + at(far + 1) + at(3 * far, leader_epoch=1), 1)
-    assert [one.base_offset for one in follower.log.segments] == [0, far, 3 * far]
+    assert [segment.base_offset for segment in follower.log.segments] == [0, far, 3 * far]
     point = follower.recovery_point
     assert point == 3 * far + 1
     follower.append_as_follower(at(3 * far + 7, leader_epoch=1), 1)
@@ -175,7 +175,7 @@ def test_offset_gap_too_wide_for_a_segment_rolls_it(tmp_path: Path) -> None:
     assert read_log(again) == read_log(follower)
     empty = follower_of(tmp_path, name="other")
     empty.append_as_follower(at(far), 0)
-    assert [one.base_offset for one in empty.log.segments] == [far]
+    assert [segment.base_offset for segment in empty.log.segments] == [far]
 
 
 def test_truncation_in_a_gap_or_batch_ends_the_log_after_a_batch(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_follower_keeps_messages_of_old_formats_unchanged(
 ) -> None:
     """An upgraded leader sends old batches unchanged from its files."""
     follower = follower_of(tmp_path)
-    old = [LogRecord(one, T0 + one, b"k%d" % one, b"v") for one in range(6)]
+    old = [LogRecord(offset, T0 + offset, b"k%d" % offset, b"v") for offset in range(6)]
     data = encode_message_set(old[:4], magic, codec=codec)
     data += encode_message_set(old[4:], magic, codec=codec)
     arrived = follower.append_as_follower(data + data[:20], 0)
@@ -215,8 +215,8 @@ def test_follower_keeps_messages_of_old_formats_unchanged(
     assert Path(segment.path).read_bytes() == data + at(6, leader_epoch=2)
     again = follower_of(crash_root(follower, tmp_path), clean=False)
     assert again.log_end_offset == 7
-    assert [one.key for _, batch in read_log(again) for one in decode_records(batch)] == [
-        *(one.key for one in old),
+    assert [record.key for _, batch in read_log(again) for record in decode_records(batch)] == [
+        *(record.key for record in old),
         b"k",
     ]
 
@@ -229,7 +229,7 @@ def test_older_format_after_a_newer_one_clears_the_leader_epochs(tmp_path: Path)
     (warning,) = follower.append_as_follower(old, 2).warnings
     assert warning == "leader epochs forgotten: a message of format 1"
     assert follower._epochs.entries == []
-    assert [one.base_offset for one in follower.log.segments] == [0, 1]
+    assert [segment.base_offset for segment in follower.log.segments] == [0, 1]
     assert follower.reader.latest_epoch == -1
     again = follower_of(crash_root(follower, tmp_path), clean=False)
     assert again.log_end_offset == 3
@@ -297,7 +297,7 @@ def test_follower_takes_leader_epochs_from_the_batches(tmp_path: Path) -> None:
 
 def test_append_as_follower_takes_at_most_the_given_number_of_batches(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
-    data = b"".join(at(one) for one in range(7))
+    data = b"".join(at(offset) for offset in range(7))
     taken, calls = 0, 0
     while taken < len(data):
         taken = follower.append_as_follower(data, 0, start=taken, most=3).taken
@@ -332,13 +332,13 @@ def commit_at(offset: int, coordinator_epoch: int) -> bytes:
 
 def test_follower_appends_batches_of_stale_epochs_with_a_warning(tmp_path: Path) -> None:
     follower = follower_of(tmp_path)
-    one = {"producer_id": 1, "base_sequence": 70, "producer_epoch": 3, "transactional": True}
-    assert not follower.append_as_follower(at(0, **one), 0).warnings
+    producer = {"producer_id": 1, "base_sequence": 70, "producer_epoch": 3, "transactional": True}
+    assert not follower.append_as_follower(at(0, **producer), 0).warnings
     assert not follower.append_as_follower(commit_at(1, 5), 0).warnings
     older = commit_at(2, 4)
     (warning,) = follower.append_as_follower(older, 0).warnings
     assert warning == "coordinator epoch 4 of the marker at offset 2 is older than 5"
-    (warning,) = follower.append_as_follower(at(3, **{**one, "producer_epoch": 2}), 0).warnings
+    (warning,) = follower.append_as_follower(at(3, **{**producer, "producer_epoch": 2}), 0).warnings
     assert warning == "producer 1 has epoch 3, the batch at offset 3 2"
     assert follower.log_end_offset == 4
 
@@ -461,8 +461,8 @@ def test_leader_epoch_begins_before_its_first_record_after_a_restart(tmp_path: P
 def test_restart_at_an_offset_moves_all_marks_and_clears_the_state(tmp_path: Path) -> None:
     """KAFKA-9491: log start, high watermark and log end become the leader's log start."""
     follower = follower_of(tmp_path)
-    one = {"producer_id": 1, "base_sequence": 0, "producer_epoch": 3, "transactional": True}
-    follower.append_as_follower(at(0, 3, **one) + at(3, 3), 0)
+    producer = {"producer_id": 1, "base_sequence": 0, "producer_epoch": 3, "transactional": True}
+    follower.append_as_follower(at(0, 3, **producer) + at(3, 3), 0)
     follower.replica.move_high_watermark(6)
     follower.flushes.run(T0)
     follower.replica.restart_at(500)
@@ -484,7 +484,7 @@ def test_follower_log_start_is_moved_by_the_leader(tmp_path: Path) -> None:
     follower.replica.move_high_watermark(60)
     follower.cleanup.delete_records_before(50)
     assert follower.log_start_offset == 50
-    assert next(one for one, _ in read_log(follower)) in range(48, 51)
+    assert next(base_offset for base_offset, _ in read_log(follower)) in range(48, 51)
 
 
 def test_retention_keeps_records_above_the_high_watermark(tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_planned_truncation_bounds_the_recovery_point(tmp_path: Path) -> None:
 def test_torn_batch_after_a_truncation_is_not_reported_as_damage(tmp_path: Path) -> None:
     """A kill tears a batch after the truncation: recovery truncates and reports no damage."""
     follower = follower_of(tmp_path)
-    follower.append_as_follower(b"".join(at(one) for one in range(10)), 0)
+    follower.append_as_follower(b"".join(at(offset) for offset in range(10)), 0)
     follower.flushes.run(T0)
     follower.replica.plan_truncation(4)
     saved = follower.recovery_point
@@ -557,7 +557,7 @@ def test_follower_rolls_segments_at_the_leaders_offsets(tmp_path: Path) -> None:
         append(leader, 3, size=60)
     follower = follower_of(tmp_path, config=SMALL)
     catch_up(leader, follower)
-    bases = [one.base_offset for one in leader.log.segments]
+    bases = [segment.base_offset for segment in leader.log.segments]
     assert len(bases) > 3
-    assert [one.base_offset for one in follower.log.segments] == bases
+    assert [segment.base_offset for segment in follower.log.segments] == bases
     assert last_offset(client_batch(3)) == 2

@@ -123,7 +123,7 @@ def test_deleted_files_are_renamed_first_and_removed_after_the_delay(tmp_path: P
     now_ms = T0 + 2 * DAY_MS + 1
     retain(partition, now_ms)
     directory = tmp_path / "orders-0"
-    names = sorted(one.name for one in directory.iterdir() if one.suffix == ".deleted")
+    names = sorted(path.name for path in directory.iterdir() if path.suffix == ".deleted")
     assert names == [f"{0:020d}{kind}.deleted" for kind in (".index", ".log", ".timeindex")]
     retain(partition, now_ms + 59_999)
     assert len(list(directory.glob("*.deleted"))) == 3
@@ -149,11 +149,11 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     assert retain(partition, T0) == 1
     # The open transaction began before the log start; the last stable offset is at the log start.
     assert partition.last_stable_offset == partition.log_start_offset == 2
-    assert [one.producer_id for one in partition.producers.view()] == [1]
+    assert [producer.producer_id for producer in partition.producers.view()] == [1]
     partition.close()
     again = open_partition(tmp_path, log_start_offset=2)
     assert again.last_stable_offset == 2
-    assert [one.producer_id for one in again.producers.view()] == [1]
+    assert [producer.producer_id for producer in again.producers.view()] == [1]
 
 
 def test_batches_appended_during_retention_are_left_to_the_next_call(

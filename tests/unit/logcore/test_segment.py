@@ -68,22 +68,22 @@ def test_small_segment_has_a_final_time_entry_only(tmp_path: Path) -> None:
 
 def test_segment_has_only_its_log_file_before_the_first_append(tmp_path: Path) -> None:
     segment = make(tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == [f"{0:020d}.log"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{0:020d}.log"]
     fill(segment, [10])
-    assert {one.suffix for one in tmp_path.iterdir()} == {".log", ".index", ".timeindex"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".log", ".index", ".timeindex"}
 
 
 def test_locate_finds_the_batch_of_every_offset(tmp_path: Path) -> None:
     segment = make(tmp_path, interval=500)
     batches = fill(segment, [100] * 60)
     again = make(tmp_path, fresh=False, interval=500)
-    for one in (segment, again):
+    for opened in (segment, again):
         for at in range(60):
             start = sum(map(len, batches[:at]))
-            assert one.locate(2 * at) == start
-            assert one.locate(2 * at + 1) == start
-        assert one.locate(120) is None
-        assert one.next_offset() == 120
+            assert opened.locate(2 * at) == start
+            assert opened.locate(2 * at + 1) == start
+        assert opened.locate(120) is None
+        assert opened.next_offset() == 120
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "zeros", "beyond", "one off", "stale"])
@@ -113,7 +113,7 @@ def test_index_that_does_not_match_the_log_is_rebuilt(tmp_path: Path, damage: st
 
 def test_boundary_takes_whole_batches(tmp_path: Path) -> None:
     segment = make(tmp_path)
-    sizes = [len(one) for one in fill(segment, [100, 200, 300])]
+    sizes = [len(batch) for batch in fill(segment, [100, 200, 300])]
     assert segment.boundary(0, sizes[0] - 1, segment.size) == (0, 0)
     assert segment.boundary(0, sizes[0], segment.size) == (sizes[0], 2)
     assert segment.boundary(0, sizes[0] + sizes[1], segment.size) == (sizes[0] + sizes[1], 4)

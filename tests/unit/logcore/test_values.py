@@ -50,7 +50,11 @@ def test_value_behaves_like_an_ordinary_dataclass() -> None:
     match same:
         case _Value(name, parts, count):
             assert (name, parts, count) == ("a", {"b": 1}, 7)
-    assert [one.name for one in dataclasses.fields(_Value)] == ["name", "parts", "count"]
+    assert [attribute.name for attribute in dataclasses.fields(_Value)] == [
+        "name",
+        "parts",
+        "count",
+    ]
 
 
 @fast_init
@@ -79,9 +83,9 @@ def test_fast_init_value_behaves_like_an_ordinary_dataclass() -> None:
     assert value not in (replace(value, more="b"), _Often("a"))
     assert type(replace(value, count=8)) is type(value) is _Longer
     assert (type(_Plain("a", more="b")), _Plain("a", more="b").more) == (_Plain, "b")
-    for one in (value, _Plain("a")):
+    for instance in (value, _Plain("a")):
         with pytest.raises(FrozenInstanceError):
-            one.count = 1  # type: ignore[misc]
+            instance.count = 1  # type: ignore[misc]
     with pytest.raises(TypeError, match="'name'"):
         _Often()  # type: ignore[call-arg]
 
@@ -105,13 +109,13 @@ def test_first_value_of_a_class_is_checked_and_frozen() -> None:
     with pytest.raises(TypeError, match="'name'"):
         Late()  # type: ignore[call-arg]
     first = Late("a")
-    for one in (first, Late("b")):
+    for instance in (first, Late("b")):
         with pytest.raises(FrozenInstanceError):
-            one.count = 1  # type: ignore[misc]
+            instance.count = 1  # type: ignore[misc]
         with pytest.raises(FrozenInstanceError):
-            del one.name
+            del instance.name
         with pytest.raises((AttributeError, TypeError)):
-            one.other = 1  # type: ignore[attr-defined]
+            instance.other = 1  # type: ignore[attr-defined]
     assert first == Late("a", 0)
 
 
@@ -156,7 +160,7 @@ def test_value_of_a_derived_class_has_the_fields_of_its_base() -> None:
     assert _Place.__match_args__ == ("x", "label", "y")
     assert (place, place.x, repr(place)) == (_Place(1, "here", 2), 1, "here at 1, 2")
     assert place != _Point(1, "here")
-    assert [one.name for one in dataclasses.fields(_Point)] == ["x", "label"]
+    assert [attribute.name for attribute in dataclasses.fields(_Point)] == ["x", "label"]
     assert pickle.loads(pickle.dumps(place)) == place
 
 

@@ -64,7 +64,7 @@ def problems(directory: Path) -> list[tuple[str, str]]:
 
 
 def files(directory: Path, suffix: str) -> list[Path]:
-    return sorted(one for one in directory.iterdir() if one.name.endswith(suffix))
+    return sorted(path for path in directory.iterdir() if path.name.endswith(suffix))
 
 
 def test_verification_of_a_closed_or_killed_directory_finds_no_problem(
@@ -75,9 +75,9 @@ def test_verification_of_a_closed_or_killed_directory_finds_no_problem(
     reopened = open_partition(tmp_path, config=SMALL)
     killed = crash_image(reopened, tmp_path / "killed")
     assert problems(killed / "orders-0") == []
-    before = {one.name: one.stat().st_mtime_ns for one in directory.iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert problems(directory) == []
-    assert {one.name: one.stat().st_mtime_ns for one in directory.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
 def test_verification_of_a_compacted_directory_finds_no_problem(tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_checkpoint_beyond_the_log_end_is_reported(directory: Path) -> None:
 
 
 def test_stale_indexes_are_rebuilt_unless_the_log_is_corrupt(directory: Path) -> None:
-    was = {one.name: one.read_bytes() for one in directory.iterdir()}
-    for one in files(directory, ".index")[:2] + files(directory, ".txnindex")[:1]:
-        one.unlink()
+    was = {path.name: path.read_bytes() for path in directory.iterdir()}
+    for file in files(directory, ".index")[:2] + files(directory, ".txnindex")[:1]:
+        file.unlink()
     time_index = files(directory, ".timeindex")[0]
     time_index.write_bytes(b"\1" * len(time_index.read_bytes()))
     assert len(stale_indexes(FS, str(directory))) >= 4
     rebuild_indexes(FS, str(directory), SMALL, CLOCK)
     assert stale_indexes(FS, str(directory)) == []
-    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == was
     log = files(directory, ".log")[0]
     raw = bytearray(log.read_bytes())
     raw[100] ^= 1
@@ -206,10 +206,10 @@ def test_stale_indexes_are_rebuilt_unless_the_log_is_corrupt(directory: Path) ->
 
 
 def test_truncated_log_is_restored_from_its_copies(directory: Path, tmp_path: Path) -> None:
-    was = {one.name: one.read_bytes() for one in directory.iterdir()}
+    was = {path.name: path.read_bytes() for path in directory.iterdir()}
     write_offsets(FS, str(tmp_path), RECOVERY_POINT_CHECKPOINT, {("orders", 0): 66})
     planned = plan_truncation(FS, str(directory), 30)
-    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == was
     undo = tmp_path.with_name("undo") / "orders-0.1"
     cut = truncate(FS, str(directory), 30, str(undo), SMALL, CLOCK)
     assert cut == planned
@@ -224,13 +224,13 @@ def test_truncated_log_is_restored_from_its_copies(directory: Path, tmp_path: Pa
     assert read_log(partition)[-1][0] < cut.first_offset
     partition.close()
     # To undo the truncation, remove all files from the first copied segment and restore the copies.
-    first = min(one.name for one in undo.iterdir())
-    for one in directory.iterdir():
-        if one.name[:20].isdecimal() and one.name >= first[:20]:
-            one.unlink()
-    for one in undo.iterdir():
-        shutil.copy(one, directory)
-    assert {one.name: one.read_bytes() for one in directory.iterdir()} == was
+    first = min(path.name for path in undo.iterdir())
+    for path in directory.iterdir():
+        if path.name[:20].isdecimal() and path.name >= first[:20]:
+            path.unlink()
+    for path in undo.iterdir():
+        shutil.copy(path, directory)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == was
 
 
 @pytest.mark.parametrize("offset", [66, 1000])

@@ -67,7 +67,7 @@ def check_lock(work: Callable[[], Callable[[], object]]) -> None:
             thread.start()
             thread.join()
         watches.append(watch)
-    shortest = min(watches, key=lambda one: one.longest_ms)
+    shortest = min(watches, key=lambda candidate: candidate.longest_ms)
     assert shortest.is_short, f"{shortest.where} kept the lock for {shortest.longest_ms:.0f} ms"
 
 
@@ -95,7 +95,7 @@ def test_compaction_of_many_records_releases_the_interpreter_lock(codec: Codec) 
         return compact
 
     check_lock(prepared)
-    assert {(one.records_read, one.records_kept) for one in figures} == {(KEYED, 1)}
+    assert {(figure.records_read, figure.records_kept) for figure in figures} == {(KEYED, 1)}
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_compaction_of_large_records_releases_the_interpreter_lock(codec: Codec)
 async def test_shard_is_loaded_from_a_large_batch_in_short_turns(codec: Codec) -> None:
     value = OffsetCommitValue(5, -1, "", NOW_MS)
     commits = [offset_commit("g", "t", at % 1_000, value) for at in range(COMMITS)]
-    records = [LogRecord(at, NOW_MS, one.key, one.value) for at, one in enumerate(commits)]
+    records = [LogRecord(at, NOW_MS, commit.key, commit.value) for at, commit in enumerate(commits)]
     partition = opened()
     append_batch(partition, encode_batch(records, codec=codec), now_ms=NOW_MS)
     watches = []
@@ -136,7 +136,7 @@ async def test_shard_is_loaded_from_a_large_batch_in_short_turns(codec: Codec) -
             end = await replay_log(partition, GroupMachine(), Pace(), lambda _: True)
         assert end == COMMITS
         watches.append(watch)
-    min(watches, key=lambda one: one.cpu.judged_ms).check()
+    min(watches, key=lambda candidate: candidate.cpu.judged_ms).check()
 
 
 @pytest.mark.slow
@@ -154,4 +154,4 @@ def check_follower(batch: bytes, count: int) -> None:
         return partial(partitions[-1].append_as_follower, batch, 0)
 
     check_lock(prepared)
-    assert {one.log_end_offset for one in partitions} == {count}
+    assert {partition.log_end_offset for partition in partitions} == {count}

@@ -101,8 +101,8 @@ def test_authentication_and_authorization_errors_are_not_retried(error: Exceptio
 def test_authorization_error_names_the_missing_right(error: Exception, told: str) -> None:
     wrapped = kafka.KafkaError("the sender is dead")
     wrapped.__cause__ = error
-    for one in (error, wrapped):
-        found = explained(one, ["in"], "alice")
+    for failure in (error, wrapped):
+        found = explained(failure, ["in"], "alice")
         assert told in str(found)
         assert "to user 'alice'" in str(found)
 

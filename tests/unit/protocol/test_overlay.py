@@ -132,7 +132,9 @@ def structures(message: overlay.Message) -> dict[str, list[Row]]:
 
 
 def test_tables_cover_every_message_of_4_4() -> None:
-    assert {one for one in overlay.messages() if one[:2] not in OF_ZOOKEEPER} == TABLE.keys()
+    assert {
+        message for message in overlay.messages() if message[:2] not in OF_ZOOKEEPER
+    } == TABLE.keys()
 
 
 @pytest.mark.parametrize("message", TABLE, ids=str)
@@ -169,7 +171,7 @@ def test_added_version_changes_only_the_fields_of_its_kip(message: overlay.Messa
             ("generation_id", "int32", -1), ("generation_id_or_member_epoch", "int32", -1),
         },
     }  # fmt: skip
-    rows = [{one for of in found.values() for one in of} for found in (before, after)]
+    rows = [{field for of in found.values() for field in of} for found in (before, after)]
     assert before.keys() == after.keys()
     assert rows[0] ^ rows[1] == changes.get(message, set())
 

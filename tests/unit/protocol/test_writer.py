@@ -179,7 +179,7 @@ class TestFactory:
                 if is_dataclass(cls) and cls.__module__ == module.__name__:
                     names = [info.name for info in all_fields(cls)]
                     assert is_known(api, "response", cls.__name__)
-                    assert all(is_known(api, "response", cls.__name__, one) for one in names)
+                    assert all(is_known(api, "response", cls.__name__, name) for name in names)
                     assert not is_known(api, "response", cls.__name__, f"{names[0]}_")
                     assert not is_known(api, "response", cls.__name__[:-1], names[0])
 

@@ -76,7 +76,7 @@ def test_crashed_broker_no_longer_changes_its_files(tmp_path: Path) -> None:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {str(one): one.read_bytes() for one in directory.rglob("*") if one.is_file()}
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_transaction_continues_after_a_broker_crash(tmp_path: Path) -> None:

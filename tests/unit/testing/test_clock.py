@@ -98,7 +98,7 @@ def create_topic(client: RawClient, num_partitions: int = 1) -> None:
 
 
 def kinds(fired: list[Fired]) -> list[tuple[str, str]]:
-    return [(one.what, one.who) for one in fired]
+    return [(deadline.what, deadline.who) for deadline in fired]
 
 
 def test_clock_moves_only_when_it_is_advanced() -> None:
@@ -233,7 +233,7 @@ def test_timers_fire_in_the_order_of_their_deadlines(client: RawClient, clock: T
         ("session", "middle"),
         ("transaction", "last"),
     ]
-    assert [one.at_ms for one in fired] == sorted(one.at_ms for one in fired)
+    assert [deadline.at_ms for deadline in fired] == sorted(deadline.at_ms for deadline in fired)
     assert list(clock.fired)[-3:] == fired
 
 
@@ -257,7 +257,7 @@ def test_random_timers_fire_at_their_deadlines_for_any_advances(
         fired += clock.advance(ms=rng.choice((0, 1, 500, 7_000)))
     while clock.now_ms() < max(due)[0]:
         fired += clock.advance(ms=rng.choice((1, 999, 10_000, 60_000)))
-    told = [(one.at_ms, one.what, one.who) for one in fired]
+    told = [(deadline.at_ms, deadline.what, deadline.who) for deadline in fired]
     assert sorted(told) == sorted(due)
     assert [at_ms for at_ms, *_ in told] == sorted(at_ms for at_ms, *_ in told)
 
@@ -335,7 +335,7 @@ def test_member_that_does_not_revoke_is_removed_after_rebalance_timeout(
         told = beat(client, "first", first["member_epoch"])
         assert len(partitions_in(told)) == 1
         fired = clock.advance(ms=20_000)
-        assert [(one.what, one.member) for one in fired] == [("rebalance", "first")]
+        assert [(deadline.what, deadline.member) for deadline in fired] == [("rebalance", "first")]
         assert "member-expired" in fired[0].events or "member-fenced" in fired[0].events
 
 

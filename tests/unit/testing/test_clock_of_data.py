@@ -55,7 +55,7 @@ def offsets_of(broker: OwnBroker, topic: str) -> tuple[int, int]:
 
 
 def of(fired: list[Fired], what: str) -> list[Fired]:
-    return [one for one in fired if one.what == what]
+    return [deadline for deadline in fired if deadline.what == what]
 
 
 def segments_of(broker: OwnBroker, topic: str) -> int:
@@ -111,7 +111,7 @@ def test_compaction_waits_for_min_compaction_lag(broker: OwnBroker, clock: TestC
     produce(broker, "t", b"3", key=b"k")
     assert of(clock.advance(seconds=HOUR_S - 60), "cleaner") == []
     fired = of(clock.advance(seconds=120), "cleaner")
-    assert [one.who for one in fired] == ["t-0"]
+    assert [deadline.who for deadline in fired] == ["t-0"]
     assert fired[0].detail["cleaned_offset"][1] >= 2
 
 

@@ -117,7 +117,7 @@ def test_follower_isolated_from_the_leader_leaves_the_isr(cluster: Cluster) -> N
     writer = Writer(cluster)
     writer.write(10)
     leader = cluster.leader("t")
-    follower = next(one for one in cluster.brokers if one != leader)
+    follower = next(broker for broker in cluster.brokers if broker != leader)
     cluster.partition_network([follower], [leader])
     writer.write(10)
     cluster.wait_for(lambda: follower not in cluster.partition("t").isr, "a smaller ISR")
@@ -132,9 +132,9 @@ def test_writes_with_too_few_replicas_fail_until_one_is_back(cluster: Cluster) -
     writer = Writer(cluster)
     writer.write(10)
     leader = cluster.leader("t")
-    others = [one for one in cluster.brokers if one != leader]
-    for one in others:
-        cluster.kill(one)
+    others = [broker for broker in cluster.brokers if broker != leader]
+    for other in others:
+        cluster.kill(other)
     cluster.wait_for(lambda: cluster.partition("t").isr == (leader,), "an ISR of one")
     producer = Producer(
         {
@@ -160,17 +160,19 @@ def test_transactions_survive_the_loss_of_coordinator_and_leader(cluster: Cluste
         {**FAST, "bootstrap.servers": cluster.bootstrap, "transactional.id": "x", "linger.ms": 1}
     )
     producer.init_transactions(30)
-    coordinator = next(one.leader for one in cluster.image.topics["__transaction_state"].partitions)
+    coordinator = next(
+        partition.leader for partition in cluster.image.topics["__transaction_state"].partitions
+    )
     committed: list[int] = []
     for number, victim in enumerate([None, coordinator, None, "leader", None]):
         producer.begin_transaction()
         producer.produce("t", b"%d" % number)
         assert producer.flush(30) == 0
         if victim is not None:
-            one = cluster.leader("t") if victim == "leader" else int(victim)
-            cluster.kill(one)
+            node_id = cluster.leader("t") if victim == "leader" else int(victim)
+            cluster.kill(node_id)
             producer.commit_transaction(30)
-            cluster.restart(one)
+            cluster.restart(node_id)
             cluster.wait_for_isr("t")
         elif number == 2:
             producer.abort_transaction(30)
@@ -213,8 +215,8 @@ def test_group_continues_after_the_loss_of_its_coordinator(cluster: Cluster, pro
     read(50)
     index = next(
         at
-        for at, one in enumerate(cluster.image.topics["__consumer_offsets"].partitions)
-        if one.leader >= 0
+        for at, partition in enumerate(cluster.image.topics["__consumer_offsets"].partitions)
+        if partition.leader >= 0
     )
     before = cluster.leader("__consumer_offsets", index)
     cluster.kill(before)

@@ -26,7 +26,7 @@ def test_leader_is_killed_and_restarted_over_http(served: Served) -> None:
     assert len(before["isr"]) == 3
     leader = before["leader"]
     states = served.ask(f"/brokers/{leader}/kill", {})["brokers"]
-    assert [one["id"] for one in states if one["state"] == "down"] == [leader]
+    assert [state["id"] for state in states if state["state"] == "down"] == [leader]
     assert served.ask("/leader?topic=orders&partition=0")["leader"] != leader
     producer = Producer({"bootstrap.servers": served.bootstrap, "log_level": 0})
     lost = served.ask(
@@ -36,7 +36,7 @@ def test_leader_is_killed_and_restarted_over_http(served: Served) -> None:
     assert producer.flush(30) == 0
     assert served.ask(f"/faults/{lost['id']}?hits=1")["hits"] == 1
     states = served.ask(f"/brokers/{leader}/restart", {})["brokers"]
-    assert {one["state"] for one in states} == {"running"}
+    assert {state["state"] for state in states} == {"running"}
 
 
 def test_restart_does_not_wait_for_a_pending_query(served: Served) -> None:
@@ -61,7 +61,7 @@ def test_clock_groups_and_network_are_controlled_over_http(served: Served) -> No
     assert served.ask("/network", {"nodes": [1], "others": [2, 3]}) == {}
     assert served.ask("/network", method="DELETE") == {}
     states = served.ask("/brokers/2/pause", {})["brokers"]
-    assert [one["id"] for one in states if one["state"] == "paused"] == [2]
+    assert [state["id"] for state in states if state["state"] == "paused"] == [2]
     served.ask("/brokers/2/resume", {})
 
 

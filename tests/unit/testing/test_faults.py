@@ -33,10 +33,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
     directory = tmp_path_factory.mktemp("faults")
     with (
         OwnBroker(directory, config=ENABLED) as broker,
-        RawClient(broker.bootstrap) as one,
+        RawClient(broker.bootstrap) as raw_client,
     ):
         topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
-        one.call("create_topics", 5, topics=[topic], timeout=10_000)
+        raw_client.call("create_topics", 5, topics=[topic], timeout=10_000)
         yield broker
 
 
@@ -72,9 +72,9 @@ def one_of_each(cls: type) -> dict[str, Any]:
 
 def texts_in(answer: Any) -> list[object]:
     if isinstance(answer, dict):
-        return [one for value in answer.values() for one in texts_in(value)]
+        return [text for value in answer.values() for text in texts_in(value)]
     if isinstance(answer, list):
-        return [one for value in answer for one in texts_in(value)]
+        return [text for value in answer for text in texts_in(value)]
     return [answer]
 
 
@@ -120,7 +120,7 @@ def test_fault_error_is_in_the_response_of_every_version(
 def test_fault_error_response_names_the_requested_resource(
     broker: OwnBroker, client: RawClient, api: str, version: int, place: dict[str, object]
 ) -> None:
-    key = next(one for one in APIS.values() if one.module == api)
+    key = next(spec for spec in APIS.values() if spec.module == api)
     broker.faults.add(api=key.name, error=ERROR)
     request = one_of_each(message_class(key.key, version, "request"))
     answer = client.call(api, version, **request)
@@ -173,8 +173,8 @@ def pairs_in(answer: Any) -> Iterator[tuple[str, Any]]:
                 yield name, value
             yield from pairs_in(value)
     elif isinstance(answer, list):
-        for one in answer:
-            yield from pairs_in(one)
+        for row in answer:
+            yield from pairs_in(row)
 
 
 def init(client: RawClient) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def test_lost_request_is_not_executed(broker: OwnBroker) -> None:
 
 def topics_of(broker: OwnBroker) -> set[str]:
     with RawClient(broker.bootstrap) as client:
-        return {one["name"] for one in client.call("metadata", 9, topics=None)["topics"]}
+        return {topic["name"] for topic in client.call("metadata", 9, topics=None)["topics"]}
 
 
 def test_connection_with_dropped_response_is_closed_when_faults_are_cleared(
@@ -325,7 +325,7 @@ def test_observer_counts_requests_and_changes_nothing(broker: OwnBroker, client:
     seen = broker.faults.observe(api="InitProducerId")
     broker.faults.add(api="InitProducerId", error=ERROR)
     assert [init(client)["error_code"] for _ in range(2)] == [ERROR.lower(), "none"]
-    assert (seen.hits, [one.api for one in seen.seen]) == (2, ["InitProducerId"] * 2)
+    assert (seen.hits, [request.api for request in seen.seen]) == (2, ["InitProducerId"] * 2)
     with pytest.raises(TimeoutError, match="InitProducerId: 2 of 3 requests"):
         seen.wait(0.01, hits=3)
 
@@ -430,7 +430,9 @@ def test_producer_fails_after_a_non_retriable_fault_error(broker: OwnBroker) -> 
 def test_match_that_raises_applies_to_no_request_and_is_reported(
     broker: OwnBroker, client: Any
 ) -> None:
-    fault = broker.faults.add(api="InitProducerId", error=ERROR, match=lambda one: one.nothing)
+    fault = broker.faults.add(
+        api="InitProducerId", error=ERROR, match=lambda request: request.nothing
+    )
     assert init(client)["error_code"] == "none"
     with pytest.raises(RuntimeError, match=r"match of InitProducerId .* raised AttributeError"):
         fault.wait(10)

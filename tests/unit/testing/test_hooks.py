@@ -42,8 +42,8 @@ class Served:
         )
         assert self.process.stdout is not None
         said = [self.process.stdout.readline().split() for _ in range(2)]
-        assert [one[:-1] for one in said] == [["listening"], ["test", "hooks"]]
-        self.bootstrap, self.hooks = (one[-1] for one in said)
+        assert [line[:-1] for line in said] == [["listening"], ["test", "hooks"]]
+        self.bootstrap, self.hooks = (line[-1] for line in said)
 
     def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -83,10 +83,10 @@ def test_clock_is_stopped_and_advanced_over_http(served: Served) -> None:
         )
     moved = served.ask("/clock/advance", {"seconds": 30})
     assert moved["now_ms"] - stopped["now_ms"] == 30_000
-    told = [(one["what"], one["who"]) for one in moved["fired"]]
+    told = [(deadline["what"], deadline["who"]) for deadline in moved["fired"]]
     assert told == [("session", "g")]
     assert served.ask(f"/fired?since_ms={moved['now_ms']}")["fired"] == moved["fired"]
-    kinds = [one["what"] for one in served.ask("/history?group=g")["history"]]
+    kinds = [event["what"] for event in served.ask("/history?group=g")["history"]]
     assert "member-expired" in kinds
     assert served.ask("/history?transactional_id=g")["history"] == []
 
@@ -112,7 +112,7 @@ def test_faults_are_added_awaited_and_removed_over_http(served: Served) -> None:
     assert waited[0]["seen"][0]["client_id"] == "me"
     assert served.ask(f"/faults/{seen['id']}")["hits"] == 2
     left = served.ask(f"/faults/{fault['id']}", method="DELETE")["faults"]
-    assert [one["id"] for one in left] == [lost["id"], seen["id"]]
+    assert [row["id"] for row in left] == [lost["id"], seen["id"]]
     assert served.ask("/faults", method="DELETE") == {"faults": []}
     assert served.ask("/faults") == {"faults": []}
 
@@ -120,13 +120,13 @@ def test_faults_are_added_awaited_and_removed_over_http(served: Served) -> None:
 def test_topics_are_created_and_listed_over_http(served: Served) -> None:
     made = served.ask("/topics", {"name": "t", "partitions": 3, "config": {"retention.ms": "1000"}})
     assert made == {"name": "t", "partitions": 3}
-    (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "t"]
+    (topic,) = [row for row in served.ask("/topics")["topics"] if row["name"] == "t"]
     assert topic["partitions"] == 3
 
 
 def test_share_acquisition_locks_expire_by_the_clock(served: Served) -> None:
     served.ask("/topics", {"name": "queue", "partitions": 1})
-    (topic,) = [one for one in served.ask("/topics")["topics"] if one["name"] == "queue"]
+    (topic,) = [row for row in served.ask("/topics")["topics"] if row["name"] == "queue"]
     assert served.ask("/shares?group=workers") == {"shares": []}
     with Cluster(served.bootstrap) as client:
         topic_id = uuid.UUID(topic["id"])
@@ -152,9 +152,11 @@ def test_share_acquisition_locks_expire_by_the_clock(served: Served) -> None:
             }
         ]
         fired = served.ask("/clock/advance", {"seconds": 30})["fired"]
-        assert ("share-lock", "workers") in [(one["what"], one["who"]) for one in fired]
-        (one,) = served.ask("/shares?group=workers")["shares"]
-        assert (one["state"], one["locked_until_ms"]) == ("AVAILABLE", None)
+        assert ("share-lock", "workers") in [
+            (deadline["what"], deadline["who"]) for deadline in fired
+        ]
+        (share,) = served.ask("/shares?group=workers")["shares"]
+        assert (share["state"], share["locked_until_ms"]) == ("AVAILABLE", None)
 
 
 def test_group_query_waits_until_the_group_is_stable_and_fetches(tmp_path: Path) -> None:

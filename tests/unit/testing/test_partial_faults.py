@@ -43,11 +43,11 @@ def codes(answer: dict[str, Any], topics: str, partitions: str, index: str) -> d
     """Return the error codes by topic and partition, and check that each occurs once."""
     found = [
         (
-            (topic.get("name") or topic.get("topic") or topic["topic_id"], one[index]),
-            one["error_code"],
+            (topic.get("name") or topic.get("topic") or topic["topic_id"], row[index]),
+            row["error_code"],
         )
         for topic in answer[topics]
-        for one in topic[partitions]
+        for row in topic[partitions]
     ]
     assert len(dict(found)) == len(found), found
     return dict(found)
@@ -104,11 +104,11 @@ def test_fetch_with_a_partition_fault_returns_the_other_partitions(
     broker.faults.add(api="Fetch", error=LED_ELSEWHERE, only={topic: 1})
     answer = client.call("fetch", version, max_bytes=9_000, topics=[{**named, "partitions": parts}])
     found = {
-        one["partition_index"]: (
-            one["error_code"],
-            [value for row in batches(one["records"] or b"") for value in row.values],
+        partition["partition_index"]: (
+            partition["error_code"],
+            [value for row in batches(partition["records"] or b"") for value in row.values],
         )
-        for one in answer["responses"][0]["partitions"]
+        for partition in answer["responses"][0]["partitions"]
     }
     assert found == {
         0: ("none", [b"a"]),
@@ -197,7 +197,7 @@ def test_clients_retry_the_partition_with_a_fault(tmp_path: Path) -> None:
             }
         )
         consumer.subscribe(["orders"])
-        seen = {one.value() for one in consumer.consume(2, 30)}
+        seen = {message.value() for message in consumer.consume(2, 30)}
         consumer.close()
         assert (seen, unread.hits) == ({b"0", b"1"}, 2)
 

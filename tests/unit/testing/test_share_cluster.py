@@ -60,8 +60,8 @@ class Clients:
 
         def probe() -> int | None:
             found = self.any.call("find_coordinator", 6, key_type=SHARE, coordinator_keys=[key])
-            (one,) = found["coordinators"]
-            return one["node_id"] if one["error_code"] == "none" else None
+            (coordinator,) = found["coordinators"]
+            return coordinator["node_id"] if coordinator["error_code"] == "none" else None
 
         return until(probe, f"share coordinator of {key}")
 

@@ -48,11 +48,11 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.data, self.output = path / "data", path / "output"
         self._held = [hold_port(), hold_port()]
-        self.listen, self.controller = (f"127.0.0.1:{one.getsockname()[1]}" for one in self._held)
+        self.listen, self.controller = (f"127.0.0.1:{port.getsockname()[1]}" for port in self._held)
 
     def close(self) -> None:
-        for one in self._held:
-            one.close()
+        for port in self._held:
+            port.close()
 
     @property
     def metadata(self) -> Path:
@@ -100,7 +100,7 @@ async def topics_of(broker: Broker) -> Mapping[str, int]:
     async with AsyncWireClient(broker.bootstrap) as client:
         known = (await client.metadata(refresh=True)).topics
     assert all(row.leader == 1 for topic in known.values() for row in topic.partitions.values())
-    return {name: len(one.partitions) for name, one in known.items()}
+    return {name: len(topic.partitions) for name, topic in known.items()}
 
 
 def create(broker: Broker, name: str) -> None:
@@ -127,7 +127,7 @@ async def created_by_client(broker: Broker, name: str) -> None:
 async def test_promoted_and_demoted_broker_keeps_its_metadata(place: Place) -> None:
     await begun(place)
     async with place.alone() as broker:
-        ids = {one.name: one.topic_id for one in broker.services.metadata.topics.values()}
+        ids = {topic.name: topic.topic_id for topic in broker.services.metadata.topics.values()}
         epoch = broker.services.metadata.topics["orders"].partitions[0].leader_epoch
         allocate_producer_ids(broker.services.storage)
     place.promote()
@@ -135,7 +135,7 @@ async def test_promoted_and_demoted_broker_keeps_its_metadata(place: Place) -> N
         async with place.member() as member:
             assert (await topics_of(member))["orders"] == 2
             image = member.services.metadata.image
-            assert {one.name: one.topic_id for one in image.topics.values()} == ids
+            assert {topic.name: topic.topic_id for topic in image.topics.values()} == ids
             assert image.topics["orders"].partitions[0].leader_epoch > epoch
             assert decides.services.metadata.image.next_producer_id == 1000
             await created_by_client(member, "meanwhile")

@@ -72,12 +72,12 @@ def test_export_warns_of_producer_ids_that_kafka_may_assign(tmp_path: Path) -> N
     def warned(topic: str) -> str:
         command = ["log", "export", topic, "--data-dir", data, "--to", kafka]
         command += ["--replace", "--execute"]
-        result = CliRunner().invoke(main, [str(one) for one in command])
+        result = CliRunner().invoke(main, [str(word) for word in command])
         assert result.exit_code == 0, result.output
         return result.stderr
 
-    for one in (kafka / METADATA_DIRECTORY).iterdir():
-        one.unlink()
+    for path in (kafka / METADATA_DIRECTORY).iterdir():
+        path.unlink()
     assert f"up to {producer_id}; " in warned("orders")
     assert "does not show which ids" in warned("orders")
     assert not warned("plain"), "no producer in it"

@@ -130,9 +130,9 @@ def log_of(controller: int, output: str = OUT) -> str:
 
 def given(disk: MemoryDisk, controller: int = 100) -> MetadataImage:
     """Return the image from which a controller starts."""
-    (one,) = snapshots(disk, log_of(controller))
+    (snapshot,) = snapshots(disk, log_of(controller))
     loader = ImageLoader()
-    load_snapshot(disk, log_of(controller), one, loader)
+    load_snapshot(disk, log_of(controller), snapshot, loader)
     return loader.publish()
 
 
@@ -142,8 +142,8 @@ def owner(disk: MemoryDisk, controller: int) -> MetaProperties | None:
 
 def head_of(disk: MemoryDisk, controller: int) -> list[dict[str, Any] | None]:
     """Return the control records at the beginning of a controller's snapshot."""
-    (one,) = snapshots(disk, log_of(controller))
-    data = disk.read_file(f"{log_of(controller)}/{one.file_name}") or b""
+    (snapshot,) = snapshots(disk, log_of(controller))
+    data = disk.read_file(f"{log_of(controller)}/{snapshot.file_name}") or b""
     position, header = next(iter_headers(data))
     return [*map(described_control, decode_records(data, position, header))]
 
@@ -175,12 +175,18 @@ def test_promoted_broker_is_fenced_and_leads_no_partition() -> None:
     assert after.brokers[1].fenced
     assert after.brokers[1].epoch == before.brokers[1].epoch
     for name, topic in before.topics.items():
-        for was, one in zip(topic.partitions, after.topics[name].partitions, strict=True):
-            assert (one.leader, one.leader_epoch) == (NO_LEADER, was.leader_epoch + 1)
-            assert one.partition_epoch == was.partition_epoch + 1
-            assert (one.replicas, one.isr, one.directories) == ((1,), (1,), was.directories)
+        for was, partition in zip(topic.partitions, after.topics[name].partitions, strict=True):
+            assert (partition.leader, partition.leader_epoch) == (NO_LEADER, was.leader_epoch + 1)
+            assert partition.partition_epoch == was.partition_epoch + 1
+            assert (partition.replicas, partition.isr, partition.directories) == (
+                (1,),
+                (1,),
+                was.directories,
+            )
     fields = ("features", "configs", "acls", "scram", "quotas", "next_producer_id")
-    assert [getattr(after, one) for one in fields] == [getattr(before, one) for one in fields]
+    assert [getattr(after, field) for field in fields] == [
+        getattr(before, field) for field in fields
+    ]
     assert after.next_producer_id == 1000
     assert after.features["transaction.version"] == 1
 
@@ -188,24 +194,24 @@ def test_promoted_broker_is_fenced_and_leads_no_partition() -> None:
 def test_voters_are_in_the_snapshot_of_each_controller() -> None:
     disk = grown()
     promote(disk, wanted(THREE))
-    heads = [head_of(disk, one) for one in (101, 102, 103)]
+    heads = [head_of(disk, node_id) for node_id in (101, 102, 103)]
     assert heads[0] == heads[1] == heads[2]
-    header, version, voters = (one or {} for one in heads[0])
+    header, version, voters = (record or {} for record in heads[0])
     assert header["type"] == "SNAPSHOT_HEADER"
     assert version["data"]["kRaftVersion"] == 1
-    for one, row in zip(THREE, voters["data"]["voters"], strict=True):
-        meta = owner(disk, one.node_id)
+    for controller, row in zip(THREE, voters["data"]["voters"], strict=True):
+        meta = owner(disk, controller.node_id)
         assert meta is not None
-        assert row["voterId"] == one.node_id
+        assert row["voterId"] == controller.node_id
         assert row["voterDirectoryId"] == uuid_to_text(meta.directory_id)
-        assert row["endpoints"] == [{"name": "CONTROLLER", "host": one.host, "port": 9093}]
+        assert row["endpoints"] == [{"name": "CONTROLLER", "host": controller.host, "port": 9093}]
         assert row["kRaftVersionFeature"] == {"minSupportedVersion": 0, "maxSupportedVersion": 1}
 
 
 def test_static_voters_are_in_the_properties_files() -> None:
     disk = grown()
     promote(disk, wanted(THREE, static=True))
-    assert [one["type"] for one in head_of(disk, 102) if one] == ["SNAPSHOT_HEADER"]
+    assert [record["type"] for record in head_of(disk, 102) if record] == ["SNAPSHOT_HEADER"]
     voters = "101@10.0.0.1:9093,102@10.0.0.2:9093,103@10.0.0.3:9093"
     for name in ("broker.properties", "controller-102/controller.properties"):
         found = settings_in(disk, name)
@@ -256,7 +262,7 @@ def test_broker_keeps_its_configs_and_controllers_get_those_they_need() -> None:
 
 def test_broker_without_configs_gets_default_properties() -> None:
     disk = grown()
-    assert not [one for one in promote(disk).warnings if "clean" in one]
+    assert not [warning for warning in promote(disk).warnings if "clean" in warning]
     broker = settings_in(disk, "broker.properties")
     assert broker["listeners"] == broker["advertised.listeners"] == "PLAINTEXT://10.0.0.9:9092"
     assert broker["inter.broker.listener.name"] == "PLAINTEXT"
@@ -330,22 +336,24 @@ def test_promotion_plan_warns_of_unsuitable_configs(
         name = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
         settings = {**settings, "authorizer.class.name": name}
     found = promotion.make_plan(grown(), wanted(controllers, settings)).warnings
-    assert [one for one in found if words in one]
+    assert [warning for warning in found if words in warning]
     plain = promotion.make_plan(grown(), wanted(controllers)).warnings
-    assert not [one for one in plain if words in one]
+    assert not [warning for warning in plain if words in warning]
 
 
 def test_promotion_warns_of_a_broker_that_was_not_stopped_cleanly() -> None:
     disk = grown()
     disk.remove(f"{DATA}/.kafka_cleanshutdown")
-    assert [one for one in promote(disk).warnings if "not stopped cleanly" in one]
+    assert [warning for warning in promote(disk).warnings if "not stopped cleanly" in warning]
 
 
 def test_promotion_at_metadata_version_33_needs_controllers_of_4_4() -> None:
     disk = grown()
-    assert not [one for one in promote(disk).warnings if "4.4" in one]
+    assert not [warning for warning in promote(disk).warnings if "4.4" in warning]
     start(disk).metadata_log.append([FeatureLevelRecord("metadata.version", 33)])
-    assert [one for one in promote(disk).warnings if "must be of Apache Kafka 4.4" in one]
+    assert [
+        warning for warning in promote(disk).warnings if "must be of Apache Kafka 4.4" in warning
+    ]
     assert given(disk).features["metadata.version"] == 33
 
 
@@ -356,23 +364,25 @@ def test_repeated_promotion_only_adds_new_metadata() -> None:
     disk = grown()
     promote(disk, wanted(THREE))
     owners = [
-        read_meta_properties(disk, f"{OUT}/controller-{one.node_id}/metadata") for one in THREE
+        read_meta_properties(disk, f"{OUT}/controller-{controller.node_id}/metadata")
+        for controller in THREE
     ]
-    files = {one: disk.read_file(f"{OUT}/{one}") for one in ("broker.properties",)}
+    files = {name: disk.read_file(f"{OUT}/{name}") for name in ("broker.properties",)}
     promote(disk, wanted(THREE))
     again = [
-        read_meta_properties(disk, f"{OUT}/controller-{one.node_id}/metadata") for one in THREE
+        read_meta_properties(disk, f"{OUT}/controller-{controller.node_id}/metadata")
+        for controller in THREE
     ]
     assert again == owners
-    assert {one: disk.read_file(f"{OUT}/{one}") for one in files} == files
+    assert {name: disk.read_file(f"{OUT}/{name}") for name in files} == files
     metadata = start(disk).metadata  # the standalone broker runs for a while
     assert promoted_as(disk, LOG) is not None, "a storage is no broker"
     create_topic(metadata, "later", 1, {})
     plan = promote(disk, wanted(THREE))
-    for one in THREE:
-        (snapshot,) = snapshots(disk, log_of(one.node_id))
+    for controller in THREE:
+        (snapshot,) = snapshots(disk, log_of(controller.node_id))
         assert snapshot == plan.snapshot == promoted_as(disk, LOG)
-        assert "later" in given(disk, one.node_id).topics
+        assert "later" in given(disk, controller.node_id).topics
 
 
 @pytest.mark.slow
@@ -389,10 +399,10 @@ def test_promotion_interrupted_at_any_step_can_be_repeated() -> None:
         nonlocal ends
         assert known(start(left.after_kill()).metadata.image) == expected, "the broker itself"
         ready = []
-        for one in THREE:
-            meta = owner(left, one.node_id)
+        for controller in THREE:
+            meta = owner(left, controller.node_id)
             if meta is not None:
-                assert given(left, one.node_id) == image, "Apache Kafka would start on it"
+                assert given(left, controller.node_id) == image, "Apache Kafka would start on it"
                 ready.append(meta)
         if promoted_as(left, LOG) is not None:
             ends += 1
@@ -401,12 +411,12 @@ def test_promotion_interrupted_at_any_step_can_be_repeated() -> None:
             assert settings_in(left, "broker.properties")
         promote(left, asked)
         assert promoted_as(left, LOG) == plan.snapshot
-        for one in THREE:
-            assert given(left, one.node_id) == image
-            meta = owner(left, one.node_id)
+        for controller in THREE:
+            assert given(left, controller.node_id) == image
+            meta = owner(left, controller.node_id)
             assert meta is not None
-            assert all(meta == known for known in ready if known.node_id == one.node_id)
-        assert len({str(head_of(left, one.node_id)[1:]) for one in THREE}) == 1
+            assert all(meta == known for known in ready if known.node_id == controller.node_id)
+        assert len({str(head_of(left, controller.node_id)[1:]) for controller in THREE}) == 1
 
     assert each_end(before, lambda disk: promote(disk, asked), judge) > 60
     assert ends > 0
@@ -469,10 +479,10 @@ def test_standalone_metadata_has_no_replicas_on_other_brokers() -> None:
     assert after.features["share.version"] == 2
     assert "of.tomorrow" not in after.features
     assert (4, "2") not in after.configs
-    one = after.topics["orders.eu"].partitions[0]
-    assert (one.replicas, one.isr, one.leader) == ((1,), (1,), 1)
-    assert (one.directories, one.adding_replicas) == ((directory,), ())
-    assert one.leader_epoch == mixed.leader_epoch
+    partition = after.topics["orders.eu"].partitions[0]
+    assert (partition.replicas, partition.isr, partition.leader) == ((1,), (1,), 1)
+    assert (partition.directories, partition.adding_replicas) == ((directory,), ())
+    assert partition.leader_epoch == mixed.leader_epoch
     assert after.topics_by_id[topic.topic_id] is after.topics["orders.eu"]
     apart = replace(mixed, isr=(2,))
     stopped = replace(mixed, isr=(), elr=(1,), leader=NO_LEADER)
@@ -486,8 +496,8 @@ def kill(disk: MemoryDisk) -> None:
 
 
 def without_snapshot(disk: MemoryDisk) -> None:
-    (one,) = snapshots(disk, log_of(100))
-    disk.remove(f"{log_of(100)}/{one.file_name}")
+    (snapshot,) = snapshots(disk, log_of(100))
+    disk.remove(f"{log_of(100)}/{snapshot.file_name}")
 
 
 def of_another_cluster(disk: MemoryDisk) -> None:
@@ -518,12 +528,15 @@ def test_demotion_needs_the_directories_of_a_majority_of_controllers() -> None:
     disk = grown()
     metadata = start(disk).metadata
     metadata.append(
-        [RegisterControllerRecord(one, uuid.uuid4(), False, (), ()) for one in (101, 102, 103)]
+        [
+            RegisterControllerRecord(controller_id, uuid.uuid4(), False, (), ())
+            for controller_id in (101, 102, 103)
+        ]
     )
     write_clean_shutdown(disk, DATA, 1)
     promote(disk, wanted(THREE))
     note_membership(disk, LOG)
-    rooms = [Path(OUT) / f"controller-{one}" / "metadata" for one in (101, 102)]
+    rooms = [Path(OUT) / f"controller-{controller_id}" / "metadata" for controller_id in (101, 102)]
     with pytest.raises(PromotionError, match="the cluster has 3 controllers: the directories of 2"):
         plan_back(disk, rooms[0])
     with pytest.raises(PromotionError, match="name them"):
@@ -538,7 +551,9 @@ def test_successor_with_missing_or_older_metadata_is_refused() -> None:
     assert reasons_against_successor(before, replace(after, next_producer_id=0)) == [
         "its next producer id is 0, but this broker has reserved all ids below 1000"
     ]
-    ids = {one: topic for one, topic in after.topics_by_id.items() if topic.name != "wide"}
+    ids = {
+        topic_id: topic for topic_id, topic in after.topics_by_id.items() if topic.name != "wide"
+    }
     assert reasons_against_successor(before, replace(after, topics_by_id=ids)) == [
         "it has no topic wide with this id"
     ]
@@ -562,7 +577,7 @@ def test_properties_survive_writing_and_reading(text: str) -> None:
 def test_torn_end_of_the_metadata_log_is_ignored() -> None:
     disk = grown()
     before = read_stopped(disk, LOG)
-    (name,) = sorted(one for one in disk.list_directory(LOG) or () if one.endswith(".log"))
+    (name,) = sorted(file for file in disk.list_directory(LOG) or () if file.endswith(".log"))
     content = disk.contents[disk.names[LOG][name]]
     content.extend(data_batch([b"\x01\x02\x00"], 5, base_offset=10_000)[:-3])
     assert read_stopped(disk, LOG) == before
@@ -588,7 +603,7 @@ def test_metadata_log_is_read_from_snapshot_and_segments() -> None:
 def test_metadata_log_with_a_missing_segment_is_refused() -> None:
     disk = grown()
     now = start(disk)
-    first = {one for one in disk.list_directory(LOG) or () if one.endswith(".log")}
+    first = {file for file in disk.list_directory(LOG) or () if file.endswith(".log")}
     now.metadata.partition.flushes.roll(0)
     create_topic(now.metadata, "second", 1, {})
     for name in first:

@@ -24,6 +24,9 @@ def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
     steps = [(offset, record, None, None) for offset, record in log]
     variants = 0
     for found in cleaned_logs(steps, some_ends(len(log), min(most, len(log)))):
-        assert state_of(driver, [(one[0], one[1]) for one in found if one[1] is not None]) == digest
+        assert (
+            state_of(driver, [(record[0], record[1]) for record in found if record[1] is not None])
+            == digest
+        )
         variants += 1
     return variants

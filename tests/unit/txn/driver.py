@@ -84,7 +84,7 @@ def check_told(
             if former is not None:
                 known = given[0].get("former_producer_id", former.producer_id)
                 assert (known, given[0]["former_producer_epoch"]) == former, (old, mine)
-            assert all(one["cause"] for one in given)
+            assert all(detail["cause"] for detail in given)
         was_prepared = old is not None and old.state in state.PREPARED
         if new.state is S.PREPARE_ABORT and not was_prepared:
             assert "transaction-aborted" in kinds, (old, new, mine)
@@ -352,13 +352,13 @@ def sweep_crashes(driver: Driver) -> None:
             now_ms=driver.now_ms,
             hold=True,
         )
-        loaded = {one: held.txn(one) for one in expected}
+        loaded = {name: held.txn(name) for name in expected}
         assert loaded == expected
         assert len(held.machine) == len(expected)
         held.machine.check()
         orders = list(held.held)
         assert {order.transactional_id for order in orders} == {
-            one for one, txn in expected.items() if txn.state in state.PREPARED
+            name for name, txn in expected.items() if txn.state in state.PREPARED
         }
         # A second crash before any marker is reported changes nothing.
         digest = held.machine.digest()
@@ -371,8 +371,8 @@ def sweep_crashes(driver: Driver) -> None:
                 held.submit(order.written())
         assert held.machine.digest() == digest
         held.write_markers()
-        for one, txn in expected.items():
-            after = held.txn(one)
+        for name, txn in expected.items():
+            after = held.txn(name)
             if txn.state is S.PREPARE_COMMIT:
                 assert after.state is S.COMPLETE_COMMIT
             elif txn.state is S.PREPARE_ABORT:
@@ -380,7 +380,7 @@ def sweep_crashes(driver: Driver) -> None:
             else:
                 assert after == txn
                 if txn.state is S.ONGOING and txn.timeout_ms < 2**31 - 1:
-                    assert (TIMEOUT_TIMER, one) in held.timers
+                    assert (TIMEOUT_TIMER, name) in held.timers
             assert after.client_identity == txn.next_identity
         # Reporting the same markers again changes nothing.
         digest, written = held.machine.digest(), len(held.log)
@@ -400,5 +400,5 @@ def assert_same_after_compaction(driver: Driver) -> None:
     ]
     reference = Driver(log=driver.log, hold=True, now_ms=driver.now_ms).machine.digest()
     assert driver.machine.digest() == reference
-    for log in (keep_last, halfway, [one for one in keep_last if one.value is not None]):
+    for log in (keep_last, halfway, [record for record in keep_last if record.value is not None]):
         assert Driver(log=log, hold=True, now_ms=driver.now_ms).machine.digest() == reference

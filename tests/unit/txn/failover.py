@@ -345,7 +345,9 @@ class World:
         again, which may answer that a partition is still in the previous transaction.
         """
         known = self.seen if self.version < 2 and token == self._pending else 0
-        candidates = [one for one in self.coordinators[-2:] if one.epoch >= known]
+        candidates = [
+            coordinator for coordinator in self.coordinators[-2:] if coordinator.epoch >= known
+        ]
         at = self.leader if self.is_healing else self.random.choice(candidates)
         self._asked[token] = at.epoch
         if at.is_told:
@@ -439,21 +441,21 @@ class World:
                 arrival()
 
     def send_markers(self) -> None:
-        for one in self.coordinators:
-            for send in list(one.queues.next_requests()):
-                self.send(lambda one=one, send=send: self.marked(one, send))  # type: ignore[misc]
+        for coordinator in self.coordinators:
+            for send in list(coordinator.queues.next_requests()):
+                self.send(lambda coordinator=coordinator, send=send: self.marked(coordinator, send))  # type: ignore[misc]
 
     def retry_markers(self) -> None:
-        for one in self.coordinators:
-            one.queues.leaders_changed()
-            one.report(one.queues.route())
+        for coordinator in self.coordinators:
+            coordinator.queues.leaders_changed()
+            coordinator.report(coordinator.queues.route())
 
     def lose_markers(self) -> None:
         """Break all connections: markers in flight are sent again."""
-        for one in self.coordinators:
-            for destination, known in one.queues._destinations.items():
+        for coordinator in self.coordinators:
+            for destination, known in coordinator.queues._destinations.items():
                 for number in tuple(known.sent):
-                    one.queues.on_failure(SendMarkers(destination, number, ()))
+                    coordinator.queues.on_failure(SendMarkers(destination, number, ()))
         self.retry_markers()
 
     def fail_over(self) -> None:
@@ -462,10 +464,12 @@ class World:
         if self.random.random() < 0.5:
             former.resign()
         known = self.random.randint(former.hw, len(former.log))
-        broker = self.random.choice([one for one in BROKERS if one != former.broker])
-        for one in self.coordinators[:-1]:
-            if not one.is_told:
-                one.resign()
+        broker = self.random.choice(
+            [broker_id for broker_id in BROKERS if broker_id != former.broker]
+        )
+        for coordinator in self.coordinators[:-1]:
+            if not coordinator.is_told:
+                coordinator.resign()
         log = former.log[:known]
         if "truncate" in self.bugs:
             log = former.log[: max(0, former.hw - 1)]
@@ -504,9 +508,9 @@ class World:
 
     def heal(self) -> None:
         self.is_healing = True
-        for one in self.coordinators[:-1]:
-            if not one.is_told:
-                one.resign()
+        for coordinator in self.coordinators[:-1]:
+            if not coordinator.is_told:
+                coordinator.resign()
         for round_ in range(20_000):
             self.lose_markers() if round_ % 500 == 499 else self.send_markers()
             self.leader.replicated()
@@ -523,7 +527,9 @@ class World:
 
     def unfinished(self) -> list[object]:
         pending = self.leader.machine.is_pending("id")
-        open_ = [(one.name, one.open) for one in self.data.values() if one.open]
+        open_ = [
+            (partition.name, partition.open) for partition in self.data.values() if partition.open
+        ]
         return [*open_, *(["pending"] if pending else [])]
 
     # --- invariants ---
@@ -533,7 +539,7 @@ class World:
         for partition in self.data.values():
             everything = partition.visible + partition.dropped
             assert len(set(everything)) == len(everything), (partition.name, "twice", everything)
-        visible = {value for one in self.data.values() for value in one.visible}
+        visible = {value for partition in self.data.values() for value in partition.visible}
         for number, ledger in enumerate(self.ledgers):
             acknowledged = {value for values in ledger.written.values() for value in values}
             seen = ledger.tried & visible

@@ -35,7 +35,11 @@ def three(shard: Callable[..., Driver]) -> Driver:
 
 def _names(driver: Driver, command: ListTransactions) -> list[str]:
     answer = driver.ask(command)
-    return [one.transactional_id for one in answer.transactions if one is not None]
+    return [
+        transaction.transactional_id
+        for transaction in answer.transactions
+        if transaction is not None
+    ]
 
 
 def test_list_transactions_returns_id_producer_id_and_state(three: Driver) -> None:
@@ -139,7 +143,11 @@ def test_expiration_sweep_stops_at_its_limit_of_expired_ids(shard: Callable[...,
         driver.started(transactional_id=name)
     driver.now_ms += driver.limits.transactional_id_expiration_ms
     answers = [driver.ask(ExpireTransactionalIds()) for _ in range(3)]
-    assert [(len(one.expired), one.more) for one in answers] == [(2, True), (1, False), (0, False)]
+    assert [(len(answer.expired), answer.more) for answer in answers] == [
+        (2, True),
+        (1, False),
+        (0, False),
+    ]
 
 
 def test_expiration_sweep_stops_at_its_limit_of_checked_ids_and_resumes(
@@ -160,7 +168,10 @@ def test_expiration_sweep_stops_at_its_limit_of_checked_ids_and_resumes(
     driver.now_ms += driver.limits.transactional_id_expiration_ms
     driver.add(identities[1], transactional_id="two")
     answers = [driver.ask(ExpireTransactionalIds()) for _ in range(2)]
-    assert [(one.expired, one.more) for one in answers] == [(("one",), True), (("late",), False)]
+    assert [(answer.expired, answer.more) for answer in answers] == [
+        (("one",), True),
+        (("late",), False),
+    ]
 
 
 def test_transaction_postpones_expiration_of_transactional_id(shard: Callable[..., Driver]) -> None:

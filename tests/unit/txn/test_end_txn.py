@@ -22,7 +22,7 @@ from fencepost.txn.state import TransactionState
 from tests.unit.txn.driver import A, Driver, S, T, metadata
 
 STORED = ProducerIdentity(500, 5)
-DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
+DURABLE = [state for state in S if state <= S.COMPLETE_ABORT]
 END, DONE, WAIT, ILLEGAL, FENCED = EndTxnVerdict
 ANSWERS = {
     END: EndTxnResult,
@@ -311,10 +311,10 @@ def test_command_before_loading_or_after_unloading_is_refused() -> None:
 def test_commit_by_operator_is_not_a_routine_event(shard: Callable[..., Driver]) -> None:
     driver = shard()
     second = driver.transact(driver.started())
-    (event,) = (one for one in driver.events if one.kind == "transaction-committed")
+    (event,) = (noted for noted in driver.events if noted.kind == "transaction-committed")
     assert event.routine, "the history has it only with fencepost.history.commits"
     driver.begin(second)
     driver.ask(EndTxn(T, *second, commit=True, client_transaction_version=2, by_operator=True))
-    (_, event) = (one for one in driver.events if one.kind == "transaction-committed")
+    (_, event) = (noted for noted in driver.events if noted.kind == "transaction-committed")
     assert not event.routine
     assert (event.detail["producer_id"], event.detail["producer_epoch"]) == second

@@ -22,7 +22,7 @@ def test_failover_at_any_step_keeps_exactly_once() -> None:
     for seed in range(SEEDS):
         world = run(seed)
         epochs += world.leader.epoch
-        acknowledged += sum(one.acknowledged for one in world.ledgers)
+        acknowledged += sum(ledger.acknowledged for ledger in world.ledgers)
     # The histories must include leader changes and successful transactions.
     assert epochs > SEEDS * 3
     assert acknowledged > SEEDS * 2

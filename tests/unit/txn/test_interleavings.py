@@ -86,7 +86,7 @@ class Schedules(RuleBasedStateMachine):
             self.driver.place(
                 metadata(S.COMPLETE_COMMIT, identity=ProducerIdentity(500, epoch), tv=0)
             )
-        self.producers = [Producer(one) for one in client_tv]
+        self.producers = [Producer(version) for version in client_tv]
         self.owners: dict[ProducerIdentity, Producer] = {}
         self.seen = len(self.driver.log)
         self.was = self.driver.machine.transaction(T)
@@ -108,7 +108,7 @@ class Schedules(RuleBasedStateMachine):
     def _deliver(self) -> None:
         self._read_history()
         for producer in self.producers:
-            for token in [one for one in producer.waiting if one in self.driver.replies]:
+            for token in [token for token in producer.waiting if token in self.driver.replies]:
                 command = producer.waiting.pop(token)
                 self._heard(producer, command, self.driver.replies[token])
 
@@ -183,7 +183,7 @@ class Schedules(RuleBasedStateMachine):
         producer = self.producers[who]
         producer.delayed.append(EndTxn(T, *producer.identity, commit, producer.tv))
 
-    @precondition(lambda self: any(one.delayed for one in self.producers))
+    @precondition(lambda self: any(producer.delayed for producer in self.producers))
     @rule()
     def delayed_requests_arrive(self) -> None:
         for producer in self.producers:
@@ -220,7 +220,7 @@ class Schedules(RuleBasedStateMachine):
     @rule(data=st.data())
     def an_old_report_again(self, data: st.DataObject) -> None:
         order = data.draw(st.sampled_from(self.driver.orders))
-        current = {(one.transactional_id, one.transaction_number) for one in self.driver.held}
+        current = {(held.transactional_id, held.transaction_number) for held in self.driver.held}
         before = self.driver.machine.digest()
         if (order.transactional_id, order.transaction_number) not in current:
             self.driver.submit(order.written())

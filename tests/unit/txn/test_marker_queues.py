@@ -56,10 +56,10 @@ class Bench:
 
     def written(self) -> set[TopicPartition]:
         return {
-            one
+            partition
             for done in self.results
             if isinstance(done, WrittenMarkers)
-            for one in done.partitions
+            for partition in done.partitions
         }
 
 
@@ -77,7 +77,7 @@ def ending(
 
 
 def partitions(send: SendMarkers) -> list[TopicPartition]:
-    return [one for marker in send.markers for one in marker.partitions]
+    return [partition for marker in send.markers for partition in marker.partitions]
 
 
 def test_local_markers_are_sent_while_others_are_in_flight(bench: Bench) -> None:
@@ -87,7 +87,7 @@ def test_local_markers_are_sent_while_others_are_in_flight(bench: Bench) -> None
     bench.add(ending("u", 2, 0, EPOCH, A))
     (second,) = bench.queues.next_requests()
     assert [send.broker_id for send in (first, second)] == [3, 3]
-    assert [one.transactional_id for one in second.markers] == ["u"]
+    assert [marker.transactional_id for marker in second.markers] == ["u"]
     bench.answer(second)
     bench.answer(first, "NOT_ENOUGH_REPLICAS")
     assert "u" not in bench.queues
@@ -262,7 +262,7 @@ def test_unloaded_shard_drops_its_queued_and_in_flight_markers(bench: Bench) -> 
     bench.queues.unload(SHARD)
     bench.answer(next_requests[1])
     bench.answer(next_requests[2])
-    assert {one.request.transactional_id for one in bench.results} == {"u"}
+    assert {result.request.transactional_id for result in bench.results} == {"u"}
     assert bench.next_requests() == {}
 
 
@@ -278,7 +278,7 @@ def test_response_to_former_transaction_does_not_complete_the_next_one(bench: Be
     again = bench.next_requests()
     bench.answer(again[1])
     bench.answer(again[2])
-    assert [one.request for one in bench.results] == [this, this]
+    assert [result.request for result in bench.results] == [this, this]
     bench.answer(next_requests[2])
     assert len(bench.results) == 2
 
@@ -296,7 +296,7 @@ def test_markers_in_flight_to_former_leader_are_resent_to_the_new_one(bench: Ben
     bench.answer(next_requests[2], "TRANSACTION_COORDINATOR_FENCED")  # the late response
     bench.answer(next_requests[1])
     assert bench.written() == {A, B, C}
-    assert all(isinstance(one, WrittenMarkers) for one in bench.results)
+    assert all(isinstance(result, WrittenMarkers) for result in bench.results)
 
 
 def test_queued_markers_move_to_the_new_leader(bench: Bench) -> None:

@@ -198,7 +198,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
         next_producer_id=INT64,
         producer_epoch=st.integers(-(2**15), 2**15 - 1),
         timeout_ms=st.integers(-(2**31), 2**31 - 1),
-        state=st.sampled_from([one for one in TransactionState if 0 < one <= S.COMPLETE_ABORT]),
+        state=st.sampled_from(
+            [state for state in TransactionState if 0 < state <= S.COMPLETE_ABORT]
+        ),
         partitions=st.frozensets(st.tuples(TEXT, st.integers(-(2**31), 2**31 - 1)), max_size=300),
         start_ms=INT64,
         last_update_ms=INT64,

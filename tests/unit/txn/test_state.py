@@ -103,7 +103,7 @@ def test_unlisted_transition_raises(step: Step) -> None:
         state.require_legal(*step)
 
 
-DURABLE = [one for one in S if one <= S.COMPLETE_ABORT]
+DURABLE = [txn_state for txn_state in S if txn_state <= S.COMPLETE_ABORT]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_replay_of_tombstone_during_transaction_raises(where: TransactionState) 
         driver.machine.replay(tombstone("orders-1"), 9, START_MS, None)
 
 
-@pytest.mark.parametrize("where", [one for one in DURABLE if one is not S.EMPTY])
+@pytest.mark.parametrize("where", [txn_state for txn_state in DURABLE if txn_state is not S.EMPTY])
 def test_replay_of_first_record_not_in_state_empty_raises(where: TransactionState) -> None:
     with pytest.raises(InvariantViolation):
         Driver().machine.replay(encode("orders-1", metadata(where), 2), 0, START_MS, None)
@@ -211,7 +211,7 @@ def test_epoch_fence_and_dead_are_never_written(shard: Callable[..., Driver]) ->
     driver.now_ms += driver.limits.transactional_id_expiration_ms
     driver.ask(ExpireTransactionalIds())
     written = [decode(record) for record in driver.log]
-    assert [one.txn.state if one and one.txn else None for one in written] == [
+    assert [record.txn.state if record and record.txn else None for record in written] == [
         S.EMPTY,
         S.ONGOING,
         S.PREPARE_ABORT,
@@ -222,7 +222,7 @@ def test_epoch_fence_and_dead_are_never_written(shard: Callable[..., Driver]) ->
 
 
 def test_states_have_kafkas_names() -> None:
-    assert [one.kafka_name for one in S] == [
+    assert [txn_state.kafka_name for txn_state in S] == [
         "Empty",
         "Ongoing",
         "PrepareCommit",

@@ -98,7 +98,7 @@ def test_transaction_timed_out_before_reload_is_aborted_after_it(
 
 
 @pytest.mark.parametrize(
-    "where", [one for one in S if one <= S.COMPLETE_ABORT and one != S.ONGOING]
+    "where", [state for state in S if state <= S.COMPLETE_ABORT and state != S.ONGOING]
 )
 def test_timeout_timer_without_open_transaction_does_nothing(
     shard: Callable[..., Driver], where: S

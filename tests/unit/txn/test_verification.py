@@ -26,7 +26,7 @@ def add(name: str, epoch: int = 0) -> AddPartitions:
 
 
 def next_requests(verifications: Verifications) -> dict[int, VerificationRequest]:
-    return {one.broker_id: one for one in verifications.next_requests()}
+    return {request.broker_id: request for request in verifications.next_requests()}
 
 
 def test_verifications_for_a_coordinator_share_one_request(

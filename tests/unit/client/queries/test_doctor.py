@@ -37,7 +37,7 @@ def observed(kind: Observed, client: str = "app", **detail: Any) -> Entry:
 
 
 def rules(*entries: Entry) -> set[str]:
-    return {one.rule.name for one in findings(Observations(entries), lambda _: ())}
+    return {finding.rule.name for finding in findings(Observations(entries), lambda _: ())}
 
 
 def test_doctor_page_has_a_section_for_each_rule() -> None:

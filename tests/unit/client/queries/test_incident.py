@@ -149,7 +149,9 @@ def test_every_recorded_api_survives_json_in_every_version(key: Any) -> None:
             message = default_entity(message_class(key, version, side))
             again = from_json(key, version, side, json.loads(json.dumps(as_json(message))))
             if side == "request":
-                frames = [encode_request(key, version, 0, "c", one) for one in (message, again)]
+                frames = [
+                    encode_request(key, version, 0, "c", entity) for entity in (message, again)
+                ]
             else:
-                frames = [encode_response(key, version, 0, one) for one in (message, again)]  # type: ignore[misc]
+                frames = [encode_response(key, version, 0, entity) for entity in (message, again)]  # type: ignore[misc]
             assert frames[0] == frames[1]

@@ -18,7 +18,7 @@ TWICE = """{"partitions": [{"topic": "t", "partition": 0, "replicas": [1]},
 
 
 def _on(*replicas: tuple[int, ...]) -> Plan:
-    return {("t", index): one for index, one in enumerate(replicas)}
+    return {("t", index): replica for index, replica in enumerate(replicas)}
 
 
 def _racks(*nodes: int) -> dict[int, str | None]:

@@ -193,7 +193,7 @@ class Cluster:
             index,
             known.leader_epoch,
             known.partition_epoch,
-            tuple((one, self.epoch(one)) for one in isr),
+            tuple((broker_id, self.epoch(broker_id)) for broker_id in isr),
         )
 
     def alter(
@@ -235,7 +235,7 @@ class Cluster:
     def causes(self, kind: str, subject: str) -> list[str]:
         """Return the causes of a subject's events of one kind, in order."""
         return [
-            str(one.detail.get("cause"))
-            for one in self.events
-            if (one.kind, one.subject) == (kind, subject)
+            str(event.detail.get("cause"))
+            for event in self.events
+            if (event.kind, event.subject) == (kind, subject)
         ]

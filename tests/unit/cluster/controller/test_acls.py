@@ -45,12 +45,12 @@ def acl(name: str, permission: Permission = Permission.ALLOW) -> Acl:
 class Index(dict[Acl, UUID]):
     """ACLs with their ids."""
 
-    def id_of(self, one: Acl) -> UUID | None:
-        return self.get(one)
+    def id_of(self, entry: Acl) -> UUID | None:
+        return self.get(entry)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
         yield
-        return [one for one in self if wanted.resource_name in {None, one.resource_name}]
+        return [rule for rule in self if wanted.resource_name in {None, rule.resource_name}]
 
 
 class Cluster(cluster_driver.Cluster):

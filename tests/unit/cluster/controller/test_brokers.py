@@ -215,7 +215,7 @@ def test_only_brokers_past_their_session_timeout_are_fenced() -> None:
     cluster.now_ms += SESSION_MS - 4
     cluster.beat(2)
     cluster.do(cluster.controller.run_task(cluster.now_ms))
-    assert [one.fenced for one in cluster.image.brokers.values()] == [True, False, False]
+    assert [broker.fenced for broker in cluster.image.brokers.values()] == [True, False, False]
     assert cluster.causes("broker-fenced", "broker 0") == ["its session has timed out"]
 
 
@@ -408,4 +408,4 @@ def test_cordoned_log_dirs_are_recorded_once_per_change() -> None:
     end = cluster.end
     for cordoned in (None, (), (), (directory(0),)):
         cluster.beat(0, cordoned_log_dirs=cordoned)
-    assert [one.cordoned_log_dirs for one in cluster.log[end:]] == [(), (directory(0),)]  # type: ignore[union-attr]
+    assert [record.cordoned_log_dirs for record in cluster.log[end:]] == [(), (directory(0),)]  # type: ignore[union-attr]

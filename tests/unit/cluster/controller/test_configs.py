@@ -307,8 +307,8 @@ def test_feature_level_unsupported_by_another_controller_is_refused() -> None:
 def test_producer_id_blocks_are_consecutive_and_need_the_broker_epoch() -> None:
     cluster = Cluster()
     blocks = [
-        cluster.do(cluster.controller.allocate_producer_ids(one, cluster.epoch(one)))
-        for one in (0, 1, 0)
+        cluster.do(cluster.controller.allocate_producer_ids(broker_id, cluster.epoch(broker_id)))
+        for broker_id in (0, 1, 0)
     ]
     assert blocks == [(0, 1_000), (1_000, 1_000), (2_000, 1_000)]
     assert cluster.log[-1] == ProducerIdsRecord(0, 3_000, cluster.epoch(0))

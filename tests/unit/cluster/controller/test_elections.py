@@ -29,7 +29,7 @@ def elect(
 
 
 def kinds(answers: Answers) -> list[type[object]]:
-    return [type(one) for one in answers.values()]
+    return [type(answer) for answer in answers.values()]
 
 
 def test_preferred_election_needs_preferred_replica_in_isr() -> None:
@@ -128,7 +128,7 @@ def test_fenced_leader_is_replaced_by_unclean_election_if_topic_allows_it() -> N
     cluster.fence(0)
     state = cluster.partition("a")
     assert (state.leader, state.isr, state.leader_recovery_state) == (1, (1,), 1)
-    event = next(one for one in cluster.events if one.kind == "leader-elected")
+    event = next(noted for noted in cluster.events if noted.kind == "leader-elected")
     assert event.detail["election"] == "unclean election"
 
 
@@ -301,9 +301,9 @@ def test_first_leaders_of_a_large_topic_are_elected_in_several_decisions() -> No
         is_more = outcome.answer
     assert counts == [2, 2, 0]
     found = cluster.controller.image.topics["foo"].partitions
-    assert [one.leader for one in found] == [2, NO_LEADER, 0, 2, 0]
-    assert [one.isr for one in found] == [(2,), (), (0, 2), (2,), (0,)]
-    assert [one.leader_epoch for one in found] == [0, -1, 0, 0, 0]
+    assert [partition.leader for partition in found] == [2, NO_LEADER, 0, 2, 0]
+    assert [partition.isr for partition in found] == [(2,), (), (0, 2), (2,), (0,)]
+    assert [partition.leader_epoch for partition in found] == [0, -1, 0, 0, 0]
 
 
 def test_partition_that_never_had_a_leader_waits_for_a_live_replica() -> None:

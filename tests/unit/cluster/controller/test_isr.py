@@ -139,7 +139,7 @@ def test_alter_partition_has_a_result_for_each_partition() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1], [1, 0])
     answers = cluster.alter(0, cluster.isr_request("a", [0], 0), cluster.isr_request("a", [0], 1))
-    assert [type(one) for one in answers] == [PartitionRegistration, InvalidRequestError]
+    assert [type(answer) for answer in answers] == [PartitionRegistration, InvalidRequestError]
 
 
 def test_alter_partition_by_recovered_leader_resets_leader_recovery_state() -> None:
@@ -172,7 +172,9 @@ def test_isr_change_that_ends_reassignment_returns_new_leader_elected() -> None:
 def test_assign_replicas_to_offline_dir_moves_the_leader() -> None:
     cluster = Cluster(range(4))
     topic_id = cluster.create("a", [0, 1, 2], [1, 2, 3])
-    assert cluster.partition("a").directories == tuple(directory(one) for one in (0, 1, 2))
+    assert cluster.partition("a").directories == tuple(
+        directory(broker_id) for broker_id in (0, 1, 2)
+    )
     answers = cluster.do(
         cluster.controller.assign_replicas_to_dirs(
             0,
@@ -185,7 +187,7 @@ def test_assign_replicas_to_offline_dir_moves_the_leader() -> None:
             ],
         )
     )
-    assert [type(one) for one in answers] == [
+    assert [type(answer) for answer in answers] == [
         type(None), NotAReplicaError, UnknownTopicOrPartitionError, UnknownTopicIdError,
     ]  # fmt: skip
     assert cluster.partition("a").partition_epoch == 0

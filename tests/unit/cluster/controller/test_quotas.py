@@ -76,7 +76,7 @@ def test_deletion_of_a_quota_keeps_other_quotas_of_its_entity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("alteration", "why"),
     [
         (change({}, producer_byte_rate=1.0), "Invalid empty client quota entity"),
         (change({"user": ""}, producer_byte_rate=1.0), "Empty user not supported"),
@@ -99,10 +99,10 @@ def test_deletion_of_a_quota_keeps_other_quotas_of_its_entity() -> None:
     ],
 )
 def test_quota_check_returns_the_error_of_an_invalid_entity(
-    one: ClientQuotaAlteration, why: str | None
+    alteration: ClientQuotaAlteration, why: str | None
 ) -> None:
     good = change({"user": "other"}, producer_byte_rate=1.0)
-    assert Cluster().check(one, good) == [why, None]
+    assert Cluster().check(alteration, good) == [why, None]
 
 
 def test_duplicate_entity_in_a_request_is_refused() -> None:
@@ -142,7 +142,7 @@ def test_entity_above_the_quota_limit_is_refused_alone(monkeypatch: pytest.Monke
 
 def test_entity_that_the_store_cannot_keep_is_refused() -> None:
     cluster = Cluster()
-    one = change(ALICE, producer_byte_rate=1.0)
-    assert cluster.alter_quotas(one, refuse="no name for a znode") == ["no name for a znode"]
+    alteration = change(ALICE, producer_byte_rate=1.0)
+    assert cluster.alter_quotas(alteration, refuse="no name for a znode") == ["no name for a znode"]
     assert cluster.quotas == {}
     assert cluster.alter_quotas(change(ALICE, producer_byte_rate=None), refuse="no") == [None]

@@ -45,7 +45,7 @@ class Life:
     # --- invariants ---
 
     def check(self, before: MetadataImage, after: MetadataImage) -> None:
-        active = {one.broker_id for one in after.brokers.values() if one.is_active}
+        active = {broker.broker_id for broker in after.brokers.values() if broker.is_active}
         for topic in after.topics_by_id.values():
             former = before.topics_by_id.get(topic.topic_id)
             min_isr = self.cluster.controller.view.min_isr(topic.name)
@@ -142,8 +142,13 @@ class Life:
         state = self.cluster.partition(name, index)
         if state.leader < 0:
             return
-        registered = [one for one in state.replicas if one in self.cluster.image.brokers]
-        wanted = [state.leader, *(one for one in registered if self.draw.random() < 0.7)]
+        registered = [
+            replica for replica in state.replicas if replica in self.cluster.image.brokers
+        ]
+        wanted = [
+            state.leader,
+            *(broker_id for broker_id in registered if self.draw.random() < 0.7),
+        ]
         self.cluster.alter_isr(name, dict.fromkeys(wanted), index)
 
     def reassign(self) -> None:
@@ -164,7 +169,7 @@ class Life:
 
     def wait(self) -> None:
         beating = [
-            one for one in self.cluster.image.brokers
+            broker_id for broker_id in self.cluster.image.brokers
             if self.draw.random() < 0.7
         ]  # fmt: skip
         self.cluster.pass_time(self.draw.choice((1_000, 10_000)), beating=beating)

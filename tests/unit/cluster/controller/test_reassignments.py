@@ -39,7 +39,9 @@ def test_maybe_complete_reassignment(
 
 
 def listed(cluster: Cluster) -> list[tuple[str, int]]:
-    return [one[:2] for one in cluster.controller.list_partition_reassignments(None)]
+    return [
+        reassignment[:2] for reassignment in cluster.controller.list_partition_reassignments(None)
+    ]
 
 
 def test_reassignment_ends_when_all_target_replicas_are_in_sync() -> None:

@@ -54,7 +54,9 @@ class Cluster(cluster_driver.Cluster):
         self, *asked: ScramCredentialAlteration, refuse: str | None = None
     ) -> tuple[dict[str, str], list[str]]:
         errors, accepted = finish(self.controller.check_credentials(asked, LEAST, lambda _: refuse))
-        return {name: str(error) for name, error in errors.items()}, [one.name for one in accepted]
+        return {name: str(error) for name, error in errors.items()}, [
+            alteration.name for alteration in accepted
+        ]
 
     @property
     def users(self) -> set[tuple[str, int]]:
@@ -85,7 +87,7 @@ def test_deletion_removes_credential_of_one_mechanism() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("alteration", "why"),
     [
         (put(""), "Username must not be empty"),
         (ScramCredentialDeletion("", SHA_256), "Username must not be empty"),
@@ -104,10 +106,10 @@ def test_deletion_removes_credential_of_one_mechanism() -> None:
     ],
 )
 def test_credential_check_returns_the_first_error(
-    one: ScramCredentialAlteration, why: str | None
+    alteration: ScramCredentialAlteration, why: str | None
 ) -> None:
-    expected = ({}, [one.name]) if why is None else ({one.name: why}, [])
-    assert Cluster("alice").check(one) == expected
+    expected = ({}, [alteration.name]) if why is None else ({alteration.name: why}, [])
+    assert Cluster("alice").check(alteration) == expected
 
 
 def test_user_name_that_the_store_cannot_keep_is_refused() -> None:
@@ -173,7 +175,7 @@ def test_add_credentials_does_not_replace_existing_credential() -> None:
         [put("alice"), put("alice", SHA_512), put("b"), put("b")], keys
     )
     assert outcome.answer == ["alice", "b"]
-    assert [(one.name, one.mechanism) for one in outcome.records] == [  # type: ignore[union-attr]
+    assert [(record.name, record.mechanism) for record in outcome.records] == [  # type: ignore[union-attr]
         ("alice", SHA_512),
         ("b", SHA_256),
     ]

@@ -55,12 +55,12 @@ def test_create_topic_writes_topic_config_and_partition_records() -> None:
     topic, config, *partitions = cluster.log[end:]
     assert topic == TopicRecord("foo", TOPIC_ID)
     assert config == ConfigRecord(2, "foo", "retention.ms", "5")
-    assert [type(one) for one in partitions] == [PartitionRecord] * 2
+    assert [type(partition) for partition in partitions] == [PartitionRecord] * 2
     for state in cluster.image.topics["foo"].partitions:
         assert state.isr == state.replicas
         assert state.leader == state.replicas[0]
         assert (state.leader_epoch, state.partition_epoch) == (0, 0)
-        assert state.directories == tuple(directory(one) for one in state.replicas)
+        assert state.directories == tuple(directory(replica) for replica in state.replicas)
 
 
 @pytest.mark.parametrize("assignment", [(), [(1, [0, 2]), (0, [2, 1])]])
@@ -69,12 +69,12 @@ def test_prepared_topic_equals_topic_created_in_one_step(
 ) -> None:
     cluster, other = Cluster(), Cluster()
     wanted = NewTopic("foo", assignment=assignment) if assignment else NewTopic("foo", 7, 2)
-    one = cluster.controller
-    prepared = finish(one.prepare_topic(wanted, topic_id=TOPIC_ID, draw=random.Random(1)))
+    controller = cluster.controller
+    prepared = finish(controller.prepare_topic(wanted, topic_id=TOPIC_ID, draw=random.Random(1)))
     assert prepared is not None
     assert create(cluster, wanted, prepared=prepared, draw=None) == create(other, wanted)
     assert cluster.image.topics == other.image.topics
-    added = finish(one.prepare_partitions("foo", 9, assignments=None, draw=random.Random(1)))
+    added = finish(controller.prepare_partitions("foo", 9, assignments=None, draw=random.Random(1)))
     for each, given in ((cluster, added), (other, None)):
         each.do(
             each.controller.create_partitions(
@@ -87,24 +87,28 @@ def test_prepared_topic_equals_topic_created_in_one_step(
 
 def test_prepared_partitions_are_placed_again_after_broker_or_topic_change() -> None:
     cluster = Cluster()
-    one, draw = cluster.controller, random.Random(1)
+    controller, draw = cluster.controller, random.Random(1)
     wanted = NewTopic("foo", 7, 3)
-    prepared = finish(one.prepare_topic(wanted, topic_id=TOPIC_ID, draw=draw))
+    prepared = finish(controller.prepare_topic(wanted, topic_id=TOPIC_ID, draw=draw))
     cluster.fence(1)
     create(cluster, wanted, prepared=prepared)
     assert all(1 not in state.isr for state in cluster.image.topics["foo"].partitions)
-    added = finish(one.prepare_partitions("foo", 9, assignments=None, draw=draw))
+    added = finish(controller.prepare_partitions("foo", 9, assignments=None, draw=draw))
     for count in (8, 9):
-        cluster.do(one.create_partitions("foo", count, assignments=None, draw=draw, prepared=added))
+        cluster.do(
+            controller.create_partitions("foo", count, assignments=None, draw=draw, prepared=added)
+        )
         assert len(cluster.image.topics["foo"].partitions) == count
 
 
 def test_partitions_that_cannot_be_placed_are_not_prepared() -> None:
-    one, draw = Cluster().controller, random.Random(1)
+    controller, draw = Cluster().controller, random.Random(1)
     for topic in (NewTopic("foo", 1, 4), NewTopic("foo", 0, 1), NewTopic("foo", 10_001, 1)):
-        assert finish(one.prepare_topic(topic, topic_id=TOPIC_ID, draw=draw)) is None
+        assert finish(controller.prepare_topic(topic, topic_id=TOPIC_ID, draw=draw)) is None
     for count in (0, 9):
-        assert finish(one.prepare_partitions("no", count, assignments=None, draw=draw)) is None
+        assert (
+            finish(controller.prepare_partitions("no", count, assignments=None, draw=draw)) is None
+        )
 
 
 def test_create_topic_uses_default_partitions_and_replication_factor() -> None:
@@ -156,7 +160,7 @@ NAME = "a" * MAX_NAME_CHARACTERS
         (NewTopic("a", assignment=[(0, [0]), (1, [0, 1])]), InvalidReplicaAssignmentError,
          "not consistent"),
         (NewTopic("a", assignment=[(0, [2])]), InvalidReplicaAssignmentError, "are fenced or"),
-        (NewTopic("a", assignment=[(one, [0]) for one in range(11)]), PolicyViolationError, ""),
+        (NewTopic("a", assignment=[(index, [0]) for index in range(11)]), PolicyViolationError, ""),
     ],
 )  # fmt: skip
 def test_create_topic_with_invalid_fields_is_refused(
@@ -217,7 +221,7 @@ def test_create_partitions_adds_placed_or_assigned_partitions() -> None:
     assert grow(cluster, "foo", 3) == 2
     assert grow(cluster, "foo", 4, [[2, 0]]) == 1
     states = cluster.image.topics["foo"].partitions
-    assert [len(one.replicas) for one in states] == [2] * 4
+    assert [len(state.replicas) for state in states] == [2] * 4
     assert states[3].replicas == (2, 0)
 
 
@@ -248,7 +252,11 @@ def test_added_partition_has_fenced_replica_outside_of_isr() -> None:
     cluster.create("foo", [0, 1])
     cluster.fence(1)
     grow(cluster, "foo", 3, [[1, 0], [2, 1]])
-    assert [one.isr for one in cluster.image.topics["foo"].partitions] == [(0,), (0,), (2,)]
+    assert [partition.isr for partition in cluster.image.topics["foo"].partitions] == [
+        (0,),
+        (0,),
+        (2,),
+    ]
 
 
 def test_delete_topic_removes_its_partitions_and_configs() -> None:
@@ -275,9 +283,9 @@ def placed(cluster: Cluster, partitions: int, factor: int, seed: int) -> list[tu
 def test_placement_distributes_leaders_evenly(seed: int) -> None:
     cluster = Cluster(range(6))
     replicas = placed(cluster, 60, 3, seed)
-    assert all(len(set(one)) == 3 for one in replicas)
-    assert set(Counter(one[0] for one in replicas).values()) == {10}
-    assert len({frozenset(one) for one in replicas}) > 6
+    assert all(len(set(assigned)) == 3 for assigned in replicas)
+    assert set(Counter(assigned[0] for assigned in replicas).values()) == {10}
+    assert len({frozenset(assigned) for assigned in replicas}) > 6
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -285,8 +293,8 @@ def test_placement_spreads_replicas_over_racks(seed: int) -> None:
     racks = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
     cluster = Cluster(range(6), racks=racks)
     for replicas in placed(cluster, 30, 3, seed):
-        assert {racks[one] for one in replicas} == {"a", "b", "c"}
-    assert all(sorted(one) == list(range(6)) for one in placed(cluster, 5, 6, seed))
+        assert {racks[replica] for replica in replicas} == {"a", "b", "c"}
+    assert all(sorted(assigned) == list(range(6)) for assigned in placed(cluster, 5, 6, seed))
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -305,7 +313,7 @@ def test_placement_avoids_brokers_in_shutdown_or_with_cordoned_dirs() -> None:
     cluster.create("a", [0], [1], [2])
     cluster.beat(0, want_shut_down=True)
     cluster.beat(1, cordoned_log_dirs=(directory(1),))
-    assert {one for replicas in placed(cluster, 10, 2, 3) for one in replicas} == {2, 3}
+    assert {replica for replicas in placed(cluster, 10, 2, 3) for replica in replicas} == {2, 3}
     with pytest.raises(InvalidReplicationFactorError, match="only 2 broker"):
         placed(cluster, 1, 3, 3)
 
@@ -398,9 +406,11 @@ def test_bulk_encoding_of_new_partitions_equals_encoding_of_their_records(factor
         assert encode_all(outcome.records) == [*map(encode, outcome.records)]
         assert [outcome.records[at] for at in range(len(outcome.records))] == [*outcome.records]
         assert outcome.records[-1] == outcome.records[-2:][1]
-        numbers += [one.partition_id for one in outcome.records if isinstance(one, PartitionRecord)]
+        numbers += [
+            record.partition_id for record in outcome.records if isinstance(record, PartitionRecord)
+        ]
     assert numbers == [*range(16)]
-    assert [type(one) for one in without_partition_records(created.records)] == [
+    assert [type(record) for record in without_partition_records(created.records)] == [
         TopicRecord,
         ConfigRecord,
     ]

@@ -177,7 +177,7 @@ def test_invalid_config_error_names_the_key_and_the_reason(settings, key, reason
     ],
 )
 def test_contradicting_bounds_of_share_and_streams_groups_are_refused(contradiction):
-    settings = dict(f"group.{one}".split("=") for one in contradiction.split(" > "))
+    settings = dict(f"group.{bound}".split("=") for bound in contradiction.split(" > "))
     low, high = settings
     with pytest.raises(ConfigError, match=re.escape(f"above {high} ({settings[high]})")) as refused:
         BrokerConfig(settings)
@@ -268,18 +268,22 @@ def test_broker_key_is_followed_by_its_synonyms_in_other_units():
     assert BrokerConfig().synonyms("log.retention.ms") == []
     interval, scheduler = "log.flush.interval.ms", "log.flush.scheduler.interval.ms"
     flush = BrokerConfig({interval: "7", scheduler: "8"})
-    assert [one.name for one in flush.synonyms(interval)] == [interval, scheduler, scheduler]
-    assert [one.name for one in flush.synonyms(scheduler)] == [scheduler, scheduler]
+    assert [synonym.name for synonym in flush.synonyms(interval)] == [
+        interval,
+        scheduler,
+        scheduler,
+    ]
+    assert [synonym.name for synonym in flush.synonyms(scheduler)] == [scheduler, scheduler]
 
 
 def test_synonyms_of_a_listener_key_end_with_the_key_of_all_listeners():
     name, base = "listener.name.in.ssl.keystore.location", "ssl.keystore.location"
     config = BrokerConfig({name: "/own", base: "/all"})
-    assert [(one.name, one.text) for one in config.synonyms(name)] == [
+    assert [(synonym.name, synonym.text) for synonym in config.synonyms(name)] == [
         (name, "/own"),
         (base, "/all"),
     ]
-    assert [one.name for one in config.synonyms(base)] == [base]
+    assert [synonym.name for synonym in config.synonyms(base)] == [base]
 
 
 def test_repeated_item_of_a_list_config_counts_once():
@@ -332,7 +336,7 @@ def test_invalid_dynamic_listener_config_is_ignored_and_logged():
         config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: "many", "no.such.key": "1"})
     assert config.on_listener("IN", "max.connections") == 10
     assert config.dynamic(ConfigSource.DYNAMIC_BROKER) == {"no.such.key": "1"}
-    assert [one["key"] for one in told] == [key]
+    assert [line["key"] for line in told] == [key]
 
 
 def test_existing_invalid_config_does_not_prevent_changing_another():

@@ -87,12 +87,12 @@ def extreme(largest: bool) -> dict[str, str]:
     return chosen
 
 
-def change(services: Services, one: AlterConfig) -> None:
+def change(services: Services, setting: AlterConfig) -> None:
     """Alter a cluster-wide broker setting."""
     services.active_controller.decide(
         lambda controller: controller.incremental_alter_configs(
             (BROKER_RESOURCE, ""),
-            [one],
+            [setting],
             check_configs=partial(check_configs, services.config),
             list_default=list_default,
         )
@@ -125,13 +125,13 @@ async def bear(
             for _ in range(3):
                 for _ in topics:
                     await broker.cleaner.run_once()
-                for one in broker.services.logs:
-                    broker._maintenance.run_flush(one)
-                    await broker._maintenance.run_retention(one)
-                    broker._maintenance.run_producer_expiry(one)
+                for log in broker.services.logs:
+                    broker._maintenance.run_flush(log)
+                    await broker._maintenance.run_retention(log)
+                    broker._maintenance.run_producer_expiry(log)
             assert not broker.cleaner.uncleanable
-            assert [one.offline for one in broker.services.logs if one.offline] == []
-            ends = {name: one.log_end_offset for name, one in partitions.items()}
+            assert [log.offline for log in broker.services.logs if log.offline] == []
+            ends = {name: partition.log_end_offset for name, partition in partitions.items()}
             assert ends == dict.fromkeys(topics, 8 * (start + 1))
     assert (directory / ".kafka_cleanshutdown").exists()
 
@@ -148,9 +148,11 @@ async def test_topic_config_at_its_minimum_or_maximum_allows_maintenance_and_res
     ("name", "text"),
     [
         # 0 and 1 are in make slow where they are between the bounds.
-        pytest.param(*one, marks=[pytest.mark.slow] if is_between(one[1], DYNAMIC[one[0]]) else [])
-        for one in numbers(DYNAMIC)
-        if one != (CLEANER_RATE, SLOWEST)
+        pytest.param(
+            *number, marks=[pytest.mark.slow] if is_between(number[1], DYNAMIC[number[0]]) else []
+        )
+        for number in numbers(DYNAMIC)
+        if number != (CLEANER_RATE, SLOWEST)
     ],
 )
 async def test_broker_config_at_its_minimum_or_maximum_allows_maintenance_and_restart(

@@ -139,7 +139,7 @@ def test_client_listeners_are_parsed_without_controller_listeners(
 ) -> None:
     settings = {"listeners": listeners, "controller.listener.names": "controller", **more}
     found = client_listeners(BrokerConfig(settings))
-    assert {name: (one.host, one.port) for name, one in found.items()} == addresses
+    assert {name: (listener.host, listener.port) for name, listener in found.items()} == addresses
 
 
 def test_listener_has_its_security_protocol_and_sasl_mechanisms() -> None:
@@ -163,8 +163,8 @@ def test_listener_has_its_security_protocol_and_sasl_mechanisms() -> None:
         ),
         ListenerConfig("SASL_SSL", "h", 0, SecurityProtocol.SASL_SSL, ("PLAIN",)),
     ]
-    assert [one.is_tls for one in found.values()] == [False, True, False, True]
-    assert [one.is_sasl for one in found.values()] == [False, False, True, True]
+    assert [listener.is_tls for listener in found.values()] == [False, True, False, True]
+    assert [listener.is_sasl for listener in found.values()] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ class Node:
     def pretender(self, broker_id: int, *, joins: bool = True) -> Pretender:
         """Return a simulated broker that knows the quorum's epoch, registered if ``joins``."""
         cluster_id = self.ask(lambda services: services.cluster_id)
-        one = Pretender(self.bootstrap, broker_id, cluster_id)
-        one.learn_epoch()
+        pretender = Pretender(self.bootstrap, broker_id, cluster_id)
+        pretender.learn_epoch()
         if joins:
-            one.join()
-        return one
+            pretender.join()
+        return pretender
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,10 @@ def enter(node: Node) -> Iterator[Enter]:
     made: list[Pretender] = []
 
     def enter(*, joins: bool = True, broker_id: int | None = None) -> Pretender:
-        one = node.pretender(next(_ids) if broker_id is None else broker_id, joins=joins)
-        made.append(one)
-        return one
+        pretender = node.pretender(next(_ids) if broker_id is None else broker_id, joins=joins)
+        made.append(pretender)
+        return pretender
 
     yield enter
-    for one in made:
-        one.close()
+    for pretender in made:
+        pretender.close()

@@ -29,6 +29,8 @@ async def test_enabling_unclean_leader_election_schedules_an_election_at_once(
         resource = (BROKER_RESOURCE, "") if of_all else (TOPIC_RESOURCE, "t")
         configs = {**SETTING, "min.insync.replicas": "1"}
         services.active_controller.decide(
-            lambda one: one.legacy_alter_configs(resource, configs, check_configs=anything)
+            lambda controller: controller.legacy_alter_configs(
+                resource, configs, check_configs=anything
+            )
         )
         assert machine._unclean_ms <= services.active_controller.now_ms()

@@ -25,7 +25,7 @@ class Three:
     def __init__(self, home: Path) -> None:
         self.stack = ExitStack()
         self.node = self.stack.enter_context(Node(home / "controller"))
-        self.brokers = [self.start(home, one) for one in (1, 2, 3)]
+        self.brokers = [self.start(home, node_id) for node_id in (1, 2, 3)]
         self.client = self.stack.enter_context(Cluster(self.brokers[0].bootstrap))
 
     def start(self, home: Path, node_id: int) -> Any:
@@ -55,8 +55,8 @@ class Three:
     def states(self, name: str) -> list[tuple[int, set[int]]]:
         """Return the leader and the ISR of each partition."""
         (topic,) = self.client.call("metadata", 8, topics=[{"name": name}])["topics"]
-        parts = sorted(topic["partitions"], key=lambda one: int(one["partition_index"]))
-        return [(one["leader_id"], set(one["isr_nodes"])) for one in parts]
+        parts = sorted(topic["partitions"], key=lambda partition: int(partition["partition_index"]))
+        return [(part["leader_id"], set(part["isr_nodes"])) for part in parts]
 
     def has(self, name: str, *expected: tuple[int, set[int]]) -> None:
         until(lambda: self.states(name) == list(expected), f"{name} has {expected}")
@@ -110,7 +110,10 @@ def test_altered_config_reaches_the_broker(three: Three, kind: int) -> None:
 def test_config_resources_include_all_live_brokers(three: Three) -> None:
     broker, logger = 4, 8
     answer = three.client.call("list_config_resources", 1, resource_types=[broker, logger])
-    listed = {(one["resource_type"], one["resource_name"]) for one in answer["config_resources"]}
+    listed = {
+        (resource["resource_type"], resource["resource_name"])
+        for resource in answer["config_resources"]
+    }
     assert listed == {(kind, str(node_id)) for kind in (broker, logger) for node_id in EVERYBODY}
 
 

@@ -26,7 +26,7 @@ def test_controller_serves_only_the_apis_of_a_controller(node: Node) -> None:
         answer = client.call(
             "api_versions", 3, client_software_name="x", client_software_version="1"
         )
-    served = {one["api_key"] for one in answer["api_keys"]}
+    served = {api["api_key"] for api in answer["api_keys"]}
     assert served == set(controller_registry().versions)
     # Apache Kafka 4.4's APIs, except delegation tokens and changes of the quorum.
     kafkas = {1, *range(17, 21), *range(29, 34), *range(36, 42), *range(43, 47), *range(49, 61),
@@ -123,7 +123,7 @@ def two(enter: Enter) -> tuple[Pretender, Pretender]:
 def test_alter_partition_updates_the_isr_or_returns_the_error(enter: Enter) -> None:
     leader, follower = two(enter)
     topic_id = leader.topic(unique("t"), (leader.broker_id, follower.broker_id))
-    me, other = ((one.broker_id, one.broker_epoch) for one in (leader, follower))
+    me, other = ((broker.broker_id, broker.broker_epoch) for broker in (leader, follower))
     assert leader.alter_partition(topic_id, 0, 0, [me]) == {
         "partition_index": 0,
         "error_code": "none",
@@ -182,7 +182,7 @@ def test_reassignment_completes_with_a_new_leader_once_the_target_is_in_sync(ent
 
     def under_way() -> list[object]:
         answer = leader.controller.call("list_partition_reassignments", 0, topics=None)
-        return [one["partitions"] for one in answer["topics"] if one["name"] == name]
+        return [topic["partitions"] for topic in answer["topics"] if topic["name"] == name]
 
     assert move(None) == "no_reassignment_in_progress"
     assert move([1]) == "invalid_replica_assignment"
@@ -196,7 +196,7 @@ def test_reassignment_completes_with_a_new_leader_once_the_target_is_in_sync(ent
         }
     ]]  # fmt: skip
     end = leader.end()
-    both = [(one.broker_id, one.broker_epoch) for one in (leader, target)]
+    both = [(broker.broker_id, broker.broker_epoch) for broker in (leader, target)]
     assert leader.alter_partition(topic_id, 0, 1, both)["error_code"] == "new_leader_elected"
     (change,) = leader.records(end)
     assert isinstance(change, PartitionChangeRecord)
@@ -251,13 +251,13 @@ def test_assign_replicas_to_dirs_of_unknown_partitions_returns_errors(enter: Ent
             {
                 "id_": broker.directory_id,
                 "topics": [
-                    {"topic_id": one, "partitions": [{"partition_index": index}]}
-                    for one, index in asked
+                    {"topic_id": asked_id, "partitions": [{"partition_index": index}]}
+                    for asked_id, index in asked
                 ],
             }
         ],
     )
-    codes = [one["partitions"][0]["error_code"] for one in answer["directories"][0]["topics"]]
+    codes = [topic["partitions"][0]["error_code"] for topic in answer["directories"][0]["topics"]]
     assert codes == ["none", "unknown_topic_or_partition", "unknown_topic_id"]
 
 
@@ -409,8 +409,8 @@ def test_describe_quorum_returns_voters_and_observers(enter: Enter) -> None:
     assert (part["leader_id"], part["leader_epoch"], part["high_watermark"]) == (
         3000, broker.quorum_epoch, end,
     )  # fmt: skip
-    assert [one["replica_id"] for one in part["current_voters"]] == [3000]
-    (observer,) = [one for one in part["observers"] if one["replica_id"] == broker.broker_id]
+    assert [voter["replica_id"] for voter in part["current_voters"]] == [3000]
+    (observer,) = [row for row in part["observers"] if row["replica_id"] == broker.broker_id]
     assert observer["log_end_offset"] == end
     assert observer["last_caught_up_timestamp"] == observer["last_fetch_timestamp"] > 0
 

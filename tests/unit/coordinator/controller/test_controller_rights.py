@@ -44,12 +44,12 @@ def test_broker_api_without_cluster_action_is_refused(guarded: Node, key: int) -
     assert answer["error_code"] == "cluster_authorization_failed"
 
 
-def log_in(node: Node, one: Pretender, name: str) -> None:
+def log_in(node: Node, pretender: Pretender, name: str) -> None:
     """Set the principal of a connection."""
 
     async def log_in() -> bool:
         for connection in node.broker.server.connections:
-            if connection.peer_port == one.controller.local_port:
+            if connection.peer_port == pretender.controller.local_port:
                 principal = Principal("User", name)
                 connection.session = replace(connection.session, principal=principal)
                 return True

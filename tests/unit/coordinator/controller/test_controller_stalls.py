@@ -33,18 +33,21 @@ class Many:
     def __init__(self, decides: Broker) -> None:
         self.decides, self.services = decides, decides.services
         self.first, self.second = (
-            Pretender(decides.bootstrap, one, self.services.cluster_id) for one in (FIRST, SECOND)
+            Pretender(decides.bootstrap, broker_id, self.services.cluster_id)
+            for broker_id in (FIRST, SECOND)
         )
 
     async def begin(self) -> None:
-        for one in (self.first, self.second):
-            await asyncio.to_thread(one.join)
+        for broker in (self.first, self.second):
+            await asyncio.to_thread(broker.join)
         for number in range(TOPICS):
             await asyncio.to_thread(self.first.topic, f"t{number}", *[(FIRST, SECOND)] * PARTITIONS)
 
     def led_by(self, broker_id: int) -> int:
         topics = self.services.metadata.topics.values()
-        return sum(one.leader == broker_id for topic in topics for one in topic.partitions)
+        return sum(
+            partition.leader == broker_id for topic in topics for partition in topic.partitions
+        )
 
     def end_session(self) -> None:
         """End the first broker's session."""
@@ -64,8 +67,8 @@ async def many(path: Path) -> AsyncIterator[Many]:
         made = Many(decides)
         await made.begin()
         yield made
-        for one in (made.first, made.second):
-            one.close()
+        for broker in (made.first, made.second):
+            broker.close()
 
 
 async def test_broker_with_many_partitions_leaves_and_returns_without_blocking_the_loop(
@@ -94,17 +97,17 @@ async def test_moving_many_leaders_off_a_lost_broker_does_not_block_the_loop(
 ) -> None:
     async with many(tmp_path) as cluster:
         with watched_loop() as watch:
-            one = cluster.first
+            broker = cluster.first
             if how == "unregistered":
-                call = one.controller.call
+                call = broker.controller.call
                 await asyncio.to_thread(call, "unregister_broker", 0, broker_id=FIRST)
             elif how == "anew":
                 cluster.services.active_controller.machine.heartbeats.expire_session(FIRST)
-                one.incarnation_id = one.directory_id
-                await asyncio.to_thread(one.register)
+                broker.incarnation_id = broker.directory_id
+                await asyncio.to_thread(broker.register)
             else:
-                lost = [one.directory_id]
-                await asyncio.to_thread(one.heartbeat, offline_log_dirs=lost)
+                lost = [broker.directory_id]
+                await asyncio.to_thread(broker.heartbeat, offline_log_dirs=lost)
         assert cluster.led_by(SECOND) == TOPICS * PARTITIONS
         watch.check()
 
@@ -133,12 +136,17 @@ async def test_creating_many_partitions_on_many_brokers_does_not_block_the_loop(
     config = {**CONFIG, **listeners, "broker.session.timeout.ms": "600000"}
     async with Broker(tmp_path, config=config) as decides:
         cluster_id = decides.services.cluster_id
-        brokers = [Pretender(decides.bootstrap, one, cluster_id) for one in range(1, 31)]
-        for one in brokers:
-            await asyncio.to_thread(one.join)
+        brokers = [
+            Pretender(decides.bootstrap, broker_id, cluster_id) for broker_id in range(1, 31)
+        ]
+        for broker in brokers:
+            await asyncio.to_thread(broker.join)
         wide = {"name": "wide", "num_partitions": 10_000, "replication_factor": 3}
         assigned = [
-            {"partition_index": index, "broker_ids": [1 + (index + one) % 30 for one in (0, 1, 7)]}
+            {
+                "partition_index": index,
+                "broker_ids": [1 + (index + distance) % 30 for distance in (0, 1, 7)],
+            }
             for index in range(10_000)
         ]
         given = {"name": "given", "num_partitions": -1, "replication_factor": -1}
@@ -161,8 +169,8 @@ async def test_creating_many_partitions_on_many_brokers_does_not_block_the_loop(
                 )
             assert set(errors_in(answer)) == {"none"}, what
             watch.check()
-        for one in brokers:
-            one.close()
+        for broker in brokers:
+            broker.close()
         topics = dict(decides.services.metadata.topics)
         assert {name: len(topic.partitions) for name, topic in topics.items()} == {
             "wide": 20_000,

@@ -78,9 +78,9 @@ def test_metadata_log_of_a_new_cluster_begins_with_feature_levels(enter: Enter) 
     part = broker.part()
     assert part["high_watermark"] == broker.end()
     levels = {
-        one.name: one.feature_level
-        for one in records_of(part["records"])
-        if isinstance(one, FeatureLevelRecord)
+        level.name: level.feature_level
+        for level in records_of(part["records"])
+        if isinstance(level, FeatureLevelRecord)
     }
     assert levels == {
         "metadata.version": 30,
@@ -199,7 +199,7 @@ def test_observer_below_the_log_start_offset_fetches_a_snapshot(tmp_path: Path) 
             assert (found["error_code"], found["position"]) == ("none", len(content))
             content, size = content + found["unaligned_records"], found["size"]
         records = records_of(content)
-        assert any(isinstance(one, RegisterBrokerRecord) for one in records)
+        assert any(isinstance(record, RegisterBrokerRecord) for record in records)
         # The log continues at the end offset of the snapshot.
         assert broker.part(snapshot[0], snapshot[1])["error_code"] == "none"
         assert piece(broker, (1, 1), 0)["error_code"] == "snapshot_not_found"
@@ -237,8 +237,10 @@ def test_broker_without_heartbeats_is_fenced_and_loses_its_leaderships(tmp_path:
 
         def led_by_the_other() -> bool:
             lives.heartbeat()
-            changes = [one for one in lives.records(end) if isinstance(one, PartitionChangeRecord)]
-            return any(one.leader == 2 and one.isr == (2,) for one in changes)
+            changes = [
+                record for record in lives.records(end) if isinstance(record, PartitionChangeRecord)
+            ]
+            return any(change.leader == 2 and change.isr == (2,) for change in changes)
 
         until(led_by_the_other, "broker 2 leads")
         assert silent.heartbeat(0)["is_fenced"]

@@ -207,9 +207,9 @@ async def test_broker_store_writes_configs_and_a_change_notification_on_durable(
     assert store.durable() is None, "each change is written once"
     session.gate.set()
     await asyncio.wait_for(written, 10)
-    paths = [one.path for one in session.done]
+    paths = [write.path for write in session.done]
     assert paths == [znodes.config_path(BROKER_RESOURCE, "1"), znodes.CONFIG_CHANGE_PREFIX]
-    assert not any(isinstance(one, Set) for one in session.done), "the last writer wins"
+    assert not any(isinstance(write, Set) for write in session.done), "the last writer wins"
 
 
 async def test_broker_store_image_includes_pending_users_and_acls() -> None:

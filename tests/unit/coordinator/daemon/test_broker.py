@@ -117,7 +117,7 @@ async def test_directory_with_foreign_files_is_refused_and_left_unchanged(tmp_pa
             (tmp_path / name).write_text("")
     with pytest.raises(BrokerError, match=f"contains {named}: it does not belong to this"):
         await Broker(tmp_path).start()
-    assert {one.name for one in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
+    assert {path.name for path in tmp_path.iterdir()} == {name.rstrip("/") for name in present}
 
 
 async def test_directory_of_apache_kafka_is_refused_and_left_unchanged(tmp_path):
@@ -130,7 +130,7 @@ async def test_directory_of_apache_kafka_is_refused_and_left_unchanged(tmp_path)
     (tmp_path / "__cluster_metadata-0" / "quorum-state").write_text("{}")
     with pytest.raises(BrokerError, match="belongs to Apache Kafka"):
         await Broker(tmp_path).start()
-    assert {one.name for one in tmp_path.iterdir()} == {
+    assert {path.name for path in tmp_path.iterdir()} == {
         "meta.properties",
         "__cluster_metadata-0",
         "orders-0",
@@ -254,20 +254,20 @@ def serve(tmp_path) -> Iterator[object]:
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_daemon_prints_its_address_and_stops_cleanly_on_a_signal(serve, tmp_path, number):
-    one = serve()
-    assert re.fullmatch(r"listening 127\.0\.0\.1:\d+\n", one.first_line)
-    with Cluster(one.bootstrap) as client:
+    daemon = serve()
+    assert re.fullmatch(r"listening 127\.0\.0\.1:\d+\n", daemon.first_line)
+    with Cluster(daemon.bootstrap) as client:
         client.create_topic("a")
         client.produce("a", [b"x"])
-        status, out, err = one.end(number)
+        status, out, err = daemon.end(number)
     assert (status, out) == (0, "")
     events = [json.loads(line) for line in err.splitlines()]
     assert events[0]["event"] == "broker started"
@@ -305,12 +305,12 @@ def test_signal_after_the_stop_does_not_change_the_exit_status(tmp_path, number)
 
 
 def test_killed_daemon_keeps_all_acknowledged_records(serve):
-    one = serve()
-    with Cluster(one.bootstrap) as client:
+    daemon = serve()
+    with Cluster(daemon.bootstrap) as client:
         client.create_topic("a", partitions=2)
         for number in range(20):
             client.produce("a", [b"%d" % number], partition=number % 2)
-    one.end(signal.SIGKILL)
+    daemon.end(signal.SIGKILL)
     two = serve()
     with Cluster(two.bootstrap) as client:
         found = [client.values("a", partition=index) for index in (0, 1)]
@@ -336,9 +336,9 @@ def test_second_daemon_on_a_data_directory_exits_with_the_reason(serve):
     ],
 )
 def test_daemon_with_invalid_config_exits_with_status_2(serve, options, reason):
-    one = serve(*options)
-    status, _, err = one.end()
-    assert (status, one.first_line) == (2, "")
+    daemon = serve(*options)
+    status, _, err = daemon.end()
+    assert (status, daemon.first_line) == (2, "")
     assert reason in err
 
 
@@ -356,11 +356,11 @@ def test_daemon_start_stays_within_processor_time_and_memory_limits(serve):
 
     def is_small() -> bool:
         bare_s = processor_s(sys.executable, "-c", "import asyncio, json, logging")
-        one = serve()
-        stat = Path(f"/proc/{one.process.pid}/stat").read_text().rpartition(")")[2].split()
+        daemon = serve()
+        stat = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
         cpu_s = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-        status = Path(f"/proc/{one.process.pid}/status").read_text()
-        one.end(signal.SIGTERM)
+        status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+        daemon.end(signal.SIGTERM)
         rss = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert rss is not None
         assert int(rss.group(1)) / 1024 < 60

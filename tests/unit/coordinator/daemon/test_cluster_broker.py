@@ -63,13 +63,13 @@ def member(path: Path, at: tuple[str, int], node_id: int = 101, **more: str) -> 
 async def cluster(path: Path, *node_ids: int) -> AsyncIterator[tuple[Broker, list[Broker]]]:
     """Yield a controller and its registered brokers."""
     async with controller(path / "controller") as decides:
-        brokers = [member(path, decides.address, one) for one in node_ids]
+        brokers = [member(path, decides.address, node_id) for node_id in node_ids]
         try:
-            await asyncio.gather(*(one.start() for one in brokers))
+            await asyncio.gather(*(broker.start() for broker in brokers))
             yield decides, brokers
         finally:
-            for one in brokers:
-                await one.stop()
+            for broker in brokers:
+                await broker.stop()
 
 
 def of(broker: Broker) -> ClusterBroker:
@@ -79,7 +79,10 @@ def of(broker: Broker) -> ClusterBroker:
 
 def fenced(decides: Broker) -> Mapping[int, bool]:
     """Return broker id → whether the controller has fenced the broker."""
-    return {one.broker_id: one.fenced for one in decides.services.metadata.image.brokers.values()}
+    return {
+        broker.broker_id: broker.fenced
+        for broker in decides.services.metadata.image.brokers.values()
+    }
 
 
 async def create(broker: Broker, name: str, *replicas: list[int]) -> None:
@@ -97,7 +100,7 @@ async def create(broker: Broker, name: str, *replicas: list[int]) -> None:
 
     async with AsyncWireClient(broker.bootstrap) as client:
         answer = await client.call("CreateTopics", entity=body)
-    assert [one.error_code for one in answer.topics] == [0], answer
+    assert [topic.error_code for topic in answer.topics] == [0], answer
 
 
 def leads(broker: Broker, name: str, index: int = 0) -> Callable[[], int | None]:
@@ -190,17 +193,17 @@ def test_blocked_event_loop_does_not_get_the_broker_fenced(tmp_path: Path) -> No
 
 def test_unregistered_broker_reports_a_fatal_error(tmp_path: Path) -> None:
     async def work() -> None:
-        async with cluster(tmp_path, 101) as (_, (one,)):
+        async with cluster(tmp_path, 101) as (_, (broker,)):
             lost: list[BrokerError] = []
-            one.on_lost = lost.append
-            async with AsyncWireClient(one.bootstrap) as client:
+            broker.on_lost = lost.append
+            async with AsyncWireClient(broker.bootstrap) as client:
                 answer = await client.call(
                     "UnregisterBroker", entity=lambda make: make.message(broker_id=101)
                 )
             assert answer.error_code == 0
             await until_true(lambda: bool(lost), "the loss")
             assert "another broker has registered" in str(lost[0])
-            assert of(one).membership.state is BrokerState.SHUTTING_DOWN
+            assert of(broker).membership.state is BrokerState.SHUTTING_DOWN
 
     run(work)
 
@@ -212,14 +215,14 @@ def test_failed_observer_or_lifecycle_task_is_reported_as_a_fatal_error(
     """Otherwise the broker would serve outdated metadata and wait for updates that never come."""
 
     async def work() -> None:
-        async with cluster(tmp_path, 101) as (_, (one,)):
+        async with cluster(tmp_path, 101) as (_, (broker,)):
             lost: list[BrokerError] = []
-            one.on_lost = lost.append
+            broker.on_lost = lost.append
 
             def odd(*_: object) -> None:
                 raise KeyError("odd")
 
-            membership = of(one).membership
+            membership = of(broker).membership
             if task == "observer":
                 monkeypatch.setattr(membership._observing.observer, "on_fetched", odd)
             else:
@@ -234,7 +237,7 @@ def test_broker_config_is_validated_by_the_broker_and_stored_by_the_controller(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
-        async with cluster(tmp_path, 101) as (decides, (one,)):
+        async with cluster(tmp_path, 101) as (decides, (broker,)):
 
             async def alter(kind: int, name: str, key: str, value: str) -> int:
                 def body(make: Any) -> Entity:
@@ -245,7 +248,7 @@ def test_broker_config_is_validated_by_the_broker_and_stored_by_the_controller(
                     )
                     return make.message(resources=[row])
 
-                async with AsyncWireClient(one.bootstrap) as client:
+                async with AsyncWireClient(broker.bootstrap) as client:
                     answer = await client.call("IncrementalAlterConfigs", entity=body)
                 return int(answer.responses[0].error_code)
 
@@ -253,7 +256,7 @@ def test_broker_config_is_validated_by_the_broker_and_stored_by_the_controller(
             assert await alter(4, "102", "log.retention.ms", "7") == ErrorCode.invalid_request
             assert await alter(4, "101", "log.retention.ms", "77") == 0
             assert decides.services.metadata.settings("101") == {"log.retention.ms": "77"}
-            await until_true(lambda: one.config.get("log.retention.ms") == 77, "the setting")
+            await until_true(lambda: broker.config.get("log.retention.ms") == 77, "the setting")
             assert await alter(4, "", "log.retention.ms", "88") == 0
             assert await alter(8, "101", "root", "INFO") == 0
 
@@ -366,8 +369,8 @@ def test_client_listener_as_controller_address_is_a_mismatched_endpoint_type(
 
     async def work() -> None:
         limit = {"initial.broker.registration.timeout.ms": "300"}
-        async with cluster(tmp_path, 101) as (_, (one,)):
-            broker = member(tmp_path, one.address, 102, **limit)
+        async with cluster(tmp_path, 101) as (_, (registered,)):
+            broker = member(tmp_path, registered.address, 102, **limit)
             with pytest.raises(BrokerError, match="MISMATCHED_ENDPOINT_TYPE"):
                 await broker.start()
 
@@ -376,12 +379,12 @@ def test_client_listener_as_controller_address_is_a_mismatched_endpoint_type(
 
 def test_unregistered_broker_without_an_on_lost_handler_stops(tmp_path: Path) -> None:
     async def work() -> None:
-        async with cluster(tmp_path, 101) as (_, (one,)):
-            async with AsyncWireClient(one.bootstrap) as client:
+        async with cluster(tmp_path, 101) as (_, (broker,)):
+            async with AsyncWireClient(broker.bootstrap) as client:
                 await client.call(
                     "UnregisterBroker", entity=lambda make: make.message(broker_id=101)
                 )
-            await until_true(lambda: one._services is None, "its end")
+            await until_true(lambda: broker._services is None, "its end")
 
     run(work)
 
@@ -429,7 +432,9 @@ def test_replica_history_is_written_by_leaders_and_merged_by_the_command(tmp_pat
 
                 def is_in_sync() -> bool:
                     topics = other.services.metadata.topics.values()
-                    return all(102 in one.isr for topic in topics for one in topic.partitions)
+                    return all(
+                        102 in partition.isr for topic in topics for partition in topic.partitions
+                    )
 
                 await until_true(is_in_sync, "a full ISR")
                 await one.stop()
@@ -446,7 +451,7 @@ def test_replica_history_is_written_by_leaders_and_merged_by_the_command(tmp_pat
 
                 def has_its_own() -> bool:
                     parts = other.services.metadata.topics[HISTORY_TOPIC].partitions
-                    return sorted(one.replicas[0] for one in parts) == [101, 102]
+                    return sorted(part.replicas[0] for part in parts) == [101, 102]
 
                 await until_true(has_its_own, "a part of the history for each")
             finally:

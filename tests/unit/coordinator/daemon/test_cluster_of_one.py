@@ -104,7 +104,7 @@ def test_replica_manager_has_the_metadata_image_before_any_change(tmp_path: Path
 
 
 def directories(path: Path) -> set[str]:
-    return {one.name for one in path.iterdir()}
+    return {child.name for child in path.iterdir()}
 
 
 async def test_deletion_of_100_000_partitions_does_not_block_the_loop(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_deletion_of_100_000_partitions_does_not_block_the_loop(tmp_path: 
             watch.time(delete, "the deletion")
             await services.topics_forgotten()
         assert [services.logs.find_open(("t", index)) for index in used] == [None] * len(used)
-        assert [one.marks.stopped is not None for one in logs] == [True] * len(used)
+        assert [log.marks.stopped is not None for log in logs] == [True] * len(used)
         assert not {f"t-{index}" for index in used} & directories(tmp_path)
     watch.check()
 
@@ -141,8 +141,8 @@ async def test_pending_leader_change_of_a_deleted_topic_is_discarded(
         for epoch, replicas in enumerate(((1, 2), (1,)), 1)
     )
     images = [MetadataImage()]
-    for one in (both, alone):
-        topic = TopicImage("t", topic_id, (one,) * COUNT)
+    for leader in (both, alone):
+        topic = TopicImage("t", topic_id, (leader,) * COUNT)
         images.append(MetadataImage(topics={"t": topic}, topics_by_id={topic_id: topic}))
     replicas = store.replicas
     replicas.start()
@@ -151,7 +151,7 @@ async def test_pending_leader_change_of_a_deleted_topic_is_discarded(
     assert list(replicas) == []
     assert not replicas._due.partitions
     assert not store.commits.has_replicated
-    assert [one for one in store.logs if one.topic == "t"] == []
+    assert [log for log in store.logs if log.topic == "t"] == []
     await replicas.stop()
     await store.flusher.close()
     store.logs.close()

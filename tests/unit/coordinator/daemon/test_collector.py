@@ -153,7 +153,10 @@ def test_requests_and_connections_leave_no_reference_cycles(tmp_path: Path) -> N
             client.join()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            kinds = {f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage}
+            kinds = {
+                f"{type(leftover).__module__}.{type(leftover).__qualname__}"
+                for leftover in gc.garbage
+            }
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

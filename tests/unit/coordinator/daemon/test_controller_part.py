@@ -57,7 +57,10 @@ def door(broker: Broker) -> tuple[str, int]:
 
 
 def fenced(broker: Broker) -> dict[int, bool]:
-    return {one.broker_id: one.fenced for one in decides(broker).metadata.image.brokers.values()}
+    return {
+        registered.broker_id: registered.fenced
+        for registered in decides(broker).metadata.image.brokers.values()
+    }
 
 
 def isr(broker: Broker, name: str) -> Callable[[], set[int]]:
@@ -101,28 +104,28 @@ async def values(broker: Broker, name: str) -> list[bytes | None]:
 
 @asynccontextmanager
 async def three(path: Path) -> AsyncIterator[tuple[Broker, Broker, Broker]]:
-    one = combined(path)
+    first = combined(path)
     others: list[Broker] = []
     try:
-        await one.start()
-        others += [member(path, door(one), node_id) for node_id in (2, 3)]
+        await first.start()
+        others += [member(path, door(first), node_id) for node_id in (2, 3)]
         await asyncio.gather(*(broker.start() for broker in others))
-        yield one, others[0], others[1]
+        yield first, others[0], others[1]
     finally:
-        for broker in (*others, one):
+        for broker in (*others, first):
             await broker.stop()
 
 
 def test_failed_metadata_log_is_a_fatal_error_of_the_combined_node(tmp_path: Path) -> None:
     async def work() -> None:
         disk, lost = FaultyDisk(), list[BrokerError]()
-        async with combined(tmp_path, fs=disk) as one:
-            one.on_lost = lost.append
+        async with combined(tmp_path, fs=disk) as broker:
+            broker.on_lost = lost.append
             disk.sync_fails = lambda path: METADATA_TOPIC in path
 
             def create_topic() -> str:
                 topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
-                with Cluster(one.bootstrap) as client:
+                with Cluster(broker.bootstrap) as client:
                     answer = client.call(
                         "create_topics",
                         5,
@@ -190,12 +193,12 @@ def test_killed_combined_node_recovers_its_topics(tmp_path: Path) -> None:
     """A single broker: no other broker can lead its topics while it is down."""
 
     async def work() -> None:
-        async with combined(tmp_path) as one:
-            await create(one, "t", [1])
-            await until_true(lambda: leads(one, "t")() == 1, "the topic")
-            assert await append(one, "t", b"a") == 0
-            await die(one)
-            (one.data_dir / ".kafka_cleanshutdown").unlink()
+        async with combined(tmp_path) as broker:
+            await create(broker, "t", [1])
+            await until_true(lambda: leads(broker, "t")() == 1, "the topic")
+            assert await append(broker, "t", b"a") == 0
+            await die(broker)
+            (broker.data_dir / ".kafka_cleanshutdown").unlink()
         async with combined(tmp_path) as again:
             await until_true(lambda: leads(again, "t")() == 1, "it leads again")
             assert await values(again, "t") == [b"a"]
@@ -238,14 +241,14 @@ def test_standalone_start_is_refused_while_other_brokers_are_registered(tmp_path
     """A standalone broker would become the leader of the other brokers' partitions."""
 
     async def work() -> None:
-        async with combined(tmp_path) as one, member(tmp_path, door(one), 2):
+        async with combined(tmp_path) as broker, member(tmp_path, door(broker), 2):
             pass
         alone = Broker(tmp_path / "1", config={"node.id": "1"})
         with pytest.raises(MetadataError, match=r"controller of other brokers \[2\]"):
             await alone.start()
-        async with combined(tmp_path) as one:
-            assert one.services.logs.was_clean
-            async with AsyncWireClient(one.bootstrap) as client:
+        async with combined(tmp_path) as broker:
+            assert broker.services.logs.was_clean
+            async with AsyncWireClient(broker.bootstrap) as client:
                 await client.call("UnregisterBroker", entity=lambda make: make.message(broker_id=2))
         async with alone:
             assert alone.services.logs.was_clean
@@ -255,11 +258,11 @@ def test_standalone_start_is_refused_while_other_brokers_are_registered(tmp_path
 
 def test_failed_start_keeps_the_clean_shutdown_marker(tmp_path: Path) -> None:
     async def work() -> None:
-        async with combined(tmp_path) as one:
-            epoch = one.services.replicas.view.broker_epoch
+        async with combined(tmp_path) as broker:
+            epoch = broker.services.replicas.view.broker_epoch
         wrong = combined(tmp_path, **{"inter.broker.listener.name": "SSL"})
         with pytest.raises(ConfigError, match="must be a listener name defined in advertised"):
             await wrong.start()
-        assert clean_shutdown_epoch(one.fs, str(one.data_dir)) == epoch
+        assert clean_shutdown_epoch(broker.fs, str(broker.data_dir)) == epoch
 
     run(work)

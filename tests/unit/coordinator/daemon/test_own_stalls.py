@@ -108,13 +108,13 @@ async def test_broker_config_change_for_thousands_of_topics_does_not_block_the_l
             set_broker_configs(metadata, "1", {"log.segment.bytes": "1048576"})
 
         async def followed() -> bool:
-            return all(one.log.config.segment_bytes == 1_048_576 for one in ends)
+            return all(end.log.config.segment_bytes == 1_048_576 for end in ends)
 
         with watched_loop() as watch:
             await asyncio.create_task(change())
             await until_async(followed, "all logs have the new setting")
         watch.check()
-        assert [one.log.config.retention_ms for one in ends] == [0, TOPICS - 1]
+        assert [end.log.config.retention_ms for end in ends] == [0, TOPICS - 1]
 
 
 async def test_offset_deletion_and_expiration_in_a_large_partition_do_not_block_the_loop(
@@ -136,7 +136,7 @@ async def test_offset_deletion_and_expiration_in_a_large_partition_do_not_block_
         await reload(groups._shards, 0)
 
         async def names() -> list[str]:
-            return [one.group_id for one in (await groups.list_groups(ListGroups())).groups]
+            return [group.group_id for group in (await groups.list_groups(ListGroups())).groups]
 
         async def only_large_ones() -> bool:
             return await names() == ["large0", "large1"]

@@ -38,7 +38,7 @@ def recorded(kafka: Kafka, *subjects: str) -> list[Entry]:
     kafka.history()  # writes the queued entries
     with ClusterSession(kafka.bootstrap, 20) as session:
         found = entries_of(session, subjects=with_scopes(subjects or ("g",)))
-        return [one for one in found if one.scope in REQUEST_SCOPES]
+        return [entry for entry in found if entry.scope in REQUEST_SCOPES]
 
 
 def heartbeat(client: Cluster, member: str = "m", group: str = "g") -> Any:
@@ -52,7 +52,7 @@ def switch(kafka: Kafka, value: str) -> None:
 
 def test_requests_are_recorded_while_the_setting_is_true(kafka: Kafka, client: Cluster) -> None:
     heartbeat(client)
-    assert [one.trigger for one in recorded(kafka)] == ["request Heartbeat"]
+    assert [entry.trigger for entry in recorded(kafka)] == ["request Heartbeat"]
     switch(kafka, "false")
     heartbeat(client)
     assert len(recorded(kafka)) == 1
@@ -64,7 +64,7 @@ def test_requests_are_recorded_while_the_setting_is_true(kafka: Kafka, client: C
 def test_other_readers_of_the_history_do_not_see_requests(kafka: Kafka, client: Cluster) -> None:
     heartbeat(client)
     assert recorded(kafka)
-    assert [one for one in kafka.history() if one.scope in REQUEST_SCOPES] == []
+    assert [entry for entry in kafka.history() if entry.scope in REQUEST_SCOPES] == []
 
 
 def test_recorded_requests_have_their_order_error_and_connection(
@@ -75,17 +75,17 @@ def test_recorded_requests_have_their_order_error_and_connection(
         heartbeat(other, "n")
 
     def closed() -> bool:
-        return any(one.what == "connection-closed" for one in recorded(kafka))
+        return any(entry.what == "connection-closed" for entry in recorded(kafka))
 
     until(closed, "the end of the connection is recorded")
     with ClusterSession(kafka.bootstrap, 20) as session:
         incident = incident_of(session, recorded(kafka), ["g"])
-    assert [(one.api, one.connection, one.answered_after) for one in incident.steps] == [
+    assert [(step.api, step.connection, step.answered_after) for step in incident.steps] == [
         ("Heartbeat", 1, 1),
         ("Heartbeat", 2, 2),
         ("connection-closed", 2, None),
     ]
-    assert [(one.response or {}).get("error_code") for one in incident.steps] == [
+    assert [(step.response or {}).get("error_code") for step in incident.steps] == [
         *("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", None)
     ]
 
@@ -123,7 +123,7 @@ def test_recorded_groups_of_one_connection_are_limited(kafka: Kafka) -> None:
 
     def ends() -> int:
         found = recorded(kafka, *names)
-        return len([one for one in found if one.what == "connection-closed"])
+        return len([entry for entry in found if entry.what == "connection-closed"])
 
     until(lambda: ends() == MAX_SUBJECTS, "the ends are recorded")
 

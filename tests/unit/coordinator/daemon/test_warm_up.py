@@ -119,11 +119,11 @@ def test_standalone_broker_imports_no_cluster_modules(tmp_path: Path) -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "coordinator.storage.replica_manager" in loaded
     machines = ("leader", "follower", "fetcher", "observer", "lifecycle", "controller.machine")
-    assert not loaded & {f"cluster.{one}" for one in machines}
+    assert not loaded & {f"cluster.{machine}" for machine in machines}
     assert "txn.marker_queues" not in loaded
     shells = ("coordinator.controller.", "coordinator.replication.")
-    errors = {f"{one}errors" for one in shells}
-    assert {one for one in loaded if one.startswith(shells)} <= errors
+    errors = {f"{shell}errors" for shell in shells}
+    assert {module for module in loaded if module.startswith(shells)} <= errors
 
 
 OPENED = """

@@ -26,5 +26,5 @@ def fetch_parts(client: Cluster, parts, version: int = 12, topic=None, **fields)
 def create(client: Cluster, name: str, version: int = 7, **fields):
     entry = {"name": name, "num_partitions": 1, "replication_factor": 1, **fields}
     answer = client.call("create_topics", version, topics=[entry], timeout=1000)
-    (one,) = answer["topics"]
-    return one["error_code"], one
+    (topic,) = answer["topics"]
+    return topic["error_code"], topic

@@ -74,7 +74,7 @@ class Elected:
         resource = make.AlterConfigsResource(
             resource_type=BROKER_RESOURCE,
             resource_name=broker,
-            configs=tuple(make.AlterableConfig(**one) for one in entries),
+            configs=tuple(make.AlterableConfig(**entry) for entry in entries),
         )
         settings = controller_settings(self.services.config, node_id=1)
         active = ActiveController(
@@ -105,10 +105,10 @@ class Elected:
 
 @pytest.fixture
 async def elected(tmp_path: Path) -> AsyncIterator[Elected]:
-    one = Elected(tmp_path)
-    await one.services.start()
-    yield one
-    await one.stop()
+    broker = Elected(tmp_path)
+    await broker.services.start()
+    yield broker
+    await broker.stop()
 
 
 async def test_controller_checks_its_own_certificate_with_the_decoded_password(

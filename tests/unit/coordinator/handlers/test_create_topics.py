@@ -15,17 +15,17 @@ from tests.unit.coordinator.handlers.asking import create
 def test_create_topics_in_every_version_creates_the_topic(client, version):
     name = unique("c")
     configs = [{"name": "retention.ms", "value": "77"}]
-    code, one = create(client, name, version, num_partitions=3, configs=configs)
+    code, topic = create(client, name, version, num_partitions=3, configs=configs)
     assert code == "none"
     if version >= 5:
-        assert (one["num_partitions"], one["replication_factor"]) == (3, 1)
-        found = {entry["name"]: entry for entry in one["configs"]}
+        assert (topic["num_partitions"], topic["replication_factor"]) == (3, 1)
+        found = {entry["name"]: entry for entry in topic["configs"]}
         assert (found["retention.ms"]["value"], found["retention.ms"]["config_source"]) == ("77", 1)
         assert found["max.message.bytes"]["value"] == "100000"
         assert found["max.message.bytes"]["config_source"] == 4
         assert found["segment.ms"]["config_source"] == 5
     if version >= 7:
-        assert uuid.UUID(one["topic_id"]) == client.topic_id(name)
+        assert uuid.UUID(topic["topic_id"]) == client.topic_id(name)
     assert create(client, name, version)[0] == "topic_already_exists"
     assert client.leaders(name) == 3
 
@@ -46,9 +46,9 @@ def test_create_topics_in_every_version_creates_the_topic(client, version):
 )
 def test_invalid_topic_is_refused(client, fields, code):
     name = unique("c")
-    got, one = create(client, name, **fields)
+    got, topic = create(client, name, **fields)
     assert got == code
-    assert one["error_message"]
+    assert topic["error_message"]
     assert client.leaders(name) == 0
 
 
@@ -74,15 +74,15 @@ def test_manual_assignment_with_gaps_or_invalid_replicas_is_refused(client, assi
 
 def test_create_topics_applies_defaults_and_refuses_duplicates_and_collisions(client):
     name = unique("c.d")
-    code, one = create(client, name, num_partitions=-1, replication_factor=-1)
-    assert (code, one["num_partitions"]) == ("none", 2)
-    code, one = create(client, name.replace(".", "_"))
+    code, topic = create(client, name, num_partitions=-1, replication_factor=-1)
+    assert (code, topic["num_partitions"]) == ("none", 2)
+    code, topic = create(client, name.replace(".", "_"))
     assert code == "invalid_topic_exception"
-    assert name in one["error_message"]
+    assert name in topic["error_message"]
     twice = unique("c")
     entry = {"name": twice, "num_partitions": 1, "replication_factor": 1}
     answer = client.call("create_topics", 7, topics=[entry, entry])
-    assert [one["error_code"] for one in answer["topics"]] == ["invalid_request"]
+    assert [row["error_code"] for row in answer["topics"]] == ["invalid_request"]
     answer = client.call("create_topics", 7, topics=[entry], validate_only=True)
     assert answer["topics"][0]["error_code"] == "none"
     assert answer["topics"][0]["topic_id"] is not None

@@ -82,7 +82,7 @@ def values(client: Cluster) -> list[bytes | None]:
     answer = client.receive()
     (part,) = answer["responses"][0]["partitions"]
     assert (answer["error_code"], part["error_code"]) == ("none", "none")
-    return [value for one in batches(part["records"]) for value in one.values]
+    return [value for batch in batches(part["records"]) for value in batch.values]
 
 
 def test_append_completes_all_delayed_fetches_of_the_partition(
@@ -91,7 +91,7 @@ def test_append_completes_all_delayed_fetches_of_the_partition(
     readers = [waiting.fetch(topic) for _ in range(40)]
     waiting.wait(40)
     assert waiting.client.produce(topic, [b"a"])["error_code"] == "none"
-    assert [values(one) for one in readers] == [[b"a"]] * 40
+    assert [values(reader) for reader in readers] == [[b"a"]] * 40
 
 
 def test_append_that_completes_2000_delayed_fetches_does_not_block_the_loop(
@@ -101,7 +101,7 @@ def test_append_that_completes_2000_delayed_fetches_does_not_block_the_loop(
     waiting.wait(2_000)
     with watched_loop() as watch:
         assert waiting.client.produce(topic, [b"a"])["error_code"] == "none"
-        assert [values(one) for one in readers] == [[b"a"]] * 2_000
+        assert [values(reader) for reader in readers] == [[b"a"]] * 2_000
         waiting.wait(0)  # the last turn is over, and measured
     watch.check()
 

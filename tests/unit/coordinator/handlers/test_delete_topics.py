@@ -37,9 +37,11 @@ def test_topic_named_by_id_is_deleted(client):
         (both, "invalid_request"), (double, "invalid_request"), (unknown, "unknown_topic_id"),
     ):  # fmt: skip
         answer = client.call("delete_topics", 6, topics=topics)
-        assert {one["error_code"] for one in answer["responses"]} == {code}
+        assert {response["error_code"] for response in answer["responses"]} == {code}
     answer = client.call("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])
-    assert [(one["name"], one["error_code"]) for one in answer["responses"]] == [(name, "none")]
+    assert [(response["name"], response["error_code"]) for response in answer["responses"]] == [
+        (name, "none")
+    ]
 
 
 def test_delete_topics_is_refused_if_topic_deletion_is_disabled(tmp_path):

@@ -20,7 +20,7 @@ def test_fetch_in_every_version_returns_records_and_offsets(client, version):
     known = name if version < 13 else client.topic_id(name)
     answer = fetch_parts(client, [{}, {"partition": 1}, {"partition": 2}], version, known)
     first, second, third = answer["responses"][0]["partitions"]
-    assert [one.values for one in batches(first["records"])] == [(b"a", b"b")]
+    assert [batch.values for batch in batches(first["records"])] == [(b"a", b"b")]
     assert (first["high_watermark"], first["last_stable_offset"]) == (2, 2)
     assert first["aborted_transactions"] is None
     assert (second["error_code"], second["records"], second["high_watermark"]) == ("none", b"", 0)

@@ -113,7 +113,7 @@ def test_forwarded_request_reaches_the_controller_byte_for_byte(tmp_path) -> Non
                     topics=[make.CreatableTopic(**topic)], timeout_ms=1000
                 ),
             )
-            assert [(one.name, one.error_code) for one in answer.topics] == [("t", 0)]
+            assert [(row.name, row.error_code) for row in answer.topics] == [("t", 0)]
             assert "t" in setting.controller.services.metadata.topics
             assert "t" not in setting.broker.services.metadata.topics
             (envelope,) = setting.envelopes
@@ -220,7 +220,7 @@ def test_auto_topic_creation_is_sent_directly_if_envelope_is_unsupported(
             body = asked.message(topics=[asked.MetadataRequestTopic(name="t")])
             await setting.client.request(ApiKey.METADATA, 9, body)
             await until_true(lambda: setting.asked_directly, "the broker has asked by itself")
-            assert [one.name for one in setting.asked_directly[0].topics] == ["t"]
+            assert [topic.name for topic in setting.asked_directly[0].topics] == ["t"]
 
     asyncio.run(run())
 
@@ -265,7 +265,7 @@ CODE = object()
 def _with_code(rows: Any, code: int) -> Any:
     if rows is CODE:
         return code
-    return [_with_code(one, code) for one in rows] if isinstance(rows, list) else rows
+    return [_with_code(row, code) for row in rows] if isinstance(rows, list) else rows
 
 
 def _creation(make: Any, name: str) -> Entity:
@@ -361,37 +361,62 @@ ASKED: dict[int, Callable[[Any], Entity]] = {
 
 
 def _resource_rows(answer: Any) -> list[Any]:
-    return [[one.resource_type, one.resource_name, one.error_code] for one in answer.responses]
+    return [
+        [response.resource_type, response.resource_name, response.error_code]
+        for response in answer.responses
+    ]
 
 
 REFUSED: dict[int, Callable[[Any], list[Any]]] = {
-    ApiKey.CREATE_TOPICS: lambda answer: [[one.name, one.error_code] for one in answer.topics],
-    ApiKey.DELETE_TOPICS: lambda answer: [
-        [getattr(one, "topic_id", None) or one.name, one.error_code] for one in answer.responses
+    ApiKey.CREATE_TOPICS: lambda answer: [
+        [topic.name, topic.error_code] for topic in answer.topics
     ],
-    ApiKey.CREATE_ACLS: lambda answer: [one.error_code for one in answer.results],
-    ApiKey.DELETE_ACLS: lambda answer: [one.error_code for one in answer.filter_results],
+    ApiKey.DELETE_TOPICS: lambda answer: [
+        [getattr(response, "topic_id", None) or response.name, response.error_code]
+        for response in answer.responses
+    ],
+    ApiKey.CREATE_ACLS: lambda answer: [result.error_code for result in answer.results],
+    ApiKey.DELETE_ACLS: lambda answer: [
+        filter_result.error_code for filter_result in answer.filter_results
+    ],
     ApiKey.ALTER_CONFIGS: _resource_rows,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _resource_rows,
-    ApiKey.CREATE_PARTITIONS: lambda answer: [[one.name, one.error_code] for one in answer.results],
+    ApiKey.CREATE_PARTITIONS: lambda answer: [
+        [result.name, result.error_code] for result in answer.results
+    ],
     ApiKey.ELECT_LEADERS: lambda answer: [
-        [topic.topic, [[one.partition_id, one.error_code] for one in topic.partition_result]]
+        [
+            topic.topic,
+            [
+                [partition.partition_id, partition.error_code]
+                for partition in topic.partition_result
+            ],
+        ]
         for topic in answer.replica_election_results
     ],
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda answer: [
-        [topic.name, [[one.partition_index, one.error_code] for one in topic.partitions]]
+        [
+            topic.name,
+            [[partition.partition_index, partition.error_code] for partition in topic.partitions],
+        ]
         for topic in answer.responses
     ],
     ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda answer: [
-        [topic.name, [[one.partition_index, len(one.replicas)] for one in topic.partitions]]
+        [
+            topic.name,
+            [
+                [partition.partition_index, len(partition.replicas)]
+                for partition in topic.partitions
+            ],
+        ]
         for topic in answer.topics
     ],
     ApiKey.ALTER_CLIENT_QUOTAS: lambda answer: [
-        [[[part.entity_type, part.entity_name] for part in one.entity], one.error_code]
-        for one in answer.entries
+        [[[part.entity_type, part.entity_name] for part in entry.entity], entry.error_code]
+        for entry in answer.entries
     ],
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: lambda answer: [
-        [one.user, one.error_code] for one in answer.results
+        [result.user, result.error_code] for result in answer.results
     ],
     ApiKey.DESCRIBE_QUORUM: lambda answer: list(answer.topics),
     ApiKey.UPDATE_FEATURES: lambda answer: list(getattr(answer, "results", ())),

@@ -109,11 +109,11 @@ class Producer:
         return [
             (
                 topic["name" if version < 6 else "topic_id"],
-                one["partition_index"],
-                one["error_code"],
+                state["partition_index"],
+                state["error_code"],
             )
             for topic in answer["topics"]
-            for one in topic["partitions"]
+            for state in topic["partitions"]
         ]
 
     def end(self) -> None:
@@ -148,7 +148,7 @@ def test_txn_offset_commit_of_an_unknown_topic_id_or_partition_is_refused(
 ) -> None:
     for unknown in (uuid.UUID(int=0), uuid.UUID(int=77)):
         rows = producer.commit(6, unknown)
-        assert [one[1:] for one in rows] == [(0, "unknown_topic_id")]
+        assert [row[1:] for row in rows] == [(0, "unknown_topic_id")]
     topic_id = str(producer.topic_id)
     assert producer.commit(6, partition=99) == [(topic_id, 99, "unknown_topic_or_partition")]
 
@@ -161,7 +161,7 @@ def test_txn_offset_commit_error_for_a_missing_group_depends_on_the_version(
 ) -> None:
     field = "generation_id" if version < 6 else "generation_id_or_member_epoch"
     rows = producer.commit(version, **{field: 1, "member_id": "m"})
-    assert [one[2] for one in rows] == [error]
+    assert [row[2] for row in rows] == [error]
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_delete_groups_version_3_returns_a_null_error_message(
     producer.end()
     assert client.committed(producer.group, producer.topic, stable=True) == 7
     answer = client.call("delete_groups", 3, groups_names=[producer.group, "no such group"])
-    assert {one["group_id"]: one["error_code"] for one in answer["results"]} == {
+    assert {result["group_id"]: result["error_code"] for result in answer["results"]} == {
         producer.group: "none",
         "no such group": "group_id_not_found",
     }
-    assert {one["error_message"] for one in answer["results"]} == {None}
+    assert {result["error_message"] for result in answer["results"]} == {None}
 
 
 def test_unregister_controller_below_metadata_version_33_is_refused(client: Cluster) -> None:

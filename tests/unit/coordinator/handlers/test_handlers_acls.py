@@ -62,7 +62,7 @@ def by_name(name: str, **fields) -> dict:
 
 
 def errors(answers: list[dict]) -> list[str]:
-    return [one["error_code"] for one in answers]
+    return [answer["error_code"] for answer in answers]
 
 
 def create(client: Cluster, *acls: dict, version: int = 3) -> list[dict]:
@@ -74,17 +74,19 @@ def test_acls_are_created_described_and_deleted_in_every_version(admin, version)
     name = unique("t")
     made = create(admin, acl(name), acl(name, 4), acl(name, 4), acl("", 4), version=version)
     assert errors(made) == ["none", "none", "none", "invalid_request"]
-    assert [one["error_message"] for one in made] == [None] * 3 + ["Invalid empty resource name"]
+    assert [result["error_message"] for result in made] == [None] * 3 + [
+        "Invalid empty resource name"
+    ]
     create(admin, acl(name[:1], resource_pattern_type=4, permission_type=2), version=version)
 
     described = admin.call("describe_acls", version, **by_name(name, pattern_type_filter=2))
     assert (described["error_code"], described["error_message"]) == ("none", None)
     found = {
-        (one["resource_name"], one["pattern_type"]): [
+        (resource["resource_name"], resource["pattern_type"]): [
             (each["principal"], each["host"], each["operation"], each["permission_type"])
-            for each in one["acls"]
+            for each in resource["acls"]
         ]
-        for one in described["resources"]
+        for resource in described["resources"]
     }
     assert found == {
         (name, 3): [("User:ANONYMOUS", "*", 3, 3), ("User:ANONYMOUS", "*", 4, 3)],
@@ -94,10 +96,10 @@ def test_acls_are_created_described_and_deleted_in_every_version(admin, version)
     filters = [by_name(name, operation=4), by_name("nothing"), by_name(name, operation=0)]
     gone = admin.call("delete_acls", version, filters=filters)["filter_results"]
     assert errors(gone) == ["none", "none", "invalid_request"]
-    assert [len(one["matching_acls"]) for one in gone] == [1, 0, 0]
-    (one,) = gone[0]["matching_acls"]
-    assert one["error_code"] == "none"
-    assert [one[key] for key in FIELDS] == [2, 3, name, "User:ANONYMOUS", "*", 4]
+    assert [len(result["matching_acls"]) for result in gone] == [1, 0, 0]
+    (matched,) = gone[0]["matching_acls"]
+    assert matched["error_code"] == "none"
+    assert [matched[key] for key in FIELDS] == [2, 3, name, "User:ANONYMOUS", "*", 4]
     described = admin.call("describe_acls", version, **by_name(name))
     assert len(described["resources"][0]["acls"]) == 1
 
@@ -107,8 +109,8 @@ def test_acl_change_takes_effect_at_once_on_open_connections(admin, nobody):
     asked = [{"name": name}]
 
     def seen() -> str:
-        (one,) = nobody.call("metadata", 12, topics=asked)["topics"]
-        return one["error_code"]
+        (described,) = nobody.call("metadata", 12, topics=asked)["topics"]
+        return described["error_code"]
 
     assert seen() == "topic_authorization_failed"
     create(admin, acl(name))
@@ -205,7 +207,7 @@ def test_partially_applied_acl_request_grants_no_additional_access(guarded, admi
         admin.call("delete_acls", 3, filters=[ANY_FILTER])
     assert len(rights) >= 2 * 2 * 3, "the requests were decided in pieces"
     read = 1 << Operation.READ
-    assert [one for one in rights if one.allowed & ~one.denied & read] == []
+    assert [right for right in rights if right.allowed & ~right.denied & read] == []
 
 
 def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(guarded, admin):
@@ -238,15 +240,15 @@ def test_concurrent_acl_request_does_not_use_up_the_limit_of_a_split_request(gua
 def test_ten_thousand_acls_do_not_block_the_event_loop(admin, nobody):
     """The loop stays responsive while ACLs are created, listed, deleted and evaluated."""
     names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
-    many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
-    asked = [{"name": one} for one in names]
+    many = [acl(name, resource_pattern_type=3 + at % 2) for at, name in enumerate(names)]
+    asked = [{"name": name} for name in names]
     with watched_loop() as watch:
         assert set(errors(create(admin, *many))) == {"none"}
         described = admin.call("describe_acls", 3, **ANY_FILTER)["resources"]
         found = nobody.call("metadata", 12, topics=asked, allow_auto_topic_creation=False)
         gone = admin.call("delete_acls", 3, filters=[ANY_FILTER])["filter_results"]
     assert len(described) == len(found["topics"]) == len(gone[0]["matching_acls"]) == 10_000
-    assert {one["error_code"] for one in found["topics"]} == {"unknown_topic_or_partition"}
+    assert {row["error_code"] for row in found["topics"]} == {"unknown_topic_or_partition"}
     watch.check()
 
 

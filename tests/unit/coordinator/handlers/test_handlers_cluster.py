@@ -38,14 +38,15 @@ def log_dir(client: Cluster, version: int = 5, topics: list[Answer] | None = Non
 def sizes(found: Answer) -> dict[str, dict[int, int]]:
     return {
         topic["name"]: {
-            one["partition_index"]: one["partition_size"] for one in topic["partitions"]
+            partition["partition_index"]: partition["partition_size"]
+            for partition in topic["partitions"]
         }
         for topic in found["topics"]
     }
 
 
 def on_disk(directory: str, topic: str, index: int) -> int:
-    return sum(one.stat().st_size for one in Path(directory, f"{topic}-{index}").glob("*.log"))
+    return sum(path.stat().st_size for path in Path(directory, f"{topic}-{index}").glob("*.log"))
 
 
 @pytest.mark.parametrize("version", range(1, 6))
@@ -106,13 +107,13 @@ def test_missing_log_dir_is_described_as_a_storage_error(tmp_path):
 
 def test_offline_partition_is_not_described_moved_or_elected(tmp_path):
     disk = FaultyDisk()
-    with running(tmp_path, disk) as one:
-        client, name = one.client, one.client.create_topic("t", 2)
+    with running(tmp_path, disk) as system:
+        client, name = system.client, system.client.create_topic("t", 2)
         client.produce(name, [b"v"], partition=1)
         disk.fails = {"write": errno.EIO}
         assert client.produce(name, [b"v"])["error_code"] == "kafka_storage_error"
         disk.fails = {}
-        until(lambda: one.broker.services.logs.is_offline(name, 0), "it is off line")
+        until(lambda: system.broker.services.logs.is_offline(name, 0), "it is off line")
         found = log_dir(client)
         assert list(sizes(found)[name]) == [1]
         for version in (1, 2):
@@ -164,7 +165,10 @@ def test_alter_replica_log_dirs_to_an_unknown_directory_is_refused(client, topic
 
 
 def asked(*partitions: int, topic: str = "__cluster_metadata") -> Answer:
-    return {"topic_name": topic, "partitions": [{"partition_index": one} for one in partitions]}
+    return {
+        "topic_name": topic,
+        "partitions": [{"partition_index": partition} for partition in partitions],
+    }
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -226,7 +230,7 @@ def test_describe_quorum_of_other_partitions_is_unknown_topic_or_partition(clien
     assert answer["error_code"] == "none"
     found = [part for topic in answer["topics"] for part in topic["partitions"]]
     assert len(found) == sum(len(topic["partitions"]) for topic in topics)
-    assert {one["error_code"] for one in found} == {"unknown_topic_or_partition"}
+    assert {partition["error_code"] for partition in found} == {"unknown_topic_or_partition"}
     assert client.call("describe_quorum", version, topics=[])["topics"] == []
 
 
@@ -243,7 +247,7 @@ def test_quorum_leader_epoch_increases_with_each_start(tmp_path):
 def reassign(
     client: Cluster, version: int, topic: str, replicas: dict[int, list[int] | None]
 ) -> list[str]:
-    parts = [{"partition_index": one, "replicas": many} for one, many in replicas.items()]
+    parts = [{"partition_index": index, "replicas": many} for index, many in replicas.items()]
     answer = client.call(
         "alter_partition_reassignments",
         version,
@@ -252,8 +256,8 @@ def reassign(
     )
     assert answer["error_code"] == "none"
     (found,) = answer["responses"]
-    assert [one["partition_index"] for one in found["partitions"]] == list(replicas)
-    return [one["error_code"] for one in found["partitions"]]
+    assert [partition["partition_index"] for partition in found["partitions"]] == list(replicas)
+    return [partition["error_code"] for partition in found["partitions"]]
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -277,7 +281,7 @@ def elect(
 ) -> tuple[str, dict[tuple[str, int], str]]:
     named = None
     if topics is not None:
-        named = [{"topic": one, "partitions": parts} for one, parts in topics.items()]
+        named = [{"topic": topic, "partitions": parts} for topic, parts in topics.items()]
     fields = {"election_type": kind} if version else {}
     answer = client.call("elect_leaders", version, timeout=1000, topic_partitions=named, **fields)
     return answer.get("error_code", "none"), {
@@ -335,8 +339,8 @@ def test_list_config_resources_returns_resources_of_the_requested_types(client, 
         answer = client.call("list_config_resources", version, **fields)
         assert answer["error_code"] == "none"
         return {
-            (one.get("resource_type", METRICS), one["resource_name"])
-            for one in answer["config_resources"]
+            (resource.get("resource_type", METRICS), resource["resource_name"])
+            for resource in answer["config_resources"]
         }
 
     assert listed(0) == set()
@@ -385,16 +389,16 @@ def test_acl_requests_without_an_authorizer_return_security_disabled(client, ver
     acl = ACL | {"resource_pattern_type": 3, "operation": 3, "permission_type": 3}
     created = client.call("create_acls", version, creations=[acl, acl])["results"]
     deleted = client.call("delete_acls", version, filters=[any_acl] * 3)["filter_results"]
-    assert [one["error_code"] for one in created] == ["security_disabled"] * 2
-    assert [one["error_code"] for one in deleted] == ["security_disabled"] * 3
+    assert [result["error_code"] for result in created] == ["security_disabled"] * 2
+    assert [result["error_code"] for result in deleted] == ["security_disabled"] * 3
 
 
 def test_scram_credentials_are_validated_altered_and_described(client):
     def described(users: list[str] | None) -> dict[str, str]:
-        named = None if users is None else [{"name": one} for one in users]
+        named = None if users is None else [{"name": user} for user in users]
         answer = client.call("describe_user_scram_credentials", 0, users=named)
         assert answer["error_code"] == "none"
-        return {one["user"]: one["error_code"] for one in answer["results"]}
+        return {result["user"]: result["error_code"] for result in answer["results"]}
 
     assert described(None) == described([]) == {}
     assert described(["a", "b", "a"]) == {"a": "duplicate_resource", "b": "resource_not_found"}
@@ -416,7 +420,7 @@ def test_scram_credentials_are_validated_altered_and_described(client):
             {"name": "less", "mechanism": 1, **password},
         ],
     )
-    assert {one["user"]: one["error_code"] for one in answer["results"]} == {
+    assert {result["user"]: result["error_code"] for result in answer["results"]} == {
         "a": "resource_not_found",
         "b": "unsupported_sasl_mechanism",
         "c": "none",
@@ -426,18 +430,18 @@ def test_scram_credentials_are_validated_altered_and_described(client):
         "more": "unacceptable_credential",
         "less": "unacceptable_credential",
     }
-    for one in answer["results"]:
-        told = one["error_message"]
-        assert told is None if one["error_code"] == "none" else len(told) > 0
+    for result in answer["results"]:
+        told = result["error_message"]
+        assert told is None if result["error_code"] == "none" else len(told) > 0
     assert described(None) == described([]) == {"c": "none", "most": "none"}
     answer = client.call("describe_user_scram_credentials", 0, users=None)
-    assert [one["credential_infos"] for one in answer["results"]] == [
+    assert [result["credential_infos"] for result in answer["results"]] == [
         [{"mechanism": 2, "iterations": 4096}],
         [{"mechanism": 1, "iterations": 16_384}],
     ]
     gone = [{"name": "c", "mechanism": 1}, {"name": "most", "mechanism": 1}]
     answer = client.call("alter_user_scram_credentials", 0, deletions=gone, upsertions=[])
-    assert {one["user"]: one["error_code"] for one in answer["results"]} == {
+    assert {result["user"]: result["error_code"] for result in answer["results"]} == {
         "c": "resource_not_found",
         "most": "none",
     }
@@ -450,25 +454,28 @@ def test_scram_credentials_are_validated_altered_and_described(client):
 def test_scram_salt_of_the_maximum_length_is_accepted_a_longer_one_refused(
     client, size: int, code: str
 ) -> None:
-    one = {"name": "a", "mechanism": 1, "iterations": 4096, "salted_password": b"password"}
+    upsertion = {"name": "a", "mechanism": 1, "iterations": 4096, "salted_password": b"password"}
     answer = client.call(
-        "alter_user_scram_credentials", 0, deletions=[], upsertions=[{**one, "salt": bytes(size)}]
+        "alter_user_scram_credentials",
+        0,
+        deletions=[],
+        upsertions=[{**upsertion, "salt": bytes(size)}],
     )
-    assert [one["error_code"] for one in answer["results"]] == [code]
+    assert [result["error_code"] for result in answer["results"]] == [code]
 
 
 def test_scram_credentials_above_the_maximum_are_refused(
     client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     all_users = client.call("describe_user_scram_credentials", 0, users=None)["results"]
-    there = sum(len(one["credential_infos"]) for one in all_users)
+    there = sum(len(user["credential_infos"]) for user in all_users)
     monkeypatch.setattr(scram, "MAX_CREDENTIALS", there + 3)
     password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
 
     def put(*names: str) -> list[str]:
         many = [{"name": name, "mechanism": 1, **password} for name in names]
         answer = client.call("alter_user_scram_credentials", 0, deletions=[], upsertions=many)
-        return [one["error_code"] for one in answer["results"]]
+        return [result["error_code"] for result in answer["results"]]
 
     assert put("new-a", "new-b", "new-c") == ["none"] * 3
     assert put("new-d") == ["policy_violation"]

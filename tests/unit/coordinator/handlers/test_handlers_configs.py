@@ -44,7 +44,9 @@ def test_describe_configs_of_a_topic_returns_values_sources_and_synonyms(client,
     assert code == "none"
     entry = found["retention.ms"]
     assert (entry["value"], entry["config_source"], entry["read_only"]) == ("77", 1, False)
-    assert [(one["name"], one["source"]) for one in entry["synonyms"]] == [("retention.ms", 1)]
+    assert [(synonym["name"], synonym["source"]) for synonym in entry["synonyms"]] == [
+        ("retention.ms", 1)
+    ]
     assert found["segment.ms"]["value"] == "604800000"
     assert found["max.message.bytes"]["config_source"] == 4
     if version >= 3:
@@ -63,20 +65,20 @@ def test_describe_configs_of_brokers_groups_and_metrics_returns_their_keys(clien
     assert (found["num.partitions"]["value"], found["num.partitions"]["config_source"]) == ("2", 4)
     assert found["num.partitions"]["read_only"]
     assert not found["log.retention.ms"]["read_only"]
-    assert [one["source"] for one in found["num.partitions"]["synonyms"]] == [4, 5]
+    assert [synonym["source"] for synonym in found["num.partitions"]["synonyms"]] == [4, 5]
     assert _describe(client, BROKER, "4")[0] == "invalid_request"
     assert _describe(client, BROKER, "")[0] == "none"
     code, found = _describe(client, GROUP, "g")
     assert (code, len(found)) == ("none", 21)
     kinds = {name.split(".")[0] for name in found}
     assert kinds == {"consumer", "errors", "share", "streams"}
-    assert {one["config_source"] for one in found.values()} == {5}
+    assert {config["config_source"] for config in found.values()} == {5}
     assert _describe(client, GROUP, "")[0] == "invalid_request"
     code, found = _describe(client, METRICS, "m", include_synonyms=True)
     assert code == "none"
     assert {
-        (one["name"], one["value"], one["config_source"], *one["synonyms"])
-        for one in found.values()
+        (config["name"], config["value"], config["config_source"], *config["synonyms"])
+        for config in found.values()
     } == {("metrics", "", 5), ("interval.ms", "300000", 5), ("match", "", 5)}
     assert _describe(client, 3, "m")[0] == "invalid_request"
 
@@ -98,7 +100,7 @@ def test_group_config_is_validated_and_overrides_the_broker_default(client):
         assert _alter(client, GROUP, "own", change) == code, change
     _, found = _describe(client, GROUP, "own", include_synonyms=True)
     assert found[session]["value"] == "45000"
-    assert [one["source"] for one in found[beat]["synonyms"]] == [8, 5]
+    assert [synonym["source"] for synonym in found[beat]["synonyms"]] == [8, 5]
     client.coordinator("own", GROUP_KIND)
     joined = client.call(
         "consumer_group_heartbeat",
@@ -121,7 +123,7 @@ def test_topic_configs_have_the_keys_and_sources_of_kafka(client, topic):
     entry = found["max.decompressed.message.bytes"]
     assert (entry["value"], entry["config_source"], entry["config_type"]) == ("2147483639", 5, 3)
     synonyms = {
-        name: [one["name"] for one in found[name]["synonyms"]]
+        name: [synonym["name"] for synonym in found[name]["synonyms"]]
         for name in ("max.decompressed.message.bytes", "remote.copy.lag.ms", "local.retention.ms")
     }
     assert synonyms == {
@@ -164,9 +166,9 @@ def test_internal_keys_of_a_group_are_described_only_when_set(client):
         assert _alter(client, GROUP, "warm", change) == code, change
     _, found = _describe(client, GROUP, "warm", include_synonyms=True)
     assert len(found) == 23
-    assert [(one["name"], one["value"], one["source"]) for one in found[internal]["synonyms"]] == [
-        (internal, "20", 8), ("group.streams.num.warmup.replicas", "2", 5),
-    ]  # fmt: skip
+    assert [
+        (entry["name"], entry["value"], entry["source"]) for entry in found[internal]["synonyms"]
+    ] == [(internal, "20", 8), ("group.streams.num.warmup.replicas", "2", 5)]
     _, other = _describe(client, GROUP, "cold", include_synonyms=True)
     (synonym,) = other["streams.assignor.name"]["synonyms"]
     assert (synonym["name"], synonym["value"]) == ("group.streams.assignors", "sticky")
@@ -190,10 +192,13 @@ def test_client_metrics_subscriptions_are_kept_and_listed(client):
     _, found = _describe(client, METRICS, name, include_synonyms=True)
     entry = found["interval.ms"]
     assert (entry["value"], entry["config_source"]) == ("100", 7)
-    assert [(one["name"], one["source"]) for one in entry["synonyms"]] == [("interval.ms", 7)]
+    assert [(synonym["name"], synonym["source"]) for synonym in entry["synonyms"]] == [
+        ("interval.ms", 7)
+    ]
     assert found["match"]["value"] == "client_id=a.*,client_source_port=9"
     assert name in {
-        one["resource_name"] for one in client.call("list_config_resources", 0)["config_resources"]
+        resource["resource_name"]
+        for resource in client.call("list_config_resources", 0)["config_resources"]
     }
     removed = [(key, DELETE, None) for key in found]
     assert _alter(client, METRICS, name, *removed) == "none"
@@ -271,7 +276,7 @@ def test_dynamic_broker_config_applies_to_topics_and_survives_a_restart(tmp_path
         assert client.produce("a", [b"x" * 100])["error_code"] == "message_too_large"
         _, found = _describe(client, TOPIC, "a", include_synonyms=True)
         synonyms = found["max.message.bytes"]["synonyms"]
-        assert [(one["value"], one["source"]) for one in synonyms] == [
+        assert [(synonym["value"], synonym["source"]) for synonym in synonyms] == [
             ("100", 2), ("200", 3), ("1048588", 5),
         ]  # fmt: skip
         assert _alter(client, BROKER, "1", ("num.partitions", SET, "4")) == "invalid_request"
@@ -342,7 +347,7 @@ def test_config_resource_named_twice_is_refused(client, topic):
     resource = {"resource_type": TOPIC, "resource_name": topic, "configs": []}
     for api, version in (("alter_configs", 2), ("incremental_alter_configs", 1)):
         answer = client.call(api, version, resources=[resource, resource])
-        codes = [one["error_code"] for one in answer["responses"]]
+        codes = [response["error_code"] for response in answer["responses"]]
         assert codes == ["invalid_request", "invalid_request"]
 
 

@@ -35,7 +35,7 @@ def alter(
     answer = client.call(
         "alter_client_quotas", version, entries=list(entries), validate_only=validate_only
     )
-    return [one["error_code"] for one in answer["entries"]]
+    return [row["error_code"] for row in answer["entries"]]
 
 
 def told(
@@ -49,10 +49,10 @@ def told(
     )
     assert answer["error_code"] == "none"
     return {
-        frozenset((part["entity_type"], part["entity_name"]) for part in one["entity"]): {
-            value["key"]: value["value"] for value in one["values"]
+        frozenset((part["entity_type"], part["entity_name"]) for part in row["entity"]): {
+            value["key"]: value["value"] for value in row["values"]
         }
-        for one in answer["entries"]
+        for row in answer["entries"]
     }
 
 
@@ -137,9 +137,9 @@ def test_invalid_quota_entity_does_not_prevent_altering_others(client, user):
 
 
 def test_quota_or_entity_named_twice_is_refused(client, user):
-    one = entry({"user": user}, producer_byte_rate=1.0)
-    assert alter(client, one, one) == ["invalid_request"]
-    assert alter(client, one | {"ops": one["ops"] * 2}) == ["invalid_request"]
+    alteration = entry({"user": user}, producer_byte_rate=1.0)
+    assert alter(client, alteration, alteration) == ["invalid_request"]
+    assert alter(client, alteration | {"ops": alteration["ops"] * 2}) == ["invalid_request"]
     both = {"user": user, "client-id": "c"}
     assert alter(
         client,
@@ -148,9 +148,9 @@ def test_quota_or_entity_named_twice_is_refused(client, user):
     ) == ["invalid_request"]
     assert told(client, ("user", EXACT, user), strict=False) == {}
     # If an entity type occurs twice, the last name wins.
-    assert alter(client, {**one, "entity": [*entry({"user": "x"})["entity"], *one["entity"]]}) == [
-        "none"
-    ]
+    assert alter(
+        client, {**alteration, "entity": [*entry({"user": "x"})["entity"], *alteration["entity"]]}
+    ) == ["none"]
     assert list(told(client, ("user", EXACT, user))) == [frozenset({("user", user)})]
     many = {f"kind-{number}": "x" for number in range(5)}
     assert alter(client, entry(many), entry(many)) == ["invalid_request"] * 2

@@ -23,7 +23,11 @@ def configs(client: Cluster, name: str) -> dict[str, str]:
     """Return the settings of the topic itself, without defaults."""
     asked = [{"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}]
     (found,) = client.call("describe_configs", 4, resources=asked)["results"]
-    return {one["name"]: one["value"] for one in found["configs"] if one["config_source"] == 1}
+    return {
+        config["name"]: config["value"]
+        for config in found["configs"]
+        if config["config_source"] == 1
+    }
 
 
 def answered(
@@ -102,7 +106,7 @@ def test_internal_topic_is_not_created_with_unsafe_configs(client: Cluster) -> N
         assert create(client, name, **own)["error_code"] == "invalid_config"
     made = create(client, name)
     assert made["error_code"] == "none"
-    (policy,) = (one for one in made["configs"] if one["name"] == "cleanup.policy")
+    (policy,) = (config for config in made["configs"] if config["name"] == "cleanup.policy")
     assert policy["value"] == "delete"
     assert configs(client, name) == {
         "cleanup.policy": "delete",

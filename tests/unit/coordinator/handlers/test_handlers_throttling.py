@@ -268,9 +268,9 @@ def test_write_txn_markers_is_exempt_from_the_request_quota(broker, admin, clock
         for _ in range(3):
             assert client.call("write_txn_markers", 1, markers=[]) == {"markers": []}
         assert not [
-            one
-            for one in broker.served.services.quotas.budgets["request_percentage"]
-            if one[1] == client.client_id
+            key
+            for key in broker.served.services.quotas.budgets["request_percentage"]
+            if key[1] == client.client_id
         ]
 
 
@@ -320,9 +320,9 @@ def test_validation_in_threads_throttles_beyond_a_second_up_to_the_maximum(
             assert 1000 < client.receive()["throttle_time"] <= MAX_DEBT_MS
         (budget,) = until(
             lambda: [
-                one
-                for entity, one in quotas.budgets["request_percentage"].items()
-                if entity[1] == client.client_id and one.throttles
+                used
+                for entity, used in quotas.budgets["request_percentage"].items()
+                if entity[1] == client.client_id and used.throttles
             ],
             "the client has to wait",
         )
@@ -374,9 +374,9 @@ def test_validation_threads_stay_within_the_request_percentage(tmp_path):
 def checked_s() -> float:
     """Return the processor time, in seconds, of the threads that check batches."""
     return sum(
-        time.clock_gettime(time.pthread_getcpuclockid(one.ident))
-        for one in threading.enumerate()
-        if one.name.startswith("check_") and one.ident is not None
+        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name.startswith("check_") and thread.ident is not None
     )
 
 
@@ -386,14 +386,14 @@ def test_request_quota_counts_the_processor_time_of_each_request(broker, admin, 
 
         def spent() -> float:
             budget = quotas.budgets["request_percentage"].get(("", client.client_id))
-            return 0 if budget is None else sum(one.value for one in budget.rate._samples)
+            return 0 if budget is None else sum(sample.value for sample in budget.rate._samples)
 
         client.call("metadata", 8, topics=[])
-        one = until(spent, "the request is counted")
+        single = until(spent, "the request is counted")
         for _ in range(10):
             client.call("list_groups", 4)
             client.call("delete_topics", 5, topic_names=["nowhere"])
-        assert spent() > one
+        assert spent() > single
         # Twenty small requests take less than a second of processor time (100 percent).
         assert spent() < 100
 
@@ -424,7 +424,7 @@ CHANGES = {"create": (created, 6), "delete": (deleted, 5), "grow": (grown, 3)}
 
 def codes(answer: Any) -> list[str]:
     parts = answer.get("topics") or answer.get("responses") or answer.get("results")
-    return [one["error_code"] for one in parts]
+    return [part["error_code"] for part in parts]
 
 
 def prepare(admin: Cluster, what: str, names: list[str]) -> None:
@@ -513,7 +513,9 @@ def muted(broker: Started, client: Cluster) -> list[Any]:
     """Return the client's connection in a list if it is muted, else an empty list."""
     port = client._socket.getsockname()[1]
     open_ones = broker.served.server.connections
-    return [one for one in open_ones if one.peer_port == port and one._muted is not None]
+    return [
+        opened for opened in open_ones if opened.peer_port == port and opened._muted is not None
+    ]
 
 
 def sweep(broker: Started, connection: Any, after_s: float = 0) -> None:

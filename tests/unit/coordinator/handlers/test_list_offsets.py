@@ -48,7 +48,7 @@ def test_list_offsets_of_repeated_or_missing_partitions_returns_errors(client, t
     answer = client.call(
         "list_offsets", 5, replica_id=-1, topics=[{"name": topic, "partitions": [part, part]}]
     )
-    codes = [one["error_code"] for one in answer["topics"][0]["partitions"]]
+    codes = [partition["error_code"] for partition in answer["topics"][0]["partitions"]]
     assert codes == ["invalid_request"]
 
 

@@ -45,7 +45,7 @@ def test_metadata_in_every_version_describes_the_topic_and_the_broker(client, bo
 
 def test_metadata_of_null_topics_returns_all_and_of_empty_topics_none(client, topic):
     for version, body in ((0, {"topics": []}), (1, {"topics": None}), (12, {"topics": None})):
-        names = [one["name"] for one in client.call("metadata", version, **body)["topics"]]
+        names = [row["name"] for row in client.call("metadata", version, **body)["topics"]]
         assert topic in names
     for version in (1, 5, 13):
         assert client.call("metadata", version, topics=[])["topics"] == []
@@ -168,29 +168,32 @@ def test_describe_topic_partitions_returns_pages_with_a_cursor(client):
 def test_resources_named_twice_are_described_once(client, topic):
     resource = {"resource_type": TOPIC, "resource_name": topic, "configuration_keys": None}
     answer = client.call("describe_configs", 4, resources=[resource, resource])
-    assert [one["resource_name"] for one in answer["results"]] == [topic]
+    assert [result["resource_name"] for result in answer["results"]] == [topic]
     asked = {"name": topic, "partition_indexes": [0, 0, 1]}
     answer = client.call("describe_producers", 0, topics=[asked, asked])
-    parts = [[part["partition_index"] for part in one["partitions"]] for one in answer["topics"]]
+    parts = [[part["partition_index"] for part in row["partitions"]] for row in answer["topics"]]
     assert parts == [[0, 1], []]
     answer = client.call("describe_transactions", 0, transactional_ids=["t", "u", "t"])
-    assert [one["transactional_id"] for one in answer["transaction_states"]] == ["t", "u"]
+    assert [transaction["transactional_id"] for transaction in answer["transaction_states"]] == [
+        "t",
+        "u",
+    ]
     answer = client.call("describe_groups", 6, groups=["g", "h", "g"])
-    assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
+    assert [group["group_id"] for group in answer["groups"]] == ["g", "h"]
     answer = client.call("consumer_group_describe", 1, group_ids=["g", "h", "g"])
-    assert [one["group_id"] for one in answer["groups"]] == ["g", "h"]
+    assert [group["group_id"] for group in answer["groups"]] == ["g", "h"]
     client.coordinator("g", 0)
     everything, nothing = {"group_id": "g", "topics": None}, {"group_id": "g", "topics": []}
     answer = client.call("offset_fetch", 8, groups=[everything, nothing, everything, nothing])
     assert len(answer["groups"]) == 3
     asked = {"name": topic, "partition_indexes": [0, 0, 1]}
     answer = client.call("offset_fetch", 7, group_id="g", topics=[asked, asked])
-    parts = [[part["partition_index"] for part in one["partitions"]] for one in answer["topics"]]
+    parts = [[part["partition_index"] for part in row["partitions"]] for row in answer["topics"]]
     assert parts == [[0, 1], []]
     again = {"group_id": "g", "topics": [asked]}
     answer = client.call("offset_fetch", 8, groups=[again, again, {**again, "group_id": "h"}])
     parts = [
-        [part["partition_index"] for part in one["topics"][0]["partitions"]]
-        for one in answer["groups"]
+        [part["partition_index"] for part in group["topics"][0]["partitions"]]
+        for group in answer["groups"]
     ]
     assert parts == [[0, 1], [], [0, 1]]

@@ -82,7 +82,7 @@ def test_members_show_the_pause_that_their_client_reported(
     assert "poll_pause" not in found["m-2"]
     printed = table(bootstrap, *command, group)
     assert "POLL_PAUSE" in printed
-    (line,) = (one for one in printed.splitlines() if "m-2" in one)
+    (line,) = (text for text in printed.splitlines() if "m-2" in text)
     assert f"{PAUSE_MS / 1000:.1f} s, 20" in line
 
 
@@ -129,7 +129,7 @@ def test_pauses_of_a_group_need_describe_configs_describe_and_read(guarded: Guar
 
         def shown() -> list[str]:
             (result,) = client.call("describe_configs", 4, **body)["results"]
-            return [one["value"] for one in result["configs"]]
+            return [config["value"] for config in result["configs"]]
 
         guarded.allow(group_right(Operation.DESCRIBE, group))
         pushed_pause(client, group, "m-1", number=6)
@@ -199,6 +199,6 @@ def test_describe_shows_the_pause_of_a_share_groups_member(queue: Queue) -> None
     assert queue.client.call("share_group_heartbeat", 1, **body)["error_code"] == "none"
     pushed_pause(queue.client, "g", "m-1", name=SHARE_PAUSE)
     printed = table(queue.broker.bootstrap, "describe", "g")
-    (line,) = (one for one in printed.splitlines() if one.startswith("m-1"))
+    (line,) = (text for text in printed.splitlines() if text.startswith("m-1"))
     assert f"{PAUSE_MS / 1000:.1f} s" in line
     assert f"{PAUSE_MS / 1000:.1f} s" in table(queue.broker.bootstrap, "describe", "--members", "g")

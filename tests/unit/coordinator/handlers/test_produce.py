@@ -98,10 +98,10 @@ def test_produce_with_invalid_acks_is_refused(client, topic, acks):
 
 
 def test_produce_with_acks_0_has_no_response_and_closes_on_error(client, bootstrap, topic):
-    def send(one: RawClient, name: str) -> None:
+    def send(sender: RawClient, name: str) -> None:
         data = [{"index": 0, "records": batch([b"x"])}]
-        one.send("produce", 9, acks=0, topic_data=[{"name": name, "partition_data": data}])
-        one._waiting.pop()
+        sender.send("produce", 9, acks=0, topic_data=[{"name": name, "partition_data": data}])
+        sender._waiting.pop()
 
     send(client, topic)
     assert client.offset(topic) == 1
@@ -160,8 +160,8 @@ def test_batch_with_invalid_timestamps_is_refused_with_record_errors(client, top
     assert part["error_message"] == (
         "One or more records have been rejected due to invalid timestamp"
     )
-    assert [one["batch_index"] for one in part["record_errors"]] == [0, 1, 2]
-    assert all(one["batch_index_error_message"] for one in part["record_errors"])
+    assert [record_error["batch_index"] for record_error in part["record_errors"]] == [0, 1, 2]
+    assert all(record_error["batch_index_error_message"] for record_error in part["record_errors"])
     assert "record_errors" not in client.produce(
         topic, batch([b"a"], timestamp_ms=2**50), version=7
     )
@@ -232,8 +232,8 @@ def test_transaction_cannot_include_the_transaction_state_or_history_topic(
         body = {"v3_and_below_transactional_id": tid, "v3_and_below_producer_id": pid}
         body |= {"v3_and_below_producer_epoch": epoch, "v3_and_below_topics": topics}
     else:
-        one = {"transactional_id": tid, "producer_id": pid, "producer_epoch": epoch}
-        body = {"transactions": [{**one, "verify_only": False, "topics": topics}]}
+        transaction = {"transactional_id": tid, "producer_id": pid, "producer_epoch": epoch}
+        body = {"transactions": [{**transaction, "verify_only": False, "topics": topics}]}
     if name == "__fencepost_history":
         until(lambda: client.leaders(name), "the history of the claim")
     refused = client.call("add_partitions_to_txn", version, **body)

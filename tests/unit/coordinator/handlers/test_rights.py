@@ -49,7 +49,7 @@ def closed_topic(admin) -> str:
 
 
 def names_of(answer: Answer, field: str = "topics", name: str = "name") -> list[str]:
-    return [one[name] for one in answer[field]]
+    return [row[name] for row in answer[field]]
 
 
 # --- topics by id, and invalid names --------------------------------------------------------------
@@ -79,11 +79,11 @@ def committed_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
 
 def described_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
     answer = client.call("metadata", 12, topics=[{"name": None, "topic_id": topic_id}])
-    (one,) = answer["topics"]
-    if one["error_code"] != "none":
+    (described,) = answer["topics"]
+    if described["error_code"] != "none":
         # The response may contain the topic id, but not the topic's name.
-        assert (one["name"], one["topic_id"]) == (None, str(topic_id))
-    return [one["error_code"]]
+        assert (described["name"], described["topic_id"]) == (None, str(topic_id))
+    return [described["error_code"]]
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_offset_fetch_returns_only_authorized_groups_and_topics(
     ]
     answer = client.call("offset_fetch", 8, groups=groups)
     assert [
-        (one["group_id"], one["error_code"], names_of(one), errors_in(one)[1:])
-        for one in answer["groups"]
+        (row["group_id"], row["error_code"], names_of(row), errors_in(row)[1:])
+        for row in answer["groups"]
     ] == [
         (mine, "none", [open_topic], ["none"]),
         (mine, "none", [open_topic, closed_topic], ["none", T]),
@@ -350,8 +350,8 @@ def test_metadata_auto_creates_a_topic_only_with_describe_and_create(guarded, ad
     name = unique("new")
 
     def ask(**fields: Any) -> str:
-        (one,) = client.call("metadata", 9, topics=[{"name": name}], **fields)["topics"]
-        return one["error_code"]
+        (row,) = client.call("metadata", 9, topics=[{"name": name}], **fields)["topics"]
+        return row["error_code"]
 
     guarded.allow(topic(Op.DESCRIBE, name))
     assert ask() == T
@@ -657,8 +657,8 @@ class Consumer:
             "consumer_group_heartbeat", 1, group_id=self.group_id, member_id=self.member_id,
             member_epoch=self.epoch, rebalance_timeout=60_000, **self.subscribed,
             topic_partitions=[] if self.epoch == 0 else [
-                {"topic_id": uuid.UUID(one["topic_id"]), "partitions": one["partitions"]}
-                for one in self.owned
+                {"topic_id": uuid.UUID(row["topic_id"]), "partitions": row["partitions"]}
+                for row in self.owned
             ],
         )  # fmt: skip
         if answer["error_code"] == "none":
@@ -669,7 +669,7 @@ class Consumer:
 
     def owns(self) -> set[str]:
         assert self.beat() == "none"
-        return {one["topic_id"] for one in self.owned}
+        return {row["topic_id"] for row in self.owned}
 
 
 def test_consumer_group_heartbeat_needs_describe_on_every_subscribed_topic(
@@ -733,10 +733,10 @@ def test_consumer_group_with_an_unauthorized_topic_is_not_described(
 
     def describe() -> dict[str, tuple[str, int, int]]:
         return {
-            one["group_id"]: (
-                one["error_code"], len(one["members"]), one["authorized_operations"]
+            row["group_id"]: (
+                row["error_code"], len(row["members"]), row["authorized_operations"]
             )
-            for one in client.call("consumer_group_describe", 0, **asked)["groups"]
+            for row in client.call("consumer_group_describe", 0, **asked)["groups"]
         }  # fmt: skip
 
     omitted = -(2**31)
@@ -791,7 +791,7 @@ def test_authorized_operations_of_topics_and_groups_follow_the_acls(guarded, cli
         "metadata", 9, **asked, allow_auto_topic_creation=False,
         include_topic_authorized_operations=True, include_cluster_authorized_operations=True,
     )  # fmt: skip
-    told = {one["name"]: one["topic_authorized_operations"] for one in answer["topics"]}
+    told = {row["name"]: row["topic_authorized_operations"] for row in answer["topics"]}
     assert told == {
         open_topic: 1 << Op.WRITE | 1 << Op.DESCRIBE,
         "nowhere": 1 << Op.DESCRIBE,
@@ -805,6 +805,6 @@ def test_authorized_operations_of_topics_and_groups_follow_the_acls(guarded, cli
         "describe_groups", 5, groups=[group_id, "hidden"], include_authorized_operations=True
     )
     assert [
-        (one["group_id"], one["error_code"], one["authorized_operations"])
-        for one in described["groups"]
+        (row["group_id"], row["error_code"], row["authorized_operations"])
+        for row in described["groups"]
     ] == [("hidden", G, -(2**31)), (group_id, "none", 1 << Op.READ | 1 << Op.DESCRIBE)]

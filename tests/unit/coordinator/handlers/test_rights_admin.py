@@ -77,8 +77,8 @@ FILTER = {
 
 def _new(n: Named) -> dict:
     """Return a CreateTopics request with validate_only for a topic that may already exist."""
-    one = {"name": n.topic, "num_partitions": 1, "replication_factor": 1}
-    return {"topics": [one], "validate_only": True}
+    creation = {"name": n.topic, "num_partitions": 1, "replication_factor": 1}
+    return {"topics": [creation], "validate_only": True}
 
 
 CASES = [
@@ -159,7 +159,9 @@ def _named(admin: Cluster, *, exists: bool) -> Named:
 
 
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda one: " ".join(filter(None, (f"{one.api}-v{one.version}", one.name)))
+    "case",
+    CASES,
+    ids=lambda case: " ".join(filter(None, (f"{case.api}-v{case.version}", case.name))),
 )
 def test_each_permission_is_required_whether_or_not_the_topic_exists(guarded, admin, case):
     both = [_named(admin, exists=True), _named(admin, exists=False)]
@@ -181,7 +183,7 @@ def test_each_permission_is_required_whether_or_not_the_topic_exists(guarded, ad
 
 
 def _create(client: Cluster, *names: str, version: int = 7, **fields: Any) -> list[dict]:
-    topics = [{"name": one, "num_partitions": 3, "replication_factor": 1} for one in names]
+    topics = [{"name": name, "num_partitions": 3, "replication_factor": 1} for name in names]
     return client.call("create_topics", version, topics=topics, **fields)["topics"]
 
 
@@ -193,15 +195,15 @@ def test_create_topics_returns_configs_only_with_describe_configs(guarded, versi
         topic(Op.CREATE, name), *[topic(Op.DESCRIBE_CONFIGS, name) for _ in range(is_shown)]
     )
     with Cluster(guarded.bootstrap) as client:
-        (one,) = _create(client, name, version=version)
-    assert one["error_code"] == "none"
+        (created,) = _create(client, name, version=version)
+    assert created["error_code"] == "none"
     if version >= 5:
-        assert (one["num_partitions"], one["replication_factor"]) == (
+        assert (created["num_partitions"], created["replication_factor"]) == (
             (3, 1) if is_shown else (-1, -1)
         )
-        assert bool(one["configs"]) is is_shown
+        assert bool(created["configs"]) is is_shown
         refused = 0 if is_shown else 29
-        assert one["topic_config_error_code"] == refused
+        assert created["topic_config_error_code"] == refused
 
 
 def test_duplicate_and_reserved_topic_names_are_reported_without_permission(guarded, admin):
@@ -210,7 +212,7 @@ def test_duplicate_and_reserved_topic_names_are_reported_without_permission(guar
     guarded.allow(topic(Op.CREATE, mine))
     with Cluster(guarded.bootstrap) as client:
         made = _create(client, mine, others, others, "__cluster_metadata", unique("x"))
-    errors = {one["name"]: one["error_code"] for one in made}
+    errors = {created["name"]: created["error_code"] for created in made}
     assert errors.pop("__cluster_metadata") == "invalid_request"
     assert errors.pop(mine) == "none"
     assert errors.pop(others) == "invalid_request", "twice"
@@ -218,9 +220,9 @@ def test_duplicate_and_reserved_topic_names_are_reported_without_permission(guar
 
 
 def _delete(client: Cluster, *topics: dict) -> list[tuple]:
-    asked = [{"name": None, "topic_id": None, **one} for one in topics]
+    asked = [{"name": None, "topic_id": None, **wanted} for wanted in topics]
     answer = client.call("delete_topics", 6, topics=asked)
-    return [(one["name"], one["error_code"]) for one in answer["responses"]]
+    return [(response["name"], response["error_code"]) for response in answer["responses"]]
 
 
 def test_delete_topics_reveals_topics_only_with_describe_permission(guarded, admin):
@@ -273,12 +275,12 @@ def test_malformed_config_change_is_reported_before_authorization(guarded):
             ({"configs": [{"name": "a", "value": "1"}] * 2}, "invalid_request"),
             ({"configs": [{"name": "a", "value": "1"}]}, T),
         ]:
-            one = {"resource_type": 2, "resource_name": "x", **resource}
-            answer = client.call("incremental_alter_configs", 1, resources=[one])
+            change = {"resource_type": 2, "resource_name": "x", **resource}
+            answer = client.call("incremental_alter_configs", 1, resources=[change])
             assert errors_in(answer) == [expected], resource
         for kind, name, expected in [(4, "99", C), (4, "", C), (8, "99", C), (7, "x", None)]:
-            one = {"resource_type": kind, "resource_name": name, "configs": []}
-            answer = client.call("incremental_alter_configs", 1, resources=[one])
+            change = {"resource_type": kind, "resource_name": name, "configs": []}
+            answer = client.call("incremental_alter_configs", 1, resources=[change])
             assert errors_in(answer) == [expected or "invalid_request"], kind
             if expected == C:
                 assert answer["responses"][0]["error_message"] is None
@@ -351,7 +353,7 @@ def asking(folder: Path) -> set[str]:
                     uses.setdefault(me, set()).add(target)
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     uses.setdefault(me, set()).add((node.value.id, node.attr))
-    while more := {one for one, used in uses.items() if used & asks} - asks:
+    while more := {caller for caller, used in uses.items() if used & asks} - asks:
         asks |= more
     return {module for module, function in asks if function == "run"}
 

@@ -122,8 +122,8 @@ def _join(n: Named) -> dict[str, Any]:
 
 
 def _topics(field: str = "partitions", part: Any = None) -> Callable[[Named], dict[str, Any]]:
-    one = {"partition_index": 0} if part is None else part
-    return lambda n: {"topics": [{"name": n.topic, field: [one]}]}
+    partition = {"partition_index": 0} if part is None else part
+    return lambda n: {"topics": [{"name": n.topic, field: [partition]}]}
 
 
 def _epochs(n: Named) -> dict[str, Any]:
@@ -260,10 +260,12 @@ def _ask(guarded: Guarded, case: Case, named: Named) -> Answer | str:
 def _without_names(value: Any, named: Named) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: _without_names(one, named) for key, one in value.items() if key != "error_message"
+            key: _without_names(item, named)
+            for key, item in value.items()
+            if key != "error_message"
         }
     if isinstance(value, list):
-        return [_without_names(one, named) for one in value]
+        return [_without_names(item, named) for item in value]
     return "(a name)" if value in named else value
 
 
@@ -278,7 +280,9 @@ def _named(admin: Cluster, *, exists: bool) -> Named:
 
 
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda one: " ".join(filter(None, (f"{one.api}-v{one.version}", one.name)))
+    "case",
+    CASES,
+    ids=lambda case: " ".join(filter(None, (f"{case.api}-v{case.version}", case.name))),
 )
 def test_each_permission_is_required_whether_or_not_the_topic_exists(guarded, admin, case):
     both = [_named(admin, exists=True), _named(admin, exists=False)]

@@ -156,7 +156,7 @@ def test_client_with_wrong_credentials_gets_an_authentication_error(
 
     def refused() -> bool:
         client.poll(0.1)
-        return any(one.code() == KafkaError._AUTHENTICATION for one in heard)
+        return any(error.code() == KafkaError._AUTHENTICATION for error in heard)
 
     until(refused, "the error of a failed login")
 
@@ -213,7 +213,9 @@ def test_sasl_ssl_login_uses_the_user_as_the_principal(
         assert client.list_topics(timeout=30).brokers
 
         def users() -> set[str]:
-            return {str(one.session.principal) for one in list(broker.server.connections)}
+            return {
+                str(connection.session.principal) for connection in list(broker.server.connections)
+            }
 
         until(lambda: users() == {"User:alice"}, "a connection of the user's")
 
@@ -230,9 +232,9 @@ def test_scram_login_in_every_version_sets_the_session_principal(
         assert log_in(client, version=version)["error_code"] == "none"
         assert client.call("metadata", 1, topics=[])["brokers"]
         session = next(
-            one.session
-            for one in served.server.connections
-            if one.peer_port == client._socket.getsockname()[1]
+            connection.session
+            for connection in served.server.connections
+            if connection.peer_port == client._socket.getsockname()[1]
         )
         assert str(session.principal) == "User:alice"
         assert (session.mechanism, session.expires_at_ms) == ("SCRAM-SHA-256", None)
@@ -269,7 +271,7 @@ def test_pipelined_login_requests_are_answered_in_order(served: Served) -> None:
         client.send("sasl_authenticate", 1, auth_bytes=b"\0alice\0right")
         client.send("metadata", 1, topics=[])
         told = [client.receive() for _ in range(4)]
-        assert [one.get("error_code") for one in told] == ["none", "none", "none", None]
+        assert [answer.get("error_code") for answer in told] == ["none", "none", "none", None]
 
 
 def test_login_sent_byte_by_byte_succeeds(served: Served) -> None:
@@ -282,8 +284,8 @@ def test_login_sent_byte_by_byte_succeeds(served: Served) -> None:
     noted = Noted(served.bootstrap)
     noted.send("sasl_handshake", 1, mechanism="PLAIN")
     noted.send("sasl_authenticate", 1, auth_bytes=b"\0alice\0right")
-    for one in b"".join(whole):
-        noted._socket.sendall(bytes([one]))
+    for byte in b"".join(whole):
+        noted._socket.sendall(bytes([byte]))
     assert [noted.receive()["error_code"] for _ in range(2)] == ["none", "none"]
     noted.close()
 
@@ -357,7 +359,9 @@ def test_receive_buffer_of_an_unauthenticated_client_stays_small(served: Served)
         client.call("sasl_handshake", 1, mechanism="PLAIN")
         client.send_bytes(struct.pack(">i", 65_536) + b"x" * 65_000)
         port = client._socket.getsockname()[1]
-        connection = next(one for one in served.server.connections if one.peer_port == port)
+        connection = next(
+            accepted for accepted in served.server.connections if accepted.peer_port == port
+        )
         until(lambda: connection._frames.pending == 65_004, "the bytes")
         assert len(connection._frames._buffer) <= 131_072
 
@@ -390,8 +394,8 @@ def test_unauthenticated_connections_per_address_are_limited(tmp_path: Path) -> 
         with RawClient(served.open) as other:
             assert other.call("metadata", 1, topics=[])["brokers"]
         assert friend.call("metadata", 1, topics=[])["brokers"]
-        for one in waiting:
-            one.close()
+        for silent in waiting:
+            silent.close()
         until(lambda: served.logins.trying == 0, "their end")
         with RawClient(served.bootstrap) as client:
             assert log_in(client)["error_code"] == "none"
@@ -566,15 +570,15 @@ def test_flood_of_failed_logins_does_not_affect_other_clients(tmp_path: Path) ->
                     client.receive()
 
         threads = [threading.Thread(target=attack) for _ in range(4)]
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         for _ in range(20):
             assert friend.call("metadata", 1, topics=[])["brokers"]
             with RawClient(served.bootstrap) as client:
                 assert log_in(client)["error_code"] == "none"
         is_over.set()
-        for one in threads:
-            one.join(60)
+        for thread in threads:
+            thread.join(60)
         until(lambda: served.logins.trying == 0, "their end")
         assert served.logins.failed["SASL_PLAINTEXT", "PLAIN"] > 0
 

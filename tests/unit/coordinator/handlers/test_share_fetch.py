@@ -118,7 +118,7 @@ def test_acquisition_lock_expires_and_returns_the_records(tmp_path):
         assert acquired(parts_of(member.fetch({topic_id: {0: []}}))[0]) == [(0, 0, 1)]
         assert parts_of(member.fetch({}, max_wait=0)) == {}
         fired = clock.advance(seconds=31)
-        assert [(one.what, one.who) for one in fired] == [("share-lock", "g")]
+        assert [(deadline.what, deadline.who) for deadline in fired] == [("share-lock", "g")]
         assert fired[0].events == ["share-records-returned"]
         assert acquired(parts_of(member.fetch({}, max_wait=30_000))[0]) == [(0, 0, 2)]
 

@@ -274,7 +274,7 @@ def test_list_groups_returns_share_groups_with_the_type_share(served: Served) ->
 
     def listed(**filters: Any) -> list[Answer]:
         found = served.client.call("list_groups", 5, **filters)["groups"]
-        return [one for one in found if one["group_id"] == served.group]
+        return [row for row in found if row["group_id"] == served.group]
 
     stable = {
         "group_id": served.group,
@@ -287,7 +287,7 @@ def test_list_groups_returns_share_groups_with_the_type_share(served: Served) ->
     )
     assert listed(types_filter=["consumer"]) == []
     served.leave()
-    assert [one["group_state"] for one in listed()] == ["Empty"]
+    assert [row["group_state"] for row in listed()] == ["Empty"]
 
 
 # --- 90, 91, 92: offsets -------------------------------------------------------------------------
@@ -375,9 +375,9 @@ def test_error_of_the_share_coordinator_is_described_as_no_state(served: Served)
 def test_partition_that_the_share_coordinator_refuses_is_not_altered(served: Served) -> None:
     served.failures.append(errors.SharePartitionFailedError("the disk is full"))
     (found,) = served.alter(served.topic, {0: 7, 1: 8})["responses"]
-    assert [one["error_code"] for one in found["partitions"]] == ["unknown_server_error", "none"]
+    assert [row["error_code"] for row in found["partitions"]] == ["unknown_server_error", "none"]
     (described,) = served.offsets((served.topic, [0, 1]))["topics"]
-    assert [one["start_offset"] for one in described["partitions"]] == [-1, 8]
+    assert [row["start_offset"] for row in described["partitions"]] == [-1, 8]
 
 
 def test_offsets_of_a_group_with_members_are_not_changed(served: Served) -> None:
@@ -442,7 +442,7 @@ def test_share_group_apis_at_share_version_0_are_refused_but_advertised(served: 
     set_level(served.client, 0)
     try:
         assert served.join()["error_code"] == "unsupported_version"
-        assert [one["error_code"] for one in served.describe("a", "b")] == [
+        assert [row["error_code"] for row in served.describe("a", "b")] == [
             "unsupported_version"
         ] * 2
         assert served.offsets(None)["error_code"] == "unsupported_version"
@@ -450,12 +450,12 @@ def test_share_group_apis_at_share_version_0_are_refused_but_advertised(served: 
             assert answer["error_code"] == "unsupported_version"
             assert answer["error_message"] == "The version of API is not supported."
         advertised = served.client.call("api_versions", 2)["api_keys"]
-        versions = {one["api_key"]: (one["min_version"], one["max_version"]) for one in advertised}
+        versions = {api["api_key"]: (api["min_version"], api["max_version"]) for api in advertised}
         assert [versions.get(key) for key in (76, 77, 90, 91, 92)] == [
             (1, 1), (1, 1), (0, 1), (0, 0), (0, 0)
         ]  # fmt: skip
         listed = served.client.call("list_groups", 5, types_filter=["share"])["groups"]
-        assert served.group in {one["group_id"] for one in listed}
+        assert served.group in {row["group_id"] for row in listed}
     finally:
         set_level(served.client, 1)
     assert served.delete_group()["error_code"] == "none"

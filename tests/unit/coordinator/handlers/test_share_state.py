@@ -39,8 +39,8 @@ def ask(client: Cluster, api: str, group: str, topic_id: uuid.UUID | None, **fie
     topics = [{"topic_id": topic_id, "partitions": [part]}]
     answer = client.call(api, version, group_id=group, topics=topics)
     (result,) = answer["results"]
-    (one,) = result["partitions"]
-    return one
+    (partition,) = result["partitions"]
+    return partition
 
 
 def find(client: Cluster, key: str, version: int = 6):

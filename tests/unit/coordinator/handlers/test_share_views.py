@@ -24,7 +24,7 @@ def configs(client: Cluster, *keys: str) -> dict[str, Any]:
     answer = client.call("describe_configs", 4, **requests.describe_configs(resource))
     (result,) = answer["results"]
     assert result["error_code"] == "none", result
-    return {one["name"]: one["value"] for one in result["configs"]}
+    return {config["name"]: config["value"] for config in result["configs"]}
 
 
 def described(queue: Queue) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def configs(client: Cluster, *keys: str) -> dict[str, Any]:
     resource = requests.described_resource(BROKER, NODE, *keys)
     answer = client.call("describe_configs", 4, **requests.describe_configs(resource))
     (result,) = answer["results"]
-    return {one["name"]: one["value"] for one in result["configs"]}
+    return {config["name"]: config["value"] for config in result["configs"]}
 
 
 def push(client: Cluster, instance_id: UUID, metrics: bytes, codec: int = Codec.NONE) -> str:
@@ -60,7 +60,7 @@ def test_only_a_request_by_name_returns_the_metrics_of_clients(client: Cluster) 
     settings = {name for name in configs(client) if name.startswith(KEY)}
     assert settings == {"fencepost.client.telemetry.enable"}
     found = json.loads(configs(client, KEY)[KEY])
-    (mine,) = (one for one in found if one["client_id"] == client.client_id)
+    (mine,) = (row for row in found if row["client_id"] == client.client_id)
     assert (mine["pushes"], mine["series_count"], mine["dropped"]) == (1, 2, 0)
     assert mine["values"] == {"time_between_polls_max_ms": 5.0}
     assert mine["resource"] == {"group_id": "g"}
@@ -83,7 +83,7 @@ def test_instances_shown_with_all_values_are_bounded(client: Cluster, count: int
         client.call("get_telemetry_subscriptions", 0, client_instance_id=instance_id)
     name = f"{KEY}/{client.client_id}"
     assert len(json.loads(configs(client, name)[name])) == MAX_DETAILED
-    shown = [one["client_id"] for one in json.loads(configs(client, KEY)[KEY])]
+    shown = [row["client_id"] for row in json.loads(configs(client, KEY)[KEY])]
     assert shown.count(client.client_id) == count
 
 
@@ -113,7 +113,7 @@ def test_history_of_a_group_gets_pauses_only_of_clients_that_may_read_it(guarded
 
 def test_telemetry_is_neither_advertised_nor_served_by_default(tmp_path: Path) -> None:
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
-        keys = {one["api_key"] for one in client.call("api_versions", 2)["api_keys"]}
+        keys = {api["api_key"] for api in client.call("api_versions", 2)["api_keys"]}
         assert 74 in keys
         assert not keys & {71, 72}
         with pytest.raises(ConnectionLostError):

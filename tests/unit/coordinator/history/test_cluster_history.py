@@ -85,7 +85,7 @@ def registration(broker_id: int = 1, epoch: int = 5, **how: bool) -> BrokerRegis
 
 
 def image(*brokers: BrokerRegistration, **more: Any) -> MetadataImage:
-    return MetadataImage(brokers={one.broker_id: one for one in brokers}, **more)
+    return MetadataImage(brokers={broker.broker_id: broker for broker in brokers}, **more)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def image(*brokers: BrokerRegistration, **more: Any) -> MetadataImage:
 def test_change_between_metadata_images_is_reported_as_an_event(
     old: MetadataImage, new: MetadataImage, kinds: list[str]
 ) -> None:
-    assert [one.kind for one in cluster_changes(old, new)] == kinds
+    assert [change.kind for change in cluster_changes(old, new)] == kinds
 
 
 def test_fencing_after_a_controlled_shutdown_has_the_shutdown_as_cause() -> None:
@@ -130,12 +130,12 @@ def test_history_reader_returns_each_change_once_despite_several_reporters(seed:
     draw = random.Random(seed)
     images, states = [image()], {1: registration(1), 2: registration(2), 3: registration(3)}
     for _ in range(40):
-        one = states[draw.randint(1, 3)]
+        state = states[draw.randint(1, 3)]
         if draw.random() < 0.2:
-            one = registration(one.broker_id, one.epoch + 1, fenced=True)
+            state = registration(state.broker_id, state.epoch + 1, fenced=True)
         else:
-            one = replace(one, fenced=not one.fenced)
-        states[one.broker_id] = one
+            state = replace(state, fenced=not state.fenced)
+        states[state.broker_id] = state
         images.append(image(*states.values()))
     wanted = [
         (event.subject, event.kind, event.detail["broker_epoch"])
@@ -152,7 +152,9 @@ def test_history_reader_returns_each_change_once_despite_several_reporters(seed:
             for event in cluster_changes(images[at - 1], images[at]):
                 entry = Entry(0, CLUSTER, event.subject, event.kind, f"broker {observer}")
                 entries.append((at + delay, observer, replace(entry, detail=event.detail)))
-    entries.sort(key=lambda one: one[:2])
+    entries.sort(key=lambda timed: timed[:2])
     repeats = Repeats()
     seen = [entry for _, _, entry in entries if repeats.is_new(entry)]
-    assert [(one.subject, one.what, one.detail["broker_epoch"]) for one in seen] == wanted
+    assert [
+        (change.subject, change.what, change.detail["broker_epoch"]) for change in seen
+    ] == wanted

@@ -105,8 +105,12 @@ async def test_observations_above_the_limit_are_dropped_and_counted(
         observing.produce(f"t{number}")
     assert len(observing.recorded) == 3
     observing.made.renew()
-    told = [one for one in observing.recorded if one.kind == Observed.OBSERVATIONS_DROPPED]
-    assert [one.detail for one in told] == ([{"count": dropped}] if dropped else [])
+    told = [
+        observation
+        for observation in observing.recorded
+        if observation.kind == Observed.OBSERVATIONS_DROPPED
+    ]
+    assert [observation.detail for observation in told] == ([{"count": dropped}] if dropped else [])
     observing.made.stop()
 
 
@@ -171,7 +175,7 @@ async def test_commit_after_the_groups_first_transaction_is_another_observation(
         Observed.OFFSETS_ADDED_TO_TRANSACTION,
         Observed.OFFSETS_COMMITTED,
     ]
-    beside = [one.detail.get("beside_transactions") for one in observing.recorded]
+    beside = [observation.detail.get("beside_transactions") for observation in observing.recorded]
     assert beside == [False, None, True]
 
 
@@ -196,8 +200,12 @@ async def test_commits_of_unchanged_offsets_distinguish_auto_commit_from_a_clien
 ) -> None:
     for number in range(2 * RHYTHM_COMMITS):
         observing.commit(1_000, offset=number)
-    timed = [one for one in observing.recorded if one.kind == Observed.OFFSETS_COMMITTED_BY_TIMER]
-    assert [one.detail["repeats"] for one in timed] == [False]
+    timed = [
+        observation
+        for observation in observing.recorded
+        if observation.kind == Observed.OFFSETS_COMMITTED_BY_TIMER
+    ]
+    assert [observation.detail["repeats"] for observation in timed] == [False]
     observing.commit(1_000, offset=2 * RHYTHM_COMMITS - 1)
     assert observing.recorded[-1].detail["repeats"] is True
 

@@ -224,7 +224,7 @@ async def test_failed_history_write_is_logged_and_counted_as_dropped(
         remember(services)
         services.history._flush()
     assert services.history.dropped == 3
-    assert [(one["event"], one["events"]) for one in said] == [("history not written", 1)]
+    assert [(line["event"], line["events"]) for line in said] == [("history not written", 1)]
     assert "the disk is gone" in said[0]["cause"]
 
 
@@ -236,7 +236,9 @@ async def test_dropped_history_events_are_logged_periodically_with_their_causes(
 
     def lost() -> list[tuple[int, str]]:
         return [
-            (one["events"], one["cause"]) for one in said if one["event"] == "history not written"
+            (line["events"], line["cause"])
+            for line in said
+            if line["event"] == "history not written"
         ]
 
     remember(services)
@@ -374,5 +376,5 @@ def test_history_row_names_the_member_or_producer_and_its_client() -> None:
 async def test_history_recorder_uses_the_limits_it_is_given(tmp_path: Path) -> None:
     store = storage(tmp_path)
     limits = HistoryLimits(max_queued=1)
-    one = HistoryRecorder(store.metadata, store.logs, store.config, store.clock, limits)
-    assert one.limits is limits
+    recorder = HistoryRecorder(store.metadata, store.logs, store.config, store.clock, limits)
+    assert recorder.limits is limits

@@ -34,7 +34,9 @@ def store(tmp_path: Path) -> Storage:
 
 
 def update(store: Storage, *updates: FeatureUpdate, validate_only: bool = False) -> None:
-    decide(store, lambda one: one.update_features(updates, validate_only=validate_only))
+    decide(
+        store, lambda controller: controller.update_features(updates, validate_only=validate_only)
+    )
 
 
 def level(store: Storage) -> int:

@@ -56,7 +56,7 @@ def test_metadata_batch_with_keys_headers_or_compression_is_read(codec: Codec) -
     ]
     for some in (records, records[:1], records[1:2], records[2:3], records[3:]):
         batch = encode_batch(some, codec=codec)
-        assert values_of(parse_header(batch), batch) == [one.value for one in some]
+        assert values_of(parse_header(batch), batch) == [record.value for record in some]
 
 
 def plain(items: Sequence[bytes | SimilarPartitionRecords]) -> list[bytes]:
@@ -104,7 +104,9 @@ def test_random_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) ->
                 else:
                     values.append(draw.randbytes(draw.choice((0, 5, len(change(0, 0))))))
         batch = data_batch(values, 5)
-        assert batch == encode_batch([LogRecord(at, 5, None, one) for at, one in enumerate(values)])
+        assert batch == encode_batch(
+            [LogRecord(at, 5, None, value) for at, value in enumerate(values)]
+        )
         assert plain(values_of(parse_header(batch), batch)) == values
 
 
@@ -115,7 +117,7 @@ def test_offset_gaps_do_not_change_the_decoded_values(skipped: int) -> None:
     ]
     batch = encode_batch(records)
     found = plain(values_of(parse_header(batch), batch))
-    assert found == [one.value for one in records]
+    assert found == [record.value for record in records]
 
 
 def test_metadata_record_without_a_value_is_refused_as_corrupt() -> None:
@@ -137,7 +139,7 @@ def _check_damaged(batch: bytes, step: int) -> None:
         for bit in range(8):
             damaged = batch[:at] + bytes([batch[at] ^ 1 << bit]) + batch[at + 1 :]
             try:
-                expected = [one.value for one in decode_records(damaged, 0, header)]
+                expected = [record.value for record in decode_records(damaged, 0, header)]
             except LogError:
                 expected = None
             try:

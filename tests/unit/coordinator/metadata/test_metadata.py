@@ -214,7 +214,9 @@ def test_compacted_metadata_log_restores_the_same_image(tmp_path, monkeypatch):
         if stop:
             node.stop()
         node = Node(tmp_path)
-        assert [one.topic_id for one in node.log.topics.values()] == [t.topic_id for t in topics]
+        assert [topic.topic_id for topic in node.log.topics.values()] == [
+            t.topic_id for t in topics
+        ]
         assert allocate_producer_ids(node.store)[0] >= 1000
         assert node.log.epoch == starts
         assert node.config.int("message.max.bytes") == 9

@@ -126,7 +126,7 @@ def known(image: MetadataImage) -> MetadataImage:
 
 def epochs(image: MetadataImage) -> dict[str, set[int]]:
     return {
-        topic.name: {one.leader_epoch for one in topic.partitions}
+        topic.name: {partition.leader_epoch for partition in topic.partitions}
         for topic in image.topics.values()
     }
 
@@ -145,8 +145,12 @@ def old_directory() -> MemoryDisk:
 def check_converted(storage: Storage, *, starts: int) -> None:
     """Check the converted image after the new release has started ``starts`` times."""
     image = storage.metadata.image
-    assert {one.name: one.topic_id for one in image.topics.values()} == {"a.b": A, "b": B, "c": C}
-    assert {one.name: len(one.partitions) for one in image.topics.values()} == {
+    assert {topic.name: topic.topic_id for topic in image.topics.values()} == {
+        "a.b": A,
+        "b": B,
+        "c": C,
+    }
+    assert {topic.name: len(topic.partitions) for topic in image.topics.values()} == {
         "a.b": 4,
         "b": 1,
         "c": 2,
@@ -187,10 +191,12 @@ def test_metadata_directory_of_an_older_release_is_converted_at_first_start() ->
     assert [name for name in names if name.startswith("gone-0") and name.endswith("-delete")]
     assert "a.b-0" in names
     assert SECRET not in b"".join(
-        bytes(one) for path, one in files(disk) if SECRET_FILE not in path
+        bytes(content) for path, content in files(disk) if SECRET_FILE not in path
     )
     for header, batch in now.metadata.partition.reader.read_all():
-        assert header.is_control or {one.key for one in decode_records(batch, 0, header)} == {None}
+        assert header.is_control or {record.key for record in decode_records(batch, 0, header)} == {
+            None
+        }
 
 
 def files(disk: MemoryDisk) -> list[tuple[str, bytes]]:
@@ -276,7 +282,7 @@ def grown() -> MemoryDisk:
 
 
 def snapshots_of(disk: MemoryDisk) -> list[str]:
-    return [one for one in disk.list_directory(LOG) or [] if one.endswith(".checkpoint")]
+    return [name for name in disk.list_directory(LOG) or [] if name.endswith(".checkpoint")]
 
 
 @pytest.mark.usefixtures("small")
@@ -361,7 +367,7 @@ def test_loaded_snapshot_equals_the_image_it_was_written_from() -> None:
     loader.begin_snapshot()
     loader.replay(image_values(image), 0, 0)
     assert loader.end_snapshot(image.offset + 1, image.epoch) == image
-    assert len({id(one) for one in loader.publish().topics["wide"].partitions}) == 1
+    assert len({id(partition) for partition in loader.publish().topics["wide"].partitions}) == 1
 
 
 # --- metadata transactions ---

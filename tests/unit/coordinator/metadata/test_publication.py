@@ -32,11 +32,13 @@ Told = list[tuple[object, ...]]
 
 def test_subscribers_are_notified_in_a_fixed_order() -> None:
     publication, told = Publication(), list[tuple[object, ...]]()
-    for one in reversed(Subscriber):
-        publication.subscribe(one, lambda old, new, one=one: told.append((one, old, new)))  # type: ignore[misc]
+    for subscriber in reversed(Subscriber):
+        publication.subscribe(
+            subscriber, lambda old, new, subscriber=subscriber: told.append((subscriber, old, new))
+        )  # type: ignore[misc]
     old, new = MetadataImage(), MetadataImage(offset=1)
     publication.publish(old, new)
-    assert told == [(one, old, new) for one in Subscriber]
+    assert told == [(subscriber, old, new) for subscriber in Subscriber]
 
 
 def test_failing_subscriber_is_logged_and_others_are_still_notified() -> None:
@@ -50,13 +52,13 @@ def test_failing_subscriber_is_logged_and_others_are_still_notified() -> None:
     with capture_logs() as logs:
         publication.publish(MetadataImage(), MetadataImage(offset=1))
     assert told == [1]
-    assert [(one["to"], one["cause"]) for one in logs] == [("REPLICAS", "RuntimeError: odd")]
+    assert [(log["to"], log["cause"]) for log in logs] == [("REPLICAS", "RuntimeError: odd")]
 
 
 def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
     """Return an image with cluster-wide dynamic settings, also with unknown names."""
     return image_after(
-        MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings)
+        MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *setting) for setting in settings)
     )
 
 
@@ -75,7 +77,7 @@ def test_failing_config_listener_is_logged_and_others_are_still_notified() -> No
         metadata.install(image)
     assert metadata.image is image
     assert told == [1000, image.offset]
-    assert [(one["what"], one["cause"]) for one in logs] == [
+    assert [(log["what"], log["cause"]) for log in logs] == [
         ("settings changed", "RuntimeError: odd")
     ]
 
@@ -93,7 +95,7 @@ def test_unreadable_configs_do_not_prevent_publishing_the_image() -> None:
     with capture_logs() as logs:
         metadata.install(of_broker_settings(("message.max.bytes", "1000")))
     assert told == [metadata.image.offset]
-    assert [one["what"] for one in logs] == ["take over dynamic settings"]
+    assert [log["what"] for log in logs] == ["take over dynamic settings"]
 
 
 class Coordinator:

@@ -135,7 +135,7 @@ def values_of(key: ConfigKey) -> st.SearchStrategy[str]:
         low = int(key.low) if key.low is not None else -(1 << 31)
         high = int(key.high) if key.high is not None else (1 << 31) - 1
         near = [low, low + 1, high - 1, high, -1, 0, 1, 14, 1_000]
-        return st.sampled_from([str(one) for one in near if low <= one <= high])
+        return st.sampled_from([str(number) for number in near if low <= number <= high])
     if key.name == "cleanup.policy":
         return st.sampled_from(["delete", "compact", "compact,delete"])
     return st.sampled_from([*map(str, key.choices or ())] or ["true", "false"])
@@ -185,7 +185,7 @@ def test_unsafe_internal_topic_configs_in_the_metadata_are_ignored_and_logged(
     with capture_logs() as lines:
         set_topic_configs(store.metadata, topic, EVIL)
         set_topic_configs(store.metadata, topic, {**EVIL, "segment.ms": "2"})
-    told = [(one["topic"], one["key"]) for one in lines if one["event"] == "setting ignored"]
+    told = [(line["topic"], line["key"]) for line in lines if line["event"] == "setting ignored"]
     assert told == [(topic, "retention.ms"), (topic, "cleanup.policy")]
     assert keep(store, topic, clock) == 0
     assert keep(store, "ordinary", clock) > 0, "the same settings delete records elsewhere"
@@ -193,7 +193,7 @@ def test_unsafe_internal_topic_configs_in_the_metadata_are_ignored_and_logged(
     with capture_logs() as lines:
         again = storage(tmp_path, clock=clock)
     assert keep(again, topic, clock) == 0
-    assert {one["key"] for one in lines if one["event"] == "setting ignored"} == {
+    assert {line["key"] for line in lines if line["event"] == "setting ignored"} == {
         "cleanup.policy",
         "retention.ms",
     }
@@ -241,7 +241,7 @@ def test_describe_configs_of_an_internal_topic_returns_the_effective_values(tmp_
         for topic, at in ((CONSUMER_OFFSETS, 2), ("ordinary", 1)):
             asked = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
             answer = client.call("describe_configs", 4, resources=[asked])
-            shown = {one["name"]: one["value"] for one in answer["results"][0]["configs"]}
+            shown = {config["name"]: config["value"] for config in answer["results"][0]["configs"]}
             assert {key: shown[key] for key in configured} == {
                 key: values[at] for key, values in configured.items()
             }

@@ -50,7 +50,8 @@ async def test_values_of_a_client_id_combine_its_instances(tmp_path: Path) -> No
         values = await scraped(broker)
         assert value(values, "fencepost_telemetry_instances") == 2
         results = {
-            one: value(values, "fencepost_telemetry_pushes_total", result=one) for one in RESULTS
+            result: value(values, "fencepost_telemetry_pushes_total", result=result)
+            for result in RESULTS
         }
         assert results == {**dict.fromkeys(RESULTS, 0), "accepted": 2}
         assert value(values, "fencepost_telemetry_poll_idle_ratio", **ME) == 0.25
@@ -60,8 +61,8 @@ async def test_values_of_a_client_id_combine_its_instances(tmp_path: Path) -> No
         assert not any(
             name == "fencepost_telemetry_commit_latency_max_seconds" for name, _ in values
         )
-        for one in (first, second):
-            await asyncio.to_thread(one.close)
+        for client in (first, second):
+            await asyncio.to_thread(client.close)
 
 
 async def test_clients_above_the_limit_have_no_series(tmp_path: Path) -> None:

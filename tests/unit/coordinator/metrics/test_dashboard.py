@@ -73,7 +73,10 @@ def finds(node: Any, grouped: frozenset[str], series: Mapping[str, list[Labels]]
     """Return whether a selector matches a sample with all ``grouped`` labels."""
     # The label must be able to have a value that a selector excludes.
     operators = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "=", "MatchOp.Re": "=~"}
-    matchers = [(one.name, operators[str(one.op)], one.value) for one in node.matchers.matchers]
+    matchers = [
+        (matcher.name, operators[str(matcher.op)], matcher.value)
+        for matcher in node.matchers.matchers
+    ]
     return any(
         grouped - OF_PROMETHEUS <= told.keys()
         and all(
@@ -117,7 +120,7 @@ class Activity:
         waits: list[float] = []
         settings = {"bootstrap.servers": bootstrap, "client.id": "greedy"}
         producer = Producer(
-            {**settings, "throttle_cb": lambda one: waits.append(one.throttle_time)}
+            {**settings, "throttle_cb": lambda event: waits.append(event.throttle_time)}
         )
         producer.produce("t", b"x" * 240_000)
         assert producer.flush(30) == 0
@@ -172,7 +175,9 @@ async def test_every_dashboard_and_alert_expression_matches_a_series(
     for title, text in asked:
         selectors = list(parts(promql_parser.parse(text)))
         assert selectors, text
-        blind += [(title, str(one)) for one, by in selectors if not finds(one, by, series)]
+        blind += [
+            (title, str(selector)) for selector, by in selectors if not finds(selector, by, series)
+        ]
     assert blind == []
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":

@@ -135,7 +135,7 @@ async def test_every_metric_family_has_a_series_and_every_series_a_family(tmp_pa
     }
     async with serving(tmp_path) as broker, used(broker):
         _, _, text = await page(broker.metrics_address, "/metrics")
-    told = {one.name: one for one in read_prometheus(text)}
+    told = {metric.name: metric for metric in read_prometheus(text)}
     assert {name.removesuffix("_total") for name in known} == told.keys()
     samples = found(read_prometheus(text))
     names = {name for name, _ in samples}
@@ -177,7 +177,9 @@ async def test_every_metric_family_has_a_series_and_every_series_a_family(tmp_pa
         "kafka_server_sharegroupmetrics_topicpartitionsacquiretimems",
         "kafka_server_sharegroupmetrics_topicpartitionsacquiretimems_count",
     }
-    assert all(one.name.endswith("_total") for one in known.values() if one.kind == "counter")
+    assert all(
+        metric.name.endswith("_total") for metric in known.values() if metric.kind == "counter"
+    )
     for name, told_labels in samples:
         family = known.get(name) or known[re.sub("_(bucket|sum|count)$", "", name)]
         assert {key for key, _ in told_labels} <= {*family.labels, "le"}, name
@@ -279,8 +281,8 @@ async def test_counters_never_decrease_after_a_topic_is_deleted(tmp_path: Path) 
 
     def counters(values: Found) -> Found:
         return {
-            key: one
-            for key, one in values.items()
+            key: number
+            for key, number in values.items()
             if key[0].endswith(("_total", "_bucket", "_count", "_sum"))
             and not key[0].startswith(("kminion", "kafka_consumergroup"))
         }
@@ -300,7 +302,9 @@ async def test_counters_never_decrease_after_a_topic_is_deleted(tmp_path: Path) 
             after = counters(await scraped(broker))
             gone = {key for key in before if key not in after}
             assert all(("topic", "t0") in told for _, told in gone)
-            assert {key: one for key, one in before.items() if one > after.get(key, one)} == {}
+            assert {
+                key: count for key, count in before.items() if count > after.get(key, count)
+            } == {}
             before = after
         assert value(before, "fencepost_records_in_total") >= 200
         assert value(before, "fencepost_bytes_out_total") > 0
@@ -399,14 +403,14 @@ async def test_every_dashboard_expression_for_other_exporters_matches_a_series(
         series.setdefault(name, []).append(dict(told))
     blind = []
     for dashboard, expression in expressions():
-        grouped = {one.strip() for part in _BY.findall(expression) for one in part.split(",")}
+        grouped = {name.strip() for part in _BY.findall(expression) for name in part.split(",")}
         selectors = _SELECTOR.findall(expression)
         assert selectors, expression
         for name, matchers in selectors:
             fits = [
                 told
                 for told in series.get(name, ())
-                if all(matches(told, *one) for one in _MATCHER.findall(matchers))
+                if all(matches(told, *matcher) for matcher in _MATCHER.findall(matchers))
                 and grouped <= told.keys()
             ]
             if not fits:
@@ -495,7 +499,7 @@ async def test_concurrent_scrapes_share_one_collection(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         await scraped(broker)
         together = await asyncio.gather(*(scraped(broker) for _ in range(8)))
-        counts = {value(one, "fencepost_scrapes_total") for one in together}
+        counts = {value(scrape, "fencepost_scrapes_total") for scrape in together}
         assert len(counts) < 8, "some have shared one"
         assert value(await scraped(broker), "fencepost_scrapes_total") < 10
 

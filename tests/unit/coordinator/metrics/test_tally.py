@@ -30,22 +30,24 @@ def readable(partition: Partition, isolation: Isolation) -> list[int]:
     while True:
         fetched = fetch_bytes(partition, offset, 1 << 20, isolation)
         if not fetched.records:
-            return [one for one in found if one >= partition.log_start_offset]
+            return [number for number in found if number >= partition.log_start_offset]
         aborted = sorted(fetched.aborted or (), key=lambda pair: pair[1])
         for position, header in iter_headers(fetched.records):
             gone |= {who for who, first in aborted if first == header.base_offset}
             if header.is_control:
                 gone.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in gone):
-                found += [one.offset for one in decode_records(fetched.records, position, header)]
+                found += [
+                    record.offset for record in decode_records(fetched.records, position, header)
+                ]
             offset = header.next_offset
 
 
-def learned(one: PartitionTally, limit: int) -> PartitionTally:
-    for _ in one.learn(limit):
+def learned(partition_tally: PartitionTally, limit: int) -> PartitionTally:
+    for _ in partition_tally.learn(limit):
         pass
-    assert one.end == limit
-    return one
+    assert partition_tally.end == limit
+    return partition_tally
 
 
 class Life:
@@ -115,11 +117,11 @@ def test_tally_counts_exactly_the_readable_records(
         }:
             hidden, aborted = decided.between(position, max(position, stable))
             got = max(0, stable - position) - hidden
-            assert got - aborted == sum(one >= position for one in committed)
+            assert got - aborted == sum(offset >= position for offset in committed)
             behind = max(position, stable)
             waiting = high - behind - held.between(behind, high)[0]
-            assert got + waiting == sum(one >= position for one in everything)
-            first = next((one for one in committed if one >= position), None)
+            assert got + waiting == sum(offset >= position for offset in everything)
+            first = next((offset for offset in committed if offset >= position), None)
             if first is not None:
                 assert decided.next_record(position) == first
         if rng.random() < 0.3:
@@ -169,7 +171,7 @@ def test_tally_does_not_count_records_removed_by_compaction(seed: int, tmp_path:
         boundaries = {header.base_offset for header, _ in partition.reader.read_all()}
         for position in boundaries:
             left = end - position - counted.between(position, end)[0]
-            assert left == sum(one >= position for one in everything)
+            assert left == sum(offset >= position for offset in everything)
     partition.close()
 
 

@@ -38,7 +38,7 @@ def told_of(values: Found, name: str, group: str) -> dict[str, float]:
     told = {}
     for (sample, pairs), value in values.items():
         by_name = dict(pairs)
-        if sample == name and group in {by_name.get(one) for one in GROUP_LABELS}:
+        if sample == name and group in {by_name.get(label) for label in GROUP_LABELS}:
             told[by_name.get("partition", by_name.get("partition_id", ""))] = value
     return told
 
@@ -152,7 +152,7 @@ async def test_partitions_of_other_brokers_and_their_controller_have_no_samples(
                 }
                 assert told == mine, name
             assert values["kafka_brokers", ()] == 2
-            assert not [one for one, _ in values if one.startswith("kafka_controller_")]
+            assert not [name for name, _ in values if name.startswith("kafka_controller_")]
             if told_of(values, "fencepost_group_committed_offset", "g"):
                 owners.append(node)
                 assert told_of(values, "fencepost_group_lag_unknown_partitions", "g") == {"": 1}

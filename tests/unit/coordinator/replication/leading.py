@@ -76,9 +76,9 @@ class Leader(OtherBroker):
         while True:
             self._news.clear()
             rows = {
-                (topic.topic_id, one.partition): self._read(make, topic.topic_id, one)
+                (topic.topic_id, partition.partition): self._read(make, topic.topic_id, partition)
                 for topic in body.topics
-                for one in topic.partitions
+                for partition in topic.partitions
             }
             left = until - asyncio.get_running_loop().time()
             if left <= 0 or any(r.records or r.error_code or _parts(r) for r in rows.values()):
@@ -135,7 +135,8 @@ class Leader(OtherBroker):
         return make.message(
             topics=[
                 make.ListOffsetsTopicResponse(
-                    name=topic.name, partitions=[row(topic.name, one) for one in topic.partitions]
+                    name=topic.name,
+                    partitions=[row(topic.name, partition) for partition in topic.partitions],
                 )
                 for topic in request.body.topics
             ]
@@ -144,12 +145,12 @@ class Leader(OtherBroker):
     def asked_of(self, index: int = 0) -> list[Entity]:
         """Return a partition's entries in Fetch requests, in order."""
         return [
-            one
+            partition
             for body in self.bodies
             if body.__api_key__ == ApiKey.FETCH
             for topic in body.topics
-            for one in topic.partitions
-            if one.partition == index
+            for partition in topic.partitions
+            if partition.partition == index
         ]
 
 
@@ -198,7 +199,7 @@ class Pair:
             node_id=FOLLOWER,
             image=lambda: self.image,
             broker_epoch=lambda: 77,
-            log_of=lambda one: self.log(one.index),
+            log_of=lambda local: self.log(local.index),
             on_disk=self.storage.flusher.after,
             remember=lambda _, event: self.causes.append(event),
         )

@@ -66,14 +66,14 @@ class Controller:
                 topic_id=topic.topic_id,
                 partitions=tuple(
                     make.PartitionData(
-                        partition_index=one.partition_index,
+                        partition_index=partition.partition_index,
                         error_code=self._code(),
                         leader_id=request.broker_id,
-                        leader_epoch=one.leader_epoch,
-                        isr=tuple(member.broker_id for member in one.new_isr_with_epochs),
-                        partition_epoch=one.partition_epoch + 1,
+                        leader_epoch=partition.leader_epoch,
+                        isr=tuple(member.broker_id for member in partition.new_isr_with_epochs),
+                        partition_epoch=partition.partition_epoch + 1,
                     )
-                    for one in topic.partitions
+                    for partition in topic.partitions
                 ),
             )
 
@@ -84,9 +84,9 @@ class Controller:
                     topic_id=topic.topic_id,
                     partitions=tuple(
                         make.PartitionData(
-                            partition_index=one.partition_index, error_code=self._code()
+                            partition_index=partition.partition_index, error_code=self._code()
                         )
-                        for one in topic.partitions
+                        for partition in topic.partitions
                     ),
                 )
                 for topic in directory.topics
@@ -112,12 +112,12 @@ class Asking:
     @property
     def asked(self) -> list[Any]:
         """Return the AlterPartition requests."""
-        return [one for one in self.controller.asked if hasattr(one, "topics")]
+        return [request for request in self.controller.asked if hasattr(request, "topics")]
 
     @property
     def placed(self) -> list[Any]:
         """Return the AssignReplicasToDirs requests."""
-        return [one for one in self.controller.asked if hasattr(one, "directories")]
+        return [request for request in self.controller.asked if hasattr(request, "directories")]
 
     def hold(self, *, held: bool) -> None:
         """Let the controller hold its responses back, or send them."""
@@ -142,7 +142,7 @@ def test_isr_change_request_has_broker_epochs_of_the_new_isr(asking):
     (part,) = topic.partitions
     assert (topic.topic_id, part.partition_index) == (led.topic_id, 0)
     assert (part.leader_epoch, part.partition_epoch, part.leader_recovery_state) == (3, 5, 0)
-    members = [(one.broker_id, one.broker_epoch) for one in part.new_isr_with_epochs]
+    members = [(replica.broker_id, replica.broker_epoch) for replica in part.new_isr_with_epochs]
     assert members == [(1, EPOCHS[1]), (2, EPOCHS[2])]
     assert led.replicas.led(led.topic, 0).isr == (1, 2)
     led.append(b"a")
@@ -176,7 +176,7 @@ def test_isr_change_is_sent_again_after_failed_request(asking, failure):
     until(lambda: len(asking.asked) == 1, "the first request")
     until(lambda: led.clock.advance(60) and len(asking.asked) == 2, "the second one")
     until(lambda: led.replicas.led(led.topic, 0).isr == (1, 2), "the answer")
-    first, second = [one.topics for one in asking.asked]
+    first, second = [request.topics for request in asking.asked]
     assert first == second
 
 
@@ -203,7 +203,7 @@ def test_replica_on_failed_disk_is_assigned_to_lost_directory(asking):
         ((directory,),) = (request.directories,)
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
         (topic,) = directory.topics
-        assert [one.partition_index for one in topic.partitions] == [0]
+        assert [partition.partition_index for partition in topic.partitions] == [0]
     # The broker does not report the controller's resulting change back to the controller.
     led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
     assert len(asking.placed) == 2
@@ -215,7 +215,7 @@ def test_readable_replica_in_lost_directory_is_assigned_to_own_directory(asking)
     led.image(leader=2, directories=(LOST,), isr=(2,))
     until(lambda: not len(asking.directories), "the answer")
     (request,) = asking.placed
-    assert [one.id_ for one in request.directories] == [HERE]
+    assert [directory.id_ for directory in request.directories] == [HERE]
 
 
 async def controller_that_says(number: int, when: asyncio.Event | None = None) -> OtherBroker:
@@ -246,7 +246,7 @@ async def test_requests_to_frozen_controller_move_to_the_new_controller() -> Non
     await until_true(lambda: len(frozen.asked) == 2, "the request is under way")
     known.append(("127.0.0.1", other.port))
     async with asyncio.timeout(20):
-        assert [(await one).controller_id for one in answers] == [2, 2]
+        assert [(await answer).controller_id for answer in answers] == [2, 2]
     await channel.close()
     await frozen.stop()
     await other.stop()
@@ -268,8 +268,8 @@ async def test_request_that_the_controller_does_not_support_is_not_sent() -> Non
     known.append(controllers[1].port)
     assert (await channel.send(request)).controller_id == 2
     await channel.close()
-    for one in controllers:
-        await one.stop()
+    for controller in controllers:
+        await controller.stop()
 
 
 @pytest.mark.parametrize(

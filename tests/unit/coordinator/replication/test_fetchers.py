@@ -33,10 +33,10 @@ from tests.unit.logcore.test_replica import at
 
 @pytest.fixture
 async def pair(tmp_path: Path):
-    one = Pair(tmp_path, 3)
-    await one.start()
-    yield one
-    await one.stop()
+    brokers = Pair(tmp_path, 3)
+    await brokers.start()
+    yield brokers
+    await brokers.stop()
 
 
 async def test_follower_replicates_the_leaders_log(pair):
@@ -67,30 +67,44 @@ async def test_follower_fetch_request_has_replica_epoch_and_offsets(pair):
     assert (body.cluster_id, body.rack_id) == (None, "")
     asked = pair.leader.asked_of()
     assert asked[0].partition_max_bytes == 1_048_576
-    rows = [(one.fetch_offset, one.last_fetched_epoch, one.log_start_offset) for one in asked]
+    rows = [
+        (fetch.fetch_offset, fetch.last_fetched_epoch, fetch.log_start_offset) for fetch in asked
+    ]
     assert rows[:2] == [(0, -1, 0), (3, 5, 0)]
-    assert {one.current_leader_epoch for one in asked} == {5}
+    assert {fetch.current_leader_epoch for fetch in asked} == {5}
 
 
 def test_fetch_and_list_offsets_versions_follow_metadata_version():
     levels = [7, 8, 9, 10, 18, 19, 20, 21, 26, 27, 30]
-    assert [fetch_version(one) for one in levels] == [13, 13, 14, 15, 15, 16, 16, 17, 17, 18, 18]
-    assert [list_offsets_version(one) for one in (7, 8, 9, 20, 21, 24, 25, 28, 29)] == [
+    assert [fetch_version(level) for level in levels] == [
+        13,
+        13,
+        14,
+        15,
+        15,
+        16,
+        16,
+        17,
+        17,
+        18,
+        18,
+    ]
+    assert [list_offsets_version(level) for level in (7, 8, 9, 20, 21, 24, 25, 28, 29)] == [
         *(7, 7, 8, 8, 9, 9, 10, 10, 11)
     ]
 
 
 async def test_partitions_are_replicated_despite_a_small_response_limit(tmp_path):
-    one = Pair(tmp_path, 5, config={"replica.fetch.max.bytes": "200"})
-    await one.start()
+    brokers = Pair(tmp_path, 5, config={"replica.fetch.max.bytes": "200"})
+    await brokers.start()
     for index in range(5):
         for _ in range(10):
-            one.put(3, index, size=50)
-    one.follow(range(5))
+            brokers.put(3, index, size=50)
+    brokers.follow(range(5))
     for index in range(5):
-        await one.equal(index)
-        assert read_log(one.log(index)) == read_log(one.led[index])
-    await one.stop()
+        await brokers.equal(index)
+        assert read_log(brokers.log(index)) == read_log(brokers.led[index])
+    await brokers.stop()
 
 
 # --- diverging logs ---
@@ -105,7 +119,7 @@ async def test_follower_truncates_tail_of_an_epoch_unknown_to_the_leader(pair):
     pair.follow()
     await pair.equal()
     await until_true(lambda: read_log(log) == read_log(pair.led[0]), "the logs are equal")
-    (cause,) = [one for one in pair.causes if one.kind == "log-truncated"]
+    (cause,) = [event for event in pair.causes if event.kind == "log-truncated"]
     assert cause.detail["offset"] == 2
     assert "below_high_watermark" not in cause.detail
 
@@ -135,7 +149,7 @@ async def test_truncation_lowers_recovery_point_and_high_watermark_checkpoints(p
     directory = str(pair.directory / "follower")
     for name in (RECOVERY_POINT_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT):
         assert read_offsets(OsFileSystem(), directory, name)[TOPIC, 0] == 4, name
-    (cause,) = [one for one in pair.causes if one.kind == "log-truncated"]
+    (cause,) = [event for event in pair.causes if event.kind == "log-truncated"]
     assert cause.detail["below_high_watermark"] == 8
 
 
@@ -214,9 +228,9 @@ async def test_log_failure_before_truncation_does_not_stop_other_partitions(pair
     await until_true(lambda: log.offline is not None, "off line")
     pair.put(3, 1)
     await pair.equal(1)
-    states = {one.index: one.state for one in pair.fetchers}
+    states = {fetcher.index: fetcher.state for fetcher in pair.fetchers}
     assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
-    assert [one.kind for one in pair.causes] == ["log-truncated", "follower-failed"]
+    assert [cause.kind for cause in pair.causes] == ["log-truncated", "follower-failed"]
 
 
 async def test_fenced_follower_fetches_again_after_leader_epoch_update(pair):
@@ -229,7 +243,7 @@ async def test_fenced_follower_fetches_again_after_leader_epoch_update(pair):
     pair.follow(leader_epoch=6, partition_epoch=11)
     await pair.equal()
     assert len(pair.leader.bodies) > asked
-    assert [one.kind for one in pair.causes] == ["follower-fenced"]
+    assert [cause.kind for cause in pair.causes] == ["follower-fenced"]
 
 
 async def test_follower_reconnects_after_leader_closes_the_connection(pair):
@@ -317,19 +331,19 @@ class FullDisk(OsFileSystem):
 
 async def test_follower_is_delayed_while_its_disk_is_full(tmp_path):
     disk = FullDisk()
-    one = Pair(tmp_path, fs=disk)
-    await one.start()
-    one.put(3, size=100)
-    one.follow()
-    await one.equal()
+    brokers = Pair(tmp_path, fs=disk)
+    await brokers.start()
+    brokers.put(3, size=100)
+    brokers.follow()
+    await brokers.equal()
     disk.is_full = True
-    one.put(3, size=100)
-    machine = next(iter(one.fetchers))
+    brokers.put(3, size=100)
+    machine = next(iter(brokers.fetchers))
     await until_true(lambda: machine.state is FetchState.DELAYED, "no room")
-    assert one.log().offline is None
+    assert brokers.log().offline is None
     disk.is_full = False
-    await one.equal()
-    await one.stop()
+    await brokers.equal()
+    await brokers.stop()
 
 
 class BrokenDisk(OsFileSystem):
@@ -346,21 +360,21 @@ class BrokenDisk(OsFileSystem):
 
 async def test_disk_failure_takes_only_its_own_partition_offline(tmp_path):
     disk = BrokenDisk()
-    one = Pair(tmp_path, 2, fs=disk)
-    await one.start()
-    one.follow(range(2))
-    one.put(1, 0)
-    one.put(1, 1)
-    await one.equal(0)
-    await one.equal(1)
+    brokers = Pair(tmp_path, 2, fs=disk)
+    await brokers.start()
+    brokers.follow(range(2))
+    brokers.put(1, 0)
+    brokers.put(1, 1)
+    await brokers.equal(0)
+    await brokers.equal(1)
     disk.broken = f"{TOPIC}-0"
-    one.put(1, 0)
-    one.put(1, 1)
-    await one.equal(1)
-    await until_true(lambda: one.log(0).offline is not None, "off line")
-    states = {machine.index: machine.state for machine in one.fetchers}
+    brokers.put(1, 0)
+    brokers.put(1, 1)
+    await brokers.equal(1)
+    await until_true(lambda: brokers.log(0).offline is not None, "off line")
+    states = {machine.index: machine.state for machine in brokers.fetchers}
     assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
-    await one.stop()
+    await brokers.stop()
 
 
 # --- begin and end ---
@@ -409,23 +423,25 @@ async def test_num_replica_fetchers_sets_number_of_connections_to_a_leader(pair)
         pair.put(2, index)
         await pair.equal(index)
     await until_true(lambda: len(pair.leader.open) == 2, "two connections")
-    names = {one.client_id for one in pair.leader.asked}
+    names = {request.client_id for request in pair.leader.asked}
     assert names == {"broker-2-fetcher-0", "broker-2-fetcher-1"}
 
 
 async def test_fetch_offset_never_exceeds_flushed_offset_with_flush_per_message(tmp_path):
-    one = Pair(tmp_path, config={"log.flush.interval.messages": "1"})
+    brokers = Pair(tmp_path, config={"log.flush.interval.messages": "1"})
     on_disk: list[int] = []
-    one.leader.on_asked = lambda: on_disk.append(one.log().recovery_point)
-    await one.start()
-    one.follow()
+    brokers.leader.on_asked = lambda: on_disk.append(brokers.log().recovery_point)
+    await brokers.start()
+    brokers.follow()
     for _ in range(5):
-        one.put(2)
-        await one.equal()
-    await until_true(lambda: one.leader.asked_of()[-1].fetch_offset == 10, "the leader hears of it")
-    asked = [part.fetch_offset for part in one.leader.asked_of()]
+        brokers.put(2)
+        await brokers.equal()
+    await until_true(
+        lambda: brokers.leader.asked_of()[-1].fetch_offset == 10, "the leader hears of it"
+    )
+    asked = [part.fetch_offset for part in brokers.leader.asked_of()]
     assert all(offset <= point for offset, point in zip(asked, on_disk, strict=True))
-    await one.stop()
+    await brokers.stop()
 
 
 # --- throttles ---
@@ -434,19 +450,19 @@ async def test_fetch_offset_never_exceeds_flushed_offset_with_flush_per_message(
 async def test_throttled_replica_waits_while_replication_quota_is_exceeded(tmp_path):
     throttled = {"follower.replication.throttled.replicas": f"0:{FOLLOWER},1:9"}
     rate = "follower.replication.throttled.rate"
-    one = Pair(tmp_path, 2, topic_config=throttled, config={"replica.fetch.max.bytes": "500"})
-    one.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: "1"})
-    await one.start()
+    brokers = Pair(tmp_path, 2, topic_config=throttled, config={"replica.fetch.max.bytes": "500"})
+    brokers.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: "1"})
+    await brokers.start()
     for index in range(2):
         for _ in range(10):
-            one.put(3, index, size=100)
-    one.follow(range(2))
-    await one.equal(1)
-    assert 0 < one.log(0).log_end_offset < 30, "one answer, and then it waits"
-    assert one.fetchers.quota.is_exceeded
-    one.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: str(10**9)})
-    await one.equal(0)
-    await one.stop()
+            brokers.put(3, index, size=100)
+    brokers.follow(range(2))
+    await brokers.equal(1)
+    assert 0 < brokers.log(0).log_end_offset < 30, "one answer, and then it waits"
+    assert brokers.fetchers.quota.is_exceeded
+    brokers.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: str(10**9)})
+    await brokers.equal(0)
+    await brokers.stop()
 
 
 def test_throttled_replicas_must_be_partition_broker_pairs_or_wildcard():
@@ -464,16 +480,16 @@ def test_throttled_replicas_must_be_partition_broker_pairs_or_wildcard():
 @pytest.mark.slow
 async def test_event_loop_stays_responsive_while_many_small_batches_are_fetched(tmp_path):
     """The follower fetches 60,000 batches: small batches are the most expensive."""
-    one = Pair(tmp_path, 3)
-    await one.start()
+    brokers = Pair(tmp_path, 3)
+    await brokers.start()
     for index in range(3):
         for offset in range(0, 20_000, 2_000):
             data = b"".join(at(offset + n, leader_epoch=5) for n in range(2_000))
-            one.led[index].append_as_follower(data, 5)
-        one.led[index].marks.move_high_watermark(20_000)
+            brokers.led[index].append_as_follower(data, 5)
+        brokers.led[index].marks.move_high_watermark(20_000)
     with watched_loop() as watch:
-        one.follow(range(3))
+        brokers.follow(range(3))
         for index in range(3):
-            await one.equal(index)
+            await brokers.equal(index)
     watch.check()
-    await one.stop()
+    await brokers.stop()

@@ -54,10 +54,10 @@ def disk():
 
 @pytest.fixture
 async def pair(tmp_path, disk):
-    one = Pair(tmp_path, 3, fs=disk)
-    await one.start()
-    yield one
-    await one.stop()
+    brokers = Pair(tmp_path, 3, fs=disk)
+    await brokers.start()
+    yield brokers
+    await brokers.stop()
 
 
 def let_part(pair, *indexes):
@@ -117,10 +117,10 @@ async def test_ended_fetcher_is_replaced(pair):
 async def test_partition_whose_log_cannot_be_opened_is_retried(pair):
     log_of, failures = pair.fetchers._log_of, [ValueError("odd"), ValueError("odd again")]
 
-    def open_log(one):
+    def open_log(local):
         if failures:
             raise failures.pop()
-        return log_of(one)
+        return log_of(local)
 
     pair.fetchers._log_of = open_log
     pair.put(3)
@@ -132,8 +132,8 @@ async def test_partition_whose_log_cannot_be_opened_is_retried(pair):
 async def test_failed_partition_is_not_retried_after_it_is_stopped(pair):
     asked = []
 
-    def open_log(one):
-        asked.append(one)
+    def open_log(local):
+        asked.append(local)
         raise ValueError("odd")
 
     pair.fetchers._log_of = open_log
@@ -141,7 +141,7 @@ async def test_failed_partition_is_not_retried_after_it_is_stopped(pair):
     pair.fetchers.stop([(pair.topic_id, 0)])
     pair.follow([1])
     await until_true(lambda: len(asked) > 3, "tried again")
-    assert [one.index for one in asked].count(0) == 1
+    assert [local.index for local in asked].count(0) == 1
 
 
 async def test_truncation_is_retried_after_unexpected_exception(pair, disk):
@@ -162,7 +162,7 @@ async def test_disk_failure_in_truncation_does_not_stop_other_partitions(pair, d
     pair.fetchers._remember = disk_fails
     pair.follow(range(2))
     await all_equal(pair, 1)
-    states = {one.index: one.state for one in pair.fetchers}
+    states = {fetcher.index: fetcher.state for fetcher in pair.fetchers}
     assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
     assert pair.log(0).offline is not None
 
@@ -182,7 +182,7 @@ async def test_exception_for_one_partition_does_not_affect_rest_of_response(pair
 
 
 def is_resetting(pair):
-    return any(one.state is FetchState.RESETTING for one in pair.fetchers)
+    return any(fetcher.state is FetchState.RESETTING for fetcher in pair.fetchers)
 
 
 async def test_list_offsets_request_is_retried_after_unexpected_exception(pair):

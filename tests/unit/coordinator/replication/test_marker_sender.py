@@ -128,7 +128,7 @@ async def test_transaction_over_two_brokers_completes_with_one_remote_marker(
     assert marker.coordinator_epoch == 0
     assert [(topic.name, topic.partition_indexes) for topic in marker.topics] == [("t", (1,))]
     assert stable(pair.services) == end(pair.services) == 2
-    apis = [(one.api, one.client_id) for one in pair.other.asked]
+    apis = [(request.api, request.client_id) for request in pair.other.asked]
     name = "broker-1-txn-marker-sender"
     assert apis == [(ApiKey.API_VERSIONS, name), (ApiKey.WRITE_TXN_MARKERS, name)]
 
@@ -138,7 +138,7 @@ async def test_kafka_20322_marker_for_an_older_broker_is_sent_in_its_version(pai
     pair.newest = 1
     await pair.commit()
     await pair.completes()
-    assert [one.version for one in pair.other.asked][1:] == [1]
+    assert [request.version for request in pair.other.asked][1:] == [1]
     assert stable(pair.services) == end(pair.services) == 2
 
 

@@ -42,10 +42,10 @@ def listing(version: int) -> Entity:
 
 @pytest.fixture
 async def other():
-    one = OtherBroker(answer)
-    await one.start()
-    yield one
-    await one.stop()
+    broker = OtherBroker(answer)
+    await broker.start()
+    yield broker
+    await broker.stop()
 
 
 def peers_of(image, config=None) -> Peers:
@@ -79,7 +79,7 @@ async def test_other_connections_negotiate_version_with_one_api_versions_request
     assert got.throttle_time.total_seconds() == 0.006
     with pytest.raises(UnsupportedVersion):
         await sender.newest(ApiKey.FETCH, lambda make: make.message())
-    asked = [(one.api, one.client_id) for one in other.asked]
+    asked = [(request.api, request.client_id) for request in other.asked]
     assert asked[0] == (ApiKey.API_VERSIONS, "broker-5-txn-marker-sender")
     assert [api for api, _ in asked].count(ApiKey.API_VERSIONS) == 1
     await peers.channel(7, Purpose.ADD_PARTITIONS).newest(
@@ -158,7 +158,7 @@ async def test_reconnect_backoff_grows_to_its_maximum(monkeypatch):
     for _ in range(8):
         with pytest.raises(BrokerUnreachable):
             await channel.request(listing(11))
-    rounded = [round(one, 1) for one in paused]
+    rounded = [round(pause_s, 1) for pause_s in paused]
     assert rounded[:5] == [0.1, 0.1, 0.2, 0.4, 0.8] or rounded[:5] == [0.0, 0.1, 0.2, 0.4, 0.8]
     assert max(paused) <= 1.0
     peers.close()

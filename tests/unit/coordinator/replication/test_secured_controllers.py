@@ -57,10 +57,10 @@ def test_broker_registers_with_controller_over_tls(tmp_path: Path, protocol: str
     async def work() -> None:
         async with (
             controller(tmp_path / "c", **secured(protocol, authority, "controller")) as decides,
-            member(tmp_path, decides.address, **secured(protocol, authority, "broker")) as one,
+            member(tmp_path, decides.address, **secured(protocol, authority, "broker")) as broker,
         ):
-            await create(one, "t", [101])
-            await until_true(lambda: leads(one, "t")() == 101, "what the controller decides")
+            await create(broker, "t", [101])
+            await until_true(lambda: leads(broker, "t")() == 101, "what the controller decides")
 
     run(work)
 
@@ -70,10 +70,10 @@ def test_combined_node_and_broker_are_unfenced_over_tls(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with (
-            combined(tmp_path, **secured("SSL", authority, "one")) as one,
-            member(tmp_path, door(one), **secured("SSL", authority, "broker")),
+            combined(tmp_path, **secured("SSL", authority, "one")) as broker,
+            member(tmp_path, door(broker), **secured("SSL", authority, "broker")),
         ):
-            assert seen_fenced(one) == {1: False, 101: False}
+            assert seen_fenced(broker) == {1: False, 101: False}
 
     run(work)
 
@@ -134,15 +134,15 @@ def test_broker_reconnects_to_controller_after_truststore_is_repaired(tmp_path: 
         await decides.start()
         again = controller(tmp_path / "c", decides.address[1], **there)
         try:
-            async with member(tmp_path, decides.address, **settings) as one:
+            async with member(tmp_path, decides.address, **settings) as broker:
                 own.write_text("no certificate")
                 await decides.stop()
                 await again.start()
-                await until_true(lambda: of(one).membership.controller is None, "the loss")
+                await until_true(lambda: of(broker).membership.controller is None, "the loss")
                 own.write_bytes(truststore.read_bytes())
                 await until_true(lambda: fenced(again) == {101: False}, "that it is back")
-                await create(one, "t", [101])
-                await until_true(lambda: leads(one, "t")() == 101, "a new topic")
+                await create(broker, "t", [101])
+                await until_true(lambda: leads(broker, "t")() == 101, "a new topic")
         finally:
             await again.stop()
 

@@ -107,7 +107,7 @@ async def test_commands_of_one_turn_are_sent_in_one_request(
     group = unique("g")
     keys = [other.key(group, partition) for partition in range(10)]
     states = [InitializeState(key, 1, partition) for partition, key in enumerate(keys)]
-    await asyncio.gather(*(sender.send(THERE, one) for one in states))
+    await asyncio.gather(*(sender.send(THERE, state) for state in states))
     peer = sender._peers._peers
     (connection,) = peer.values()
     asked, request = [], connection.newest
@@ -118,7 +118,7 @@ async def test_commands_of_one_turn_are_sent_in_one_request(
 
     connection.newest = counted  # type: ignore[method-assign]
     found = await asyncio.gather(*(sender.send(THERE, ReadStateSummary(key)) for key in keys))
-    assert [one.start_offset for one in found] == list(range(10))
+    assert [summary.start_offset for summary in found] == list(range(10))
     assert len(asked) == 1
     # Results are identified by partition, so two commands for a share partition are two requests.
     await asyncio.gather(*(sender.send(THERE, ReadStateSummary(keys[0])) for _ in range(2)))
@@ -146,4 +146,4 @@ async def test_persister_reads_and_writes_state_at_the_other_broker(
     keys = {other.key(unique("g"), partition): partition for partition in range(3)}
     assert await persister.initialize(1, keys) == dict.fromkeys(keys)
     summaries = await persister.summaries(keys)
-    assert {key: one.start_offset for key, one in summaries.items()} == keys
+    assert {key: summary.start_offset for key, summary in summaries.items()} == keys

@@ -66,7 +66,7 @@ class Pair(Scripted):
             error_code=self.top_level,
             results_by_transaction=[
                 make.AddPartitionsToTxnResult(
-                    transactional_id=one.transactional_id,
+                    transactional_id=transaction.transactional_id,
                     topic_results=[
                         make.AddPartitionsToTxnTopicResult(
                             name=topic.name,
@@ -77,10 +77,10 @@ class Pair(Scripted):
                                 for index in topic.partitions
                             ],
                         )
-                        for topic in one.topics
+                        for topic in transaction.topics
                     ],
                 )
-                for one in body.transactions
+                for transaction in body.transactions
             ],
         )
 
@@ -131,14 +131,18 @@ async def test_coordinator_verifies_each_transaction_once(pair: Pair, version: i
     assert await pair.produce(version) is ErrorCode.none
     assert await pair.produce(version, sequence=1) is ErrorCode.none
     (body,) = pair.bodies
-    (one,) = body.transactions
-    assert (one.transactional_id, one.producer_id, one.producer_epoch) == ("id", PID, 0)
-    assert one.verify_only is (version < 12)
-    assert [(topic.name, topic.partitions) for topic in one.topics] == [("t", (0,))]
+    (transaction,) = body.transactions
+    assert (transaction.transactional_id, transaction.producer_id, transaction.producer_epoch) == (
+        "id",
+        PID,
+        0,
+    )
+    assert transaction.verify_only is (version < 12)
+    assert [(topic.name, topic.partitions) for topic in transaction.topics] == [("t", (0,))]
     assert pair.end == 2
-    asked = [(one.api, one.version, one.client_id) for one in pair.other.asked]
+    asked = [(request.api, request.version, request.client_id) for request in pair.other.asked]
     name = "AddPartitionsManager-client-1"
-    assert [one[2] for one in asked] == [name, name]
+    assert [request[2] for request in asked] == [name, name]
     assert asked[1][:2] == (ApiKey.ADD_PARTITIONS_TO_TXN, 5)
 
 
@@ -267,4 +271,4 @@ async def test_producer_ids_come_from_the_controller(pair: Pair) -> None:
         await txns.new_producer()
     given = [(await txns.new_producer()).producer_id for _ in range(12)]  # type: ignore[attr-defined]
     assert given == [*range(7_000, 7_010), 9_000, 9_001]
-    assert [(one.broker_id, one.broker_epoch) for one in asked] == [(HERE, 44)] * 3
+    assert [(request.broker_id, request.broker_epoch) for request in asked] == [(HERE, 44)] * 3

@@ -45,10 +45,10 @@ async def test_failed_round_is_logged_and_the_next_one_runs() -> None:
         task.start()
         await until_true(lambda: failing.calls >= 3, "the third round")
         await task.stop()
-    assert {(one["what"], one["cause"]) for one in told} == {
+    assert {(line["what"], line["cause"]) for line in told} == {
         ("counting", "ValueError: nobody thought of this")
     }
-    assert all(one["exc_info"] is failing.error for one in told)
+    assert all(line["exc_info"] is failing.error for line in told)
     calls = failing.calls
     await asyncio.sleep(0)
     assert failing.calls == calls
@@ -69,7 +69,7 @@ async def test_pause_defaults_to_a_second_if_its_computation_fails() -> None:
         await until_true(lambda: len(rounds) == 2, "the second round")
         await task.stop()
     assert rounds[1] - rounds[0] >= AFTER_FAILURE_MS / 1000
-    assert {one["cause"] for one in told} == {"TypeError: is no integer"}
+    assert {line["cause"] for line in told} == {"TypeError: is no integer"}
 
 
 async def test_repeated_work_skips_pause_while_work_remains_and_on_stop() -> None:
@@ -125,7 +125,7 @@ async def test_failed_task_and_failed_timer_are_logged_cancelled_task_is_not() -
         await asyncio.wait({task, cancelled})
         await until_true(lambda: failing.calls == 1, "the timer")
     timer.cancel()
-    assert {(one["what"], one["cause"]) for one in told} == {
+    assert {(line["what"], line["cause"]) for line in told} == {
         ("a load", "KeyError: 'gone'"),
         ("a sweep", "ValueError: nobody thought of this"),
     }
@@ -139,7 +139,7 @@ async def test_exception_caught_by_event_loop_is_logged() -> None:
         loop.call_soon(failing)
         await until_true(lambda: failing.calls == 1, "the callback")
         loop.call_exception_handler({"message": "without a cause"})
-    assert [one.get("cause") for one in told] == ["ValueError: nobody thought of this", None]
+    assert [line.get("cause") for line in told] == ["ValueError: nobody thought of this", None]
     assert told[1]["what"] == "without a cause"
 
 
@@ -162,7 +162,7 @@ async def test_each_in_turn_runs_every_step_despite_a_failed_one(failing_step: i
     with capture_logs() as told:
         await each_in_turn([(f"step {number}", step(number)) for number in range(4)])  # type: ignore[misc]
     assert taken == [0, 1, 2, 3]
-    assert [one["what"] for one in told] == [f"step {failing_step}"]
+    assert [line["what"] for line in told] == [f"step {failing_step}"]
 
 
 async def test_cancelled_each_in_turn_still_runs_the_remaining_steps() -> None:
@@ -191,7 +191,7 @@ async def test_single_thread_runs_steps_in_order_and_returns_their_exceptions() 
     assert results[-1] is failing.error
     assert await threads.run(lambda: threading.current_thread().name) == "one_0"
     threads.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("one_")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("one_")]
 
 
 async def test_step_is_never_run_if_its_thread_cannot_be_started(

@@ -48,10 +48,10 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path):
-    one = Bench(tmp_path)
-    yield one
-    await one.storage.flusher.close()
-    one.storage.logs.close()
+    workbench = Bench(tmp_path)
+    yield workbench
+    await workbench.storage.flusher.close()
+    workbench.storage.logs.close()
 
 
 async def test_callback_runs_once_high_watermark_reaches_log_end_of_its_call(bench):
@@ -100,7 +100,7 @@ async def test_callbacks_run_without_commit_after_leadership_is_lost(bench):
 
 
 @pytest.mark.parametrize(
-    "end", [Partition.mark_deleted, lambda one: one.marks.fail(StorageError("bad"))]
+    "end", [Partition.mark_deleted, lambda partition: partition.marks.fail(StorageError("bad"))]
 )
 async def test_callbacks_run_when_their_log_is_deleted_or_fails(bench, end):
     bench.append(bench.shared)

@@ -34,7 +34,7 @@ class Busy:
 
 
 @pytest.fixture
-def one() -> FairThreads:
+def fair_threads() -> FairThreads:
     return FairThreads("fair", 1)
 
 
@@ -56,42 +56,44 @@ async def test_small_job_passes_large_jobs_that_came_before_it() -> None:
     threads.close()
 
 
-async def test_client_with_many_jobs_gets_no_more_than_client_with_one(one: FairThreads) -> None:
+async def test_client_with_many_jobs_gets_no_more_than_client_with_one(
+    fair_threads: FairThreads,
+) -> None:
     many = [Busy(60) for _ in range(8)]
-    tasks = [asyncio.ensure_future(one.run(job.steps(), "many")) for job in many]
+    tasks = [asyncio.ensure_future(fair_threads.run(job.steps(), "many")) for job in many]
     await until_true(lambda: any(job.had > 0 for job in many))
     before, single = sum(job.had for job in many), Busy(0.4)
-    await one.run(single.steps(), "one")
+    await fair_threads.run(single.steps(), "one")
     had = sum(job.had for job in many) - before
     assert single.had - CREDIT_S - 5 * SLICE_S < had < single.had + 5 * SLICE_S
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    one.close()
+    fair_threads.close()
 
 
 async def test_client_with_repeated_small_jobs_gets_no_more_than_its_share(
-    one: FairThreads,
+    fair_threads: FairThreads,
 ) -> None:
     steady = Busy(60)
-    task = asyncio.ensure_future(one.run(steady.steps(), "steady"))
+    task = asyncio.ensure_future(fair_threads.run(steady.steps(), "steady"))
     await until_true(lambda: steady.had > 0)
     before, taken = steady.had, 0.0
     while taken < 0.4:
         again = Busy(CREDIT_S / 2)
-        taken += await one.run(again.steps(), "again")
+        taken += await fair_threads.run(again.steps(), "again")
     assert steady.had - before > taken / 2 - CREDIT_S - 5 * SLICE_S
     task.cancel()
     await asyncio.wait({task})
-    one.close()
+    fair_threads.close()
 
 
 async def test_processor_time_is_reported_for_ended_failed_and_cancelled_jobs(
-    one: FairThreads,
+    fair_threads: FairThreads,
 ) -> None:
     told: list[float] = []
     job = Busy(0.05)
-    await one.run(job.steps(), 1, told.append)
+    await fair_threads.run(job.steps(), 1, told.append)
     assert told.pop() >= job.had
 
     def failing() -> Steps[None]:
@@ -99,20 +101,20 @@ async def test_processor_time_is_reported_for_ended_failed_and_cancelled_jobs(
         raise InvalidRecordError("the records end inside a field")
 
     with pytest.raises(InvalidRecordError):
-        await one.run(failing(), 1, told.append)
+        await fair_threads.run(failing(), 1, told.append)
     assert told.pop() >= 0.02
 
     endless = Busy(600)
-    task = asyncio.ensure_future(one.run(endless.steps(), 1, told.append))
+    task = asyncio.ensure_future(fair_threads.run(endless.steps(), 1, told.append))
     await until_true(lambda: endless.had > 0)
     task.cancel()
     await asyncio.wait({task})
     await until_true(lambda: bool(told))  # the thread is free again
     had = endless.had
     assert told.pop() >= had > 0
-    await one.run(Busy(0.02).steps(), 1)
+    await fair_threads.run(Busy(0.02).steps(), 1)
     assert endless.had == had
-    one.close()
+    fair_threads.close()
 
 
 async def test_close_waits_for_a_slice_and_not_for_jobs() -> None:
@@ -121,7 +123,7 @@ async def test_close_waits_for_a_slice_and_not_for_jobs() -> None:
     tasks = [asyncio.ensure_future(threads.run(job.steps(), at)) for at, job in enumerate(jobs)]
     await until_true(lambda: any(job.had > 0 for job in jobs))
     threads.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("closed_")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("closed_")]
     had = sum(job.had for job in jobs)
     assert had < 60
     for task in tasks:

@@ -63,8 +63,8 @@ def test_flipped_bit_in_flushed_segment_costs_no_other_record_after_a_kill(tmp_p
         daemon.stop()
 
 
-def partition_of(one: Running, topic: str) -> Partition:
-    found = one.broker.services.logs.find_open((topic, 0))
+def partition_of(system: Running, topic: str) -> Partition:
+    found = system.broker.services.logs.find_open((topic, 0))
     assert found is not None
     return found
 
@@ -75,68 +75,68 @@ def of_topic(topic: str) -> Callable[[str], bool]:
 
 def test_appends_do_not_wait_for_flush_of_sealed_segments(tmp_path):
     """Neither appends to the topic nor other topics' flushes wait for the flush."""
-    with running(tmp_path) as one:
-        slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
-        quick = one.client.create_topic("quick")
-        one.disk.is_gated = of_topic(slow)
-        one.disk.gate.clear()
-        fill(one.client, slow, 4)
-        assert one.disk.held.wait(60)
-        assert one.client.produce(quick, [b"x"])["error_code"] == "none"
-        assert ("sync", quick) in one.disk.of_logs(quick)
-        partition = partition_of(one, slow)
+    with running(tmp_path) as system:
+        slow = system.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
+        quick = system.client.create_topic("quick")
+        system.disk.is_gated = of_topic(slow)
+        system.disk.gate.clear()
+        fill(system.client, slow, 4)
+        assert system.disk.held.wait(60)
+        assert system.client.produce(quick, [b"x"])["error_code"] == "none"
+        assert ("sync", quick) in system.disk.of_logs(quick)
+        partition = partition_of(system, slow)
         assert (partition.recovery_point, partition.high_watermark) == (0, 8)
-        assert not one.broker.services.flusher.sealed.is_idle
-        one.disk.gate.set()
+        assert not system.broker.services.flusher.sealed.is_idle
+        system.disk.gate.set()
         until(lambda: partition.recovery_point == 6, "the recovery point is at the active segment")
         until(lambda: checkpointed(tmp_path, slow) == 6, "and is written down")
-        until(lambda: one.broker.services.flusher.sealed.is_idle, "nothing is left to do")
+        until(lambda: system.broker.services.flusher.sealed.is_idle, "nothing is left to do")
 
 
 @pytest.mark.parametrize("how", ["the topic is deleted", "and made anew", "the broker stops"])
 def test_flush_of_sealed_segments_ends_well_on_topic_deletion_or_shutdown(tmp_path, how):
-    with running(tmp_path, **NEVER) as one:
-        topic = one.client.create_topic("t", 1, SMALL)
-        one.disk.is_gated = of_topic(topic)
-        one.disk.gate.clear()
-        fill(one.client, topic, 3)
-        assert one.disk.held.wait(60)
+    with running(tmp_path, **NEVER) as system:
+        topic = system.client.create_topic("t", 1, SMALL)
+        system.disk.is_gated = of_topic(topic)
+        system.disk.gate.clear()
+        fill(system.client, topic, 3)
+        assert system.disk.held.wait(60)
         if how == "the broker stops":
             # Stopping must wait, because the thread may still use the files.
-            threading.Timer(0.2, one.disk.gate.set).start()
+            threading.Timer(0.2, system.disk.gate.set).start()
         else:
-            answer = one.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
+            answer = system.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
             assert answer["responses"][0]["error_code"] == "none"
             if how == "and made anew":
-                one.client.create_topic("t", 1, SMALL)
-                fill(one.client, topic, 1)
-            one.disk.gate.set()
-            until(lambda: one.broker.services.flusher.sealed.is_idle, "the flush has ended")
-            assert not one.broker.services.logs.is_offline(topic, 0)
+                system.client.create_topic("t", 1, SMALL)
+                fill(system.client, topic, 1)
+            system.disk.gate.set()
+            until(lambda: system.broker.services.flusher.sealed.is_idle, "the flush has ended")
+            assert not system.broker.services.logs.is_offline(topic, 0)
             assert not any(".tmp" in path.name for path in tmp_path.glob("t-0/*"))
-    with running(tmp_path) as one:
-        assert one.broker.services.logs.was_clean
+    with running(tmp_path) as system:
+        assert system.broker.services.logs.was_clean
         ends = {"the topic is deleted": None, "and made anew": 2, "the broker stops": 6}
-        found = one.broker.services.logs.find("t", 0)
+        found = system.broker.services.logs.find("t", 0)
         assert (found and found.log_end_offset) == ends[how]
 
 
 def test_failed_fsync_of_sealed_segment_takes_its_partition_offline(tmp_path):
     disk = FaultyDisk()
-    with running(tmp_path, disk, **NEVER) as one:
-        topic, other = (one.client.create_topic(name, 1, SMALL) for name in ("t", "other"))
+    with running(tmp_path, disk, **NEVER) as system:
+        topic, other = (system.client.create_topic(name, 1, SMALL) for name in ("t", "other"))
         disk.sync_fails = of_topic(topic)
         disk.gate.clear()
-        fill(one.client, topic, 2)
+        fill(system.client, topic, 2)
         disk.gate.set()
-        until(lambda: one.broker.services.logs.is_offline(topic, 0), "it is off line")
-        assert one.client.produce(topic, [b"x"])["error_code"] == "kafka_storage_error"
-        fill(one.client, other, 2)
-        until(lambda: partition_of(one, other).recovery_point == 2, "the other one is on disk")
+        until(lambda: system.broker.services.logs.is_offline(topic, 0), "it is off line")
+        assert system.client.produce(topic, [b"x"])["error_code"] == "kafka_storage_error"
+        fill(system.client, other, 2)
+        until(lambda: partition_of(system, other).recovery_point == 2, "the other one is on disk")
         disk.sync_fails = lambda _: False
-    with running(tmp_path) as one:
-        assert not one.broker.services.logs.was_clean
-        assert one.client.offset(topic) == 4
+    with running(tmp_path) as system:
+        assert not system.broker.services.logs.was_clean
+        assert system.client.offset(topic) == 4
 
 
 def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_path):
@@ -146,9 +146,11 @@ def test_sealed_segments_unflushed_before_a_kill_are_flushed_after_start(tmp_pat
         fill(cluster, topic, 4)
     daemon.kill()
     (daemon.data_dir / RECOVERY_POINT_CHECKPOINT).unlink(missing_ok=True)
-    with running(daemon.data_dir, **NEVER) as one:
-        assert one.client.offset(topic) == 8
-        until(lambda: partition_of(one, topic).recovery_point == 6, "the sealed ones are on disk")
+    with running(daemon.data_dir, **NEVER) as system:
+        assert system.client.offset(topic) == 8
+        until(
+            lambda: partition_of(system, topic).recovery_point == 6, "the sealed ones are on disk"
+        )
         until(lambda: checkpointed(daemon.data_dir, topic) == 6, "and it is written down")
 
 

@@ -451,8 +451,8 @@ async def test_failed_shard_logs_its_trigger_and_cause(bench: Bench) -> None:
         await again.load(Pace())
         await again.close()
     keys = "trigger", "subject", "client_id", "client_host", "cause"
-    failures = [one for one in said if one["event"] == "shard failed"]
-    assert [{key: one[key] for key in keys if key in one} for one in failures] == [
+    failures = [line for line in said if line["event"] == "shard failed"]
+    assert [{key: failure[key] for key in keys if key in failure} for failure in failures] == [
         {
             "trigger": "request Put",
             "client_id": "me",

@@ -179,9 +179,9 @@ async def test_pending_responses_are_not_coordinator_after_leadership_loss(
         shard.submit(Wait("c")),
     ]
     await bench.lose()
-    for one in waiting[:2]:
+    for future in waiting[:2]:
         with pytest.raises(NotCoordinatorError):
-            one.result()
+            future.result()
     with pytest.raises(RefusedError):
         waiting[2].result()
     assert shard.state is ShardState.CLOSED

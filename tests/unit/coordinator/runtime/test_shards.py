@@ -83,7 +83,7 @@ async def test_shard_unloads_on_resignation_and_reloads_the_same_state(tmp_path:
         index, before = coordinator.partition_for(key), digests(shards)
         epoch = shards.shard_at(index).leader_epoch
         coordinator.resigned(index, epoch + 1)
-        assert left(shards) == [one for one in range(50) if one != index]
+        assert left(shards) == [number for number in range(50) if number != index]
         with pytest.raises(NotCoordinatorError):
             await coordinator.submit(key, COMMIT)
         assert coordinator.partition_for(key) == index

@@ -131,7 +131,7 @@ async def test_failing_timer_does_not_stop_the_queue(queue: TimerQueue, clock: M
     with capture_logs() as told:
         assert queue.run_due() == 2
     assert [key for key, _ in fired.fired] == ["good"]
-    assert [(one["what"], one["cause"]) for one in told] == [("timer", "RuntimeError: bug")]
+    assert [(line["what"], line["cause"]) for line in told] == [("timer", "RuntimeError: bug")]
 
 
 @pytest.mark.parametrize(("pass_ms", "fired_at_once"), [(0, 1), (60_000, 5)])
@@ -281,9 +281,9 @@ async def test_rescheduled_timers_fire_at_their_last_deadline(
         order = sorted((at, key) for key, at in due.items() if at[0] <= clock.now_ms())
         fired.fired.clear()
         assert queue.run_due() == len(order)
-        assert [one for one, _ in fired.fired] == [one for _, one in order]
-        for _, one in order:
-            del due[one]
+        assert [timer_key for timer_key, _ in fired.fired] == [timer_key for _, timer_key in order]
+        for _, timer_key in order:
+            del due[timer_key]
 
 
 async def test_pass_over_postponed_timers_is_bounded_by_time(clock: ManualClock) -> None:

@@ -68,15 +68,15 @@ def allows(
     *,
     allows_without_rules: bool = False,
 ) -> bool:
-    found = [one for one in acls if _is_about(one, kind, name)]
+    found = [acl for acl in acls if _is_about(acl, kind, name)]
     if not found:
         return allows_without_rules
-    mine = [one for one in found if _is_for(one, who)]
+    mine = [acl for acl in found if _is_for(acl, who)]
     denied = {Operation.ALL, operation}
     allowed = denied | IMPLY.get(operation, set())
-    if any(one.permission is Permission.DENY and one.operation in denied for one in mine):
+    if any(acl.permission is Permission.DENY and acl.operation in denied for acl in mine):
         return False
-    return any(one.permission is Permission.ALLOW and one.operation in allowed for one in mine)
+    return any(acl.permission is Permission.ALLOW and acl.operation in allowed for acl in mine)
 
 
 def allows_some(
@@ -92,11 +92,11 @@ def allows_some(
     if allows(every, who, operation, kind, "hardcode", allows_without_rules=allows_without_rules):
         return True
     mine = [
-        one
-        for one in every
-        if one.resource_type is kind
-        and _is_for(one, who)
-        and one.operation in {Operation.ALL, operation}
+        acl
+        for acl in every
+        if acl.resource_type is kind
+        and _is_for(acl, who)
+        and acl.operation in {Operation.ALL, operation}
     ]
     deny = {(o.pattern_type, o.resource_name) for o in mine if o.permission is Permission.DENY}
     allow = {(o.pattern_type, o.resource_name) for o in mine if o.permission is Permission.ALLOW}

@@ -92,12 +92,12 @@ class Kept:
         return answers
 
     def create(self, *rules: Acl) -> list[str | None]:
-        return [None if one is None else str(one) for one in finish(self.creating(rules))]
+        return [None if error is None else str(error) for error in finish(self.creating(rules))]
 
     def delete(self, *filters: AclFilter) -> list:
         return [
-            one if isinstance(one, Exception) else set(one)
-            for one in finish(self.deleting(filters))
+            result if isinstance(result, Exception) else set(result)
+            for result in finish(self.deleting(filters))
         ]
 
     def found(self, wanted: AclFilter = ANY) -> set[Acl]:
@@ -117,15 +117,15 @@ def kept(tmp_path) -> Iterator[Kept]:
     made.storage.logs.close()
 
 
-def exactly(one: Acl) -> AclFilter:
+def exactly(acl: Acl) -> AclFilter:
     return AclFilter(
-        one.resource_type,
-        one.pattern_type,
-        one.resource_name,
-        one.principal,
-        one.host,
-        one.operation,
-        one.permission,
+        acl.resource_type,
+        acl.pattern_type,
+        acl.resource_name,
+        acl.principal,
+        acl.host,
+        acl.operation,
+        acl.permission,
     )
 
 
@@ -247,7 +247,7 @@ def test_acl_record_with_unknown_value_is_logged_and_the_others_apply(kept):
     first = replace(record, id=UUID(int=2), resource_name="first")
     with capture_logs() as lines:
         kept.storage.metadata.append([first, odd, replace(last, id=UUID(int=3))])
-    (line,) = [one for one in lines if one["log_level"] == "error"]
+    (line,) = [text for text in lines if text["log_level"] == "error"]
     assert line["acl"] == str(odd.id)
     assert "99 is not a valid Operation" in line["cause"]
     held = {READ_T, *(replace(READ_T, resource_name=name) for name in ("first", "last"))}
@@ -411,34 +411,34 @@ def test_acl_deletion_keeps_other_acls_of_the_resource(kept, where):
     assert len(kept.found()) == 1
 
 
-def matches(wanted: AclFilter, one: Acl) -> bool:
+def matches(wanted: AclFilter, acl: Acl) -> bool:
     """Match like Kafka's ``ResourcePatternFilter`` and ``AccessControlEntryFilter``."""
-    if wanted.resource_type not in {ResourceType.ANY, one.resource_type}:
+    if wanted.resource_type not in {ResourceType.ANY, acl.resource_type}:
         return False
     how, name = wanted.pattern_type, wanted.resource_name
-    if how not in {PatternType.ANY, PatternType.MATCH, one.pattern_type}:
+    if how not in {PatternType.ANY, PatternType.MATCH, acl.pattern_type}:
         return False
     if name is not None:
         if how is not PatternType.MATCH:
-            if name != one.resource_name:
+            if name != acl.resource_name:
                 return False
-        elif one.pattern_type is PatternType.LITERAL:
-            if one.resource_name not in {name, ANYTHING}:
+        elif acl.pattern_type is PatternType.LITERAL:
+            if acl.resource_name not in {name, ANYTHING}:
                 return False
-        elif not name.startswith(one.resource_name):
+        elif not name.startswith(acl.resource_name):
             return False
     return (
-        wanted.principal in {None, one.principal}
-        and wanted.host in {None, one.host}
-        and wanted.operation in {Operation.ANY, one.operation}
-        and wanted.permission in {Permission.ANY, one.permission}
+        wanted.principal in {None, acl.principal}
+        and wanted.host in {None, acl.host}
+        and wanted.operation in {Operation.ANY, acl.operation}
+        and wanted.permission in {Permission.ANY, acl.permission}
     )
 
 
 def drawn_filter(draw: random.Random) -> AclFilter:
     return AclFilter(
         draw.choice([ResourceType.ANY, ResourceType.TOPIC, ResourceType.GROUP]),
-        draw.choice([one for one in PatternType if one]),
+        draw.choice([pattern_type for pattern_type in PatternType if pattern_type]),
         draw.choice([None, *NAMES, "abc"]),
         draw.choice([None, None, *(f"User:{user}" for user in USERS)]),
         draw.choice([None, None, None, *HOSTS]),
@@ -453,13 +453,13 @@ def test_acl_table_equals_the_model_after_random_changes(tmp_path, seed):
     draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()
     for _ in range(12):
         wanted = drawn_filter(draw)
-        assert kept.found(wanted) == {one for one in model if matches(wanted, one)}, wanted
+        assert kept.found(wanted) == {acl for acl in model if matches(wanted, acl)}, wanted
         match draw.randrange(4):
             case 0:
                 kept.restart()
             case 1:
                 filters = [drawn_filter(draw) for _ in range(draw.randrange(3))]
-                meant = [{one for one in model if matches(each, one)} for each in filters]
+                meant = [{acl for acl in model if matches(each, acl)} for each in filters]
                 assert kept.delete(*filters) == meant
                 model.difference_update(*meant)
             case _:

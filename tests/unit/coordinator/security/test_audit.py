@@ -57,8 +57,8 @@ def authorizer(clock) -> Authorizer:
 
 def lines(capsys) -> list[dict]:
     found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    for one in found:
-        assert one.pop("timestamp")
+    for line in found:
+        assert line.pop("timestamp")
     return found
 
 
@@ -101,14 +101,16 @@ def test_audit_lines_are_rate_limited_per_principal(authorizer, capsys, clock):
         ask(authorizer, "alpha")
     assert len(lines(capsys)) == LINES_AT_ONCE
     ask(authorizer, "alpha", user="eve")
-    assert [one["principal"] for one in lines(capsys)] == ["User:eve"], "others are told as before"
+    assert [line["principal"] for line in lines(capsys)] == ["User:eve"], (
+        "others are told as before"
+    )
     clock.now_s += 1.0
     for _ in range(LINES_PER_S + 1):
         ask(authorizer, "alpha")
     first, *rest = lines(capsys)
     assert (first["event"], first["principal"]) == ("denials were not logged", "User:bob")
     assert first["lines"] == 7
-    assert [one["event"] for one in rest] == ["access denied"] * LINES_PER_S
+    assert [line["event"] for line in rest] == ["access denied"] * LINES_PER_S
 
 
 def test_audit_limits_the_number_of_tracked_principals(authorizer, capsys):
@@ -130,7 +132,7 @@ def test_audit_line_escapes_names_chosen_by_clients(authorizer, capsys):
     ask(authorizer, "a\nb c", user=name, terminal=True)
     text = capsys.readouterr().err
     assert text.count("\n") == 1
-    words = dict(one.split("=", 1) for one in shlex.split(text) if "=" in one)
+    words = dict(word.split("=", 1) for word in shlex.split(text) if "=" in word)
     assert words["principal"] == f"User:{name}"
     assert words["operation"] == "READ"
     assert words["resource"] == r"Topic:LITERAL:a\nb c"

@@ -37,7 +37,7 @@ from tests.unit.coordinator.security import slow_authorizer as model
 from tests.unit.coordinator.security.slow_authorizer import rule, session
 
 KINDS = {"T": ResourceType.TOPIC, "G": ResourceType.GROUP, "C": ResourceType.CLUSTER}
-REAL = [one for one in Operation if one > Operation.ALL]
+REAL = [operation for operation in Operation if operation > Operation.ALL]
 
 
 def authorizer(*texts: str, **fields) -> Authorizer:
@@ -71,7 +71,7 @@ def all_of(of: Authorizer, who: str, *whats: str, host: str = "127.0.0.1") -> li
     ],
 )
 def test_super_users_are_separated_by_semicolons(text, names):
-    assert {str(one) for one in parse_super_users(text)} == names
+    assert {str(principal) for principal in parse_super_users(text)} == names
 
 
 def test_super_user_without_principal_type_is_a_config_error():
@@ -149,9 +149,11 @@ def test_acl_operation_implies_the_same_operations_as_in_kafka(permission, opera
         texts.append(f"ALLOW ALL User:alice * CLUSTER LITERAL {CLUSTER_NAME}")
         decided = set(REAL) if operation is Operation.ALL else {operation}
     of = authorizer(*texts)
-    for one in REAL:
-        expected = (one in decided) is (permission == "ALLOW")
-        assert may(of, "alice", f"{one.name} C {CLUSTER_NAME}", "192.168.3.1") is expected, one
+    for checked in REAL:
+        expected = (checked in decided) is (permission == "ALLOW")
+        assert may(of, "alice", f"{checked.name} C {CLUSTER_NAME}", "192.168.3.1") is expected, (
+            checked
+        )
 
 
 def test_acl_applies_to_exactly_its_principal_or_to_the_wildcard():
@@ -379,7 +381,7 @@ def test_user_name_with_special_characters_matches_only_its_own_acls(name):
     )
     who = ClientSession("127.0.0.1", "IN", Principal("User", name))
     is_named = name == "*"  # a super user named so, not a wildcard
-    assert [may(of, who, f"READ T {one}") for one in ("foo", "public", "closed")] == [
+    assert [may(of, who, f"READ T {topic}") for topic in ("foo", "public", "closed")] == [
         is_named,
         True,
         is_named,
@@ -601,7 +603,7 @@ def drawn(draw: random.Random) -> Acl:
         draw.choice(NAMES),
         f"User:{draw.choice(USERS)}",
         draw.choice(draw.choice([HOSTS, RANGES])),
-        draw.choice([one for one in Operation if one >= Operation.ALL]),
+        draw.choice([operation for operation in Operation if operation >= Operation.ALL]),
         draw.choice([Permission.ALLOW, Permission.DENY]),
     )
 
@@ -627,13 +629,13 @@ def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
     """Check that the table keeps no prefix without an ACL."""
     wanted = {
         kind: {
-            one.resource_name
-            for one in rules
-            if (one.resource_type, one.pattern_type) == (kind, PatternType.PREFIXED)
+            acl.resource_name
+            for acl in rules
+            if (acl.resource_type, acl.pattern_type) == (kind, PatternType.PREFIXED)
         }
         for kind in table._prefixes
     }
-    assert {kind: set(one._texts) for kind, one in table._prefixes.items()} == wanted
+    assert {kind: set(prefixes._texts) for kind, prefixes in table._prefixes.items()} == wanted
     for (kind, *_), held in table._by_holder.items():
         texts = {name for how, name in held.grants if how is PatternType.PREFIXED}
         assert set(held.prefixes._texts) == texts
@@ -659,11 +661,11 @@ def test_authorizer_equals_the_model_after_random_changes(seed):
         of.rules = finish(
             before.changed(removed=[*gone, drawn(draw), *gone], added=dict.fromkeys(more, NO_ID))
         )
-        rules = list(dict.fromkeys([*(one for one in rules if one not in gone), *more]))
+        rules = list(dict.fromkeys([*(acl for acl in rules if acl not in gone), *more]))
         # ``removed`` also has a random ACL, which may be in the table.
-        rules = [one for one in rules if one in of.rules]
+        rules = [acl for acl in rules if acl in of.rules]
         assert of.rules.count == len(rules)
-        assert all(one in before for one in known)
+        assert all(acl in before for acl in known)
         assert before.count == len(known)
         compare(of, rules, default=default)
         check_prefixes(of.rules, rules)

@@ -78,12 +78,12 @@ def test_failing_listener_does_not_stop_other_listeners_or_quotas() -> None:
     with capture_logs() as lines:
         cluster.change(quota(10.0), ClientQuotaRecord(bob, "producer_byte_rate", 20.0, False))
     assert (table.count, heard) == (2, [10.0, 20.0])
-    assert [one["log_level"] for one in lines] == ["error", "error"]
+    assert [line["log_level"] for line in lines] == ["error", "error"]
 
 
 def test_authorizer_follows_acls_of_metadata_image() -> None:
-    one = Following()
-    cluster, authorizer = one.cluster, one.authorizer
+    following = Following()
+    cluster, authorizer = following.cluster, following.authorizer
     cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
     alice = ClientSession("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
 
@@ -98,20 +98,20 @@ def test_authorizer_follows_acls_of_metadata_image() -> None:
 
 
 def test_acl_record_with_unknown_value_is_logged_and_the_others_apply() -> None:
-    one = Following()
-    cluster, authorizer = one.cluster, one.authorizer
+    following = Following()
+    cluster, authorizer = following.cluster, following.authorizer
     good = AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3)
     other = replace(good, id=UUID(int=7), resource_name="u")
     odd = replace(good, id=UUID(int=6), resource_type=99)
     with capture_logs() as lines:
         cluster.change(good, odd, other)
-    (line,) = [one for one in lines if one["log_level"] == "error"]
+    (line,) = [text for text in lines if text["log_level"] == "error"]
     assert line["acl"] == str(odd.id)
     found = finish(authorizer.rules.find(AclFilter()))
-    assert {one.resource_name for one in found} == {"t", "u"}
+    assert {acl.resource_name for acl in found} == {"t", "u"}
     cluster.change(replace(odd, resource_type=3))
     found = finish(authorizer.rules.find(AclFilter()))
-    assert ResourceType.GROUP in {one.resource_type for one in found}
+    assert ResourceType.GROUP in {acl.resource_type for acl in found}
 
 
 def rule(number: int, permission: int = 3) -> AccessControlEntryRecord:
@@ -134,11 +134,11 @@ class Following:
 
     def rules(self) -> set[tuple[str, Permission]]:
         found = finish(self.authorizer.rules.find(AclFilter()))
-        return {(one.resource_name, one.permission) for one in found}
+        return {(acl.resource_name, acl.permission) for acl in found}
 
     def image(self) -> set[tuple[str, Permission]]:
         acls = self.cluster.metadata.image.acls.values()
-        return {(one.resource_name, Permission(one.permission_type)) for one in acls}
+        return {(acl.resource_name, Permission(acl.permission_type)) for acl in acls}
 
     async def applied(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -147,35 +147,35 @@ class Following:
 
 
 async def test_few_changed_acls_apply_at_once() -> None:
-    one = Following()
-    one.cluster.change(*map(rule, range(MAX_AT_ONCE)))
-    assert one.publisher.applied() is None
-    assert len(one.rules()) == MAX_AT_ONCE
+    following = Following()
+    following.cluster.change(*map(rule, range(MAX_AT_ONCE)))
+    assert following.publisher.applied() is None
+    assert len(following.rules()) == MAX_AT_ONCE
 
 
 async def test_many_changed_acls_apply_atomically_and_before_later_images() -> None:
     """The authorizer's ACLs are always those of some image."""
-    one = Following()
-    one.cluster.change(*map(rule, range(400)))
-    states = [one.rules()]
+    following = Following()
+    following.cluster.change(*map(rule, range(400)))
+    states = [following.rules()]
     removals = [RemoveAccessControlEntryRecord(rule(at).id) for at in range(200)]
-    one.cluster.change(*removals, *(rule(at, 2) for at in range(400, 2_000)))
-    states.append(one.image())
-    assert one.rules() == states[0], "what takes long is done in slices"
-    applying = one.publisher.applied()
+    following.cluster.change(*removals, *(rule(at, 2) for at in range(400, 2_000)))
+    states.append(following.image())
+    assert following.rules() == states[0], "what takes long is done in slices"
+    applying = following.publisher.applied()
     assert applying is not None
     await asyncio.sleep(0)
-    one.cluster.change(RemoveAccessControlEntryRecord(rule(1_999).id), rule(0))
-    last = one.image()
-    assert one.rules() in states
+    following.cluster.change(RemoveAccessControlEntryRecord(rule(1_999).id), rule(0))
+    last = following.image()
+    assert following.rules() in states
     seen: list[set[tuple[str, Permission]]] = []
-    version = one.authorizer.version
+    version = following.authorizer.version
     async with asyncio.timeout(DEADLINE_S):
-        while one.publisher.applied() is not None:
+        while following.publisher.applied() is not None:
             await asyncio.sleep(0)
-            if one.authorizer.version != version:
-                version = one.authorizer.version
-                seen.append(one.rules())
+            if following.authorizer.version != version:
+                version = following.authorizer.version
+                seen.append(following.rules())
     assert seen[-1] == last
     assert all(each in (states[1], last) for each in seen)
     await applying
@@ -184,39 +184,39 @@ async def test_many_changed_acls_apply_atomically_and_before_later_images() -> N
 async def test_acls_that_failed_to_apply_are_applied_with_the_next_image(
     monkeypatch,
 ) -> None:
-    one = Following()
+    following = Following()
 
     def fail(*_args: object, **_rules: object) -> None:
         raise ZeroDivisionError
 
     with monkeypatch.context() as broken, capture_logs() as lines:
         broken.setattr(RuleTable, "changed", fail)
-        one.cluster.change(*map(rule, range(600)))
+        following.cluster.change(*map(rule, range(600)))
         with pytest.raises(ZeroDivisionError):
-            await one.applied()
+            await following.applied()
     assert [line["what"] for line in lines] == ["apply many ACLs"]
-    one.cluster.change(rule(600))
-    await one.applied()
-    assert one.rules() == one.image()
-    assert len(one.rules()) == 601
+    following.cluster.change(rule(600))
+    await following.applied()
+    assert following.rules() == following.image()
+    assert len(following.rules()) == 601
 
 
 async def test_pending_acl_changes_are_cancelled_by_stop() -> None:
-    one = Following()
-    one.cluster.change(*map(rule, range(600)))
-    applying = one.publisher.applied()
+    following = Following()
+    following.cluster.change(*map(rule, range(600)))
+    applying = following.publisher.applied()
     assert applying is not None
-    one.publisher.stop()
+    following.publisher.stop()
     with pytest.raises(asyncio.CancelledError):
         await applying
-    assert one.rules() == set()
+    assert following.rules() == set()
 
 
 @pytest.mark.slow
 async def test_event_loop_stays_responsive_while_ten_thousand_acls_change() -> None:
-    one = Following()
-    one.cluster.change(*map(rule, range(10_000)))
-    await one.applied()
+    following = Following()
+    following.cluster.change(*map(rule, range(10_000)))
+    await following.applied()
     removals = [RemoveAccessControlEntryRecord(rule(at).id) for at in range(10_000)]
     changes: tuple[Sequence[MetadataRecord], ...] = (
         [rule(at) for at in range(10_000, 20_000)],
@@ -224,14 +224,14 @@ async def test_event_loop_stays_responsive_while_ten_thousand_acls_change() -> N
         [rule(at, 2) for at in range(10_000, 20_000)],
     )
     for records in changes:
-        image = image_after(one.cluster.metadata.image, *records)
+        image = image_after(following.cluster.metadata.image, *records)
         with watched_loop() as watch:
             await asyncio.sleep(0)
-            one.cluster.metadata.install(image)
+            following.cluster.metadata.install(image)
             await asyncio.sleep(0)
-            await one.applied()
+            await following.applied()
             await asyncio.sleep(0)
-        assert one.rules() == one.image()
+        assert following.rules() == following.image()
         watch.check()
 
 

@@ -169,8 +169,8 @@ async def test_waiting_password_checks_are_limited_per_host_and_in_total(plain: 
     waiting[-1].cancel()
     await asyncio.wait({waiting[0]})
     assert plain.checks.waiting < password_checks.MAX_WAITING
-    for one in waiting:
-        one.cancel()
+    for future in waiting:
+        future.cancel()
     await asyncio.sleep(0)
     assert begin("198.51.100.1").cancel()
     exchange = await plain.tell(b"\0alice\0right")
@@ -361,8 +361,8 @@ def test_plain_without_tls_on_public_address_sends_plaintext_passwords(
     host: str, protocol: str, mechanisms: str, *, tells: bool
 ) -> None:
     settings = {"listeners": f"{protocol}://{host}:0", "sasl.enabled.mechanisms": mechanisms}
-    (one,) = client_listeners(BrokerConfig(settings)).values()
-    assert sends_plaintext_passwords(one) is tells
+    (listener,) = client_listeners(BrokerConfig(settings)).values()
+    assert sends_plaintext_passwords(listener) is tells
 
 
 def test_most_specific_login_setting_takes_precedence(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_log_lines_of_failed_logins_are_rate_limited() -> None:
         assert len(lines) == LINES_PER_SECOND
         clock.advance(1000)
         made.has_failed(LoginFailure("1.2.3.4:5", "IN", None, "not a Kafka request"))
-    assert [one["event"] for one in lines[LINES_PER_SECOND:]] == [
+    assert [line["event"] for line in lines[LINES_PER_SECOND:]] == [
         "more logins failed",
         "login failed",
     ]

@@ -112,7 +112,10 @@ def test_token_bucket_starts_full_may_be_overdrawn_and_refills():
 
 def change(metadata: MetadataLog, pair: Pair, wanted: Mapping[str, float | None]) -> None:
     """Change quotas in the metadata, as the controller does."""
-    named = tuple(EntityData(*one) for one in sorted(entity_of(pair), key=lambda one: one[0]))
+    named = tuple(
+        EntityData(*component)
+        for component in sorted(entity_of(pair), key=lambda component: component[0])
+    )
     metadata.append(
         [
             ClientQuotaRecord(named, key, value or 0.0, remove=value is None)

@@ -259,7 +259,9 @@ def test_unusable_cipher_suites_are_refused(authority: Authority, suites: str, r
 
 
 def test_iana_cipher_suite_names_map_to_openssl_names() -> None:
-    known = {str(one["name"]) for one in ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).get_ciphers()}
+    known = {
+        str(cipher["name"]) for cipher in ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).get_ciphers()
+    }
     registered = (
         "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
         "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
@@ -340,7 +342,7 @@ async def test_reconfiguration_with_unusable_store_is_refused_with_a_reason(
     before = BrokerConfig({**authority.server("broker").keystore, **trust_settings(authority)})
     found = ListenerCertificates(before, [SSL], SystemClock())
     await found.load()
-    asked = {f"listener.name.ssl.{key}": named.get(one, one) for key, one in settings.items()}
+    asked = {f"listener.name.ssl.{key}": named.get(value, value) for key, value in settings.items()}
     async with asyncio.timeout(20):
         refusal = await found.check(before.proposed(ConfigSource.DYNAMIC_BROKER, asked))
         await found.stop()

@@ -524,7 +524,7 @@ async def test_unsupported_request_is_logged_with_its_client(
             peer = await Peer.of(service)
             peer.send(struct.pack(">i", len(frame)) + frame)
             assert await peer.closed()
-    (line,) = [one for one in lines if one["event"] == "request not served"]
+    (line,) = [text for text in lines if text["event"] == "request not served"]
     expected = {"client_id": None if client is None else "app", "log_level": "warning", **told}
     assert expected.items() <= line.items()
     assert line["peer"]
@@ -538,7 +538,7 @@ async def test_log_lines_of_unsupported_requests_are_rate_limited() -> None:
                 peer = await Peer.of(service)
                 peer.send(frame)
                 assert await peer.closed()
-    assert 0 < sum(one["event"] == "request not served" for one in lines) < 3 * LINES_PER_SECOND
+    assert 0 < sum(line["event"] == "request not served" for line in lines) < 3 * LINES_PER_SECOND
 
 
 async def test_request_of_exactly_max_bytes_is_served_larger_closes_connection() -> None:
@@ -715,7 +715,7 @@ async def test_incomplete_frame_times_out_and_closes_connection() -> None:
 
 
 def _highest_descriptor() -> int:
-    return max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+    return max(int(path.name) for path in Path("/proc/self/fd").iterdir())
 
 
 async def test_connections_are_refused_before_logs_run_out_of_file_descriptors() -> None:

@@ -85,7 +85,7 @@ class Gate:
         return got_in
 
     def leaves(self, listener: str = EXTERNAL) -> None:
-        slot = next(one for one in self.seats if one.listener == listener)
+        slot = next(seat for seat in self.seats if seat.listener == listener)
         self.seats.remove(slot)
         slot.leave()
 
@@ -399,19 +399,19 @@ def clients(broker: Started, listener: str, count: int) -> Iterator[list[Cluster
 
 def test_protected_listener_evicts_the_longest_idle_connection(broker):
     with clients(broker, "OTHER", 3) as others:
-        for one in (others[1], others[0], others[2]):
-            speaks(one)
+        for client in (others[1], others[0], others[2]):
+            speaks(client)
         with Cluster(broker.at("PLAINTEXT")) as admin:
             speaks(admin)
             until(lambda: broker.count == 3, "a connection gave way")
-            assert [is_closed(one) for one in others] == [False, True, False]
+            assert [is_closed(other) for other in others] == [False, True, False]
             assert broker.served.server.refusals == {TOO_MANY: 1}
 
 
 def test_changed_max_connections_apply_to_a_running_broker(broker):
     with clients(broker, "PLAINTEXT", 1) as [admin], clients(broker, "OTHER", 2) as others:
-        for one in (admin, *others):
-            speaks(one)
+        for client in (admin, *others):
+            speaks(client)
         with clients(broker, "OTHER", 1) as [waits]:
             waits.send("api_versions", 0)
             until(lambda: broker.served.server.acceptor.waiting == 1, "it waits")
@@ -457,11 +457,11 @@ def test_changed_connections_per_ip_apply_to_a_running_broker(tmp_path):
         until(lambda: broker.count == 1, "it left")
         change(admin, max_connections_per_ip_overrides="127.0.0.1:4")
         with clients(broker, "OTHER", 4) as others:
-            assert [is_closed(one) for one in others] == [False, False, False, True]
+            assert [is_closed(other) for other in others] == [False, False, False, True]
         until(lambda: broker.count == 1, "they left")
         change(admin, max_connections_per_ip_overrides=None, max_connections_per_ip="3")
         with clients(broker, "OTHER", 3) as others:
-            assert [is_closed(one) for one in others] == [False, False, True]
+            assert [is_closed(other) for other in others] == [False, False, True]
         assert broker.served.server.refusals[TOO_MANY_OF_IP] == 3
 
 
@@ -472,8 +472,8 @@ def test_connection_above_ip_rate_is_held_and_then_closed(broker):
         assert alter(admin, entry({"ip": "127.0.0.1"}, connection_creation_rate=1)) == ["none"]
         assert broker.served.server.admission.ip_rates == {"127.0.0.1": 1}
         for _ in range(10):
-            with clients(broker, "OTHER", 1) as [one]:
-                speaks(one)
+            with clients(broker, "OTHER", 1) as [client]:
+                speaks(client)
         since = time.monotonic()
         with clients(broker, "OTHER", 1) as [late]:
             assert is_closed(late)
@@ -494,12 +494,12 @@ def test_connection_above_listener_rate_waits_to_be_accepted(broker):
         rate = "listener.name.other.max.connection.creation.rate"
         change(admin, **{rate: "1"})
         for _ in range(10):
-            with clients(broker, "OTHER", 1) as [one]:
-                speaks(one)
+            with clients(broker, "OTHER", 1) as [client]:
+                speaks(client)
         since = time.monotonic()
         with clients(broker, "OTHER", 2) as [late, later]:
-            for one in (late, later):
-                one.send("api_versions", 0)
+            for new_client in (late, later):
+                new_client.send("api_versions", 0)
             until(lambda: broker.served.server.acceptor.waiting == 1, "one is held", poll_s=0)
             assert late.receive()["error_code"] == "none"
             change(admin, **{rate: None})
@@ -516,7 +516,7 @@ def test_broker_stops_despite_connections_waiting_to_be_accepted(tmp_path):
         waiting = [stack.enter_context(Cluster(broker.at("OTHER"))) for _ in range(3)]
         until(lambda: broker.served.server.acceptor.waiting == 1, "one waits")
         broker.stop()
-        assert all(is_closed(one) for one in (first, *waiting))
+        assert all(is_closed(client) for client in (first, *waiting))
 
 
 def test_connections_count_before_their_first_request(broker):
@@ -543,7 +543,7 @@ async def test_ip_quota_for_host_name_is_logged_and_ignored(tmp_path: Path) -> N
     with capture_logs() as lines:
         enforce_limits(server, services.config, services.quotas, ())
     assert server.admission.ip_rates == {"1.2.3.4": 2}
-    assert [(one["log_level"], one["address"]) for one in lines] == [("error", "localhost")]
+    assert [(line["log_level"], line["address"]) for line in lines] == [("error", "localhost")]
     records = (
         quota("localhost", 3),
         quota("other", 3),
@@ -554,4 +554,4 @@ async def test_ip_quota_for_host_name_is_logged_and_ignored(tmp_path: Path) -> N
         for record in records:
             decide(services.metadata, lambda _, record=record: ControllerResult(None, (record,)))
     assert server.admission.ip_rates == {"1.2.3.4": 2, "1.2.3.5": 4}
-    assert [one["address"] for one in lines] == ["localhost", "other"]
+    assert [line["address"] for line in lines] == ["localhost", "other"]

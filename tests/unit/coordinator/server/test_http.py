@@ -147,7 +147,7 @@ async def test_failed_handler_is_logged_and_later_requests_are_served() -> None:
             assert (status, b"on purpose" in body) == (500, False)
             _, _, body = await asked(server, request("/broken"))
             assert not body.endswith(b"0\r\n\r\n")
-        assert [one["cause"] for one in said] == ["RuntimeError: on purpose"] * 2
+        assert [line["cause"] for line in said] == ["RuntimeError: on purpose"] * 2
         status, headers, body = await asked(server, request("/refuses"))
         assert (status, headers["Allow"], body) == (405, "POST", b"POST it\n")
         assert (await asked(server, GET))[0] == 200
@@ -228,11 +228,11 @@ async def test_log_lines_of_refused_connections_are_rate_limited() -> None:
         with capture_logs() as said:
             for _ in range(3):
                 assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
-            assert [one["count"] for one in said] == [1]
+            assert [line["count"] for line in said] == [1]
             server.limits = replace(limits, refusal_log_ms=0)
             for _ in range(2):
                 assert (await connected(server)).startswith(b"HTTP/1.1 503 ")
-        assert [one["count"] for one in said] == [1, 3, 1]
+        assert [line["count"] for line in said] == [1, 3, 1]
         assert server.refused == 5
 
 

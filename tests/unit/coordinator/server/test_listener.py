@@ -20,7 +20,7 @@ async def test_accepted_connections_per_loop_turn_are_limited() -> None:
     arrived: list[socket.socket] = []
     in_a_turn: list[int] = []
     bound = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(loop, bound, lambda one, _: arrived.append(one))
+    listener = Listener(loop, bound, lambda connection, _: arrived.append(connection))
     clients = [socket.create_connection(listener.address) for _ in range(CLIENTS)]
 
     try:
@@ -32,15 +32,17 @@ async def test_accepted_connections_per_loop_turn_are_limited() -> None:
         assert max(in_a_turn) == ACCEPTED_PER_TURN
     finally:
         listener.close()
-        for one in (*clients, *arrived):
-            one.close()
+        for connection in (*clients, *arrived):
+            connection.close()
 
 
 async def test_clients_wait_for_free_file_descriptors_with_one_log_line() -> None:
     structlog.reset_defaults()  # a broker of another test may have silenced the log
     arrived: list[socket.socket] = []
     bound = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(asyncio.get_running_loop(), bound, lambda one, _: arrived.append(one))
+    listener = Listener(
+        asyncio.get_running_loop(), bound, lambda connection, _: arrived.append(connection)
+    )
     clients = [socket.create_connection(listener.address) for _ in range(5)]
 
     async def accepted(count: int) -> None:
@@ -59,8 +61,8 @@ async def test_clients_wait_for_free_file_descriptors_with_one_log_line() -> Non
                 assert told("no connection can be accepted") == ["warning"]
                 arrived[0].close()
                 await accepted(3)
-                for one in arrived:
-                    one.close()
+                for connection in arrived:
+                    connection.close()
                 await accepted(5)
             clients.append(socket.create_connection(listener.address))
             await accepted(6)
@@ -68,5 +70,5 @@ async def test_clients_wait_for_free_file_descriptors_with_one_log_line() -> Non
             assert told("connections are accepted again") == ["info"]
     finally:
         listener.close()
-        for one in (*clients, *arrived):
-            one.close()
+        for connection in (*clients, *arrived):
+            connection.close()

@@ -62,12 +62,12 @@ BROKEN = {
 }
 
 
-def answer_to(one: Request) -> Any:
+def answer_to(received: Request) -> Any:
     """Return a response whose size depends on the request, so that responses differ."""
-    make = response_factory(one.api_key, one.api_version)
-    if one.api_key == ApiKey.HEARTBEAT:
-        return make.message(throttle_time_ms=one.correlation_id)
-    records = one.body.topic_data[0].partition_data[0].records
+    make = response_factory(received.api_key, received.api_version)
+    if received.api_key == ApiKey.HEARTBEAT:
+        return make.message(throttle_time_ms=received.correlation_id)
+    records = received.body.topic_data[0].partition_data[0].records
     part = make.PartitionProduceResponse(index=0, base_offset=len(records))
     topic = make.TopicProduceResponse(name="t", partition_responses=[part])
     return make.message(responses=[topic])
@@ -93,8 +93,8 @@ def written(stream: RequestStream) -> list[Chunk]:
     return pieces
 
 
-def answered(stream: RequestStream, one: Request, answer: Any) -> None:
-    steps = stream.answer(one, answer)
+def answered(stream: RequestStream, received: Request, answer: Any) -> None:
+    steps = stream.answer(received, answer)
     if steps is not None:
         finish(steps)
 
@@ -107,16 +107,16 @@ def served(pieces: Iterable[bytes]) -> Told:
         for piece in pieces:
             for _ in feed(stream, piece):
                 while (coming := stream.next_request()) is not None:
-                    one = coming if isinstance(coming, Request) else finish(coming)
-                    if one is not None:
+                    received = coming if isinstance(coming, Request) else finish(coming)
+                    if received is not None:
                         seen.append(
                             (
-                                *(one.api_key, one.api_version, one.correlation_id),
-                                one.client_id,
-                                one.body,
+                                *(received.api_key, received.api_version, received.correlation_id),
+                                received.client_id,
+                                received.body,
                             )
                         )
-                        answered(stream, one, answer_to(one))
+                        answered(stream, received, answer_to(received))
                     out += b"".join(written(stream))
     except WireError as error:
         return seen, out, type(error)
@@ -203,8 +203,8 @@ def test_responses_are_written_in_pieces_and_count_only_bytes_in_memory(
 ) -> None:
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, request(ApiKey.FETCH, 11, 1, max_bytes=size)):
-        one = stream.next_request()
-    assert isinstance(one, Request)
+        received = stream.next_request()
+    assert isinstance(received, Request)
     records = bytes(range(256)) * (size // 256) + bytes(size % 256)
     make = response_factory(ApiKey.FETCH, 11)
 
@@ -213,7 +213,7 @@ def test_responses_are_written_in_pieces_and_count_only_bytes_in_memory(
         return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=[part])])
 
     whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(records)))  # type: ignore[arg-type]
-    answered(stream, one, entity(InSomeFile(records) if in_file and size else records))
+    answered(stream, received, entity(InSomeFile(records) if in_file and size else records))
     assert stream.unsent_bytes == len(whole) - (size if in_file else 0)
     pieces = written(stream)
     assert b"".join(pieces) == whole
@@ -225,8 +225,8 @@ def test_response_with_many_short_file_ranges_is_written_whole(partitions: int) 
     """The stream copies a limited number of short ranges; further ranges stay in their files."""
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, request(ApiKey.FETCH, 11, 1)):
-        one = stream.next_request()
-    assert isinstance(one, Request)
+        received = stream.next_request()
+    assert isinstance(received, Request)
     make = response_factory(ApiKey.FETCH, 11)
 
     def entity(value: Callable[[], Any]) -> Any:
@@ -236,16 +236,16 @@ def test_response_with_many_short_file_ranges_is_written_whole(partitions: int) 
         return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=parts)])
 
     whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(lambda: b"abc")))  # type: ignore[arg-type]
-    answered(stream, one, entity(lambda: InSomeFile(b"abc")))
+    answered(stream, received, entity(lambda: InSomeFile(b"abc")))
     assert b"".join(written(stream)) == whole
 
 
 def test_drop_unsent_discards_responses() -> None:
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, heartbeat(1)):
-        one = stream.next_request()
-    assert isinstance(one, Request)
-    answered(stream, one, answer_to(one))
+        received = stream.next_request()
+    assert isinstance(received, Request)
+    answered(stream, received, answer_to(received))
     stream.drop_unsent()
     assert (list(stream.unsent), stream.unsent_bytes) == ([], 0)
 

@@ -105,7 +105,7 @@ async def test_file_ranges_of_every_size_arrive_whole_and_in_order(
     sizes = [200, 5_000, *(edge + more for edge in edges for more in (-1, 0, 1)), 1_000_000]
     partitions = [make(size) for size in (*sizes, *sizes[::-1])]
     expected = [content(partition) for partition in partitions]
-    assert [len(one) for one in expected] == [*sizes, *sizes[::-1]]
+    assert [len(data) for data in expected] == [*sizes, *sizes[::-1]]
     async with serving() as service:
         answering(service, partitions)
         peer = await Peer.of(service)
@@ -139,8 +139,8 @@ async def stuck(service: Service, disk: Sends) -> Peer:
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
     peer.send(fetch(1, 0) + heartbeat(2))
-    (one,) = service.server.connections
-    await until_true(lambda: not one._writable)
+    (accepted,) = service.server.connections
+    await until_true(lambda: not accepted._writable)
     assert disk.sent
     return peer
 
@@ -173,7 +173,7 @@ async def test_truncation_below_a_range_in_transfer_closes_connection(
             peer.writer.transport.resume_reading()
             with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
                 await fetched(peer)
-        assert [one["event"] for one in logs] == ["records cannot be read"]
+        assert [log["event"] for log in logs] == ["records cannot be read"]
 
 
 async def test_disconnect_during_a_transfer_is_not_logged_as_error(
@@ -186,7 +186,7 @@ async def test_disconnect_during_a_transfer_is_not_logged_as_error(
         with structlog.testing.capture_logs() as logs:
             peer.writer.transport.abort()
             await until_true(lambda: not service.server.connections)
-        assert not [one for one in logs if one["log_level"] not in ("debug", "info")]
+        assert not [log for log in logs if log["log_level"] not in ("debug", "info")]
 
 
 @pytest.mark.parametrize(

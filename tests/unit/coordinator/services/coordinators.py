@@ -50,7 +50,7 @@ def storage(
 def allocate_producer_ids(store: Storage) -> tuple[int, int]:
     """Allocate a block of producer ids for this broker and return its first id and its size."""
     epoch = store.metadata_log.broker_epoch
-    return decide(store, lambda one: one.allocate_producer_ids(store.node_id, epoch))
+    return decide(store, lambda controller: controller.allocate_producer_ids(store.node_id, epoch))
 
 
 class Services(BrokerServices):
@@ -74,7 +74,7 @@ class Services(BrokerServices):
     async def start(self) -> Services:
         """Start, and wait until all shards are loaded, unlike the daemon."""
         await super().start()
-        for shards in (one._shards for one in self.coordinators.values()):
+        for shards in (coordinator._shards for coordinator in self.coordinators.values()):
             assert await shards.loaded(30_000)
         return self
 
@@ -88,7 +88,7 @@ class Services(BrokerServices):
         self.history._loop = None
         if self.history._timer is not None:
             self.history._timer.cancel()
-        for shards in (one._shards for one in self.coordinators.values()):
+        for shards in (coordinator._shards for coordinator in self.coordinators.values()):
             shards.timers.close()
             if shards._loading is not None:
                 shards._loading.cancel()

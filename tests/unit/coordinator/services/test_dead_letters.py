@@ -87,7 +87,7 @@ class Queues(Shares):
         return [list(decode_records(bytes(data))) for _, data in log.reader.read_all()]
 
     def records(self) -> list[LogRecord]:
-        return [record for one in self.batches() for record in one]
+        return [record for batch in self.batches() for record in batch]
 
     async def settled(self, end_offset: int) -> None:
         """Wait until everything below ``end_offset`` is archived."""
@@ -95,7 +95,7 @@ class Queues(Shares):
         await until_true(lambda: served.share.start_offset == end_offset, "records are archived")
 
     def kinds(self, kind: EventKind) -> list[Mapping[str, Any]]:
-        return [dict(one.detail) for one in self.events if one.kind == kind]
+        return [dict(event.detail) for event in self.events if event.kind == kind]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Queues]:
+async def dlq(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Queues]:
     services = await Services(tmp_path, CONFIG, clock=clock).start()
     raise_level(services)
     services.topic("queue")
@@ -119,21 +119,21 @@ def raise_level(
     services: Services, level: int = 2, kind: UpgradeType = UpgradeType.UPGRADE
 ) -> None:
     update = FeatureUpdate("share.version", level, kind)
-    decide(services.metadata, lambda one: one.update_features((update,)))
+    decide(services.metadata, lambda controller: controller.update_features((update,)))
 
 
 def headers_of(record: LogRecord) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in record.headers}
 
 
-async def test_rejected_records_are_in_the_queue_with_the_reason(one: Queues) -> None:
-    one.queue_topic()
-    one.configure()
-    one.produce(3)
-    await one.fetch()
-    await one.acknowledge(0, 2, REJECT)
-    await one.settled(3)
-    (batch,) = one.batches()
+async def test_rejected_records_are_in_the_queue_with_the_reason(dlq: Queues) -> None:
+    dlq.queue_topic()
+    dlq.configure()
+    dlq.produce(3)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 2, REJECT)
+    await dlq.settled(3)
+    (batch,) = dlq.batches()
     assert [headers_of(record) for record in batch] == [
         {
             "__dlq.errors.topic": "queue",
@@ -145,47 +145,49 @@ async def test_rejected_records_are_in_the_queue_with_the_reason(one: Queues) ->
         }
         for offset in range(3)
     ]
-    assert {(one.key, one.value, one.timestamp_ms) for one in batch} == {(None, None, NOW_MS)}
-    (told,) = one.kinds(EventKind.SHARE_RECORDS_DEAD_LETTERED)
+    assert {(record.key, record.value, record.timestamp_ms) for record in batch} == {
+        (None, None, NOW_MS)
+    }
+    (told,) = dlq.kinds(EventKind.SHARE_RECORDS_DEAD_LETTERED)
     assert (told["first"], told["last"], told["queue"]) == (0, 2, QUEUE)
-    queues = one.queues
+    queues = dlq.queues
     assert (queues.records[GROUP], queues.requests[GROUP], queues.failures[GROUP]) == (3, 1, 0)
 
 
 async def test_records_at_delivery_limit_are_in_the_queue_after_lock_timeout(
-    one: Queues, clock: ManualClock
+    dlq: Queues, clock: ManualClock
 ) -> None:
-    one.queue_topic()
-    one.configure(limit="2", copy="true")
-    one.produce(1)
+    dlq.queue_topic()
+    dlq.configure(limit="2", copy="true")
+    dlq.produce(1)
     for _ in range(2):
-        assert (await one.fetch()).acquired
+        assert (await dlq.fetch()).acquired
         clock.advance(LOCK_MS)
-        one.shares.timers.run_due()
-    await one.settled(1)
-    (record,) = one.records()
+        dlq.shares.timers.run_due()
+    await dlq.settled(1)
+    (record,) = dlq.records()
     found = headers_of(record)
     assert found["__dlq.errors.message"] == "Offset delivery count exceeded the threshold."
     assert found["__dlq.errors.delivery.count"] == "2"
     assert (record.key, record.value, record.timestamp_ms) == (b"k", b"x", NOW_MS + 2 * LOCK_MS)
 
 
-async def test_queue_gets_no_records_without_a_name_or_below_share_version_2(one: Queues) -> None:
-    one.queue_topic()
-    one.produce(2)
-    await one.fetch()
-    await one.acknowledge(0, 0, REJECT)
-    one.configure()
-    raise_level(one.services, 1, UpgradeType.SAFE_DOWNGRADE)
-    await one.acknowledge(1, 1, REJECT)
-    await one.settled(2)
-    assert one.records() == []
-    raise_level(one.services)
-    one.produce(1)
-    await one.fetch()
-    await one.acknowledge(2, 2, REJECT)
-    await one.settled(3)
-    assert len(one.records()) == 1
+async def test_queue_gets_no_records_without_a_name_or_below_share_version_2(dlq: Queues) -> None:
+    dlq.queue_topic()
+    dlq.produce(2)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 0, REJECT)
+    dlq.configure()
+    raise_level(dlq.services, 1, UpgradeType.SAFE_DOWNGRADE)
+    await dlq.acknowledge(1, 1, REJECT)
+    await dlq.settled(2)
+    assert dlq.records() == []
+    raise_level(dlq.services)
+    dlq.produce(1)
+    await dlq.fetch()
+    await dlq.acknowledge(2, 2, REJECT)
+    await dlq.settled(3)
+    assert len(dlq.records()) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,65 +200,65 @@ async def test_queue_gets_no_records_without_a_name_or_below_share_version_2(one
     ],
 )
 async def test_unusable_queue_topic_loses_and_logs_the_records(
-    one: Queues, topic: str, configs: Mapping[str, str], reason: str
+    dlq: Queues, topic: str, configs: Mapping[str, str], reason: str
 ) -> None:
-    one.queue_topic(configs)
-    create_topic(one.services.metadata, "plain", 1, ENABLE)
-    one.configure(topic=topic)
-    one.produce(5)
-    await one.fetch()
+    dlq.queue_topic(configs)
+    create_topic(dlq.services.metadata, "plain", 1, ENABLE)
+    dlq.configure(topic=topic)
+    dlq.produce(5)
+    await dlq.fetch()
     with capture_logs() as logs:
-        await one.acknowledge(0, 1, REJECT)
-        await one.settled(2)
-    assert one.records() == []
+        await dlq.acknowledge(0, 1, REJECT)
+        await dlq.settled(2)
+    assert dlq.records() == []
     (line,) = [line for line in logs if line["event"].startswith("records did not reach")]
     assert (line["group"], line["partition"], line["offsets"]) == (GROUP, "queue-0", "0-1")
-    assert (line["queue"], one.pauses, one.queues.failures[GROUP]) == (topic, [], 0)
+    assert (line["queue"], dlq.pauses, dlq.queues.failures[GROUP]) == (topic, [], 0)
     assert reason in line["cause"]
-    (told,) = one.kinds(EventKind.SHARE_DEAD_LETTER_FAILED)
+    (told,) = dlq.kinds(EventKind.SHARE_DEAD_LETTER_FAILED)
     assert (told["first"], told["last"], reason in told["reason"]) == (0, 1, True)
 
 
-async def test_queue_topic_is_created_if_auto_creation_is_enabled(one: Queues) -> None:
+async def test_queue_topic_is_created_if_auto_creation_is_enabled(dlq: Queues) -> None:
     auto = "errors.deadletterqueue.auto.create.topics.enable"
-    set_broker_configs(one.services.metadata, "", {auto: "true"})
-    one.configure()
-    one.produce(1)
-    await one.fetch()
-    await one.acknowledge(0, 0, REJECT)
-    await one.settled(1)
-    assert len(one.records()) == 1
-    assert one.services.metadata.topic_configs(QUEUE) == {
+    set_broker_configs(dlq.services.metadata, "", {auto: "true"})
+    dlq.configure()
+    dlq.produce(1)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 0, REJECT)
+    await dlq.settled(1)
+    assert len(dlq.records()) == 1
+    assert dlq.services.metadata.topic_configs(QUEUE) == {
         **ENABLE,
         "message.timestamp.type": "CreateTime",
     }
 
 
-async def test_batches_are_split_at_max_message_bytes_of_the_queue(one: Queues) -> None:
-    one.queue_topic({"max.message.bytes": "1000"})
-    one.configure()
-    one.produce(50)
-    await one.fetch()
-    await one.acknowledge(0, 49, REJECT)
-    await one.settled(50)
-    log = one.services.replicas.leader(QUEUE, 0)
+async def test_batches_are_split_at_max_message_bytes_of_the_queue(dlq: Queues) -> None:
+    dlq.queue_topic({"max.message.bytes": "1000"})
+    dlq.configure()
+    dlq.produce(50)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 49, REJECT)
+    await dlq.settled(50)
+    log = dlq.services.replicas.leader(QUEUE, 0)
     sizes = [header.size for header, _ in log.reader.read_all()]
     assert len(sizes) > 5
     assert max(sizes) <= 1000 < sizes[0] + 200
-    offsets = [headers_of(record)["__dlq.errors.offset"] for record in one.records()]
+    offsets = [headers_of(record)["__dlq.errors.offset"] for record in dlq.records()]
     assert offsets == [str(offset) for offset in range(50)]
-    assert one.queues.requests[GROUP] == len(sizes)
+    assert dlq.queues.requests[GROUP] == len(sizes)
 
 
-async def test_record_body_above_max_message_bytes_is_left_out(one: Queues) -> None:
-    one.queue_topic({"max.message.bytes": "1000"})
-    one.configure(copy="true")
+async def test_record_body_above_max_message_bytes_is_left_out(dlq: Queues) -> None:
+    dlq.queue_topic({"max.message.bytes": "1000"})
+    dlq.configure(copy="true")
     values = [b"a" * 200, b"b" * 900, b"c" * 200]
-    source(one.log, values)
-    await one.fetch()
-    await one.acknowledge(0, 2, REJECT)
-    await one.settled(3)
-    assert [record.value for record in one.records()] == [values[0], None, values[2]]
+    source(dlq.log, values)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 2, REJECT)
+    await dlq.settled(3)
+    assert [record.value for record in dlq.records()] == [values[0], None, values[2]]
 
 
 def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> None:
@@ -266,17 +268,17 @@ def source(log: Partition, values: list[bytes], codec: Codec = Codec.NONE) -> No
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 async def test_compressed_records_are_copied_up_to_max_message_bytes(
-    one: Queues, codec: Codec
+    dlq: Queues, codec: Codec
 ) -> None:
     """As in Kafka, a batch that inflates beyond the limit is sent without bodies (KAFKA-20723)."""
-    one.queue_topic({"max.message.bytes": "10000"})
-    one.configure(copy="true")
-    source(one.log, [b"small"] * 3, codec)
-    source(one.log, [b"0" * 4000] * 3, codec)
-    await one.fetch()
-    await one.acknowledge(0, 5, REJECT)
-    await one.settled(6)
-    assert [record.value for record in one.records()] == [b"small"] * 3 + [None] * 3
+    dlq.queue_topic({"max.message.bytes": "10000"})
+    dlq.configure(copy="true")
+    source(dlq.log, [b"small"] * 3, codec)
+    source(dlq.log, [b"0" * 4000] * 3, codec)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 5, REJECT)
+    await dlq.settled(6)
+    assert [record.value for record in dlq.records()] == [b"small"] * 3 + [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -284,36 +286,36 @@ async def test_compressed_records_are_copied_up_to_max_message_bytes(
 )
 @pytest.mark.parametrize(("size", "copied"), [(15 << 20, True), (40 << 20, False)])
 async def test_decompressing_a_large_batch_does_not_block_the_event_loop(
-    one: Queues, codec: Codec, size: int, copied: bool
+    dlq: Queues, codec: Codec, size: int, copied: bool
 ) -> None:
-    one.queue_topic({"max.message.bytes": str(1 << 30)})
-    one.configure(copy="true")
-    source(one.log, [bytes(size)], codec)
-    await one.fetch(max_bytes=1 << 26)
+    dlq.queue_topic({"max.message.bytes": str(1 << 30)})
+    dlq.configure(copy="true")
+    source(dlq.log, [bytes(size)], codec)
+    await dlq.fetch(max_bytes=1 << 26)
     with watched_loop() as watch:
-        await one.acknowledge(0, 0, REJECT)
-        await one.settled(1)
-    assert [record.value for record in one.records()] == [bytes(size) if copied else None]
+        await dlq.acknowledge(0, 0, REJECT)
+        await dlq.settled(1)
+    assert [record.value for record in dlq.records()] == [bytes(size) if copied else None]
     watch.check()
 
 
 @pytest.mark.parametrize("copy", only(("true", "false"), "true"))
-async def test_rejecting_many_records_does_not_block_the_event_loop(one: Queues, copy: str) -> None:
-    one.queue_topic()
-    one.configure(copy=copy)
-    one.produce(20_000)
-    assert (await one.fetch(max_bytes=1 << 26)).acquired[0].size == 20_000
+async def test_rejecting_many_records_does_not_block_the_event_loop(dlq: Queues, copy: str) -> None:
+    dlq.queue_topic()
+    dlq.configure(copy=copy)
+    dlq.produce(20_000)
+    assert (await dlq.fetch(max_bytes=1 << 26)).acquired[0].size == 20_000
     with watched_loop() as watch:
-        await one.acknowledge(0, 19_999, REJECT)
-        await one.settled(20_000)
-    batches = one.batches()
+        await dlq.acknowledge(0, 19_999, REJECT)
+        await dlq.settled(20_000)
+    batches = dlq.batches()
     assert (len(batches) > 1, sum(map(len, batches))) == (True, 20_000)
     watch.check()
 
 
-async def test_body_of_deleted_record_is_none(one: Queues) -> None:
-    one.produce(1, 1)
-    reader = SourceRecords(one.log, 1 << 20, Pace())
+async def test_body_of_deleted_record_is_none(dlq: Queues) -> None:
+    dlq.produce(1, 1)
+    reader = SourceRecords(dlq.log, 1 << 20, Pace())
     assert await reader.body(1) == (b"k", b"x")
     assert await reader.body(7) == (None, None)
 
@@ -335,137 +337,137 @@ class OtherLeader:
 
 
 @pytest.fixture
-def elsewhere(one: Queues, monkeypatch: pytest.MonkeyPatch) -> OtherLeader:
+def elsewhere(dlq: Queues, monkeypatch: pytest.MonkeyPatch) -> OtherLeader:
     """Let another broker lead the queue's partition."""
     other = OtherLeader()
-    one.queue_topic()
-    one.configure()
-    one.queues._others = other
-    monkeypatch.setattr(one.queues, "_node_id", 2)
+    dlq.queue_topic()
+    dlq.configure()
+    dlq.queues._others = other
+    monkeypatch.setattr(dlq.queues, "_node_id", 2)
     return other
 
 
 async def test_produce_is_retried_after_leader_change_or_no_response(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
     elsewhere.results = [
         NotProducedError("NOT_LEADER_OR_FOLLOWER", is_final=False),
         LeaderUnreachableError("broker 1"),
     ]
-    one.produce(2)
-    await one.fetch()
-    await one.acknowledge(0, 1, REJECT)
-    await one.settled(2)
-    assert one.pauses == pytest.approx([2_000, 4_000], rel=JITTER)
+    dlq.produce(2)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 1, REJECT)
+    await dlq.settled(2)
+    assert dlq.pauses == pytest.approx([2_000, 4_000], rel=JITTER)
     (batch,) = elsewhere.produced
     assert [header.record_count for _, header in iter_headers(batch)] == [2]
-    assert (one.queues.requests[GROUP], one.queues.failures[GROUP]) == (3, 0)
+    assert (dlq.queues.requests[GROUP], dlq.queues.failures[GROUP]) == (3, 0)
 
 
 async def test_records_are_archived_after_the_last_attempt(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
     elsewhere.results = [LeaderUnreachableError("broker 1")] * MAX_ATTEMPTS
-    one.produce(2)
-    await one.fetch()
-    await one.acknowledge(0, 1, REJECT)
-    await one.settled(2)
-    assert one.pauses == pytest.approx([2_000, 4_000, 8_000, 16_000], rel=JITTER)
+    dlq.produce(2)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 1, REJECT)
+    await dlq.settled(2)
+    assert dlq.pauses == pytest.approx([2_000, 4_000, 8_000, 16_000], rel=JITTER)
     assert (elsewhere.results, elsewhere.produced) == ([], [])
-    assert (one.queues.records[GROUP], one.queues.failures[GROUP]) == (0, 1)
+    assert (dlq.queues.records[GROUP], dlq.queues.failures[GROUP]) == (0, 1)
 
 
-async def test_final_produce_error_is_not_retried(one: Queues, elsewhere: OtherLeader) -> None:
+async def test_final_produce_error_is_not_retried(dlq: Queues, elsewhere: OtherLeader) -> None:
     elsewhere.results = [NotProducedError("RECORD_LIST_TOO_LARGE", is_final=True)]
-    one.produce(2)
-    await one.fetch()
-    await one.acknowledge(0, 1, REJECT)
-    await one.settled(2)
-    assert (one.pauses, one.queues.failures[GROUP]) == ([], 1)
+    dlq.produce(2)
+    await dlq.fetch()
+    await dlq.acknowledge(0, 1, REJECT)
+    await dlq.settled(2)
+    assert (dlq.pauses, dlq.queues.failures[GROUP]) == ([], 1)
 
 
 async def test_next_leader_sends_records_in_archiving_state_to_the_queue(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
     """KAFKA-20672: a share partition is fenced while records are in state ARCHIVING."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
-    one.produce(2)
-    await one.fetch()
+    dlq.produce(2)
+    await dlq.fetch()
     fenced = asyncio.Event()
 
     async def lost(_pause_ms: int) -> None:
-        one.shares._fence_all(tuple(one.shares), "test")
-        await one.fetch()
+        dlq.shares._fence_all(tuple(dlq.shares), "test")
+        await dlq.fetch()
         fenced.set()
 
-    one.queues._pause = lost
-    await one.acknowledge(0, 1, REJECT)
+    dlq.queues._pause = lost
+    await dlq.acknowledge(0, 1, REJECT)
     await fenced.wait()
-    await one.settled(2)
-    await until_true(lambda: not one.queues._lines, "both have ended")
+    await dlq.settled(2)
+    await until_true(lambda: not dlq.queues._lines, "both have ended")
     (batch,) = elsewhere.produced
     found = [headers_of(record) for record in decode_records(batch)]
-    assert [one["__dlq.errors.offset"] for one in found] == ["0", "1"]
-    assert {one["__dlq.errors.message"] for one in found} == {"Offset rejected by client."}
+    assert [headers["__dlq.errors.offset"] for headers in found] == ["0", "1"]
+    assert {headers["__dlq.errors.message"] for headers in found} == {"Offset rejected by client."}
 
 
 async def test_records_of_the_last_member_go_to_the_queue(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
     """The share partition is removed with the group's last session, and perhaps never recreated."""
     elsewhere.results = [LeaderUnreachableError("broker 1")]
-    one.produce(2)
-    await one.fetch()
+    dlq.produce(2)
+    await dlq.fetch()
 
     async def left(_pause_ms: int) -> None:
-        one.shares._fence_all(tuple(one.shares), "the group has no share session")
+        dlq.shares._fence_all(tuple(dlq.shares), "the group has no share session")
 
-    one.queues._pause = left
-    await one.acknowledge(0, 1, REJECT)
-    await until_true(lambda: not one.queues._lines, "the task has ended")
-    assert len(one.shares) == 0
+    dlq.queues._pause = left
+    await dlq.acknowledge(0, 1, REJECT)
+    await until_true(lambda: not dlq.queues._lines, "the task has ended")
+    assert len(dlq.shares) == 0
     (batch,) = elsewhere.produced
     assert [header.record_count for _, header in iter_headers(batch)] == [2]
-    assert await one.fetch()
-    await one.settled(2)
+    assert await dlq.fetch()
+    await dlq.settled(2)
     assert elsewhere.produced == [batch]
 
 
 async def test_record_at_delivery_limit_is_in_the_queue_after_disconnect(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
-    one.configure(limit="2")
-    one.produce(1)
+    dlq.configure(limit="2")
+    dlq.produce(1)
     for _ in range(2):
         key = SessionKey(GROUP, MEMBER)
-        one.shares.sessions.fetch(key, 0, "c1", additions=[one.where])
-        assert (await one.fetch()).acquired
-        one.shares.connection_closed("c1")
-        await until_true(lambda: len(one.shares) == 0, "the share partition is removed")
+        dlq.shares.sessions.fetch(key, 0, "c1", additions=[dlq.where])
+        assert (await dlq.fetch()).acquired
+        dlq.shares.connection_closed("c1")
+        await until_true(lambda: len(dlq.shares) == 0, "the share partition is removed")
     await until_true(lambda: elsewhere.produced, "the record is in the queue")
-    await one.fetch()
-    await one.settled(1)
+    await dlq.fetch()
+    await dlq.settled(1)
     assert len(elsewhere.produced) == 1
 
 
 async def test_stopped_broker_leaves_the_records_for_the_next_leader(
-    one: Queues, elsewhere: OtherLeader
+    dlq: Queues, elsewhere: OtherLeader
 ) -> None:
     elsewhere.results = [LeaderUnreachableError("broker 1")]
-    one.produce(1)
-    await one.fetch()
+    dlq.produce(1)
+    await dlq.fetch()
     waits = asyncio.Event()
 
     async def pause(_pause_ms: int) -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    one.queues._pause = pause
-    await one.acknowledge(0, 0, REJECT)
-    (served,) = one.shares
+    dlq.queues._pause = pause
+    await dlq.acknowledge(0, 0, REJECT)
+    (served,) = dlq.shares
     await waits.wait()
-    one.queues.close()
-    await until_true(lambda: not one.queues._lines, "the task has ended")
+    dlq.queues.close()
+    await until_true(lambda: not dlq.queues._lines, "the task has ended")
     assert [held.state for held in served.share.in_flight()] == [RecordState.ARCHIVING]
 
 
@@ -476,31 +478,33 @@ async def test_killed_broker_sends_the_records_after_its_restart(
     killed = await Services(tmp_path, CONFIG, clock=clock).start()
     raise_level(killed)
     killed.topic("queue")
-    one = Queues(killed)
-    await one.initialize()
-    one.queue_topic()
-    one.configure(copy="true")
-    one.queues._others = OtherLeader(LeaderUnreachableError("broker 1"))
-    monkeypatch.setattr(one.queues, "_node_id", 2)
+    killed_dlq = Queues(killed)
+    await killed_dlq.initialize()
+    killed_dlq.queue_topic()
+    killed_dlq.configure(copy="true")
+    killed_dlq.queues._others = OtherLeader(LeaderUnreachableError("broker 1"))
+    monkeypatch.setattr(killed_dlq.queues, "_node_id", 2)
     waits = asyncio.Event()
 
     async def pause(_pause_ms: int) -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    one.queues._pause = pause
-    one.produce(2)
-    await one.fetch()
-    await one.acknowledge(0, 1, REJECT)
+    killed_dlq.queues._pause = pause
+    killed_dlq.produce(2)
+    await killed_dlq.fetch()
+    await killed_dlq.acknowledge(0, 1, REJECT)
     await waits.wait()
-    one.queues.close()
+    killed_dlq.queues.close()
     await killed.kill()
     started = await Services(tmp_path, CONFIG, clock=clock).start()
     again = Queues(started)
     assert again.records() == []
     await again.fetch()
     await again.settled(2)
-    assert [(one.key, one.value) for one in again.records()] == [(b"k", b"x")] * 2
-    assert {headers_of(one)["__dlq.errors.delivery.count"] for one in again.records()} == {"1"}
+    assert [(record.key, record.value) for record in again.records()] == [(b"k", b"x")] * 2
+    assert {headers_of(record)["__dlq.errors.delivery.count"] for record in again.records()} == {
+        "1"
+    }
     again.check()
     await started.stop()

@@ -270,7 +270,10 @@ async def test_retries_of_many_refused_markers_run_in_slices(
 ) -> None:
     error = StorageError("the disk is gone")
     time = with_costs(bench, monkeypatch, error)
-    names, partitions = [f"x{number}" for number in range(20)], [("t", one) for one in range(200)]
+    names, partitions = (
+        [f"x{number}" for number in range(20)],
+        [("t", index) for index in range(200)],
+    )
     for name in names:
         bench.write(name, *partitions)
     await until_true(lambda: len(bench.answered) == len(names), "all have been tried")

@@ -88,7 +88,7 @@ async def with_state(services: Services) -> None:
 
 async def listed(services: Services) -> tuple[tuple[str, tuple[int, ...]], ...]:
     result: Any = await services.groups.submit("g", ListShareState("g"))
-    return tuple((one.topic, one.partitions) for one in result.partitions)
+    return tuple((partition.topic, partition.partitions) for partition in result.partitions)
 
 
 # --- joining -------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def test_partitions_are_assigned_once_their_state_is_initialized(
     first = await answered(services, 0)
     assert (first.member_epoch, first.assignment) == (2, ())
     await initialized(services)
-    assert all(isinstance(one, InitializeState) for one in state.commands)
+    assert all(isinstance(command, InitializeState) for command in state.commands)
     assert state.summary("g", topic_id(services), 1) == StateSummary(-1, -1, 0, 2)
     clock: Any = services.clock
     clock.advance(1_000)
@@ -273,7 +273,7 @@ async def test_deleted_group_leaves_no_state_at_the_share_coordinator(
     await with_state(services)
     state.commands.clear()
     await services.share_groups.delete_group("g", None)
-    assert [type(one) for one in state.commands] == [DeleteState] * PARTITIONS
+    assert [type(command) for command in state.commands] == [DeleteState] * PARTITIONS
     assert (await services.groups.list_groups(ListGroups())).groups == ()
     assert state.summary("g", topic_id(services), 0) == StateSummary()
 
@@ -285,7 +285,7 @@ async def test_group_stays_until_its_state_is_deleted(
     state.failures.extend(NotCoordinatorError("it moves") for _ in range(5 * PARTITIONS))
     refused = await services.share_groups.delete_group("g", None)
     assert isinstance(refused, NotCoordinatorError)
-    assert [one.group_id for one in (await services.groups.list_groups(ListGroups())).groups] == [
+    assert [row.group_id for row in (await services.groups.list_groups(ListGroups())).groups] == [
         "g"
     ]
     await services.share_groups.delete_group("g", None)
@@ -347,7 +347,7 @@ async def test_assignor_other_than_simple_is_refused_at_the_start(tmp_path: Path
 async def test_share_groups_are_served_from_share_version_1(services: Services) -> None:
     def set_level(level: int, kind: UpgradeType) -> None:
         update = FeatureUpdate(SHARE_VERSION, level, kind)
-        decide(services.storage, lambda one: one.update_features((update,)))
+        decide(services.storage, lambda controller: controller.update_features((update,)))
 
     assert services.groups.serves_share_groups
     set_level(0, UpgradeType.SAFE_DOWNGRADE)

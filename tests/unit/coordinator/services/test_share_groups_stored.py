@@ -84,7 +84,9 @@ async def test_altered_offsets_survive_a_restart(services: Services, tmp_path: P
     again = await started(tmp_path, services.clock)
     assert await summary(again, topic_id(again), 1) == StateSummary(8, 0, 0, 1)
     found: Any = await again.groups.submit("g", ListShareState("g"))
-    assert [(one.topic, one.partitions) for one in found.partitions] == [(T, (0, 1))]
+    assert [(partition.topic, partition.partitions) for partition in found.partitions] == [
+        (T, (0, 1))
+    ]
     assert (await beat(again, 0, T)).assignment == ((topic_id(again), (0, 1)),)
     await again.stop()
 

@@ -43,16 +43,16 @@ TYPES = (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 class Life:
     """A history. ``held`` has member → offsets that the member believes to have acquired."""
 
-    def __init__(self, one: Shares, clock: ManualClock, rng: random.Random) -> None:
-        self.one, self.clock, self.rng = one, clock, rng
+    def __init__(self, shares: Shares, clock: ManualClock, rng: random.Random) -> None:
+        self.one, self.clock, self.rng = shares, clock, rng
         self.held: dict[str, set[int]] = {member: set() for member in MEMBERS}
         self.ended: set[int] = set()
         """Offsets that a member has successfully accepted or rejected."""
         self.fetches: list[tuple[str, asyncio.Task[list[FetchedShare]]]] = []
         self.acknowledging: list[asyncio.Task[None]] = []
-        one.services.share_persister._transport = self.send
-        self._acquire = one.shares.acquire
-        one.shares.acquire = self.acquire  # type: ignore[method-assign]
+        shares.services.share_persister._transport = self.send
+        self._acquire = shares.shares.acquire
+        shares.shares.acquire = self.acquire  # type: ignore[method-assign]
 
     def acquire(self, *args: Any) -> list[AcquiredRange]:
         """Acquire, and check at once: when the response arrives, records may be final."""
@@ -222,7 +222,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Shares]:
+async def shares(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Shares]:
     services = await Services(tmp_path, CONFIG, clock=clock).start()
     services.topic("queue")
     shares = Shares(services)
@@ -234,15 +234,15 @@ async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Shares]:
 
 @pytest.mark.parametrize("seed", seeds(12))
 async def test_accepted_records_are_not_redelivered_and_all_records_end(
-    one: Shares, clock: ManualClock, seed: int
+    shares: Shares, clock: ManualClock, seed: int
 ) -> None:
-    one.services.share_persister._pause = no_pause
-    life = Life(one, clock, random.Random(seed))
+    shares.services.share_persister._pause = no_pause
+    life = Life(shares, clock, random.Random(seed))
     for _ in range(STEPS):
         await life.step()
     await life.finish()
-    summary: Any = await one.services.share_coordinator.send(ReadStateSummary(one.key))
-    assert summary.start_offset <= one.log.high_watermark
+    summary: Any = await shares.services.share_coordinator.send(ReadStateSummary(shares.key))
+    assert summary.start_offset <= shares.log.high_watermark
 
 
 async def no_pause(_pause_ms: int) -> None:

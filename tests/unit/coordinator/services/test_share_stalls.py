@@ -66,7 +66,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Watched]:
+async def watched(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Watched]:
     services = await Services(tmp_path, CONFIG, clock=clock).start()
     services.topic("queue")
     watched = Watched(services)
@@ -78,13 +78,13 @@ async def one(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Watched]:
 
 
 async def test_fetch_of_many_batches_does_not_block_the_event_loop(
-    one: Watched, clock: ManualClock
+    watched: Watched, clock: ManualClock
 ) -> None:
-    one.produce(*([1] * LOCKS))
-    assert len(one.read().acquired) == LOCKS
+    watched.produce(*([1] * LOCKS))
+    assert len(watched.read().acquired) == LOCKS
     clock.advance(LOCK_MS)
-    one.watch.time(one.shares.timers.run_due, "expired locks")
-    assert one.read().acquired[0].delivery_count == 2
+    watched.watch.time(watched.shares.timers.run_due, "expired locks")
+    assert watched.read().acquired[0].delivery_count == 2
 
 
 @pytest.mark.parametrize("at_once", [MAX_LOCKS, 50], ids=["one-fetch", "many-fetches"])
@@ -98,43 +98,45 @@ async def test_simultaneous_expiration_of_10000_locks_runs_in_slices(
     config = {**CONFIG, **dict.fromkeys(limits, str(MAX_LOCKS))}
     services = await Services(tmp_path, config, clock=clock).start()
     services.topic("queue")
-    one = Watched(services)
-    await one.initialize()
-    await one.fetch()
-    one.produce(*([1] * MAX_LOCKS))
+    expiring = Watched(services)
+    await expiring.initialize()
+    await expiring.fetch()
+    expiring.produce(*([1] * MAX_LOCKS))
     for _ in range(MAX_LOCKS // at_once):
-        assert len(one.read(at_once).acquired) == at_once
+        assert len(expiring.read(at_once).acquired) == at_once
         clock.advance(1)
     clock.advance(LOCK_MS)
-    one.watch, turns, before = LoopWatch(), 0, 0
-    (served,) = one.shares
+    expiring.watch, turns, before = LoopWatch(), 0, 0
+    (served,) = expiring.shares
     while any(entry.member_id is not None for entry in served.share.in_flight()):
         turns += 1
-        one.watch.time(one.shares.timers.run_due, "expired locks")
+        expiring.watch.time(expiring.shares.timers.run_due, "expired locks")
         before, ended = served.lock_timeouts, served.lock_timeouts - before
         assert ended % MAX_EXPIRED_RUNS == 0
         await asyncio.sleep(0)
-    one.watch.check()
-    one.check()
+    expiring.watch.check()
+    expiring.check()
     assert 1 < turns <= MAX_LOCKS // MAX_EXPIRED_RUNS
-    assert one.read(MAX_LOCKS).acquired[-1].delivery_count == 2
+    assert expiring.read(MAX_LOCKS).acquired[-1].delivery_count == 2
     await services.stop()
 
 
-async def test_alternating_acknowledgements_do_not_block_the_event_loop(one: Watched) -> None:
-    one.produce(LOCKS)
-    assert one.read().acquired[0].size == LOCKS
+async def test_alternating_acknowledgements_do_not_block_the_event_loop(watched: Watched) -> None:
+    watched.produce(LOCKS)
+    assert watched.read().acquired[0].size == LOCKS
     batches = [AcknowledgeBatch(0, LOCKS - 1, ALTERNATING)]
-    acknowledge = partial(one.shares.acknowledge, one.key, MEMBER, batches)
-    one.watch.time(acknowledge, "alternating acknowledgements")
+    acknowledge = partial(watched.shares.acknowledge, watched.key, MEMBER, batches)
+    watched.watch.time(acknowledge, "alternating acknowledgements")
     await asyncio.sleep(0)
-    part = one.read()
+    part = watched.read()
     assert len(part.acquired) == LOCKS // 2
     session = SessionKey(GROUP, MEMBER)
-    one.shares.sessions.fetch(session, 0, "c", additions=[one.where])
-    release = partial(one.shares.release, one.key, MEMBER)
-    one.watch.time(release, "a closed session")
-    one.watch.time(partial(one.shares._fence_all, tuple(one.shares), "test"), "a new leader")
-    one.watch.time(partial(one.shares.open, one.key, "queue"), "a new share partition")
-    (served,) = one.shares
-    one.watch.time(partial(one.shares.initialized, served), "a load")
+    watched.shares.sessions.fetch(session, 0, "c", additions=[watched.where])
+    release = partial(watched.shares.release, watched.key, MEMBER)
+    watched.watch.time(release, "a closed session")
+    watched.watch.time(
+        partial(watched.shares._fence_all, tuple(watched.shares), "test"), "a new leader"
+    )
+    watched.watch.time(partial(watched.shares.open, watched.key, "queue"), "a new share partition")
+    (served,) = watched.shares
+    watched.watch.time(partial(watched.shares.initialized, served), "a load")

@@ -193,8 +193,8 @@ async def test_producers_without_transactional_id_get_distinct_producer_ids(
     services: Services,
 ) -> None:
     given = [await new_producer(services) for _ in range(1_500)]
-    assert len({one.producer_id for one in given}) == 1_500
-    assert {one.producer_epoch for one in given} == {0}
+    assert len({identity.producer_id for identity in given}) == 1_500
+    assert {identity.producer_epoch for identity in given} == {0}
 
 
 async def test_producer_ids_are_not_reused_after_a_kill(services: Services, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_failed_append_is_logged_with_its_request(
     monkeypatch.setattr(shard.partition, "append_records", refuse)
     with capture_logs() as said, pytest.raises(NotCoordinatorError):
         await producer.add(("t", 0))
-    (failed,) = (one for one in said if one["event"] == "shard failed")
+    (failed,) = (line for line in said if line["event"] == "shard failed")
     assert (failed["trigger"], failed["subject"]) == ("upkeep AddPartitions", ID)
 
 
@@ -381,7 +381,7 @@ async def test_no_marker_is_written_to_the_transaction_state_topic(
     for topic, index in others:
         read = services.logs.partition(topic, index).reader.read_all()
         assert not any(header.is_control for header, _ in read)
-    assert {one.state for one in services.txns._shards.shards} == {ShardState.ACTIVE}
+    assert {shard.state for shard in services.txns._shards.shards} == {ShardState.ACTIVE}
 
 
 async def test_marker_of_loading_offsets_partition_is_retried(
@@ -589,8 +589,8 @@ def test_verification_error_depends_on_api_and_version(
 
 async def test_each_coordinator_opens_fifty_empty_shards(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
-    for one in (services.groups, services.txns):
-        finish(one.open_in_steps())
-        assert len(one._shards.shards) == 50
+    for coordinator in (services.groups, services.txns):
+        finish(coordinator.open_in_steps())
+        assert len(coordinator._shards.shards) == 50
     assert services.metadata.topic(TRANSACTION_STATE) is not None
     await services.stop()

@@ -72,7 +72,12 @@ class Following:
         self.max_lag = 0
 
     def follow(self, partitions: Any) -> None:
-        self.log.append(("follow", [(one.topic, one.registration.leader) for one in partitions]))
+        self.log.append(
+            (
+                "follow",
+                [(partition.topic, partition.registration.leader) for partition in partitions],
+            )
+        )
 
     def stop(self, partitions: Any) -> None:
         self.log.append(("stop", len(partitions)))
@@ -102,9 +107,9 @@ class Led:
         self.topic = ""
         self.renew()
 
-    def _placed(self, one: LocalPartition, *, is_offline: bool) -> None:
+    def _placed(self, local: LocalPartition, *, is_offline: bool) -> None:
         if is_offline:
-            self.offline.append(one)
+            self.offline.append(local)
 
     def renew(self) -> None:
         """Create a new topic, and drop the recorded calls and ISR changes."""
@@ -239,9 +244,11 @@ class Led:
         now = replace(
             self._image,
             offset=self._image.offset + 1,
-            brokers={one: registration(one) for one in EPOCHS} if brokers is None else brokers,
-            topics={one.name: one for one in topics},
-            topics_by_id={one.topic_id: one for one in topics},
+            brokers={broker_id: registration(broker_id) for broker_id in EPOCHS}
+            if brokers is None
+            else brokers,
+            topics={topic.name: topic for topic in topics},
+            topics_by_id={topic.topic_id: topic for topic in topics},
         )
         changes = local_changes(self._image, now, ME)
         self._image = now
@@ -251,7 +258,7 @@ class Led:
         """Answer the oldest ISR change, by default with success, and return that change."""
         change = self.changes.pop(0)
         if answer is None:
-            isr = tuple(one for one, _ in change.new_isr)
+            isr = tuple(member for member, _ in change.new_isr)
             answer = AlteredPartition(change.leader_epoch, change.partition_epoch + 1, isr)
         self.run(lambda: self.replicas.alter_partition_answered(change, answer))
         return change
@@ -294,9 +301,9 @@ class Led:
 
     def begin_fetch(self, replica: int, offset: int, **how: Any) -> Cluster:
         """Send a fetch and return the client that will receive the response."""
-        one = self.connect()
-        one.send("fetch", 17, **self.fetch_request(replica, offset, **how))
-        return one
+        client = self.connect()
+        client.send("fetch", 17, **self.fetch_request(replica, offset, **how))
+        return client
 
     def append(self, *values: bytes) -> int:
         """Append with acks=1 and return the base offset."""
@@ -308,11 +315,11 @@ class Led:
         self, *values: bytes, timeout_ms: int = 20_000, data: bytes | None = None, **how: Any
     ) -> Cluster:
         """Send a batch with acks=all and return the client that will receive the response."""
-        one = self.connect()
-        one.send(
+        client = self.connect()
+        client.send(
             "produce", 10, **self.produce_request(*values, data=data, timeout=timeout_ms, **how)
         )
-        return one
+        return client
 
     def produce_request(self, *values: bytes, data: bytes | None = None, **how: Any) -> Any:
         records = batch(values or (b"v",)) if data is None else data

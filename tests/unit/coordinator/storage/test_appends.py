@@ -50,11 +50,11 @@ class Running:
 
     def begin(self, topic: str, data: bytes, version: int = 9, **fields: object) -> Cluster:
         """Send a slowly validated batch and return the client that will get the response."""
-        one = self.connect()
+        client = self.connect()
         topics = [{"name": topic, "partition_data": [{"index": 0, "records": data}]}]
-        one.send("produce", version, **{"acks": -1, "topic_data": topics, **fields})
+        client.send("produce", version, **{"acks": -1, "topic_data": topics, **fields})
         until(lambda: self.broker.services.appends._last, "the check has begun")
-        return one
+        return client
 
     def close(self) -> None:
         for client in self._clients:
@@ -70,11 +70,11 @@ def running(directory: Path, **settings: str) -> Iterator[Running]:
         return made[0]
 
     with BrokerThread(make) as thread:
-        one = Running(made[0], thread.bootstrap)
+        system = Running(made[0], thread.bootstrap)
         try:
-            yield one
+            yield system
         finally:
-            one.close()
+            system.close()
 
 
 def part_of(answer: Answer) -> Answer:
@@ -85,9 +85,9 @@ def part_of(answer: Answer) -> Answer:
 def sealed(
     records: bytes, count: int, codec: Codec, timestamp_ms: int = NOW_MS, **producer: int
 ) -> bytes:
-    one = encode_batch([LogRecord(0, timestamp_ms, b"", b"")])
+    valid = encode_batch([LogRecord(0, timestamp_ms, b"", b"")])
     said = {"record_count": count, "last_offset_delta": count - 1}
-    return with_payload(one, compress(codec, records), attributes=int(codec), **said, **producer)
+    return with_payload(valid, compress(codec, records), attributes=int(codec), **said, **producer)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def tiny() -> bytes:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path) as one:
-        yield one
+    with running(tmp_path) as system:
+        yield system
 
 
 # --- duration -------------------------------------------------------------------------------------
@@ -254,13 +254,13 @@ def test_responses_of_a_connection_keep_the_order_of_its_requests(
     broker: Running, tiny: bytes
 ) -> None:
     topic = broker.client.create_topic(unique("order"))
-    one = broker.begin(topic, late(tiny))
+    client = broker.begin(topic, late(tiny))
     quick = [{"name": topic, "partition_data": [{"index": 0, "records": batch([b"x"])}]}]
-    one.send("produce", 9, acks=-1, topic_data=quick)
-    one.send("metadata", 8, topics=[{"name": topic}])
-    assert part_of(one.receive())["error_code"] == "invalid_timestamp"
-    assert part_of(one.receive())["base_offset"] == 0
-    assert one.receive()["topics"][0]["name"] == topic
+    client.send("produce", 9, acks=-1, topic_data=quick)
+    client.send("metadata", 8, topics=[{"name": topic}])
+    assert part_of(client.receive())["error_code"] == "invalid_timestamp"
+    assert part_of(client.receive())["base_offset"] == 0
+    assert client.receive()["topics"][0]["name"] == topic
 
 
 def test_large_batch_with_acks_0_keeps_its_order_and_refusal_disconnects(
@@ -320,10 +320,10 @@ def test_shutdown_during_validation_appends_the_batch_whole_or_not_at_all(
     tmp_path: Path, tiny: bytes
 ) -> None:
     """Shutdown does not wait for the response: the batch may or may not be appended."""
-    with running(tmp_path) as one:
-        topic = one.client.create_topic(unique("stopped"))
-        one.client.produce(topic, [b"first"])
-        one.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
+    with running(tmp_path) as system:
+        topic = system.client.create_topic(unique("stopped"))
+        system.client.produce(topic, [b"first"])
+        system.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
     with running(tmp_path) as again:
         assert again.broker.services.logs.was_clean
         assert again.client.offset(topic) in {1, RECORDS + 1}
@@ -335,9 +335,9 @@ def test_concurrent_producers_get_disjoint_offset_ranges_in_order(broker: Runnin
     count = TURN_RECORDS + 1
     bases: list[list[int]] = []
 
-    def send(one: Cluster) -> None:
+    def send(cluster: Cluster) -> None:
         large, small = batch([b""] * count), batch([b""])
-        bases.append([one.produce(topic, data)["base_offset"] for data in (large, small) * 3])
+        bases.append([cluster.produce(topic, data)["base_offset"] for data in (large, small) * 3])
 
     threads = [threading.Thread(target=send, args=(broker.connect(),)) for _ in range(10)]
     for thread in threads:

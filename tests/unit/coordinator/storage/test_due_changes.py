@@ -36,11 +36,11 @@ class Many:
         self.following = self.replicas.fetchers = Following()
 
     def apply(self, leader: int, epoch: int, topic_id: uuid.UUID | None = None) -> None:
-        one = PartitionRegistration((1, 2), (1, 2), leader, epoch, epoch)
-        topic = TopicImage("t", topic_id or self.topic.topic_id, (one,) * COUNT)
+        partition = PartitionRegistration((1, 2), (1, 2), leader, epoch, epoch)
+        topic = TopicImage("t", topic_id or self.topic.topic_id, (partition,) * COUNT)
         brokers = {at: registration(at) for at in (1, 2)}
         topics = {"t": topic} if leader else {}
-        by_id = {one.topic_id: one for one in topics.values()}
+        by_id = {other.topic_id: other for other in topics.values()}
         now = MetadataImage(offset=epoch, brokers=brokers, topics=topics, topics_by_id=by_id)
         changes = local_changes(self.image, now, 1)
         self.image = now
@@ -48,7 +48,7 @@ class Many:
 
     @property
     def led(self) -> int:
-        return sum(one.machine.is_leader for one in self.replicas)
+        return sum(replica.machine.is_leader for replica in self.replicas)
 
     async def settled(self) -> None:
         await until_true(lambda: not self.replicas._due.partitions, "all is led and followed")
@@ -56,11 +56,11 @@ class Many:
 
 @pytest.fixture
 async def many(tmp_path) -> AsyncIterator[Many]:
-    one = Many(storage(tmp_path))
-    yield one
-    await one.replicas.stop()
-    await one.storage.flusher.close()
-    one.storage.logs.close()
+    made = Many(storage(tmp_path))
+    yield made
+    await made.replicas.stop()
+    await made.storage.flusher.close()
+    made.storage.logs.close()
 
 
 async def test_becoming_leader_of_many_partitions_runs_in_slices_unobserved(many):

@@ -99,7 +99,7 @@ def test_partition_is_returned_again_after_an_error() -> None:
 def test_partition_is_returned_again_after_divergence() -> None:
     asked = partition()
     parted = FetchedPartition(asked, said().read, diverging=(1, 2))
-    assert [asked.learn(one) for one in (said(), parted, said(), said())] == [
+    assert [asked.learn(fetched) for fetched in (said(), parted, said(), said())] == [
         True,
         True,
         True,
@@ -119,11 +119,13 @@ def test_partition_is_returned_again_under_another_leader_epoch() -> None:
 def test_partitions_with_records_move_to_the_end_of_the_session() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 4), 1, by_topic_id=False)
-    for one in session.partitions.values():
-        one.learn(said())
+    for requested in session.partitions.values():
+        requested.learn(said())
     reads = {"records": b"x"}, {"error": DomainError()}, {"high_watermark": 1}, {}
     asked = zip(list(session.partitions.values()), reads, strict=True)
-    news = [one.key[1] for one, read in asked if session.is_news(said(one, **read))]
+    news = [
+        requested.key[1] for requested, read in asked if session.is_news(said(requested, **read))
+    ]
     assert news == [0, 1, 2]
     assert [key[1] for key in session.partitions] == [1, 2, 3, 0]
 

@@ -99,7 +99,7 @@ async def test_failed_compaction_is_followed_by_a_round_on_another_log(tmp_path)
             fill(broker, "good")
             await until_true(lambda: is_clean(broker, "good"), "the next round")
             disk.before = lambda _kind, _path: None
-    (line,) = [one for one in told if one["event"] == "partition cannot be compacted"]
+    (line,) = [logged for logged in told if logged["event"] == "partition cannot be compacted"]
     assert (line["partition"], line["cause"]) == ("bad-0", "MemoryError: no more of it")
     assert isinstance(line["exc_info"], MemoryError)
     assert (tmp_path / CLEAN_MARK).exists()
@@ -111,7 +111,9 @@ async def test_cleaner_waits_on_full_disk_without_marking_log_uncleanable(tmp_pa
         async with serving(tmp_path, disk) as broker:
             fill(broker, "t")
             disk.before = fault("write", ".cleaned", OSError(errno.ENOSPC, "No space left"))
-            waiting = lambda: [one for one in told if one["event"] == "compaction has to wait"]  # noqa: E731
+            waiting = lambda: [  # noqa: E731
+                logged for logged in told if logged["event"] == "compaction has to wait"
+            ]
             await until_true(lambda: len(waiting()) >= 2, "two rounds without room")
             assert not broker.cleaner.uncleanable
             assert not list((tmp_path / "t-0").glob("*.cleaned"))
@@ -165,13 +167,13 @@ async def test_log_stays_cleanable_if_retention_runs_during_compaction(tmp_path)
                     partition.append_records([record], now_ms=now_ms)
                 partition.flushes.roll(now_ms)
                 events = ("segments deleted", "compacted")
-                done = [one["event"] for one in told if one["event"] in events]
+                done = [logged["event"] for logged in told if logged["event"] in events]
                 return list(pairwise(done)).count(events) >= 5
 
             await until_true(grown, "five rounds, each right after a removal", deadline_s=300)
             assert not broker.cleaner.uncleanable
             assert partition.offline is None
-    assert [one for one in told if one["log_level"] == "error"] == []
+    assert [logged for logged in told if logged["log_level"] == "error"] == []
 
 
 # --- the cleaned offset of a log that has been replaced ---
@@ -190,9 +192,9 @@ async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, by
         partition.append_records([Record(b"next", b"")], now_ms=services.clock.now_ms())
     await cleaner.stop()
     return {
-        one.key: one.value
+        record.key: record.value
         for header, batch in partition.reader.read_all()
-        for one in decode_records(batch, 0, header)
+        for record in decode_records(batch, 0, header)
     }
 
 
@@ -320,8 +322,8 @@ async def test_retention_failure_of_one_log_does_not_stop_the_others(tmp_path):
             await until_true(lambda: good.log_start_offset == 2, "the next round")
             disk.before = lambda _kind, _path: None
             await until_true(lambda: not marked["retention"], "the mark is gone")
-    lines = [one for one in told if one.get("what") == "retention"]
-    assert [one["partition"] for one in lines] == ["bad-0"], "told once, not in every round"
+    lines = [logged for logged in told if logged.get("what") == "retention"]
+    assert [line["partition"] for line in lines] == ["bad-0"], "told once, not in every round"
     assert (tmp_path / CLEAN_MARK).exists()
 
 
@@ -356,9 +358,9 @@ async def test_failed_checkpoint_is_written_in_the_next_interval(tmp_path, inter
                 return read_offsets(OsFileSystem(), str(tmp_path), name).get(("t", 0))
 
             await until_true(lambda: offset() == 1, "the next one")
-    assert {one["what"] for one in told if one.get("cause") == "MemoryError: no more of it"} == {
-        name
-    }
+    assert {
+        logged["what"] for logged in told if logged.get("cause") == "MemoryError: no more of it"
+    } == {name}
     assert (tmp_path / CLEAN_MARK).exists()
 
 
@@ -378,7 +380,7 @@ async def test_flush_with_unexpected_exception_takes_only_its_partition_offline(
             for partition in (bad, good):
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
                 assert broker.services.flusher.after(
-                    [partition], lambda one=partition: told_of.append(one)
+                    [partition], lambda flushed=partition: told_of.append(flushed)
                 )
             await until_true(lambda: len(told_of) == 2, "both are told")
             assert bad.offline is not None
@@ -387,7 +389,9 @@ async def test_flush_with_unexpected_exception_takes_only_its_partition_offline(
             good.append_records([Record(b"k", b"v")], now_ms=1)
             await until_true(lambda: good.high_watermark == 2, "the next flush")
             disk.before = lambda _kind, _path: None
-    assert [one["partition"] for one in told if one["event"] == "partition off line"] == ["bad-0"]
+    assert [logged["partition"] for logged in told if logged["event"] == "partition off line"] == [
+        "bad-0"
+    ]
     assert not (tmp_path / CLEAN_MARK).exists()
 
 
@@ -406,7 +410,7 @@ async def test_shutdown_closes_the_other_logs_if_one_fails(tmp_path):
             disk.before = fault("write", "/bad-0/")
             disk.write_fails = lambda path: "__fencepost" in path
             partitions = list(broker.services.logs)
-    (line,) = [one for one in told if one["event"] == "log not closed cleanly"]
+    (line,) = [logged for logged in told if logged["event"] == "log not closed cleanly"]
     assert line["partition"] == "bad-0"
     assert not (tmp_path / CLEAN_MARK).exists()
     stored = read_offsets(OsFileSystem(), str(tmp_path), "recovery-point-offset-checkpoint")
@@ -442,7 +446,7 @@ async def test_shutdown_closes_every_log_if_a_service_fails(tmp_path, monkeypatc
         )
         with capture_logs() as told:
             await broker.stop()
-        assert [one["what"] for one in told if one.get("cause")] == [names[at]]
+        assert [logged["what"] for logged in told if logged.get("cause")] == [names[at]]
         assert (tmp_path / CLEAN_MARK).exists(), names[at]
         result = undone()
         if result is not None:

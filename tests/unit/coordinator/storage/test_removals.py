@@ -42,13 +42,13 @@ async def delete(broker: Broker, *topics: str) -> list[str]:
     def ask() -> list[str]:
         with Cluster(broker.bootstrap) as client:
             answer = client.call("delete_topics", 5, topic_names=list(topics), timeout=60_000)
-            return [one["error_code"] for one in answer["responses"]]
+            return [response["error_code"] for response in answer["responses"]]
 
     return await asyncio.to_thread(ask)
 
 
 def doomed(directory: Path) -> list[str]:
-    return sorted(one.name for one in directory.glob("*-delete"))
+    return sorted(path.name for path in directory.glob("*-delete"))
 
 
 async def until_gone(directory: Path) -> None:
@@ -184,7 +184,7 @@ async def test_recreated_topic_does_not_see_files_or_offsets_of_the_old_one(tmp_
         assert ("t", 2) not in stored, "a kill now must not empty the new one"
         await broker.services.topics_forgotten()
         await until_gone(tmp_path)
-        assert sorted(one.name for one in tmp_path.glob("t-*")) == ["t-2"]
+        assert sorted(path.name for path in tmp_path.glob("t-*")) == ["t-2"]
         assert new.log_end_offset == 1
 
 
@@ -455,7 +455,7 @@ async def test_failed_removal_does_not_stop_other_removals(tmp_path):
             assert [name.split(".")[0] for name in doomed(tmp_path)] == ["bad-0"]
             assert (tmp_path / "stuck-0").exists()
             disk.before = lambda _kind, _path: None
-    assert [one["event"] for one in told if one["log_level"] == "warning"] == [
+    assert [logged["event"] for logged in told if logged["log_level"] == "warning"] == [
         "directory not removed",
         "not removed",
     ]
@@ -507,4 +507,4 @@ async def test_segments_deleted_by_retention_are_removed_off_the_event_loop(tmp_
         await until_async(gone, "the delay has passed")
         disk.watched = False
         assert disk.on_loop == []
-        assert [one.name for one in (tmp_path / "t-0").glob("*.log")] == [f"{3:020}.log"]
+        assert [path.name for path in (tmp_path / "t-0").glob("*.log")] == [f"{3:020}.log"]

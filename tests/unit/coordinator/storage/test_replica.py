@@ -35,8 +35,8 @@ METRICS = {"fencepost.metrics.listen": "0", "fencepost.metrics.compat": "jmx,kaf
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Iterator[Led]:
-    with cluster_of_one(tmp_path_factory.mktemp("led")) as one:
-        yield one
+    with cluster_of_one(tmp_path_factory.mktemp("led")) as led_partition:
+        yield led_partition
 
 
 @pytest.fixture
@@ -257,8 +257,8 @@ def test_duplicate_batch_above_high_watermark_waits_for_commit(led):
     late = part_of(led.begin_produce(data=data, timeout_ms=50).receive())
     assert (errors(late), late["base_offset"]) == ("request_timed_out", 0)
     led.fetch(2, 1)
-    answers = [part_of(one.receive()) for one in (first, again)]
-    assert [(errors(one), one["base_offset"]) for one in answers] == [("none", 0)] * 2
+    answers = [part_of(client.receive()) for client in (first, again)]
+    assert [(errors(answer), answer["base_offset"]) for answer in answers] == [("none", 0)] * 2
     assert led.marks == (1, 1)
 
 
@@ -274,7 +274,10 @@ def test_produce_response_waits_for_all_its_partitions(led):
     until(lambda: led.marks[1] == 1, "the append")
     led.fetch(2, 1)
     answer = client.receive()
-    codes = {one["name"]: errors(one["partition_responses"][0]) for one in answer["responses"]}
+    codes = {
+        response["name"]: errors(response["partition_responses"][0])
+        for response in answer["responses"]
+    }
     assert codes == {led.topic: "none", other: "none"}
 
 
@@ -481,7 +484,7 @@ def test_replica_leaves_isr_after_replica_lag_time(led, behind_ms, leaves):
     led.append(b"a")
     led.clock.advance(behind_ms)
     led.run(led.replicas.check_isr)
-    assert tuple(one for change in led.changes for one in change.leaves) == leaves
+    assert tuple(broker_id for change in led.changes for broker_id in change.leaves) == leaves
 
 
 def test_caught_up_follower_stays_in_isr_without_fetching(led):
@@ -595,7 +598,7 @@ def test_failed_log_is_reported_offline_and_refuses_requests(led):
     assert errors(part_of(producer.receive())) == "kafka_storage_error"
     assert errors(led.fetch(2, 0)) == "kafka_storage_error"
     assert errors(part_of(led.begin_produce().receive())) == "kafka_storage_error"
-    assert [(one.topic, one.index) for one in led.offline] == [(led.topic, 0)]
+    assert [(local.topic, local.index) for local in led.offline] == [(led.topic, 0)]
 
 
 # --- reading from followers -----------------------------------------------------------------------
@@ -645,7 +648,7 @@ def test_rack_aware_selector_prefers_in_sync_replica_of_the_rack(tmp_path):
         assert led.read(0, rack_id="r3")["preferred_read_replica"] == -1  # not in sync
         assert led.read(0, rack_id="r1")["preferred_read_replica"] == -1
         assert led.read(0, rack_id="")["preferred_read_replica"] == -1
-        near = {one: registration(one, rack="r2") for one in (1, 2, 3)}
+        near = {broker_id: registration(broker_id, rack="r2") for broker_id in (1, 2, 3)}
         led.image(isr=(1, 2), partition_epoch=1, brokers=near)
         assert led.read(0, rack_id="r2")["preferred_read_replica"] == -1  # as is the leader
         hidden = {**near, 1: registration(1), 2: registration(2, listener="OTHER", rack="r2")}

@@ -79,7 +79,7 @@ class Node:
 
 
 def directories(path: Path) -> set[str]:
-    return {one.name for one in path.iterdir() if one.is_dir()}
+    return {child.name for child in path.iterdir() if child.is_dir()}
 
 
 def offsets(path: Path, name: str) -> dict[tuple[str, int], int]:
@@ -132,7 +132,7 @@ def test_startup_drops_producers_idle_for_producer_id_expiration(tmp_path, silen
     node.logs.close()
     again = Node(tmp_path, config, clock=ManualClock(node.clock.now_ms() + silent_ms))
     found = list(again.logs.partition("a", 0).producers.view())
-    assert [one.producer_id for one in found] == known
+    assert [producer.producer_id for producer in found] == known
 
 
 def test_max_producer_ids_applies_to_the_whole_broker(tmp_path):
@@ -146,9 +146,9 @@ def test_max_producer_ids_applies_to_the_whole_broker(tmp_path):
         stamp = ProducerStamp(producer_id, 0)
         partition.append_marker(EndMarker(stamp, True), 1)
         return {
-            (one.topic, one.index, state.producer_id)
-            for one in node.logs
-            for state in one.producers.view()
+            (log.topic, log.index, state.producer_id)
+            for log in node.logs
+            for state in log.producers.view()
         }
 
     write("a", 0, 1)
@@ -566,13 +566,13 @@ def test_log_shorter_than_its_recovery_point_logs_an_error(tmp_path):
     node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    for one in (tmp_path / "a-1").glob("*.log"):
-        one.unlink()
+    for file in (tmp_path / "a-1").glob("*.log"):
+        file.unlink()
     with capture_logs() as told:
         Node(tmp_path)
     lines = told_of(told, "log shorter than it was")
-    assert {one["log_level"] for one in lines} == {"error"}
-    assert {one["partition"]: one["acknowledged_offsets_lost"] for one in lines} == {
+    assert {line["log_level"] for line in lines} == {"error"}
+    assert {line["partition"]: line["acknowledged_offsets_lost"] for line in lines} == {
         "a-0": 2,
         "a-1": 4,
     }
@@ -624,7 +624,7 @@ def test_replicated_log_starts_with_its_checkpointed_high_watermark(tmp_path):
     node.logs.close()
     again = Node(tmp_path)
     marks = [again.logs.partition("t", at).marks for at in range(3)]
-    assert [(one.high_watermark, one.is_replicated) for one in marks] == [
+    assert [(mark.high_watermark, mark.is_replicated) for mark in marks] == [
         (3, True),
         (4, True),
         (4, False),

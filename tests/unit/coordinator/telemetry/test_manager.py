@@ -162,7 +162,7 @@ def test_subscription_id_depends_on_metrics_interval_and_instance() -> None:
         for number in (2, 3)
     }
     assert len(ids) == 8
-    assert all(-(1 << 31) <= one < 1 << 31 for one in ids)
+    assert all(-(1 << 31) <= number < 1 << 31 for number in ids)
 
 
 # --- intervals ---
@@ -381,7 +381,7 @@ def _check_room(telemetry: Telemetry) -> None:
         other = telemetry.subscribe(connection=str(number))
         telemetry.push(other, MANY)
         assert len(other.report) == SERIES
-    assert sum(len(one.report) for one in telemetry.made) == SERIES
+    assert sum(len(instance.report) for instance in telemetry.made) == SERIES
 
 
 def test_push_is_interrupted_while_its_values_are_read_and_kept() -> None:
@@ -425,7 +425,7 @@ def test_values_of_an_abandoned_push_make_room_for_later_ones(turns: int) -> Non
     telemetry, _, work = _begun(turns)
     work.close()
     telemetry.push(telemetry.subscribe(connection="d"), MANY)
-    assert sum(len(one.report) for one in telemetry.made) == SERIES
+    assert sum(len(instance.report) for instance in telemetry.made) == SERIES
     _check_room(telemetry)
 
 
@@ -475,7 +475,7 @@ def _pause(pause_ms: float, **resource: str) -> bytes:
 def test_long_pause_between_polls_is_recorded_in_the_groups_history(short_ms: int) -> None:
     telemetry = Telemetry()
     telemetry.push(telemetry.subscribe(), _pause(MIN_PAUSE_MS - short_ms))
-    assert [(one.kind, one.subject) for one in telemetry.recorded] == (
+    assert [(event.kind, event.subject) for event in telemetry.recorded] == (
         [] if short_ms else [(POLL_PAUSE_REPORTED, "g")]
     )
 

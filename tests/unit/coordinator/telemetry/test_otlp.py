@@ -78,7 +78,7 @@ def test_attribute_values_of_all_scalar_types_become_texts() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_value_that_is_not_finite_is_left_out(value: float) -> None:
     metric = otlp.gauge("m", otlp.point(value), otlp.point(1.0))
-    assert [one.value for one in _read(otlp.metrics_data(metric)).points] == [1.0]
+    assert [point.value for point in _read(otlp.metrics_data(metric)).points] == [1.0]
 
 
 def test_metric_without_name_and_point_without_value_are_left_out() -> None:
@@ -97,7 +97,7 @@ def test_unknown_fields_are_skipped() -> None:
         + otlp.nested(96, "text")
     )
     data = unknown + otlp.metrics_data(otlp.gauge("m", otlp.point(1) + unknown) + unknown)
-    assert [one.name for one in _read(data).points] == ["m"]
+    assert [point.name for point in _read(data).points] == ["m"]
 
 
 @pytest.mark.parametrize("count", [MAX_POINTS, MAX_POINTS + 1])
@@ -175,7 +175,7 @@ def test_corrupted_metrics_are_read_or_refused_with_invalid_record(seed: int) ->
         except InvalidRecordError:
             refused += 1
         else:
-            assert all(math.isfinite(one.value) and one.name for one in found.points)
+            assert all(math.isfinite(point.value) and point.name for point in found.points)
     assert 0 < refused < 400
 
 

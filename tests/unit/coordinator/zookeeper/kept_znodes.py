@@ -61,8 +61,8 @@ class Znodes(ZkSession):
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
         below = f"{path}/"
-        inside = [one.removeprefix(below) for one in self.data if one.startswith(below)]
-        return sorted({one.partition("/")[0] for one in inside})
+        inside = [znode.removeprefix(below) for znode in self.data if znode.startswith(below)]
+        return sorted({name.partition("/")[0] for name in inside})
 
     async def sync(self) -> None:
         """Do nothing, because all reads are up to date."""
@@ -75,14 +75,14 @@ class Znodes(ZkSession):
         await self._answer_unless_silent()
         if self.is_away:
             raise ZooKeeperError("away")
-        for at, one in enumerate(writes):
-            if isinstance(one, (Set, Delete)) and one.version not in {
+        for at, write in enumerate(writes):
+            if isinstance(write, (Set, Delete)) and write.version not in {
                 ANY_VERSION,
-                self._versions.get(one.path, 0),
+                self._versions.get(write.path, 0),
             }:
-                raise RefusedError(at, BadVersionError(), one)
-        for one in writes:
-            match one:
+                raise RefusedError(at, BadVersionError(), write)
+        for write in writes:
+            match write:
                 case Create(path, data, sequence=True):
                     self._count += 1
                     self.data[f"{path}{self._count:010}"] = data
@@ -100,7 +100,7 @@ class Znodes(ZkSession):
     def deny(self, topic: str, users: Sequence[str]) -> None:
         """Write a DENY ACL for each of ``users`` to a topic's znode."""
         acls = [
-            {"principal": f"User:{one}", "permissionType": "Deny", "host": "*", "operation": "All"}
-            for one in users
+            {"principal": f"User:{user}", "permissionType": "Deny", "host": "*", "operation": "All"}
+            for user in users
         ]
         self.data[f"{TOPICS}/{topic}"] = json.dumps({"version": 1, "acls": acls}).encode()

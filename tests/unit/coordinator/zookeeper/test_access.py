@@ -45,7 +45,7 @@ class Broker:
     def denied(self) -> set[tuple[str, str]]:
         """(Topic, user) of all ACLs in the image."""
         acls = self.image.acls.values()
-        return {(one.resource_name, one.principal.removeprefix("User:")) for one in acls}
+        return {(acl.resource_name, acl.principal.removeprefix("User:")) for acl in acls}
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def quota(user: str) -> dict[str, list[SecurityChange]]:
 def with_quotas(broker: Broker) -> set[str]:
     """Return the users that have a quota in ZooKeeper."""
     folder = f"{formats.USERS}/"
-    return {one.removeprefix(folder) for one in broker.session.data if one.startswith(folder)}
+    return {znode.removeprefix(folder) for znode in broker.session.data if znode.startswith(folder)}
 
 
 async def test_change_that_exceeds_its_deadline_is_not_written(broker: Broker) -> None:

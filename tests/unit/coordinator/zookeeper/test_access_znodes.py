@@ -44,15 +44,15 @@ NOBODY = rule("User:*", operation=Operation.ALL, permission=Permission.DENY)
 
 def read(data: bytes | None, path: str = TOPIC) -> list[tuple[object, ...]]:
     found = []
-    for one in formats.records_of(path, data):
-        assert isinstance(one, AccessControlEntryRecord)
-        found.append((one.principal, one.host, one.operation, one.permission_type))
+    for record in formats.records_of(path, data):
+        assert isinstance(record, AccessControlEntryRecord)
+        found.append((record.principal, record.host, record.operation, record.permission_type))
     return found
 
 
 def written(path: str, data: bytes) -> bytes | None:
     return formats.changed(
-        path, None, [SecurityChange(one) for one in formats.records_of(path, data)]
+        path, None, [SecurityChange(record) for record in formats.records_of(path, data)]
     )
 
 
@@ -130,7 +130,7 @@ ENTRY = {"principal": "User:a", "permissionType": "Allow", "host": "*", "operati
 
 
 def without(key: str, **others: object) -> dict[str, object]:
-    return {one: value for one, value in (ENTRY | others).items() if one != key}
+    return {name: value for name, value in (ENTRY | others).items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_acl_znode_equals_a_set_after_random_changes():
         model: set[tuple[object, ...]] = set()
         for _ in range(40):
             facts = rule(f"User:{chance.randrange(4)}", permission=chance.choice([*Permission][2:]))
-            one = AccessControlEntryRecord(
+            record = AccessControlEntryRecord(
                 uuid.uuid4(), int(ResourceType.TOPIC), "orders", 3, *facts
             )
             removes = chance.random() < 0.5
-            data = formats.changed(TOPIC, data, [SecurityChange(one, removes)])
+            data = formats.changed(TOPIC, data, [SecurityChange(record, removes)])
             (model.discard if removes else model.add)(facts)
             assert set(read(data)) == model, seed
             assert (data is None) == (not model)
@@ -308,8 +308,8 @@ def test_quota_removal_keeps_other_configs_of_the_entity():
 
 @pytest.mark.parametrize("name", ["a/b", ".", "..", "a\0b", "a\x85", "\ud800", "x" * 10_000])
 def test_name_that_is_invalid_in_a_znode_path_is_refused(name: str):
-    one = AccessControlEntryRecord(uuid.uuid4(), 2, name, 3, "User:a", "*", 3, 3)
-    assert formats.reason_against(one)
+    record = AccessControlEntryRecord(uuid.uuid4(), 2, name, 3, "User:a", "*", 3, 3)
+    assert formats.reason_against(record)
     if name in {".", ".."} or len(name) > 1000:
         user = UserScramCredentialRecord(name, 1, b"", b"", b"", 4096)
         assert formats.reason_against(user)

@@ -71,7 +71,7 @@ def test_tls_settings_determine_protocols_ciphers_and_hostname_check(tmp_path: P
     context = tls._newest()  # type: ignore[attr-defined]
     assert context.maximum_version == ssl.TLSVersion.TLSv1_3
     assert not context.check_hostname
-    assert "ECDHE-ECDSA-AES128-GCM-SHA256" in {one["name"] for one in context.get_ciphers()}
+    assert "ECDHE-ECDSA-AES128-GCM-SHA256" in {cipher["name"] for cipher in context.get_ciphers()}
 
 
 @pytest.mark.parametrize(

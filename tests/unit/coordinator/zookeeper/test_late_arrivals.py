@@ -36,8 +36,8 @@ def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
     """Return the requests to broker 1, by API key."""
     controller = ControllerIdentity(1, 1, "PLAINTEXT")
     return {
-        one.__api_key__: one
-        for broker, one in requests_after(before, after, controller)
+        request.__api_key__: request
+        for broker, request in requests_after(before, after, controller)
         if broker == 1
     }
 
@@ -71,9 +71,9 @@ def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
     made = _requests(MetadataImage(), BEFORE)
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
     image = MetadataImage()
-    for one in (made[ApiKey.UPDATE_METADATA], gone[ApiKey.UPDATE_METADATA]):
-        image = _after(image, apply_update_metadata(broker, image, one, EPOCH))
-        assert ("t" in image.topics) == (one is made[ApiKey.UPDATE_METADATA])
+    for request in (made[ApiKey.UPDATE_METADATA], gone[ApiKey.UPDATE_METADATA]):
+        image = _after(image, apply_update_metadata(broker, image, request, EPOCH))
+        assert ("t" in image.topics) == (request is made[ApiKey.UPDATE_METADATA])
     late = made[ApiKey.LEADER_AND_ISR]
     assert apply_leader_and_isr(broker, image, late) == (
         [],

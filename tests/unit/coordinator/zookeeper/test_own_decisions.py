@@ -136,9 +136,9 @@ async def test_acl_created_by_another_broker_during_a_deletion_stays(services: S
 
     (result,) = (await answered(work)).filter_results
     assert (result.error_code, result.error_message) == (ErrorCode.none, None)
-    assert [one.resource_name for one in result.matching_acls] == ["first"]
-    assert [one for one in znodes.data if one.startswith(TOPICS)] == [f"{TOPICS}/second"]
-    assert [one.resource_name for one in services.metadata.image.acls.values()] == ["second"]
+    assert [acl.resource_name for acl in result.matching_acls] == ["first"]
+    assert [path for path in znodes.data if path.startswith(TOPICS)] == [f"{TOPICS}/second"]
+    assert [acl.resource_name for acl in services.metadata.image.acls.values()] == ["second"]
 
 
 async def test_acl_deleted_by_another_broker_during_a_deletion_is_no_error(
@@ -167,10 +167,10 @@ async def test_acl_requests_of_one_broker_are_executed_in_order(services: Servic
     deleting = asyncio.create_task(answered(begin(deletion(services))))
     creating = asyncio.create_task(answered(begin(creation(services, "t", "a", "b"))))
     (deleted,) = (await deleting).filter_results
-    assert [one.principal for one in deleted.matching_acls] == ["User:a"]
-    assert {one.error_code for one in (await creating).results} == {ErrorCode.none}
+    assert [acl.principal for acl in deleted.matching_acls] == ["User:a"]
+    assert {result.error_code for result in (await creating).results} == {ErrorCode.none}
     acls = services.metadata.image.acls.values()
-    assert {one.principal for one in acls} == {"User:a", "User:b"}
+    assert {acl.principal for acl in acls} == {"User:a", "User:b"}
 
 
 async def test_quotas_above_the_limit_are_a_policy_violation(
@@ -188,7 +188,7 @@ async def test_quotas_above_the_limit_are_a_policy_violation(
             for user in users
         )
         ctx = request(services, ApiKey.ALTER_CLIENT_QUOTAS, 1, entries=entries, validate_only=False)
-        return [one.error_code for one in (await answered(begin(ctx))).entries]
+        return [entry.error_code for entry in (await answered(begin(ctx))).entries]
 
     none, over = ErrorCode.none, ErrorCode.policy_violation
     assert await alter("a") == [none]

@@ -29,7 +29,7 @@ def test_encoded_password_can_be_decoded_only_with_its_secret(password: str) -> 
     text = ENCODER.encode(password)
     assert ENCODER.decode(text) == password
     assert ENCODER.encode(password) != text, "each has a salt of its own"
-    fields = [one.partition(":")[0] for one in text.split(",")]
+    fields = [part.partition(":")[0] for part in text.split(",")]
     assert sorted(fields) == [
         "cipherAlgorithm",
         "encryptedPassword",
@@ -67,7 +67,9 @@ def test_malformed_encoded_password_is_refused(before: str, after: str) -> None:
 
 
 def passwords(**secrets: str) -> Passwords:
-    told = {f"password.encoder.{name.replace('_', '.')}": one for name, one in secrets.items()}
+    told = {
+        f"password.encoder.{name.replace('_', '.')}": secret for name, secret in secrets.items()
+    }
     return Passwords(BrokerConfig(told), node_id=1)
 
 

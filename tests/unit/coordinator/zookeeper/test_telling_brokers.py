@@ -74,7 +74,7 @@ class Broker:
         key = request.__api_key__
         if key == ApiKey.LEADER_AND_ISR:
             leaders = {
-                one.leader for topic in request.topic_states for one in topic.partition_states
+                state.leader for topic in request.topic_states for state in topic.partition_states
             }
             unknown = leaders - {-1, self.broker_id} - self.image.brokers.keys()
             assert not unknown, "Apache Kafka's brokers do not follow whom they do not know"
@@ -144,17 +144,17 @@ class Scene:
         )
         seen = broker_record(node, self.clock)
         self.brokers[broker_id] = Broker(broker_id, self.clock, self.machine.image)
-        while self.decide(lambda one: one.broker_discovered(seen, "there")):
+        while self.decide(lambda controller: controller.broker_discovered(seen, "there")):
             pass
 
     def go(self, broker_id: int) -> None:
-        self.decide(lambda one: one.broker_gone(broker_id, "gone"))
+        self.decide(lambda controller: controller.broker_gone(broker_id, "gone"))
         del self.brokers[broker_id]
 
     def create(self, name: str, *assignment: Sequence[int]) -> UUID:
         topic_id = uuid4()
         self.decide(
-            lambda one: one.create_topic(
+            lambda controller: controller.create_topic(
                 NewTopic(name, -1, -1, list(enumerate(assignment)), {}),
                 topic_id=topic_id,
                 draw=random.Random(1),
@@ -170,27 +170,27 @@ class Scene:
         """Check that ZooKeeper and all live brokers agree with the controller."""
         for topic in self.machine.image.topics.values():
             held = znodes.topic_of(topic.name, self.nodes[znodes.topic_path(topic.name)][0])
-            for index, one in enumerate(topic.partitions):
+            for index, partition in enumerate(topic.partitions):
                 path = znodes.state_path(topic.name, index)
                 state = znodes.state_of(path, self.nodes[path][0])
                 assert (state.leader, state.isr, state.leader_epoch) == (
-                    one.leader,
-                    one.isr,
-                    one.leader_epoch,
+                    partition.leader,
+                    partition.isr,
+                    partition.leader_epoch,
                 )
-                assert self.nodes[path][1] == one.partition_epoch, "the version is the epoch"
-                assert held.replicas[index] == one.replicas
-                assert held.adding.get(index, ()) == one.adding_replicas
-                assert held.removing.get(index, ()) == one.removing_replicas
+                assert self.nodes[path][1] == partition.partition_epoch, "the version is the epoch"
+                assert held.replicas[index] == partition.replicas
+                assert held.adding.get(index, ()) == partition.adding_replicas
+                assert held.removing.get(index, ()) == partition.removing_replicas
                 for broker in self.brokers.values():
                     known = broker.image.topics[topic.name].partitions[index]
                     assert (known.leader, known.isr, known.leader_epoch, known.replicas) == (
-                        one.leader,
-                        one.isr,
-                        one.leader_epoch,
-                        one.replicas,
+                        partition.leader,
+                        partition.isr,
+                        partition.leader_epoch,
+                        partition.replicas,
                     ), f"broker {broker.broker_id}"
-                    assert known.partition_epoch == one.partition_epoch
+                    assert known.partition_epoch == partition.partition_epoch
         names = self.machine.image.topics.keys()
         for broker in self.brokers.values():
             assert broker.image.topics.keys() == names
@@ -205,17 +205,21 @@ def scene() -> Scene:
 def _alter(scene: Scene, topic_id: UUID, *isr: int, name: str = "t") -> Any:
     now = scene.state(name)
     item = ProposedIsr(
-        topic_id, 0, now.leader_epoch, now.partition_epoch, tuple((one, -1) for one in isr)
+        topic_id,
+        0,
+        now.leader_epoch,
+        now.partition_epoch,
+        tuple((broker_id, -1) for broker_id in isr),
     )
     epoch = scene.brokers[now.leader].epoch
-    return scene.decide(lambda one: one.alter_partition(now.leader, epoch, [item]))
+    return scene.decide(lambda controller: controller.alter_partition(now.leader, epoch, [item]))
 
 
 def test_created_topic_is_sent_to_all_brokers_and_led_by_first_replica(scene: Scene):
     scene.create("t", (2, 3), (3, 1), (1, 2))
     scene.check()
     assert [scene.state("t", index).leader for index in range(3)] == [2, 3, 1]
-    led = [broker_id for broker_id, one in scene.requests if one.__api_key__ == 4]
+    led = [broker_id for broker_id, request in scene.requests if request.__api_key__ == 4]
     assert led == [1, 2, 3], "each that has a replica"
 
 
@@ -238,7 +242,10 @@ def test_failed_follower_raises_the_leader_epoch(
     scene.go(3)
     scene.check()
     assert (scene.state("t").leader, scene.state("t").leader_epoch) == (1, 1)
-    assert [broker_id for broker_id, one in scene.requests if one.__api_key__ == 4] == [1, 2]
+    assert [broker_id for broker_id, request in scene.requests if request.__api_key__ == 4] == [
+        1,
+        2,
+    ]
 
 
 def test_isr_change_by_leader_keeps_the_leader_epoch(scene: Scene):
@@ -246,7 +253,7 @@ def test_isr_change_by_leader_keeps_the_leader_epoch(scene: Scene):
     _alter(scene, topic_id, 1, 2)
     scene.check()
     assert (scene.state("t").leader_epoch, scene.state("t").partition_epoch) == (0, 1)
-    assert {one.__api_key__ for _, one in scene.requests} == {ApiKey.UPDATE_METADATA}
+    assert {request.__api_key__ for _, request in scene.requests} == {ApiKey.UPDATE_METADATA}
 
 
 def test_bounced_broker_loses_leadership_and_leaves_the_isr(scene: Scene):
@@ -277,7 +284,7 @@ def test_new_controller_removes_unregistered_broker_from_isrs(scene: Scene):
     for broker in scene.brokers.values():
         broker.replay([UnregisterBrokerRecord(1, -1)])
     scene.machine = Machine(scene.machine.settings, image, 0)
-    scene.decide(lambda one: one.broker_gone(1, "gone"))
+    scene.decide(lambda controller: controller.broker_gone(1, "gone"))
     scene.check()
     assert [scene.state("t", index).leader for index in (0, 1)] == [2, 2]
     assert [scene.state("t", index).isr for index in (0, 1)] == [(2,), (2,)]
@@ -286,7 +293,9 @@ def test_new_controller_removes_unregistered_broker_from_isrs(scene: Scene):
 def test_reassignment_completes_once_added_replica_is_in_sync(scene: Scene):
     topic_id = scene.create("t", (1, 2))
     scene.decide(
-        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (3, 2))])
+        lambda controller: controller.alter_partition_reassignments(
+            [ReassignablePartition("t", 0, (3, 2))]
+        )
     )
     scene.check()
     now = scene.state("t")
@@ -295,17 +304,17 @@ def test_reassignment_completes_once_added_replica_is_in_sync(scene: Scene):
     scene.check()
     now = scene.state("t")
     assert (now.replicas, now.adding_replicas, now.leader) == ((3, 2), (), 3)
-    stopped = [(to, one) for to, one in scene.requests if one.__api_key__ == 5]
+    stopped = [(to, request) for to, request in scene.requests if request.__api_key__ == 5]
     assert [to for to, _ in stopped] == [1]
     assert stopped[0][1].topic_states[0].partition_states[0].delete_partition
 
 
 def test_controlled_shutdown_moves_leadership_and_stops_replicas(scene: Scene):
     scene.create("t", (1, 2), (2, 1))
-    scene.decide(lambda one: one.begin_shutdown(1, scene.brokers[1].epoch))
+    scene.decide(lambda controller: controller.begin_shutdown(1, scene.brokers[1].epoch))
     scene.check()
     assert [scene.state("t", index).leader for index in (0, 1)] == [2, 2]
-    kept = [one for to, one in scene.requests if one.__api_key__ == 5 and to == 1]
+    kept = [request for to, request in scene.requests if request.__api_key__ == 5 and to == 1]
     assert not any(
         part.delete_partition for topic in kept[0].topic_states for part in topic.partition_states
     )
@@ -315,12 +324,12 @@ def test_broker_in_shutdown_keeps_partitions_without_another_isr_member(scene: S
     topic_id = scene.create("t", (1, 2), (1, 2))
     scene.create("alone", (1,))
     _alter(scene, topic_id, 1)
-    scene.decide(lambda one: one.begin_shutdown(1, scene.brokers[1].epoch))
+    scene.decide(lambda controller: controller.begin_shutdown(1, scene.brokers[1].epoch))
     scene.check()
     assert [scene.state("t", index).leader for index in (0, 1)] == [1, 2]
     assert scene.state("alone").leader == 1
     assert scene.machine.led_by(1) == [("t", 0)], "what has no other replica is not asked about"
-    scene.decide(lambda one: one.elect_leaders(Election.PREFERRED, None))
+    scene.decide(lambda controller: controller.elect_leaders(Election.PREFERRED, None))
     assert scene.state("t").leader == 1
     scene.go(1)
     assert [scene.state("t", index).leader for index in (0, 1)] == [-1, 2]
@@ -331,7 +340,7 @@ def test_topic_creation_does_not_use_a_failed_broker(scene: Scene):
     scene.go(3)
     with pytest.raises(InvalidReplicationFactorError):
         scene.decide(
-            lambda one: one.create_topic(
+            lambda controller: controller.create_topic(
                 NewTopic("t", 1, 3),
                 topic_id=uuid4(),
                 draw=random.Random(1),
@@ -344,15 +353,17 @@ def test_reassignment_from_znode_may_wait_for_a_failed_broker(scene: Scene):
     scene.create("t", (1, 2))
     scene.go(3)
     wanted = [ReassignablePartition("t", 0, (2, 3))]
-    (refused,) = scene.decide(lambda one: one.alter_partition_reassignments(wanted))
+    (refused,) = scene.decide(lambda controller: controller.alter_partition_reassignments(wanted))
     assert isinstance(refused, InvalidReplicaAssignmentError)
     for nonsense in ((), (1, 1), (-1,)):
         items = [ReassignablePartition("t", 0, nonsense)]
         (refused,) = scene.decide(
-            lambda one, items=items: one.alter_partition_reassignments(items, may_wait=True)
+            lambda controller, items=items: controller.alter_partition_reassignments(
+                items, may_wait=True
+            )
         )
         assert isinstance(refused, InvalidReplicaAssignmentError)
-    scene.decide(lambda one: one.alter_partition_reassignments(wanted, may_wait=True))
+    scene.decide(lambda controller: controller.alter_partition_reassignments(wanted, may_wait=True))
     scene.check()
     assert scene.state("t").adding_replicas == (3,)
 
@@ -361,14 +372,14 @@ def test_new_controller_resumes_reassignments(scene: Scene):
     """The former controller failed with the target in sync, or before brokers knew it."""
     topic_id = scene.create("t", (1, 2), (2, 1))
     items = [ReassignablePartition("t", index, (3, 2)) for index in (0, 1)]
-    scene.decide(lambda one: one.alter_partition_reassignments(items))
+    scene.decide(lambda controller: controller.alter_partition_reassignments(items))
     in_sync = PartitionChangeRecord(topic_id, 0, isr=(1, 2, 3))
     path = znodes.state_path("t", 0)
     held = znodes.state_of(path, scene.nodes[path][0])
     scene.write(Set(path, znodes.state_data(replace(held, isr=(1, 2, 3)))))
     scene.machine.replay([in_sync], scene.machine.image.offset + 1, 1, 0)
     epochs = [scene.state("t", index).leader_epoch for index in (0, 1)]
-    scene.decide(lambda one: one.resume_reassignments([("t", 0), ("t", 1)]))
+    scene.decide(lambda controller: controller.resume_reassignments([("t", 0), ("t", 1)]))
     scene.check()
     done, waits = (scene.state("t", index) for index in (0, 1))
     assert (done.replicas, done.adding_replicas, done.leader) == ((3, 2), (), 3)
@@ -377,16 +388,16 @@ def test_new_controller_resumes_reassignments(scene: Scene):
 
 def test_replica_in_lost_directory_does_not_lead_until_it_is_online(scene: Scene):
     lost = [(scene.create("t", (1, 2)), 0), (scene.create("alone", (1,)), 0)]
-    scene.decide(lambda one: one.record_lost_replicas(1, lost, ()))
+    scene.decide(lambda controller: controller.record_lost_replicas(1, lost, ()))
     scene.check()
     assert [scene.state(name).leader for name in ("t", "alone")] == [2, -1]
     assert [scene.state(name).isr for name in ("t", "alone")] == [(2,), (1,)]
     for topic in _last(scene, ApiKey.UPDATE_METADATA).topic_states:
         assert topic.partition_states[0].offline_replicas == (1,)
     epochs = [scene.state(name).leader_epoch for name in ("t", "alone")]
-    scene.decide(lambda one: one.record_lost_replicas(1, lost, ()))
+    scene.decide(lambda controller: controller.record_lost_replicas(1, lost, ()))
     assert [scene.state(name).leader_epoch for name in ("t", "alone")] == epochs, "no news"
-    scene.decide(lambda one: one.record_lost_replicas(1, (), lost))
+    scene.decide(lambda controller: controller.record_lost_replicas(1, (), lost))
     scene.check()
     assert [scene.state(name).leader for name in ("t", "alone")] == [2, 1]
 
@@ -394,11 +405,11 @@ def test_replica_in_lost_directory_does_not_lead_until_it_is_online(scene: Scene
 def test_changed_listener_of_a_broker_is_sent_to_all_brokers(scene: Scene):
     node = znodes.BrokerZnode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
     seen = broker_record(node, scene.brokers[2].epoch)
-    assert not scene.decide(lambda one: one.broker_discovered(seen, "there"))
+    assert not scene.decide(lambda controller: controller.broker_discovered(seen, "there"))
     for broker in scene.brokers.values():
         assert broker.image.brokers[2].listeners["PLAINTEXT"].host == "moved"
     scene.requests = []
-    scene.decide(lambda one: one.broker_discovered(seen, "there"))
+    scene.decide(lambda controller: controller.broker_discovered(seen, "there"))
     assert scene.requests == []
 
 
@@ -408,18 +419,18 @@ def test_replicas_of_a_broker_are_sent_again_in_one_request(scene: Scene):
     request = replicas_of(scene.machine.image, scene.controller, 1)
     assert request is not None
     (topic,) = request.topic_states
-    assert [one.partition_index for one in topic.partition_states] == [0]
+    assert [state.partition_index for state in topic.partition_states] == [0]
     assert request.broker_epoch == scene.brokers[1].epoch
 
 
 def test_deleted_topic_is_marked_in_zookeeper_and_stopped_on_brokers(scene: Scene):
     topic_id = scene.create("t", (1, 2))
-    scene.decide(lambda one: one.delete_topic(topic_id))
+    scene.decide(lambda controller: controller.delete_topic(topic_id))
     assert znodes.delete_path("t") in scene.nodes
     assert znodes.topic_path("t") in scene.nodes, "until every replica is gone"
     for broker in scene.brokers.values():
         assert "t" not in broker.image.topics
-    assert [to for to, one in scene.requests if one.__api_key__ == 5] == [1, 2]
+    assert [to for to, request in scene.requests if request.__api_key__ == 5] == [1, 2]
 
 
 def test_starting_broker_leads_nothing_before_leader_and_isr(scene: Scene):
@@ -439,8 +450,8 @@ def test_large_topic_is_written_and_loaded_one_partition_per_step(scene: Scene) 
     records = [
         TopicRecord("t", after.topics["t"].topic_id),
         *(
-            partition_record(after.topics["t"].topic_id, index, one)
-            for index, one in enumerate(after.topics["t"].partitions)
+            partition_record(after.topics["t"].topic_id, index, partition)
+            for index, partition in enumerate(after.topics["t"].partitions)
         ),
     ]
     assert sum(1 for _ in ZnodeWriter(before, after, 1).write(records)) == 1 + 50
@@ -470,7 +481,7 @@ def test_starting_broker_ignores_reassignments_of_other_brokers(scene: Scene):
 
 
 def _last(scene: Scene, key: int) -> Any:
-    return next(one for _, one in scene.requests if one.__api_key__ == key)
+    return next(request for _, request in scene.requests if request.__api_key__ == key)
 
 
 def test_request_with_stale_controller_or_broker_epoch_is_refused(scene: Scene):
@@ -517,7 +528,7 @@ def test_leader_and_isr_for_recreated_topic_is_an_inconsistent_topic_id(scene: S
     scene.create("t", (1, 2))
     request, broker = _last(scene, 4), scene.brokers[1]
     first = scene.machine.image.topics["t"].topic_id
-    scene.decide(lambda one: one.delete_topic(first))
+    scene.decide(lambda controller: controller.delete_topic(first))
     scene.nodes = {path: node for path, node in scene.nodes.items() if "/t" not in path}
     second = scene.create("t", (1, 2))
     _, errors = apply_leader_and_isr(broker.request_applier, broker.image, request)
@@ -528,11 +539,15 @@ def test_leader_and_isr_for_recreated_topic_is_an_inconsistent_topic_id(scene: S
 def test_late_stop_replica_is_a_fenced_leader_epoch(scene: Scene):
     scene.create("t", (1, 2, 3))
     scene.decide(
-        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2))])
+        lambda controller: controller.alter_partition_reassignments(
+            [ReassignablePartition("t", 0, (1, 2))]
+        )
     )
     late, broker = _last(scene, 5), scene.brokers[3]
     scene.decide(
-        lambda one: one.alter_partition_reassignments([ReassignablePartition("t", 0, (1, 2, 3))])
+        lambda controller: controller.alter_partition_reassignments(
+            [ReassignablePartition("t", 0, (1, 2, 3))]
+        )
     )
     scene.check()
     records, errors = broker.request_applier.stop_replica(broker.image, late)
@@ -543,13 +558,13 @@ def test_partitions_missing_in_leader_and_isr_have_no_replicas_until_update(scen
     """LeaderAndIsr has one broker's partitions; UpdateMetadata has all of them."""
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
-    first = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
+    first = next(request for to, request in scene.requests if to == 3 and request.__api_key__ == 4)
     records, _ = apply_leader_and_isr(broker.request_applier, broker.image, first)
     broker.replay(records)
     known = broker.image.topics["t"].partitions
-    assert [one.replicas for one in known] == [(), (), (3,)]
+    assert [partition.replicas for partition in known] == [(), (), (3,)]
     broker.replay(apply_update_metadata(broker.request_applier, broker.image, _last(scene, 6), 99))
-    assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
+    assert [partition.leader for partition in broker.image.topics["t"].partitions] == [1, 2, 3]
 
 
 # --- writes to ZooKeeper ---
@@ -558,8 +573,11 @@ def test_partitions_missing_in_leader_and_isr_have_no_replicas_until_update(scen
 def test_each_zookeeper_transaction_checks_the_controller_epoch():
     writes = [Create(f"/{number}") for number in range(1_001)]
     transactions = list(fenced(writes, 7))
-    assert [len(one) for one in transactions] == [501, 501, 2]
-    assert all((one[0].path, one[0].version) == ("/controller_epoch", 7) for one in transactions)  # type: ignore[union-attr]
+    assert [len(transaction) for transaction in transactions] == [501, 501, 2]
+    assert all(
+        (transaction[0].path, transaction[0].version) == ("/controller_epoch", 7)
+        for transaction in transactions
+    )  # type: ignore[union-attr]
 
 
 def test_record_without_a_znode_is_refused():

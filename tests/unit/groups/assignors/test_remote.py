@@ -25,15 +25,15 @@ def driver() -> ConsumerDriver:
     return ConsumerDriver(consumer=settings(assignors=registry))
 
 
-def asked(one: ConsumerDriver) -> ComputeTarget:
-    (effect,) = one.effects
+def asked(group: ConsumerDriver) -> ComputeTarget:
+    (effect,) = group.effects
     assert isinstance(effect, ComputeTarget)
-    one.effects.clear()
+    group.effects.clear()
     return effect
 
 
-def answer(one: ConsumerDriver, effect: ComputeTarget, result=None, problem="") -> None:
-    one.send(TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem))
+def answer(group: ConsumerDriver, effect: ComputeTarget, result=None, problem="") -> None:
+    group.send(TargetComputed(effect.group_id, effect.assignor, effect.group, result, problem))
 
 
 def right(effect: ComputeTarget):
@@ -41,147 +41,147 @@ def right(effect: ComputeTarget):
 
 
 def test_response_of_remote_assignor_becomes_the_target_of_a_new_epoch():
-    one = driver()
-    first = one.client("a")
+    group = driver()
+    first = group.client("a")
     assert (first.epoch, first.told) == (2, frozenset())
-    effect = asked(one)
+    effect = asked(group)
     assert (effect.group_id, effect.assignor) == (G, "mine")
-    answer(one, effect, right(effect))
+    answer(group, effect, right(effect))
     settle(first)
     assert (first.epoch, len(first.owned)) == (3, 4)
-    assert one.effects == []
-    assert one.event("group-epoch-bumped")["reason"] == "assignor 'mine' answered"
+    assert group.effects == []
+    assert group.event("group-epoch-bumped")["reason"] == "assignor 'mine' answered"
 
 
 def test_members_keep_their_assignment_while_the_remote_assignor_computes():
-    one = driver()
-    first = one.client("a")
-    answer(one, effect := asked(one), right(effect))
+    group = driver()
+    first = group.client("a")
+    answer(group, effect := asked(group), right(effect))
     settle(first)
-    second = one.client("b")
+    second = group.client("b")
     settle(first, second)
     assert (len(first.owned), len(second.owned)) == (4, 0)
-    answer(one, effect := asked(one), right(effect))
+    answer(group, effect := asked(group), right(effect))
     settle(first, second)
     assert (len(first.owned), len(second.owned)) == (2, 2)
     second.leave()
     settle(first)
     assert len(first.owned) == 2
-    answer(one, effect := asked(one), right(effect))
+    answer(group, effect := asked(group), right(effect))
     settle(first)
     assert len(first.owned) == 4
 
 
 def test_failed_remote_assignor_keeps_the_target_and_is_retried_after_an_interval():
-    one = driver()
-    first = one.client("a")
-    answer(one, effect := asked(one), right(effect))
+    group = driver()
+    first = group.client("a")
+    answer(group, effect := asked(group), right(effect))
     settle(first)
-    second = one.client("b")
-    answer(one, asked(one), None, "RuntimeError: no idea")
-    assert one.event("assignor-failed") == {
+    second = group.client("b")
+    answer(group, asked(group), None, "RuntimeError: no idea")
+    assert group.event("assignor-failed") == {
         "assignor": "mine",
         "cause": "RuntimeError: no idea",
-        "epoch": one.consumer_group().epoch,
+        "epoch": group.consumer_group().epoch,
     }
     settle(first, second)
-    assert (len(first.owned), one.effects) == (4, [])
-    one.advance(RETRY_MS - 1)
+    assert (len(first.owned), group.effects) == (4, [])
+    group.advance(RETRY_MS - 1)
     settle(first, second, rounds=1)
-    assert one.effects == []
-    one.advance(1)
+    assert group.effects == []
+    group.advance(1)
     settle(first, second, rounds=1)
-    answer(one, effect := asked(one), right(effect))
+    answer(group, effect := asked(group), right(effect))
     settle(first, second)
     assert (len(first.owned), len(second.owned)) == (2, 2)
 
 
 def test_timer_retries_a_failed_remote_assignor_without_heartbeats():
-    one = driver()
-    first = one.client("a")
-    answer(one, asked(one), None, "RuntimeError: no idea")
-    one.advance(RETRY_MS - 1)
-    assert one.effects == []
-    one.advance(1)
-    answer(one, effect := asked(one), right(effect))
-    assert ("assignor", G) not in one.timers
+    group = driver()
+    first = group.client("a")
+    answer(group, asked(group), None, "RuntimeError: no idea")
+    group.advance(RETRY_MS - 1)
+    assert group.effects == []
+    group.advance(1)
+    answer(group, effect := asked(group), right(effect))
+    assert ("assignor", G) not in group.timers
     settle(first)
     assert len(first.owned) == 4
 
 
 @pytest.mark.parametrize("way", ["leave", "expire", "change"])
 def test_retry_timer_does_nothing_once_group_is_empty_or_has_another_assignor(way):
-    one = driver()
-    first = one.client("a")
-    answer(one, asked(one), None, "RuntimeError: no idea")
+    group = driver()
+    first = group.client("a")
+    answer(group, asked(group), None, "RuntimeError: no idea")
     if way == "leave":
         first.leave()
     elif way == "expire":
-        one.advance(RETRY_MS - 1)
-        one.timers["session", G, "a"] = one.now
-        one.advance(0)
+        group.advance(RETRY_MS - 1)
+        group.timers["session", G, "a"] = group.now
+        group.advance(0)
     else:
-        one.client("b", server_assignor="uniform")
+        group.client("b", server_assignor="uniform")
         first.leave()
-    one.advance(RETRY_MS)
-    assert one.effects == []
+    group.advance(RETRY_MS)
+    assert group.effects == []
 
 
 def test_group_config_override_does_not_repeat_the_assignor_request():
-    one = driver()
-    one.own[G] = replace(one.consumer, session_timeout_ms=50_000)
-    first = one.client("a")
-    answer(one, effect := asked(one), right(effect))
+    group = driver()
+    group.own[G] = replace(group.consumer, session_timeout_ms=50_000)
+    first = group.client("a")
+    answer(group, effect := asked(group), right(effect))
     settle(first)
     for _ in range(3):
-        one.advance(RETRY_MS)
+        group.advance(RETRY_MS)
         first.beat()
-    assert one.effects == []
+    assert group.effects == []
 
 
 def test_invalid_response_of_remote_assignor_is_a_failure_and_keeps_the_target():
-    one = driver()
-    one.client("a")
-    effect = asked(one)
+    group = driver()
+    group.client("a")
+    effect = asked(group)
     for wrong in (
         {"a": {(T, 0)}, "stranger": {(T, 1)}},
         {"a": {(T, 4)}},
         {"a": [(T, 0), (T, 0)]},
         {"a": {(b"x" * 16, 0)}},
     ):
-        answer(one, effect, wrong)
-        assert one.event("assignor-failed")["assignor"] == "mine"
-        assert one.consumer_group().targets == {"a": frozenset()}
+        answer(group, effect, wrong)
+        assert group.event("assignor-failed")["assignor"] == "mine"
+        assert group.consumer_group().targets == {"a": frozenset()}
 
 
 def test_response_computed_for_an_older_group_epoch_is_ignored():
-    one = driver()
-    first = one.client("a")
-    early = asked(one)
-    one.client("b")
-    answer(one, early, right(early))
-    assert one.consumer_group().targets == {"a": frozenset(), "b": frozenset()}
+    group = driver()
+    first = group.client("a")
+    early = asked(group)
+    group.client("b")
+    answer(group, early, right(early))
+    assert group.consumer_group().targets == {"a": frozenset(), "b": frozenset()}
     first.leave()
-    answer(one, early, right(early))
-    answer(one, ComputeTarget("gone", "mine", early.group), {})
-    assert not one.consumer_group().targets.get("b")
+    answer(group, early, right(early))
+    answer(group, ComputeTarget("gone", "mine", early.group), {})
+    assert not group.consumer_group().targets.get("b")
 
 
 def test_pending_assignor_request_is_repeated_after_reload():
-    one = driver()
-    first = one.client("a")
-    asked(one)
-    one.reload()
+    group = driver()
+    first = group.client("a")
+    asked(group)
+    group.reload()
     settle(first, rounds=1)
-    answer(one, effect := asked(one), right(effect))
+    answer(group, effect := asked(group), right(effect))
     settle(first)
     assert len(first.owned) == 4
 
 
 def test_member_that_selects_another_assignor_is_assigned_by_it():
-    one = driver()
-    client = one.client("a", server_assignor="uniform")
-    assert (len(client.owned), one.effects) == (4, [])
+    group = driver()
+    client = group.client("a", server_assignor="uniform")
+    assert (len(client.owned), group.effects) == (4, [])
 
 
 def test_remembered_assignor_requests_are_bounded(monkeypatch):

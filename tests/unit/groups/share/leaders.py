@@ -187,8 +187,8 @@ class Cluster:
             max_records=self.rng.choice((1, 10)),
         )
         for first, last, count in acquired:
-            for one in range(first, last + 1):
-                self._check_delivery(leader, one, count)
+            for record_offset in range(first, last + 1):
+                self._check_delivery(leader, record_offset, count)
 
     def _check_delivery(self, leader: Leader, offset: int, count: int) -> None:
         assert count > leader.delivered.get(offset, 0), f"{offset}: count {count} (rule 4)"

@@ -390,7 +390,8 @@ def test_rejected_records_go_to_the_dead_letter_queue_after_the_write() -> None:
     driver.complete()
     assert driver.partition.start_offset == 5
     ((first, last, count, cause),) = [
-        (one.first, one.last, one.delivery_count, one.cause) for one in driver.dead_letters
+        (dead_letter.first, dead_letter.last, dead_letter.delivery_count, dead_letter.cause)
+        for dead_letter in driver.dead_letters
     ]
     assert (first, last, count, cause) == (5, 7, 1, Cause.REJECTED)
     driver.complete_dead_letter()
@@ -423,7 +424,10 @@ def test_new_leader_resumes_archiving_kafka_20672() -> None:
         replace(SETTINGS, dead_letter_queue=True),
         batches=[StateBatch(0, 4, ARCHIVING, 5), StateBatch(5, 9, ARCHIVING, 1)],
     )
-    assert [one.cause for one in driver.dead_letters] == [Cause.LOCK_EXPIRED, Cause.REJECTED]
+    assert [dead_letter.cause for dead_letter in driver.dead_letters] == [
+        Cause.LOCK_EXPIRED,
+        Cause.REJECTED,
+    ]
     driver.settle()
     assert driver.partition.start_offset == 10
 
@@ -437,7 +441,9 @@ def test_events_name_the_cause_of_returned_records() -> None:
     driver.complete()
     driver.advance(LOCK_MS)
     returned = [event.detail for event in driver.events if event.kind == "share-records-returned"]
-    assert [(one["first"], one["last"], one["cause"], one["member"]) for one in returned] == [
+    assert [
+        (detail["first"], detail["last"], detail["cause"], detail["member"]) for detail in returned
+    ] == [
         (0, 4, "released by its owner", "m1"),
         (5, 14, "acquisition lock expired", "m1"),  # two adjacent batches with the same cause
     ]

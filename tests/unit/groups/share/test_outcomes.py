@@ -26,10 +26,10 @@ def test_alternating_releases_are_grouped_into_few_events() -> None:
     driver.acknowledge("m1", (0, 2 * pairs - 1, (ACCEPT, RELEASE) * pairs))
     driver.settle()
     events = told(driver, "share-records-returned")
-    assert [len(one["ranges"]) for one in events] == [50, 50, 20]
+    assert [len(event["ranges"]) for event in events] == [50, 50, 20]
     assert RANGES_PER_EVENT == 50
     offsets = [
-        offset for one in events for first, last in one["ranges"] for offset in (first, last)
+        offset for event in events for first, last in event["ranges"] for offset in (first, last)
     ]
     assert offsets == [offset for odd in range(1, 2 * pairs, 2) for offset in (odd, odd)]
     assert (events[0]["first"], events[0]["last"]) == (1, 99)

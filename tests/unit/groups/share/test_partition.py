@@ -143,14 +143,14 @@ def test_in_flight_ranges_show_state_owner_count_and_deadline() -> None:
     driver.fetch("m1", log((0, 4), (5, 9)), batch_size=5)
     driver.acknowledge("m1", (2, 3, 1))
     entries = driver.partition.in_flight()
-    assert [(one.first, one.last, one.state.name, one.member_id) for one in entries] == [
+    assert [(entry.first, entry.last, entry.state.name, entry.member_id) for entry in entries] == [
         (0, 1, "ACQUIRED", "m1"),
         (2, 3, "ACKNOWLEDGED", None),
         (4, 4, "ACQUIRED", "m1"),
         (5, 9, "ACQUIRED", "m1"),
     ]
-    assert {one.deadline_ms for one in entries} == {driver.now_ms + 1_000}
-    assert [one.is_in_transition for one in entries] == [False, True, False, False]
+    assert {entry.deadline_ms for entry in entries} == {driver.now_ms + 1_000}
+    assert [entry.is_in_transition for entry in entries] == [False, True, False, False]
 
 
 def test_adjacent_ranges_of_equal_state_are_joined_after_the_write() -> None:

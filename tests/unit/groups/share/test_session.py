@@ -166,7 +166,7 @@ def test_any_order_of_requests_keeps_the_tables_consistent(seed: int) -> None:
                     session = sessions.acknowledge(key, epoch)
                 case _:
                     ended = sessions.connection_closed(connection).ended
-                    assert all(sessions.get(one) is None for one in ended)
+                    assert all(sessions.get(session_key) is None for session_key in ended)
                     continue
         except (
             ShareSessionNotFoundError,

@@ -48,15 +48,15 @@ def test_released_packet_is_a_redelivery_only_with_the_dup_flag() -> None:
     ledger = Ledger()
     ledger.receive(7, b"m")
     ledger.release(7)
-    for one in (ledger, restarted(ledger)):
-        assert one.is_redelivery(7, b"m", dup=True)
-        assert one.was_released(7, b"m")
-        assert not one.is_redelivery(7, b"m", dup=False)
-        assert not one.is_redelivery(7, b"n", dup=True)
-        one.receive(7, b"m", dup=True)
-        assert not one.was_released(7, b"m")
-        one.release(7)
-        assert one.is_redelivery(7, b"m", dup=True)
+    for tested in (ledger, restarted(ledger)):
+        assert tested.is_redelivery(7, b"m", dup=True)
+        assert tested.was_released(7, b"m")
+        assert not tested.is_redelivery(7, b"m", dup=False)
+        assert not tested.is_redelivery(7, b"n", dup=True)
+        tested.receive(7, b"m", dup=True)
+        assert not tested.was_released(7, b"m")
+        tested.release(7)
+        assert tested.is_redelivery(7, b"m", dup=True)
 
 
 def test_reused_packet_id_ends_redelivery_check_of_released_packets() -> None:
@@ -66,9 +66,9 @@ def test_reused_packet_id_ends_redelivery_check_of_released_packets() -> None:
     assert ledger.is_redelivery(1, b"m", dup=True)
     ledger.receive(1, b"n")
     ledger.release(1)
-    for one in (ledger, restarted(ledger)):
-        assert one.reuses_ids
-        assert not one.is_redelivery(1, b"n", dup=True)
+    for tested in (ledger, restarted(ledger)):
+        assert tested.reuses_ids
+        assert not tested.is_redelivery(1, b"n", dup=True)
 
 
 def test_packet_id_reused_after_restart_keeps_the_redelivery_check() -> None:
@@ -105,8 +105,8 @@ def test_released_packet_above_the_limit_evicts_the_oldest_slot() -> None:
     ledger.receive(limit, b"m")
     ledger.release(limit)
     assert not ledger.is_redelivery(0, b"m", dup=True)
-    for one in (ledger, restarted(ledger)):
-        known = [one.was_released(number, b"m") for number in range(limit + 1)]
+    for tested in (ledger, restarted(ledger)):
+        known = [tested.was_released(number, b"m") for number in range(limit + 1)]
         assert known.count(True) == limit + 1 - PACKETS_PER_SLOT
 
 
@@ -139,7 +139,7 @@ def test_message_digest_depends_on_all_properties() -> None:
         ("a", b"1", [], [("correlation-data", b"i")]),
         ("a", b"1", [], [("correlation-data", b"j")]),
     ]
-    assert len({digest(*one) for one in messages}) == len(messages)
+    assert len({digest(*message) for message in messages}) == len(messages)
     assert digest("a", b"1") == digest("a", b"1", (), ())
     assert digest("a", b"1") != former_digest("a", b"1")
 
@@ -152,11 +152,11 @@ def test_new_session_forgets_packets_and_keeps_message_ids() -> None:
     ledger.add_id("a", OwnId("x"))
     before = ledger.snapshot()
     ledger.new_session()
-    for one in (ledger, Ledger.restore([v for _, v in (*before, *ledger.snapshot())])):
-        assert not one.open
-        assert not one.has_packets
-        assert not one.was_released(8, b"m")
-        assert one.knows("a", OwnId("x"))
+    for tested in (ledger, Ledger.restore([v for _, v in (*before, *ledger.snapshot())])):
+        assert not tested.open
+        assert not tested.has_packets
+        assert not tested.was_released(8, b"m")
+        assert tested.knows("a", OwnId("x"))
     ledger.receive(8, b"m")
     ledger.release(8)
     after = Ledger.restore([v for _, v in (*before, *ledger.snapshot())])
@@ -193,23 +193,23 @@ def test_message_id_is_per_topic_and_stored_in_constant_size() -> None:
     long = "x" * 1_000_000
     ledger.add_id("a", OwnId(long))
     ledger.add_id("b", OwnId("1"))
-    for one in (ledger, restarted(ledger)):
-        assert one.knows("a", OwnId(long))
-        assert not one.knows("b", OwnId(long))
-        assert not one.knows("a", OwnId("1"))
-        assert one.knows("b", OwnId("1"))
+    for tested in (ledger, restarted(ledger)):
+        assert tested.knows("a", OwnId(long))
+        assert not tested.knows("b", OwnId(long))
+        assert not tested.knows("a", OwnId("1"))
+        assert tested.knows("b", OwnId("1"))
     assert sum(len(value) for _, value in ledger.snapshot(whole=True)) < 100
 
 
 def test_json_ids_of_different_types_are_different_ids() -> None:
     ledger = Ledger()
     ids = [json_id(b'{"id": %s}' % text, "id") for text in (b"1", b'"1"', b"1.0", b"true")]
-    for one in (*ids, OwnId("1")):
-        assert one is not None
-        assert not ledger.knows("a", one)
-        ledger.add_id("a", one)
+    for message_id in (*ids, OwnId("1")):
+        assert message_id is not None
+        assert not ledger.knows("a", message_id)
+        ledger.add_id("a", message_id)
     for again in (ledger, restarted(ledger)):
-        assert all(again.knows("a", one) for one in ids if one)
+        assert all(again.knows("a", message_id) for message_id in ids if message_id)
 
 
 def test_message_ids_of_earlier_versions_are_recognized() -> None:
@@ -218,9 +218,9 @@ def test_message_ids_of_earlier_versions_are_recognized() -> None:
     ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
 
     def knows(payload: bytes, *, dup: bool = False, topic: str = "a") -> bool:
-        one = json_id(payload, "id")
-        assert one is not None
-        return ledger.knows(topic, one, dup=dup)
+        message_id = json_id(payload, "id")
+        assert message_id is not None
+        return ledger.knows(topic, message_id, dup=dup)
 
     assert knows(b'{"id": 1}')
     assert knows(b'{"id": "1"}')

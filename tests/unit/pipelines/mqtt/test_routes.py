@@ -134,7 +134,9 @@ def test_repeated_user_property_gives_one_id_of_all_its_values() -> None:
         of("t", b"", [("id", text) for text in texts])
         for texts in (["a", "x"], ["b", "x"], ["x"], ['["a","x"]'])
     ]
-    assert len({(one.text, one.is_json) for one in ids if one}) == len(ids)
+    assert len({(message_id.text, message_id.is_json) for message_id in ids if message_id}) == len(
+        ids
+    )
     assert ids[0] is not None
     assert ids[0].former == "x"
 
@@ -158,15 +160,15 @@ def rendered(tree: Any) -> str:
     if isinstance(tree, list):
         return f"[{','.join(map(rendered, tree))}]"
     if isinstance(tree, tuple):
-        return "{" + ", ".join(f'"{name}": {rendered(one)}' for name, one in tree) + "}"
+        return "{" + ", ".join(f'"{name}": {rendered(value)}' for name, value in tree) + "}"
     return str(tree)
 
 
 def sorted_members(tree: Any) -> Any:
     if isinstance(tree, list):
-        return [sorted_members(one) for one in tree]
+        return [sorted_members(item) for item in tree]
     if isinstance(tree, tuple):
-        return tuple(sorted(((name, sorted_members(one)) for name, one in tree), key=repr))
+        return tuple(sorted(((name, sorted_members(value)) for name, value in tree), key=repr))
     return tree
 
 
@@ -183,7 +185,7 @@ def test_json_ids_are_equal_exactly_if_their_values_are(trees: list[Any]) -> Non
 def test_json_id_ignores_blanks_and_the_order_of_members() -> None:
     of = MessageId.parse("json:n").of
     texts = (rb'{"n":{"a":1,"b":[2,"\u0063"]}}', b'{"n": {"b": [2, "c"], "a": 1}}')
-    assert len({one.text for text in texts if (one := of("t", text, []))}) == 1
+    assert len({message_id.text for text in texts if (message_id := of("t", text, []))}) == 1
 
 
 def test_deeply_nested_json_id_raises_no_recursion_error() -> None:

@@ -329,10 +329,10 @@ def test_ranges_cover_every_offset_once(
     assert sorted(covered) == sorted(
         (*part, at) for part in start for at in range(start[part], end[part])
     )
-    assert all(one.size > 0 for one in found)
+    assert all(offset_range.size > 0 for offset_range in found)
     if most is not None:
-        assert all(one.size <= most for one in found)
-    total = sum(one.size for one in found)
+        assert all(offset_range.size <= most for offset_range in found)
+    total = sum(offset_range.size for offset_range in found)
     if parts is not None and total >= 20 * parts:
         assert len(found) >= min(parts, total)
 
@@ -341,8 +341,10 @@ def test_only_a_large_backlog_is_split_into_ranges() -> None:
     found = plan.ranges(
         {T0: 0, T1: 0}, {T0: 1000, T1: 10}, fail_on_data_loss=True, min_partitions=5
     )
-    assert [one for one in found if one.partition == 1] == [OffsetRange("t", 1, 0, 10)]
-    assert [one.size for one in found if one.partition == 0] == [200] * 5
+    assert [offset_range for offset_range in found if offset_range.partition == 1] == [
+        OffsetRange("t", 1, 0, 10)
+    ]
+    assert [offset_range.size for offset_range in found if offset_range.partition == 0] == [200] * 5
 
 
 def test_lost_partition_or_offsets_raise_data_loss_error() -> None:

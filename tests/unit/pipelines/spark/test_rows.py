@@ -109,7 +109,7 @@ def test_traceback_is_hidden_only_in_a_worker_and_for_pipeline_errors(
             raise error
 
     def is_hidden(error: Exception) -> bool:
-        for call in (Source().fails, lambda one: list(Source().rows(one))):
+        for call in (Source().fails, lambda raised: list(Source().rows(raised))):
             with pytest.raises(type(error)):
                 call(error)
         return bool(errors.os.environ.pop("SPARK_HIDE_TRACEBACK", ""))

@@ -56,11 +56,13 @@ def test_garbage_is_collected_before_freezing(monkeypatch: pytest.MonkeyPatch) -
 def test_objects_are_frozen_again_after_later_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     settle()
     kept = [Node() for _ in range(1_000)]
-    more = {id(one) for one in kept}
-    assert more <= {id(one) for one in gc.get_objects()}
+    more = {id(node) for node in kept}
+    assert more <= {id(tracked) for tracked in gc.get_objects()}
     monkeypatch.setitem(sys.modules, "imported_once_more", ModuleType("m"))
     settle()
-    assert more.isdisjoint(id(one) for one in gc.get_objects()), "what is frozen is not listed"
+    assert more.isdisjoint(id(tracked) for tracked in gc.get_objects()), (
+        "what is frozen is not listed"
+    )
 
 
 def test_tcp_nodelay_is_set_on_the_connection_to_the_jvm() -> None:
@@ -73,8 +75,8 @@ def test_tcp_nodelay_is_set_on_the_connection_to_the_jvm() -> None:
         for end in (near, far):
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert worker._to_jvm is not None
-        found = {one.getsockname() for one in worker._to_jvm}
+        found = {stream.getsockname() for stream in worker._to_jvm}
         assert {near.getsockname(), far.getsockname()} <= found
-        assert all(one.family != socket.AF_UNIX for one in worker._to_jvm)
-        for one in worker._to_jvm:
-            one.close()
+        assert all(stream.family != socket.AF_UNIX for stream in worker._to_jvm)
+        for stream in worker._to_jvm:
+            stream.close()

@@ -92,7 +92,7 @@ async def test_full_queue_fails_its_oldest_request(monkeypatch):
         assert oldest.group_id == "g0"
         assert oldest.result is None
         assert oldest.problem == "more than 2 groups wait for it"
-        assert all(one.result is not None for one in others)
+        assert all(other.result is not None for other in others)
     finally:
         await processes.close()
 

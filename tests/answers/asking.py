@@ -99,7 +99,7 @@ class AnswerMasks(Masks):
             return {k: self.shown(v, k) for k, v in value.items() if k not in self.left_out}
         if isinstance(value, list | tuple):
             if name == "configs":
-                value = [one for one in value if not _is_told_elsewhere(one)]
+                value = [config for config in value if not _is_told_elsewhere(config)]
             items = [self.shown(item, name) for item in value]
             return sorted(items, key=repr) if name in self.unordered else items
         if isinstance(value, uuid.UUID):
@@ -199,8 +199,8 @@ class Asker(Tracer):
 
     def close(self) -> None:
         """Close all connections."""
-        for one in self._connections.values():
-            one.close()
+        for connection in self._connections.values():
+            connection.close()
         self._connections.clear()
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:

@@ -66,9 +66,9 @@ class Guarded(MixedCluster):
 
     def _broker(self, node_id: int, letter: str) -> Node:
         held = [hold_port(), hold_port()]
-        for one in held:
-            weakref.finalize(self, one.close)
-        plain, clients = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        for port in held:
+            weakref.finalize(self, port.close)
+        plain, clients = (f"127.0.0.1:{port.getsockname()[1]}" for port in held)
         self.guarded[node_id] = clients
         settings = {
             "broker.rack": f"rack-{node_id}",
@@ -125,8 +125,8 @@ def on_zookeeper(home: Path) -> Iterator[Places]:
         until(lambda: brokers.controller == ELECTED, "the first broker is elected")
         listeners = brokers.listeners
         places = {
-            name: Place(listeners[one]["PLAINTEXT"], listeners[one]["CLIENTS"])
-            for name, one in ((FIRST, ELECTED), (OTHER, LED))
+            name: Place(listeners[broker_id]["PLAINTEXT"], listeners[broker_id]["CLIENTS"])
+            for name, broker_id in ((FIRST, ELECTED), (OTHER, LED))
         }
         _know_each_other(places, {*layout})
         yield places
@@ -142,7 +142,7 @@ def _know_each_other(places: Places, brokers: set[int]) -> None:
             def knows_all(client: Cluster = client) -> bool:
                 answer: Any = client.call("describe_cluster", 2, include_fenced_brokers=True)
                 rows = answer["brokers"]
-                found = {one["broker_id"] for one in rows if not one["is_fenced"]}
+                found = {row["broker_id"] for row in rows if not row["is_fenced"]}
                 return bool(found == brokers)
 
             until(knows_all, f"{name} knows all brokers")

@@ -107,9 +107,9 @@ def recorded(mode: str) -> Answers:
 
 def record(mode: str, answers: Answers) -> None:
     """Write the responses of a cluster; the responses of other clusters do not change."""
-    others = {one: recorded(one) for one in MODES if one != mode}
+    others = {other: recorded(other) for other in MODES if other != mode}
     for name in {*answers, *recorded(mode)}:
-        by_mode = {one: _numbered(found.get(name, ())) for one, found in others.items()}
+        by_mode = {other: _numbered(found.get(name, ())) for other, found in others.items()}
         by_mode[mode] = _numbered(answers.get(name, ()))
         _write(RECORDED / f"{name}.json", by_mode)
 

@@ -54,7 +54,9 @@ def credentials(ask: Asker) -> None:
         """Wait until these users have these numbers of credentials."""
 
         def is_heard(answer: Any) -> bool:
-            found = {one["user"]: len(one["credential_infos"]) for one in answer["results"]}
+            found = {
+                result["user"]: len(result["credential_infos"]) for result in answer["results"]
+            }
             return {k: v for k, v in found.items() if v} == counts
 
         asked = {"users": [{"name": name} for name in of] or None}
@@ -168,17 +170,17 @@ def acls(ask: Asker) -> None:
         ask("create_acls", version, creations=[*GOOD, GOOD[0]])
 
         def found(answer: Any) -> bool:
-            return sum(len(one["acls"]) for one in answer["resources"]) >= len(GOOD)
+            return sum(len(resource["acls"]) for resource in answer["resources"]) >= len(GOOD)
 
         ask.asked("describe_acls", version, everything, when=found)
-        for one in FILTERS:
-            ask("describe_acls", version, **one)
-        for one in BAD_FILTERS:
-            ask("describe_acls", version, **one)
-            ask("delete_acls", version, filters=[one])
-            ask.refused("describe_acls", version, **one)
-        for one in BAD:
-            ask("create_acls", version, creations=[one])
+        for fields in FILTERS:
+            ask("describe_acls", version, **fields)
+        for fields in BAD_FILTERS:
+            ask("describe_acls", version, **fields)
+            ask("delete_acls", version, filters=[fields])
+            ask.refused("describe_acls", version, **fields)
+        for creation in BAD:
+            ask("create_acls", version, creations=[creation])
         ask("create_acls", version, creations=[BAD[0], GOOD[0], BAD[1]])
         ask.refused("create_acls", version, creations=[GOOD[0], BAD[0]])
         ask.refused("create_acls", version, creations=[])
@@ -199,7 +201,7 @@ def rights_that_come_and_go(ask: Asker) -> None:
     listed = {"topics": [{"name": "r-1"}], "allow_auto_topic_creation": False}
 
     def codes(answer: Any) -> set[str]:
-        return {one["error_code"] for one in answer["topics"]}
+        return {topic["error_code"] for topic in answer["topics"]}
 
     ask("create_acls", 3, creations=[rule])
     ask.asked("metadata", 12, listed, who=STRANGER, when=lambda a: codes(a) == {"none"})

@@ -135,7 +135,10 @@ def features(ask: Asker) -> None:
         for version in (3, 4):
             answer = ask.quietly("api_versions", version, **named)
             features = ("supported_features", "finalized_features", "finalized_features_epoch")
-            ask.note(f"features by api_versions v{version}", {one: answer[one] for one in features})
+            ask.note(
+                f"features by api_versions v{version}",
+                {feature: answer[feature] for feature in features},
+            )
 
     def update(version: int, *updates: dict[str, Any], **more: Any) -> None:
         ask("update_features", version, **WAIT, feature_updates=list(updates), **more)
@@ -144,7 +147,7 @@ def features(ask: Asker) -> None:
     transactions, groups = "transaction.version", "group.version"
     for version in (0, 1, 2):
         for only in (True, False):
-            for one in (
+            for feature_update in (
                 *UPDATES,
                 to(1, UPGRADE, groups),
                 to(9, UPGRADE, groups),
@@ -157,7 +160,7 @@ def features(ask: Asker) -> None:
                 to(9, UPGRADE, "share.version"),
                 to(9, UPGRADE, "eligible.leader.replicas.version"),
             ):
-                update(version, one, validate_only=only)
+                update(version, feature_update, validate_only=only)
             update(version, validate_only=only)
             update(version, to(2, UPGRADE), to(9, UPGRADE, groups), validate_only=only)
             update(version, to(2, UPGRADE), to(2, UPGRADE), validate_only=only)
@@ -165,7 +168,7 @@ def features(ask: Asker) -> None:
             update(version, to(1, kind), validate_only=True)
         body = {**WAIT, "feature_updates": [to(1, SAFE), to(1, SAFE, "no.such.feature")]}
         ask.refused("update_features", version, **body)
-    for version, one in (
+    for version, feature_update in (
         (1, to(1, SAFE, transactions)),
         (0, to(2, UPGRADE)),
         (2, to(0, UNSAFE)),
@@ -173,8 +176,8 @@ def features(ask: Asker) -> None:
         (1, to(0, SAFE, groups)),
         (1, to(1, UPGRADE, groups)),
     ):
-        update(version, one, validate_only=True)
-        update(version, one)
+        update(version, feature_update, validate_only=True)
+        update(version, feature_update)
         settled(ask)
         told()
     if OTHER in ask.places:

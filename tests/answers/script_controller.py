@@ -39,8 +39,8 @@ def cases(stem: str) -> list[Case]:
         ("create_partitions", 3, {**WAIT, "topics": [grown]}),
         ("create_partitions", 3, {**WAIT, "topics": [grown]}),
         *(
-            ("incremental_alter_configs", 1, {"resources": [one]})
-            for one in (
+            ("incremental_alter_configs", 1, {"resources": [resource]})
+            for resource in (
                 row(TOPIC, stem, (RETENTION, SET, "5000")),
                 row(TOPIC, f"{stem}-none", (RETENTION, SET, "5000")),
                 row(TOPIC, stem, (RETENTION, SET, "x")),

@@ -170,7 +170,7 @@ def deleting(ask: Asker) -> None:
     settled(ask)
     listed = [{"name": name} for name in found]
     ask("metadata", 9, topics=listed, allow_auto_topic_creation=False)
-    by_id = [{"name": None, "topic_id": one} for one in found.values()]
+    by_id = [{"name": None, "topic_id": topic_id} for topic_id in found.values()]
     ask("metadata", 12, topics=by_id, allow_auto_topic_creation=False)
 
 
@@ -225,10 +225,10 @@ def topic_configs(ask: Asker) -> None:
                 row(TOPIC, "__cluster_metadata", (RETENTION, SET, "5000")),
                 row(TOPIC, "set-twice"),
             ):
-                one = change if version == 1 else plain(change)
-                ask(api, version, resources=[one], validate_only=only)
-                ask(api, version, resources=[one, one], validate_only=only)
-                ask.refused(api, version, resources=[one], validate_only=only)
+                resource = change if version == 1 else plain(change)
+                ask(api, version, resources=[resource], validate_only=only)
+                ask(api, version, resources=[resource, resource], validate_only=only)
+                ask.refused(api, version, resources=[resource], validate_only=only)
             ask(api, version, resources=[], validate_only=only)
     settled(ask)
     described(ask, TOPIC, "set-twice", RETENTION, "segment.bytes", "cleanup.policy")
@@ -289,7 +289,7 @@ def has_group_configs(ask: Asker) -> bool:
     change = row(GROUP, "g-0", (SESSION, SET, "50000"))
     ask("incremental_alter_configs", 1, resources=[change])
     (found,) = ask.quietly("describe_configs", 4, resources=[whole(GROUP, "g-0")])["results"]
-    return any(one["value"] == "50000" for one in found["configs"])
+    return any(config["value"] == "50000" for config in found["configs"])
 
 
 def other_configs(ask: Asker) -> None:
@@ -341,12 +341,15 @@ def other_configs(ask: Asker) -> None:
         row(GROUP, "g-1", (SESSION, SET, "51000")),
     ]
     ask("incremental_alter_configs", 1, resources=mixed)
-    ask("alter_configs", 2, resources=[plain(one) for one in mixed])
+    ask("alter_configs", 2, resources=[plain(resource) for resource in mixed])
     ask.refused("incremental_alter_configs", 1, resources=mixed)
     settled(ask)
     ask("list_config_resources", 0)
     listed = ask.quietly("list_config_resources", 1, resource_types=[])["config_resources"]
-    ask.note("listed, without topics", [one for one in listed if one["resource_type"] != TOPIC])
+    ask.note(
+        "listed, without topics",
+        [resource for resource in listed if resource["resource_type"] != TOPIC],
+    )
     for kinds in ([METRICS], [GROUP], [BROKER], [LOGGER], [GROUP, METRICS], [1], [64], [-1]):
         ask("list_config_resources", 1, resource_types=kinds)
     ask.refused("list_config_resources", 1, resource_types=[GROUP])

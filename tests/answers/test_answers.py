@@ -13,7 +13,10 @@ from tests.answers.recording import differences, play, record, recorded
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(one, marks=() if one == "alone" else pytest.mark.slow) for one in WITHOUT_JAVA],
+    [
+        pytest.param(mode, marks=() if mode == "alone" else pytest.mark.slow)
+        for mode in WITHOUT_JAVA
+    ],
 )
 def test_answers_are_those_recorded(mode: str, tmp_path: Path) -> None:
     with MODES[mode](tmp_path) as places:

@@ -170,8 +170,8 @@ def metadata(d: Draw) -> Request:
     version = d.version("metadata")
     wanted = None if d.chance(0.15) and version >= 1 else d.some(topic)
     if version < 10 and wanted:
-        for one in wanted:
-            one["name"] = one["name"] or d.pools.topics[0]
+        for row in wanted:
+            row["name"] = row["name"] or d.pools.topics[0]
     return Request(
         "metadata",
         version,

@@ -133,7 +133,7 @@ def heartbeat(d: Draw, about: Slot) -> Request:
 
 
 def leave_group(d: Draw, about: Slot) -> Request:
-    def one(who: Slot) -> Body:
+    def leaving_member(who: Slot) -> Body:
         instance = d.instance(who)
         member = d.member_id(who, 0.9) if instance is None or d.chance(0.5) else ""
         return requests.leaving_member(member, instance, reason=d.pick([None, "done", d.odd()]))
@@ -145,7 +145,7 @@ def leave_group(d: Draw, about: Slot) -> Request:
         requests.leave_group(
             about[0],
             member_id=d.member_id(about, 0.93),
-            members=[one(who) for who in (about, *others)],
+            members=[leaving_member(who) for who in (about, *others)],
         ),
         about,
     )

@@ -105,24 +105,24 @@ def foreign(data_dir: Path) -> list[str]:
     found = []
     for topic in INTERNAL_TOPICS:
         for log in sorted(data_dir.glob(f"{topic}-*/*.log")):
-            for one in batches(log.read_bytes()):
-                why = _strange(topic, one)
+            for batch in batches(log.read_bytes()):
+                why = _strange(topic, batch)
                 if why:
-                    found.append(f"{log.parent.name} at {one.base_offset}: {why}")
+                    found.append(f"{log.parent.name} at {batch.base_offset}: {why}")
     return found
 
 
-def _strange(topic: str, one: Batch) -> str | None:
-    if any(value and BY_A_CLIENT.fullmatch(value) for value in one.values):
-        return f"a client's record: {one.values}"
-    if topic == "__cluster_metadata" and one.is_control:
-        if one.keys != (LEADER_CHANGE,):
-            return f"control records {one.keys}"
+def _strange(topic: str, batch: Batch) -> str | None:
+    if any(value and BY_A_CLIENT.fullmatch(value) for value in batch.values):
+        return f"a client's record: {batch.values}"
+    if topic == "__cluster_metadata" and batch.is_control:
+        if batch.keys != (LEADER_CHANGE,):
+            return f"control records {batch.keys}"
     elif topic != "__consumer_offsets":
-        if one.is_control or one.producer_id != -1 or one.is_transactional:
-            return f"a batch of producer {one.producer_id}, attributes {one.attributes}"
-    elif one.is_control and one.keys[0] not in END_MARKERS:
-        return f"a control record {one.keys}"
-    elif one.is_transactional != (one.producer_id >= 0):
-        return f"attributes {one.attributes} and producer {one.producer_id}"
+        if batch.is_control or batch.producer_id != -1 or batch.is_transactional:
+            return f"a batch of producer {batch.producer_id}, attributes {batch.attributes}"
+    elif batch.is_control and batch.keys[0] not in END_MARKERS:
+        return f"a control record {batch.keys}"
+    elif batch.is_transactional != (batch.producer_id >= 0):
+        return f"attributes {batch.attributes} and producer {batch.producer_id}"
     return None

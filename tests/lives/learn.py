@@ -27,9 +27,9 @@ def _joined(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
         member.generation = answer["generation_id"]
         member.protocol = answer["protocol_name"]
         slots = {k.members[slot].id: slot for slot in list(k.members)}
-        ids = (one["member_id"] for one in answer["members"])
+        ids = (row["member_id"] for row in answer["members"])
         # Brokers list the members in the order of their hash tables.
-        member.leads = sorted(ids, key=lambda one: slots.get(one, (one, 0)))
+        member.leads = sorted(ids, key=lambda member_id: slots.get(member_id, (member_id, 0)))
     elif error in ("unknown_member_id", "fenced_instance_id"):
         member.ids = [*member.ids, ""]
 
@@ -159,7 +159,7 @@ def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) 
     if epoch == -1:
         # The broker drops the states of a group without sessions.
         member.close()
-        k.read_shares = {one for one in k.read_shares if one[0] != group}
+        k.read_shares = {key for key in k.read_shares if key[0] != group}
     sent = {
         (row["topic_id"], part["partition_index"]): part["acknowledgement_batches"]
         for row in body["topics"]
@@ -175,8 +175,8 @@ def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) 
             if request.api == "share_fetch":
                 error = part["acknowledge_error_code"]
             _acknowledged(member, at, sent.get(at, []), error)
-            for one in part.get("acquired_records", ()):
-                offsets = range(one["first_offset"], one["last_offset"] + 1)
+            for acquired in part.get("acquired_records", ()):
+                offsets = range(acquired["first_offset"], acquired["last_offset"] + 1)
                 member.held.setdefault(at, set()).update(offsets)
 
 
@@ -187,9 +187,9 @@ def _acknowledged(
     held = member.held.get(at)
     if held is None:
         return
-    for one in batches:
-        types = one["acknowledge_types"]
-        offsets = range(one["first_offset"], one["last_offset"] + 1)
+    for batch in batches:
+        types = batch["acknowledge_types"]
+        offsets = range(batch["first_offset"], batch["last_offset"] + 1)
         for number, offset in enumerate(offsets):
             kind = types[number] if len(types) > 1 and number < len(types) else types[:1]
             if error not in ("none", 0) or kind not in (RENEW, [RENEW]):

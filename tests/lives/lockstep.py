@@ -109,7 +109,10 @@ def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
-        parts = [{**one, "aborted_transactions": aborted_among(one)} for one in row["partitions"]]
+        parts = [
+            {**partition, "aborted_transactions": aborted_among(partition)}
+            for partition in row["partitions"]
+        ]
         known["partitions"] = known["partitions"] + parts
     return list(found.values())
 
@@ -124,10 +127,10 @@ def aborted_among(part: dict[str, Any]) -> list[dict[str, Any]] | None:
     if not aborted or not part["records"]:
         return None if not part["records"] else aborted
     try:
-        last = max((one.last_offset for one in batches(part["records"])), default=-1)
+        last = max((batch.last_offset for batch in batches(part["records"])), default=-1)
     except (AssertionError, struct.error, IndexError):
         return aborted
-    return [one for one in aborted if one["first_offset"] <= last]
+    return [transaction for transaction in aborted if transaction["first_offset"] <= last]
 
 
 LISTS = {
@@ -226,7 +229,9 @@ class Side:
 
     def collect(self, wait_s: float) -> None:
         """Receive the responses that have arrived, and retry requests after retriable errors."""
-        waiting = {self._sockets[c]: c for c, one in self.parked.items() if one.answer is None}
+        waiting = {
+            self._sockets[c]: c for c, exchange in self.parked.items() if exchange.answer is None
+        }
         if not waiting:
             return
         with selectors.DefaultSelector() as selector:
@@ -269,7 +274,7 @@ class Side:
 
     @property
     def answered(self) -> set[int]:
-        return {client for client, one in self.parked.items() if one.answer is not None}
+        return {client for client, exchange in self.parked.items() if exchange.answer is not None}
 
     def name_members(self) -> None:
         """Name the members of completed joins by client, as a leader's list has no fixed order."""
@@ -311,7 +316,7 @@ class LockStep:
 
     def __init__(self, life: Life, ours: str, theirs: str) -> None:
         self.life = life
-        self.ours, self.theirs = (Side(one, life.pools.stem) for one in (ours, theirs))
+        self.ours, self.theirs = (Side(bootstrap, life.pools.stem) for bootstrap in (ours, theirs))
         self.compared = 0
         """How many responses were compared; a missing response counts as well."""
 
@@ -337,7 +342,7 @@ class LockStep:
             return
         request = step.request
         if sent[0] is None or sent[1] is None:
-            said = [one and one.body for one in sent]
+            said = [exchange and exchange.body for exchange in sent]
             yield Difference(request.api, request.version, " asked", *said, step.number, None)
             return
         self._wait(step)
@@ -380,10 +385,10 @@ class LockStep:
             pair = [side.parked[client] for side in sides]
             request = pair[0].step.request
             both = list(zip(sides, pair, strict=True))
-            texts = [side.masks.answered(request.api, one.answer) for side, one in both]
-            bodies = [side.masks.shown(one.body) for side, one in both]
-            for at, one in ((" asked", bodies), ("", texts)):
-                for where, our, their in leaves(*one, at):
+            texts = [side.masks.answered(request.api, exchange.answer) for side, exchange in both]
+            bodies = [side.masks.shown(exchange.body) for side, exchange in both]
+            for at, values in ((" asked", bodies), ("", texts)):
+                for where, our, their in leaves(*values, at):
                     yield Difference(
                         request.api, request.version, where, our, their, step.number, bodies[0]
                     )
@@ -417,7 +422,9 @@ def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) 
         if request.api == "delete_topics":
             looks.append(committed)
     elif request.api in CHANGES_SETTINGS:
-        wanted = [(one["resource_type"], one["resource_name"]) for one in body["resources"]]
+        wanted = [
+            (resource["resource_type"], resource["resource_name"]) for resource in body["resources"]
+        ]
         looks = [partial(settings_of, wanted)]
     elif request.api in ENDS_TRANSACTIONS:
         looks = [partial(transactions, "Prepare")]
@@ -494,10 +501,12 @@ def wait_until_initialized(group: str, admin: RawClient) -> None:
     end = time.monotonic() + STEADY_S
     while time.monotonic() < end:
         (told,) = admin.call("share_group_describe", 1, group_ids=[group])["groups"]
-        names = {name for one in told["members"] for name in one["subscribed_topic_names"]}
+        names = {name for member in told["members"] for name in member["subscribed_topic_names"]}
         topics = admin.call("metadata", 12, topics=None)["topics"]
         wanted = {
-            (group, row["name"]): sorted(one["partition_index"] for one in row["partitions"])
+            (group, row["name"]): sorted(
+                partition["partition_index"] for partition in row["partitions"]
+            )
             for row in topics
             if row["name"] in names
         }
@@ -510,18 +519,20 @@ def transactions(state: str, admin: RawClient) -> Any:
     """Return the transactional ids whose state begins with ``state``."""
     listed = admin.call("list_transactions", 0)["transaction_states"]
     return sorted(
-        one["transactional_id"] for one in listed if one["transaction_state"].startswith(state)
+        transaction["transactional_id"]
+        for transaction in listed
+        if transaction["transaction_state"].startswith(state)
     )
 
 
 def committed(admin: RawClient) -> Any:
     """Return all committed offsets."""
-    groups = [one["group_id"] for one in admin.call("list_groups", 4)["groups"]]
+    groups = [group["group_id"] for group in admin.call("list_groups", 4)["groups"]]
     asked = [{"group_id": name, "topics": None} for name in sorted(groups)]
     return [
-        (one["group_id"], topic["name"], part["partition_index"], part["committed_offset"])
-        for one in admin.call("offset_fetch", 8, groups=asked)["groups"]
-        for topic in sorted(one["topics"], key=lambda topic: topic["name"])
+        (group["group_id"], topic["name"], part["partition_index"], part["committed_offset"])
+        for group in admin.call("offset_fetch", 8, groups=asked)["groups"]
+        for topic in sorted(group["topics"], key=lambda topic: topic["name"])
         for part in sorted(topic["partitions"], key=lambda part: part["partition_index"])
     ]
 

@@ -207,10 +207,12 @@ class Race:
         # Note the topic now: the request may take effect even if a kill interrupts it.
         if step.request.api in REWRITING:
             self._rewritten |= {
-                one["resource_name"] for one in body["resources"] if one["resource_type"] == 2
+                resource["resource_name"]
+                for resource in body["resources"]
+                if resource["resource_type"] == 2
             }
         elif step.request.api == "create_topics":
-            self._rewritten |= {one["name"] for one in body["topics"] if one["configs"]}
+            self._rewritten |= {topic["name"] for topic in body["topics"] if topic["configs"]}
         self.report.sent += 1
         self.report.last.append(shown(sent))
         client.may_close |= body.get("acks") == 0 or longest(body) > LONGEST_STRING

@@ -64,9 +64,9 @@ class TellingBroker(Broker):
             digest = shard.machine.digest()
             shards[shard.name] = [shard.state.value, shard.partition.log_end_offset, digest]
         partitions = {
-            f"{one.topic}-{one.index}": told(one)
-            for one in self.services.logs
-            if one.topic not in INTERNAL_TOPICS | {METADATA_TOPIC} and self._is_known(one)
+            f"{log.topic}-{log.index}": told(log)
+            for log in self.services.logs
+            if log.topic not in INTERNAL_TOPICS | {METADATA_TOPIC} and self._is_known(log)
         }
         Path(os.environ["TELL"]).write_text(json.dumps([shards, partitions]))
         os.kill(os.getpid(), signal.SIGKILL)

@@ -40,7 +40,7 @@ def test_every_api_is_requested_in_every_version(calm: bool) -> None:
     # Feature levels would apply to all lives on the broker; traces compare the admin APIs.
     makers = (*admin.REQUESTS, *shares.REQUESTS)
     left_out = {"update_features", *(make.__name__ for make in makers)} if calm else set()
-    assert asked == {one for one in served if one[0] not in left_out}
+    assert asked == {api for api in served if api[0] not in left_out}
 
 
 def test_calm_life_of_share_consumers_sends_their_requests_in_every_version() -> None:

@@ -56,7 +56,7 @@ def add_partitions(d: Draw, about: Slot) -> Request:
     who = d.identity(about)
     topics = d.some(lambda: (d.topic(), [d.partition() for _ in range(d.pick([1, 1, 2]))]))
 
-    def one(slot: Slot, identity: Who) -> Body:
+    def added_partitions(slot: Slot, identity: Who) -> Body:
         return requests.added_partitions(
             slot[0], _later(identity), *topics, verify_only=d.chance(0.4)
         )
@@ -64,7 +64,7 @@ def add_partitions(d: Draw, about: Slot) -> Request:
     others = [d.slot(d.txn_id()) for _ in range(d.pick([0, 0, 0, 1]))]
     version = d.version("add_partitions_to_txn", high=3 if d.chance(0.7) else 5)
     body = requests.add_partitions_to_txn(
-        one(about, who), *(one(slot, d.identity(slot)) for slot in others)
+        added_partitions(about, who), *(added_partitions(slot, d.identity(slot)) for slot in others)
     )
     return Request("add_partitions_to_txn", version, body, about)
 

@@ -168,7 +168,7 @@ def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
         slot: request.kinds.get(slot, (HERE,))[0] for slot in request.slots if slot != "cluster"
     }
     for missing in (None, *rights):
-        given = [one for one in rights if one != missing]
+        given = [right for right in rights if right != missing]
         names = dict(_named(request, kinds, next(number)))
         title = f"without {_told(missing)}" if missing else "everything"
         rules = _plain(given)({**names, "cluster": CLUSTER_NAME})
@@ -235,7 +235,7 @@ def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, M
     """Yield variants in which all rules are changed alike. Some no longer grant the rights."""
 
     def each(change: Callable[[Acl], Acl]) -> Make:
-        return lambda names: [change(one) for one in _plain(rights)(names)]
+        return lambda names: [change(acl) for acl in _plain(rights)(names)]
 
     prefixed = PatternType.PREFIXED
     changes: dict[str, Callable[[Acl], Acl]] = {
@@ -293,7 +293,7 @@ def _one_right_otherwise(
     """Yield variants in which ``right`` is replaced by another right, or is denied again."""
     operation, slot = right
     kind = SLOTS[slot]
-    rest = [one for one in rights if one != right]
+    rest = [other for other in rights if other != right]
     for other in (*OPERATIONS[kind].split(), "all"):
         if other != operation:
             yield f"{other} for {_told(right)}", _plain([*rest, (other, slot)])

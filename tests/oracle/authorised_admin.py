@@ -16,7 +16,7 @@ SESSION: Final = "consumer.session.timeout.ms"
 
 
 def _described(*resources: tuple[int, str, str]) -> Body:
-    rows = [requests.described_resource(*one) for one in resources]
+    rows = [requests.described_resource(*resource) for resource in resources]
     return requests.describe_configs(*rows, include_synonyms=True)
 
 

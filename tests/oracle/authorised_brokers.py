@@ -113,9 +113,9 @@ class GuardedDaemon(Daemon):
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] = GUARDED) -> None:
         held = [hold_port(), hold_port()]
-        for one in held:
-            weakref.finalize(self, one.close)
-        plain, self.guarded = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        for port in held:
+            weakref.finalize(self, port.close)
+        plain, self.guarded = (f"127.0.0.1:{port.getsockname()[1]}" for port in held)
         listeners = {
             "listeners": f"PLAINTEXT://{plain},CLIENTS://{self.guarded}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT",
@@ -225,8 +225,8 @@ class Broker:
         self._markers = itertools.count()
 
     def close(self) -> None:
-        for one in (self.admin, *self._connections.values()):
-            one.close()
+        for connection in (self.admin, *self._connections.values()):
+            connection.close()
 
     def connect(self, user: str) -> Member:
         """Return a new connection on which ``user`` is logged in."""
@@ -252,15 +252,15 @@ class Broker:
         for at in range(0, len(rules), RULES_AT_ONCE):
             rows = [
                 {
-                    "resource_type": one.resource_type,
-                    "resource_name": one.resource_name,
-                    "resource_pattern_type": one.pattern_type,
-                    "principal": one.principal,
-                    "host": one.host,
-                    "operation": one.operation,
-                    "permission_type": one.permission,
+                    "resource_type": acl.resource_type,
+                    "resource_name": acl.resource_name,
+                    "resource_pattern_type": acl.pattern_type,
+                    "principal": acl.principal,
+                    "host": acl.host,
+                    "operation": acl.operation,
+                    "permission_type": acl.permission,
                 }
-                for one in rules[at : at + RULES_AT_ONCE]
+                for acl in rules[at : at + RULES_AT_ONCE]
             ]
             answer = self.admin.call("create_acls", 3, creations=rows)
             assert set(errors_in(answer)) == {"none"}, answer
@@ -293,8 +293,8 @@ class Broker:
         admin.coordinator(f"{STEM}x", TRANSACTION)
         for group in "gh":
             self._commit(f"{STEM}{group}")
-        for one in "xy":
-            self._begin(f"{STEM}{one}")
+        for name in "xy":
+            self._begin(f"{STEM}{name}")
         admin.call(
             "add_partitions_to_txn",
             3,
@@ -406,16 +406,16 @@ class Broker:
                 self._begin(name)
 
     def _create(self, names: Sequence[str]) -> None:
-        rows = [{"name": one, "num_partitions": 1, "replication_factor": 1} for one in names]
+        rows = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in names]
         answer = self.admin.call("create_topics", 7, timeout=60_000, topics=rows)
         assert set(errors_in(answer)) == {"none"}, answer
         self.topic_ids |= {row["name"]: uuid.UUID(row["topic_id"]) for row in answer["topics"]}
         asked = [
             {
-                "name": one,
+                "name": name,
                 "partitions": [{"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}],
             }
-            for one in names
+            for name in names
         ]
         until(
             lambda: (
@@ -444,7 +444,7 @@ class Broker:
         told = repr(_in_one_order(self._asked(case, user, self.body(case))))
         for known in (str(NOBODYS), *map(str, self.topic_ids.values())):
             told = told.replace(known, "an id")
-        for slot, name in sorted(case.names.items(), key=lambda one: -len(one[1])):
+        for slot, name in sorted(case.names.items(), key=lambda pair: -len(pair[1])):
             told = told.replace(name, slot) if name else told
         return told
 
@@ -485,13 +485,13 @@ class Broker:
         return {what: found[kind][name] for what, (kind, name) in own.items()}
 
     def _topics_seen(self, names: Sequence[str]) -> dict[str, Any]:
-        asked = {"topics": [{"name": one} for one in names], "allow_auto_topic_creation": False}
+        asked = {"topics": [{"name": name} for name in names], "allow_auto_topic_creation": False}
         rows = self.admin.call("metadata", 8, **asked)["topics"]
         return {row["name"]: (row["error_code"], len(row["partitions"])) for row in rows}
 
     def _groups_seen(self, names: Sequence[str]) -> dict[str, Any]:
         described = self.admin.call("describe_groups", 5, groups=names)["groups"]
-        asked = [{"group_id": one, "topics": None} for one in names]
+        asked = [{"group_id": name, "topics": None} for name in names]
         kept = {
             group["group_id"]: sorted(
                 (topic["name"], part["partition_index"], part["committed_offset"])
@@ -566,8 +566,8 @@ class Pair:
 
     def close(self) -> None:
         self._threads.shutdown()
-        for one in self.both:
-            one.close()
+        for broker in self.both:
+            broker.close()
 
     def at_once(self, play: Callable[[Broker], T]) -> tuple[T, T]:
         """Call ``play`` for both brokers concurrently; return Fencepost's and Kafka's result."""
@@ -579,8 +579,8 @@ class Pair:
         cases = list(all_but_one(request, number))
         answers = _led(self.theirs, cases)
         whole, *others = (
-            re.sub(r"-\d+-", "-", repr(one))
-            for one in answers  # the number of a case in the names of its resources
+            re.sub(r"-\d+-", "-", repr(answer))
+            for answer in answers  # the number of a case in the names of its resources
         )
         for case, answer in zip(cases[1:], others, strict=True):
             if answer == whole:
@@ -635,15 +635,15 @@ def _led(broker: Broker, cases: Sequence[Case]) -> list[Any]:
     broker.make_fresh(cases)
     users = [f"u{number}" for number in range(len(cases))]
     asked = list(zip(cases, users, strict=True))
-    broker.set_rules(_by(one, user) for case, user in asked for one in case.rules)
+    broker.set_rules(_by(acl, user) for case, user in asked for acl in case.rules)
     return [broker.answer(case, user) for case, user in asked]
 
 
-def _by(one: Acl, user: str) -> Acl:
-    principal = one.principal
+def _by(acl: Acl, user: str) -> Acl:
+    principal = acl.principal
     if principal.endswith(ME.removeprefix("User")):
         principal = principal.replace("me", user)
-    return replace(one, principal=principal.replace("ME", user.upper()))
+    return replace(acl, principal=principal.replace("ME", user.upper()))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ FOLLOWER: Final = 1
 
 
 def _produced(n: Names, topics: str, records: bytes, **fields: Any) -> Body:
-    rows = [requests.produce_topic(n[one], records, topic_id=n.id(one)) for one in topics]
+    rows = [requests.produce_topic(n[slot], records, topic_id=n.id(slot)) for slot in topics]
     return requests.produce(*rows, **fields)
 
 
@@ -31,16 +31,16 @@ def _by(n: Names, slot: str, *, transactional: bool = False) -> bytes:
 
 
 def _fetch(n: Names, topics: str, **fields: Any) -> Body:
-    rows = [requests.fetch_topic(n[one], 0, topic_id=n.id(one)) for one in topics]
+    rows = [requests.fetch_topic(n[slot], 0, topic_id=n.id(slot)) for slot in topics]
     return requests.fetch(*rows, **fields)
 
 
 def _list_offsets(n: Names, topics: str) -> Body:
-    return requests.list_offsets(*(requests.list_offsets_topic(n[one], 0, 1) for one in topics))
+    return requests.list_offsets(*(requests.list_offsets_topic(n[slot], 0, 1) for slot in topics))
 
 
 def _epochs(n: Names, topics: str) -> Body:
-    rows = [requests.offset_for_leader_epoch_topic(n[one], 0) for one in topics]
+    rows = [requests.offset_for_leader_epoch_topic(n[slot], 0) for slot in topics]
     return requests.offset_for_leader_epoch(*rows)
 
 
@@ -54,20 +54,20 @@ def _metadata(*topics: Body, **fields: Any) -> Body:
 
 
 def _by_name(n: Names, topics: str) -> list[Body]:
-    return [requests.named(n[one]) for one in topics]
+    return [requests.named(n[slot]) for slot in topics]
 
 
 def _by_id(n: Names, topics: str) -> list[Body]:
-    return [requests.named(None, n.id(one)) for one in topics]
+    return [requests.named(None, n.id(slot)) for slot in topics]
 
 
 def _creation(n: Names, topics: str, **fields: Any) -> Body:
-    rows = [requests.new_topic(n[one], configs={"retention.ms": "77777"}) for one in topics]
+    rows = [requests.new_topic(n[slot], configs={"retention.ms": "77777"}) for slot in topics]
     return requests.create_topics(*rows, **fields)
 
 
 def _growth(n: Names, topics: str, *, validate_only: bool) -> Body:
-    rows = [requests.grown_topic(n[one], 3) for one in topics]
+    rows = [requests.grown_topic(n[slot], 3) for slot in topics]
     return requests.create_partitions(*rows, validate_only=validate_only)
 
 
@@ -238,7 +238,7 @@ OFFSETS: Sequence[Request] = (
         "describe_producers",
         (0,),
         "read t, read u",
-        lambda n: requests.describe_producers(*(requests.indexes_of(n[one], 0) for one in "tu")),
+        lambda n: requests.describe_producers(*(requests.indexes_of(n[slot], 0) for slot in "tu")),
         kinds={"t": PLAIN_KINDS, "u": PLAIN_KINDS},
     ),
     Request(
@@ -246,7 +246,7 @@ OFFSETS: Sequence[Request] = (
         (0, 1, 2),
         "delete t, delete u",
         lambda n: requests.delete_records(
-            *(requests.delete_records_topic(n[one], 0, offset=0) for one in "tu")
+            *(requests.delete_records_topic(n[slot], 0, offset=0) for slot in "tu")
         ),
         kinds={"u": PLAIN_KINDS},
     ),

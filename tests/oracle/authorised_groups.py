@@ -14,8 +14,8 @@ TRANSACTION, SHARE = 1, 2
 
 def _offsets(n: Names, topics: str) -> list[Body]:
     return [
-        requests.offset_commit_topic(n[one], 0, topic_id=n.id(one), committed_offset=1)
-        for one in topics
+        requests.offset_commit_topic(n[slot], 0, topic_id=n.id(slot), committed_offset=1)
+        for slot in topics
     ]
 
 
@@ -24,8 +24,8 @@ def _committed(n: Names, topics: str) -> Body:
 
 
 def _fetched(n: Names, groups: str, topics: str) -> Body:
-    rows = [requests.offset_fetch_topic(n[one], 0, topic_id=n.id(one)) for one in topics]
-    return requests.offset_fetch(*(requests.offset_fetch_group(n[one], *rows) for one in groups))
+    rows = [requests.offset_fetch_topic(n[slot], 0, topic_id=n.id(slot)) for slot in topics]
+    return requests.offset_fetch(*(requests.offset_fetch_group(n[slot], *rows) for slot in groups))
 
 
 def _joined(n: Names, member: str = "", **fields: Any) -> Body:
@@ -36,7 +36,7 @@ MEMBER: Final = "11111111-2222-4333-8444-555555555555"
 
 
 def _added(n: Names, topics: str, **fields: Any) -> Body:
-    rows = [(n[one], [0]) for one in topics]
+    rows = [(n[slot], [0]) for slot in topics]
     return requests.add_partitions_to_txn(
         requests.added_partitions(n["x"], n.producer("x"), *rows, **fields)
     )
@@ -99,7 +99,7 @@ COMMITS: Sequence[Request] = (
         (0,),
         "delete g, read t, read u",
         lambda n: requests.offset_delete(
-            n["g"], *(requests.offset_delete_topic(n[one], 0) for one in "tu")
+            n["g"], *(requests.offset_delete_topic(n[slot], 0) for slot in "tu")
         ),
         kinds={"g": KINDS, "u": KINDS},
         is_fresh=True,

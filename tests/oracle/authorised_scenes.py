@@ -47,7 +47,7 @@ HOSTS: Final = (
 
 def by(user: str, *rules: Acl) -> list[Acl]:
     """Return the rules with ``user`` as their principal."""
-    return [replace(one, principal=f"User:{user}") for one in rules]
+    return [replace(acl, principal=f"User:{user}") for acl in rules]
 
 
 def denied(acl: Acl) -> Acl:
@@ -143,7 +143,7 @@ def an_expression(broker: Broker) -> Iterator[Told]:
     """A regex matches only topics that the member may describe, even after the ACLs change."""
     stem = unique(f"{STEM}re")
     topics = [broker.admin.create_topic(f"{stem}-{number}") for number in range(3)]
-    names = {str(broker.admin.topic_id(one)): one[-1] for one in topics}
+    names = {str(broker.admin.topic_id(topic)): topic[-1] for topic in topics}
     asked: dict[str, Any] = {"group_id": stem, "member_id": "11111111-2222-4333-8444-555555555555"}
     asked |= {"subscribed_topic_regex": f"{stem}.*", "rebalance_timeout": 60_000}
     read = by("u1", rule("read", GROUP, stem))
@@ -270,7 +270,7 @@ def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
     """A rule about all topics closes them to other users, but not to super users."""
     topic = broker.admin.create_topic(unique(f"{STEM}all"))
     anything = rule("all", TOPIC, "*")
-    with broker.connect("u1") as one, broker.connect("admin") as admin:
+    with broker.connect("u1") as client, broker.connect("admin") as admin:
         for rules in (
             by("*", anything),
             by("u2", anything),
@@ -289,7 +289,7 @@ def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
         ):
             broker.set_rules(rules)
             asked = {"topics": [{"name": topic}], "include_topic_authorized_operations": True}
-            for who, member in (("u1", one), ("admin", admin)):
+            for who, member in (("u1", client), ("admin", admin)):
                 answer = member.call("metadata", 8, **asked)["topics"][0]
                 told = answer["error_code"], answer["topic_authorized_operations"]
                 yield f"{who} sees", told
@@ -367,11 +367,11 @@ def filters(broker: Broker) -> Iterator[Told]:
                 told = found["error_code"], _plainly(found["matching_acls"])
             else:
                 found = broker.admin.call(api, 3, **wanted)
-                rows = [{**row, **one} for row in found["resources"] for one in row.get("acls", ())]
+                rows = [{**row, **acl} for row in found["resources"] for acl in row.get("acls", ())]
                 told = found["error_code"], _plainly(rows)
             yield f"{api} {wanted}", told
     left = broker.admin.call("describe_acls", 3, **EVERY_RULE)["resources"]
-    yield "left", _plainly([{**row, **one} for row in left for one in row["acls"]])
+    yield "left", _plainly([{**row, **acl} for row in left for acl in row["acls"]])
 
 
 def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -404,7 +404,7 @@ def some_topic(broker: Broker) -> Iterator[Told]:
                 for _ in range(draw.randint(1, 5))
             ),
         )
-    broker.set_rules(one for some in rules.values() for one in some)
+    broker.set_rules(acl for some in rules.values() for acl in some)
     asked = {"transaction_timeout": 1000, "producer_id": -1, "producer_epoch": -1}
     for user, some in rules.items():
         answer = broker.of(user).call("init_producer_id", 4, transactional_id=None, **asked)

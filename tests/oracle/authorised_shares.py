@@ -15,7 +15,7 @@ NEXT: Final = 1
 
 
 def _of_topics(n: Names, topics: str) -> list[tuple[Any, list[int]]]:
-    return [(n.id(one), [0]) for one in topics]
+    return [(n.id(slot), [0]) for slot in topics]
 
 
 SESSIONS: Sequence[Request] = (

@@ -31,9 +31,9 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for one in item.funcargs.values():
-            if isinstance(one, Brokers):
-                error.add_note(one.describe())
+        for fixture in item.funcargs.values():
+            if isinstance(fixture, Brokers):
+                error.add_note(fixture.describe())
                 break
         raise
 
@@ -96,7 +96,7 @@ def by_fencepost(tmp_path_factory: pytest.TempPathFactory) -> Written:
 @pytest.fixture
 def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
     """Yield a broker of Fencepost in the cluster of the module's Apache Kafka."""
-    one = Member(tmp_path, kafka.controller)
-    one.start()
-    yield one
-    one.kill()
+    broker = Member(tmp_path, kafka.controller)
+    broker.start()
+    yield broker
+    broker.kill()

@@ -278,7 +278,8 @@ class Kind:
 
     def __str__(self) -> str:
         api, where, ours, theirs = (
-            "…" if one is ... else one for one in (self.api, self.where, self.ours, self.theirs)
+            "…" if field is ... else field
+            for field in (self.api, self.where, self.ours, self.theirs)
         )
         return f"{api} {where}: {ours} instead of {theirs}: {self.why}"
 
@@ -311,10 +312,10 @@ def _of_no_level(request: Mapping[str, Any]) -> bool:
 
 def _of_nobody(request: Mapping[str, Any]) -> bool:
     return any(
-        "of nobody" in one
+        "of nobody" in record
         for topic in request["topic_data"]
         for part in topic["partition_data"]
-        for one in part["records"] or ()
+        for record in part["records"] or ()
     )
 
 
@@ -326,7 +327,7 @@ def _of_the_largest(request: Mapping[str, Any]) -> bool:
 
 def _names_twice(request: Mapping[str, Any]) -> bool:
     lists = ("resources", "topics", "transactional_ids", "groups", "group_ids")
-    rows = next((request[one] for one in lists if request.get(one)), None)
+    rows = next((request[field] for field in lists if request.get(field)), None)
     told = ("resource_type", "resource_name", "name")
     names = [
         row if isinstance(row, str) else tuple(row.get(part) for part in told) for row in rows or ()
@@ -336,9 +337,12 @@ def _names_twice(request: Mapping[str, Any]) -> bool:
 
 def _of_a_broker(request: Mapping[str, Any]) -> bool:
     return any(
-        one["resource_type"] == 8
-        or (one["resource_type"] == 4 and not (one["resource_name"] and one["configuration_keys"]))
-        for one in request["resources"]
+        resource["resource_type"] == 8
+        or (
+            resource["resource_type"] == 4
+            and not (resource["resource_name"] and resource["configuration_keys"])
+        )
+        for resource in request["resources"]
     )
 
 
@@ -347,7 +351,7 @@ def _under_an_epoch(request: Mapping[str, Any]) -> bool:
 
 
 def _names_an_unknown_id(request: Mapping[str, Any]) -> bool:
-    return any(one["topic_id"] == NOBODYS for one in request["topics"])
+    return any(topic["topic_id"] == NOBODYS for topic in request["topics"])
 
 
 def _continues(request: Mapping[str, Any]) -> bool:
@@ -393,9 +397,9 @@ KINDS = (
             "nothing would read a broker's setting of a name that it does not know; Apache Kafka"
             " keeps it for its plugins",
             lambda request: any(
-                one["resource_type"] == 4
-                and any(config["name"] == "no.such.setting" for config in one["configs"])
-                for one in request["resources"]
+                resource["resource_type"] == 4
+                and any(config["name"] == "no.such.setting" for config in resource["configs"])
+                for resource in request["resources"]
             ),
             parts=True,
         )
@@ -408,7 +412,7 @@ KINDS = (
         ...,
         "the coordinators' topics do not grow, whatever else is wrong: where a group or a"
         " transaction is goes by their number of partitions",
-        lambda request: any(one["name"].startswith("__") for one in request["topics"]),
+        lambda request: any(topic["name"].startswith("__") for topic in request["topics"]),
         parts=True,
     ),
     Kind(
@@ -439,7 +443,8 @@ KINDS = (
             "a kind of resource that there is not is refused by itself; Apache Kafka refuses with"
             " it all that is asked beside",
             lambda request: any(
-                one["resource_type"] not in (2, 4, 8, 16, 32) for one in request["resources"]
+                resource["resource_type"] not in (2, 4, 8, 16, 32)
+                for resource in request["resources"]
             ),
         )
         for leaf in ("error_code", "configs")
@@ -465,7 +470,7 @@ KINDS = (
         ...,
         "a topic without a name is refused by itself; Apache Kafka fails on it unexpectedly, unless"
         " there is a cursor",
-        lambda request: any(not one["name"] for one in request["topics"]),
+        lambda request: any(not topic["name"] for topic in request["topics"]),
     ),
     *(
         Kind("fetch", where, ..., ..., NO_LEVEL, when=_of_no_level)
@@ -721,8 +726,8 @@ def kind_of(found: Found, kinds: Iterable[Kind] = KINDS) -> Kind | None:
     for kind in kinds:
         listed = kind.api, kind.where, kind.ours, kind.theirs
         told = found.api, where, found.ours, found.theirs
-        if all(one in (..., seen) for one, seen in zip(listed, told, strict=True)) and kind.when(
-            found.request
-        ):
+        if all(
+            expected in (..., seen) for expected, seen in zip(listed, told, strict=True)
+        ) and kind.when(found.request):
             return kind
     return None

@@ -58,7 +58,13 @@ OTHERWISE = (
 
 def unintended(scene: str, found: list[str]) -> list[str]:
     """Return the differences that are not listed, and a complaint for each unused entry."""
-    listed = [one for one in OTHERWISE if one.scene == scene]
-    left = [one for one in found if not any(re.match(x.pattern, one) for x in listed)]
-    unused = [x for x in listed if not any(re.match(x.pattern, one) for one in found)]
-    return left + [f"deliberate, but not to be seen: {one.pattern} ({one.why})" for one in unused]
+    listed = [entry for entry in OTHERWISE if entry.scene == scene]
+    left = [
+        difference
+        for difference in found
+        if not any(re.match(x.pattern, difference) for x in listed)
+    ]
+    unused = [x for x in listed if not any(re.match(x.pattern, difference) for difference in found)]
+    return left + [
+        f"deliberate, but not to be seen: {entry.pattern} ({entry.why})" for entry in unused
+    ]

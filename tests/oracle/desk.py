@@ -174,7 +174,7 @@ class Desk:
         for line in lines:
             words = line.split()
             if len(words) == len(heads) and words != heads:
-                words = ["…" if VARYING.search(heads[i]) else one for i, one in enumerate(words)]
+                words = ["…" if VARYING.search(heads[i]) else word for i, word in enumerate(words)]
             found.append(self._shown(" ".join(words)))
         return found
 

@@ -286,7 +286,7 @@ def decoded_by_kafka(row: Row) -> Row:
     data = json.loads(row["payload"])["data"]
     value = {_name(name): _value(name, item) for name, item in data.items()}
     if found.get("type") == "ShareMember" and "assigned" in value:
-        rows = [[one["topic_id"], one["partitions"]] for one in value.pop("assigned")]
+        rows = [[topic["topic_id"], topic["partitions"]] for topic in value.pop("assigned")]
         value["partitions"] = rows
     return {**found, "value": value}
 
@@ -302,25 +302,27 @@ def _value(name: str, item: Any) -> Any:
     if name == "transactionStatus":
         return _name(item).upper()
     if name == "transactionPartitions":
-        return sorted([one["topic"], index] for one in item or () for index in one["partitionIds"])
+        return sorted(
+            [topic["topic"], index] for topic in item or () for index in topic["partitionIds"]
+        )
     if name == "stateBatches":
-        return [list(one.values()) for one in item]
+        return [list(batch.values()) for batch in item]
     if name in {"initializingTopics", "initializedTopics"}:
-        rows = [(_value("topicId", one["topicId"]), one) for one in item]
+        rows = [(_value("topicId", topic["topicId"]), topic) for topic in item]
         return [
-            {"topic_id": found, "name": one["topicName"], "partitions": one["partitions"]}
-            for found, one in rows
+            {"topic_id": found, "name": topic["topicName"], "partitions": topic["partitions"]}
+            for found, topic in rows
         ]
     if name == "deletingTopics":
-        return [[_value("topicId", one["topicId"]), one["topicName"]] for one in item]
+        return [[_value("topicId", topic["topicId"]), topic["topicName"]] for topic in item]
     if name == "topicPartitions":
-        return [[_value("topicId", one["topicId"]), one["partitions"]] for one in item]
+        return [[_value("topicId", topic["topicId"]), topic["partitions"]] for topic in item]
     if name in {"subscription", "assignment"} and isinstance(item, str):
         return base64.b64decode(item)
     if isinstance(item, Mapping):
         return {_name(inner): _value(inner, value) for inner, value in item.items()}
     if isinstance(item, list):
-        return [_value("", one) for one in item]
+        return [_value("", element) for element in item]
     return item
 
 

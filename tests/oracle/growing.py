@@ -84,18 +84,18 @@ class Growing(ABC):
 
     def stop(self) -> None:
         """Kill all running nodes."""
-        for one in (self.first, *self.joining, *self.controllers):
-            if one.child is not None:
-                one.kill()
+        for node in (self.first, *self.joining, *self.controllers):
+            if node.child is not None:
+                node.kill()
 
     # --- moves ---
 
     def join(self) -> None:
         """Start Apache Kafka's brokers."""
-        for one in self.joining:
-            one.launch()
-        for one in self.joining:
-            one.wait()
+        for broker in self.joining:
+            broker.launch()
+        for broker in self.joining:
+            broker.wait()
 
     def replicate(self) -> None:
         """Give every partition a replica on every broker."""
@@ -117,8 +117,8 @@ class Growing(ABC):
         assert self.first.child is not None
         self.first.child.terminate()
         assert self.are_led_by(JOINING)
-        for one in self.joining:
-            assert_has_all_of(one.data_dir, self.first.data_dir)
+        for broker in self.joining:
+            assert_has_all_of(broker.data_dir, self.first.data_dir)
 
     def strike_off(self) -> None:
         """Remove the first broker from all replica sets, and unregister it."""
@@ -140,9 +140,9 @@ class Growing(ABC):
             asked = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
             answer = client.call("describe_quorum", 0, topics=[asked])
         active = answer["topics"][0]["partitions"][0]["leader_id"]
-        one = next(one for one in self.controllers if one.node_id == active)
-        one.kill()
-        one.start()
+        leader = next(controller for controller in self.controllers if controller.node_id == active)
+        leader.kill()
+        leader.start()
 
     def replicate_while_it_is_killed(self) -> None:
         """As :meth:`replicate`, but the only broker with data is killed meanwhile."""
@@ -166,10 +166,10 @@ class Growing(ABC):
 
     def another_is_killed(self) -> None:
         """Kill one of Apache Kafka's brokers, which leads partitions, and start it again."""
-        one = self.joining[-1]
-        one.kill()
+        broker = self.joining[-1]
+        broker.kill()
         until(lambda: self.are_led_by([FIRST, *JOINING[:-1]]), "others lead", deadline_s=START_S)
-        one.start()
+        broker.start()
         until(lambda: all_in_sync(self.topics()), "all in sync", deadline_s=SETTLED_S)
 
     # --- state ---
@@ -225,19 +225,21 @@ class OfKafka(Growing):
     def __init__(self, directory: Path, controllers: int = 1) -> None:
         super().__init__(directory, controllers)
         ids = CONTROLLERS[:controllers]
-        made = [Kafka(self.room(one), SETTINGS, node_id=one, is_broker=False) for one in ids]
-        voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
+        made = [
+            Kafka(self.room(node_id), SETTINGS, node_id=node_id, is_broker=False) for node_id in ids
+        ]
+        voters = ",".join(f"{controller.node_id}@{controller.controller}" for controller in made)
         for controller in made:
             controller.add_settings({"controller.quorum.voters": voters})
         self.controllers = made
         self.first, *self.joining = (
             Kafka(
-                self.room(one),
+                self.room(node_id),
                 {**SETTINGS, "controller.quorum.voters": voters},
-                node_id=one,
+                node_id=node_id,
                 controller=made[0],
             )
-            for one in (FIRST, *JOINING)
+            for node_id in (FIRST, *JOINING)
         )
 
     def begin(self, topics: Sequence[str], partitions: int) -> None:
@@ -248,18 +250,18 @@ class OfKafka(Growing):
 
     def become_a_member(self) -> None:
         """Restart all nodes, because the broker is a member already."""
-        for one in (self.first, *self.controllers):
-            assert one.child is not None
-            one.child.terminate()
+        for node in (self.first, *self.controllers):
+            assert node.child is not None
+            node.child.terminate()
         self._start()
 
     def _start(self) -> None:
-        for one in (*self.controllers, self.first):
-            assert isinstance(one, Kafka)
-            one.launch()
-        for one in (*self.controllers, self.first):
-            assert isinstance(one, Kafka)
-            one.wait()
+        for node in (*self.controllers, self.first):
+            assert isinstance(node, Kafka)
+            node.launch()
+        for node in (*self.controllers, self.first):
+            assert isinstance(node, Kafka)
+            node.wait()
 
 
 class OfFencepost(Growing):
@@ -278,7 +280,8 @@ class OfFencepost(Growing):
         }
         quorum = Quorum(CONTROLLERS[0], self._addresses[0])
         self.joining = [
-            Kafka(self.room(one), told, node_id=one, controller=quorum) for one in JOINING
+            Kafka(self.room(node_id), told, node_id=node_id, controller=quorum)
+            for node_id in JOINING
         ]
 
     def begin(self, topics: Sequence[str], partitions: int) -> None:
@@ -297,7 +300,7 @@ class OfFencepost(Growing):
         named = zip(CONTROLLERS, self._addresses, strict=False)
         command = [
             *(sys.executable, "-m", "fencepost", "cluster", "promote", str(before.data_dir)),
-            *("--controller", ",".join(f"{one}@{address}" for one, address in named)),
+            *("--controller", ",".join(f"{node_id}@{address}" for node_id, address in named)),
             *("--output", str(output), *before.arguments()[2:]),
         ]
         told = subprocess.run(
@@ -305,12 +308,12 @@ class OfFencepost(Growing):
         )
         assert told.returncode == 0, told.stdout + told.stderr
         self.controllers = [
-            PromotedController(one, output) for one in CONTROLLERS[: len(self._addresses)]
+            PromotedController(node_id, output) for node_id in CONTROLLERS[: len(self._addresses)]
         ]
-        for one in self.controllers:
-            one.launch()
-        for one in self.controllers:
-            one.wait()
+        for controller in self.controllers:
+            controller.launch()
+        for controller in self.controllers:
+            controller.wait()
         self.first = PromotedBroker(before.data_dir, output).start()
         assert self.first.bootstrap == before.bootstrap
 
@@ -318,8 +321,8 @@ class OfFencepost(Growing):
         """See :class:`Growing`; formats the storage of the new brokers with this cluster's id."""
         meta = read_meta_properties(OsFileSystem(), str(self.first.data_dir))
         assert meta is not None
-        for one in self.joining:
-            one.cluster_id = meta.cluster_id
+        for broker in self.joining:
+            broker.cluster_id = meta.cluster_id
         super().join()
 
 

@@ -176,13 +176,16 @@ def fingerprint(cluster: Cluster) -> dict[str, Any]:
 def _partition(cluster: Cluster, topic: str, index: int) -> dict[str, Any]:
     plain, _ = _read(cluster, topic, index, READ_UNCOMMITTED)
     committed, aborted = _read(cluster, topic, index, READ_COMMITTED)
-    times = sorted({HEADER.unpack_from(one)[8] for one in plain if one})
+    times = sorted({HEADER.unpack_from(data)[8] for data in plain if data})
     return {
         "start": cluster.offset(topic, index, EARLIEST),
         "end": cluster.offset(topic, index, LATEST),
         "lso": cluster.lso(topic, index),
         "max timestamp": _at_time(cluster, topic, index, MAX_TIMESTAMP),
-        "times": [_at_time(cluster, topic, index, one) for one in times[:: len(times) // 9 + 1]],
+        "times": [
+            _at_time(cluster, topic, index, timestamp)
+            for timestamp in times[:: len(times) // 9 + 1]
+        ],
         "batches": plain,
         "committed": committed,
         "aborted": aborted,
@@ -201,7 +204,8 @@ def _read(
         part = cluster.fetch(topic, partition=index, offset=offset, isolation=isolation)
         assert part["error_code"] == "none", part
         aborted |= {
-            (one["producer_id"], one["first_offset"]) for one in part["aborted_transactions"] or ()
+            (transaction["producer_id"], transaction["first_offset"])
+            for transaction in part["aborted_transactions"] or ()
         }
         data, at = part["records"] or b"", 0
         while at + HEADER.size <= len(data):
@@ -401,20 +405,20 @@ def coordinators(cluster: Cluster) -> dict[str, Any]:
         topics=[{"name": "table", "partition_indexes": [0]}],
     )
     transactions = cluster.call("list_transactions", 0)["transaction_states"]
-    names = sorted(one["transactional_id"] for one in transactions)
+    names = sorted(transaction["transactional_id"] for transaction in transactions)
     described = cluster.call("describe_transactions", 0, transactional_ids=names)
     return {
         "share groups": _described_share_groups(cluster),
         "groups": sorted(
-            (one["group_id"], one["group_type"], one["group_state"]) for one in listed
+            (group["group_id"], group["group_type"], group["group_state"]) for group in listed
         ),
         "offsets": {group: sorted(rows) for group, rows in offsets.items()},
         "pending": stable["topics"][0]["partitions"][0]["error_code"],
         "consumer groups": [
             {
-                "epoch": one["group_epoch"],
-                "assignment epoch": one["assignment_epoch"],
-                "assignor": one["assignor_name"],
+                "epoch": group["group_epoch"],
+                "assignment epoch": group["assignment_epoch"],
+                "assignor": group["assignor_name"],
                 "members": [
                     (
                         member["member_id"],
@@ -422,16 +426,16 @@ def coordinators(cluster: Cluster) -> dict[str, Any]:
                         member["subscribed_topic_names"],
                         [p["partitions"] for p in member["assignment"]["topic_partitions"]],
                     )
-                    for member in one["members"]
+                    for member in group["members"]
                 ],
             }
-            for one in cluster.call(
+            for group in cluster.call(
                 "consumer_group_describe", 1, group_ids=["live", "modern-group"]
             )["groups"]
         ],
         "transactions": [
             {
-                key: one[key]
+                key: transaction[key]
                 for key in (
                     "transactional_id",
                     "transaction_state",
@@ -441,10 +445,11 @@ def coordinators(cluster: Cluster) -> dict[str, Any]:
                     "transaction_start_time",
                     "topics",
                 )
-                if key in one
+                if key in transaction
             }
-            for one in sorted(
-                described["transaction_states"], key=lambda one: str(one["transactional_id"])
+            for transaction in sorted(
+                described["transaction_states"],
+                key=lambda transaction: str(transaction["transactional_id"]),
             )
         ],
     }
@@ -454,7 +459,7 @@ def _described_share_groups(cluster: Cluster) -> list[dict[str, Any]]:
     shares = cluster.call("share_group_describe", 1, group_ids=[SHARED, SHARING])["groups"]
     return [
         {
-            "epochs": (one["group_epoch"], one["assignment_epoch"], one["group_state"]),
+            "epochs": (group["group_epoch"], group["assignment_epoch"], group["group_state"]),
             "members": [
                 (
                     member["member_id"],
@@ -462,13 +467,13 @@ def _described_share_groups(cluster: Cluster) -> list[dict[str, Any]]:
                     member["subscribed_topic_names"],
                     [p["partitions"] for p in member["assignment"]["topic_partitions"]],
                 )
-                for member in one["members"]
+                for member in group["members"]
             ],
             "offsets": cluster.call(
                 "describe_share_group_offsets",
                 1,
-                **requests.describe_share_group_offsets(one["group_id"], None),
+                **requests.describe_share_group_offsets(group["group_id"], None),
             )["groups"][0]["topics"],
         }
-        for one in sorted(shares, key=lambda one: str(one["group_id"]))
+        for group in sorted(shares, key=lambda group: str(group["group_id"]))
     ]

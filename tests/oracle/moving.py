@@ -108,8 +108,8 @@ def second(t: Tracer, group: str, first: Answer, name: str, *given: tuple[int, .
         led = join(t, group, first["member_id"], name, **times(LONG_MS))
         followed = other.receive()
         plan = [
-            {"member_id": one, "assignment": assignment(name, *partitions)}
-            for one, partitions in zip((led["member_id"], member), given, strict=True)
+            {"member_id": member_id, "assignment": assignment(name, *partitions)}
+            for member_id, partitions in zip((led["member_id"], member), given, strict=True)
         ]
         place = {"group_id": group, "generation_id": led["generation_id"]}
         t("sync_group", 3, **place, member_id=led["member_id"], assignments=plan)
@@ -136,10 +136,10 @@ def two_classic_members(t: Tracer) -> State:
 
 def classic_members_come_back(t: Tracer, state: State) -> None:
     first, other = state
-    for one in (first, other):
-        alive(t, "v-two", one)
-        sync(t, "v-two", one)
-        commit(t, "v-two", 7, ("v-two-a", 1, 6, ""), **held(one))
+    for member in (first, other):
+        alive(t, "v-two", member)
+        sync(t, "v-two", member)
+        commit(t, "v-two", 7, ("v-two-a", 1, 6, ""), **held(member))
     alive(t, "v-two", {**first, "generation_id": first["generation_id"] - 1})
     alive(t, "v-two", first, member_id="stranger")
     wrong = {**held(first), "generation_id_or_member_epoch": first["generation_id"] + 1}
@@ -209,8 +209,8 @@ class Consumer:
         if answer["assignment"] is not None:
             self.owned = [
                 part
-                for one in answer["assignment"]["topic_partitions"]
-                for part in of(str(one["topic_id"]), *one["partitions"])
+                for row in answer["assignment"]["topic_partitions"]
+                for part in of(str(row["topic_id"]), *row["partitions"])
             ]
         return answer
 
@@ -235,8 +235,8 @@ def a_revocation_is_finished_under_a_new_subscription(t: Tracer, state: State) -
     position(t, "v-con", "m1", first.epoch)
     beat(t, "v-con", "m1", first.epoch + 5)
     for _ in range(3):
-        for one in (first, other):
-            one.beats(t)
+        for consumer in (first, other):
+            consumer.beats(t)
             describe(t, "v-con")
     position(t, "v-con", "m1", first.epoch)
     beat(t, "v-con", "stranger", 3)
@@ -245,8 +245,8 @@ def a_revocation_is_finished_under_a_new_subscription(t: Tracer, state: State) -
     other.owned = []
     other.enters(t, "v-con-a")
     for _ in range(2):
-        for one in (first, other):
-            one.beats(t)
+        for consumer in (first, other):
+            consumer.beats(t)
     beat(t, "v-con", "m2", -1)
     describe(t, "v-con")
 
@@ -257,17 +257,17 @@ def two_consumers(t: Tracer) -> State:
     first, other = Consumer("v-same", "m1"), Consumer("v-same", "m2")
     first.enters(t, "v-same-a")
     other.enters(t, "v-same-a")
-    for one in (first, first, other):
-        one.beats(t)
+    for consumer in (first, first, other):
+        consumer.beats(t)
     return first, other
 
 
 def consumers_go_on_with_what_they_have(t: Tracer, state: State) -> None:
     first, other = copy.deepcopy(state)
     for _ in range(2):
-        for one in (first, other):
-            one.beats(t)
-            position(t, "v-same", one.member, one.epoch)
+        for consumer in (first, other):
+            consumer.beats(t)
+            position(t, "v-same", consumer.member, consumer.epoch)
     describe(t, "v-same")
     who = {"generation_id_or_member_epoch": other.epoch, "member_id": "m2"}
     commit(t, "v-same", 9, ("v-same-a", 3, 5, "told"), **who)
@@ -279,8 +279,8 @@ def one_that_left_for_a_while(t: Tracer) -> State:
     first, stays = Consumer("v-away", "m1", "i"), Consumer("v-away", "m2", "j")
     first.enters(t, "v-away-a")
     stays.enters(t, "v-away-a")
-    for one in (first, first, stays):
-        one.beats(t)
+    for consumer in (first, first, stays):
+        consumer.beats(t)
     beat(t, "v-away", "m1", -2, instance_id="i")
     return stays
 
@@ -290,8 +290,8 @@ def a_static_consumer_takes_its_place_again(t: Tracer, state: State) -> None:
     back = Consumer("v-away", "m3", "i")
     back.enters(t, "v-away-a")
     beat(t, "v-away", "m1", back.epoch, instance_id="i")
-    for one in (back, stays, back):
-        one.beats(t)
+    for consumer in (back, stays, back):
+        consumer.beats(t)
     describe(t, "v-away")
 
 
@@ -330,24 +330,24 @@ def one_with_an_expression(t: Tracer) -> State:
 
 
 def an_expression_still_holds(t: Tracer, state: State) -> None:
-    one = Consumer("v-rx", "m1")
-    one.epoch = state
-    one.beats(t, topic_partitions=None)
-    one.beats(t)
-    position(t, "v-rx", "m1", one.epoch)
+    consumer = Consumer("v-rx", "m1")
+    consumer.epoch = state
+    consumer.beats(t, topic_partitions=None)
+    consumer.beats(t)
+    position(t, "v-rx", "m1", consumer.epoch)
     describe(t, "v-rx")
 
 
 def members_of_both_kinds(t: Tracer) -> State:
     ready(t, "v-mix")
     topic(t, "v-mix-a", 2)
-    one = Consumer("v-mix", "m")
-    one.enters(t, "v-mix-a")
+    consumer = Consumer("v-mix", "m")
+    consumer.enters(t, "v-mix-a")
     joined = join(t, "v-mix", "", "v-mix-a", **times(LONG_MS))
     sync(t, "v-mix", joined)
     for _ in range(2):
-        one.beats(t)
-    return one, again(t, joined)
+        consumer.beats(t)
+    return consumer, again(t, joined)
 
 
 def again(t: Tracer, joined: Answer) -> Answer:
@@ -363,10 +363,10 @@ def again(t: Tracer, joined: Answer) -> Answer:
 
 
 def members_of_both_kinds_come_back(t: Tracer, state: State) -> None:
-    one, classic = copy.deepcopy(state)
+    consumer, classic = copy.deepcopy(state)
     alive(t, "v-mix", classic)
     sync(t, "v-mix", classic)
-    one.beats(t)
+    consumer.beats(t)
     classic = again(t, classic)
     alive(t, "v-mix", classic)
     describe(t, "v-mix")
@@ -521,25 +521,25 @@ def silent_members(t: Tracer) -> State:
     first, other = Consumer("v-half", "m1"), Consumer("v-half", "m2")
     first.enters(t, "v-dead-a")
     other.enters(t, "v-dead-a")
-    for one in (first, first, other):
-        one.beats(t)
+    for consumer in (first, first, other):
+        consumer.beats(t)
     return first
 
 
 def silent_members_are_removed(t: Tracer, state: State) -> None:
-    one = copy.deepcopy(state)
-    one.beats(t)
+    consumer = copy.deepcopy(state)
+    consumer.beats(t)
 
     def goes_on() -> None:
         asked = requests.consumer_group_heartbeat(
-            "v-half", "m1", one.epoch, topic_partitions=one.owned
+            "v-half", "m1", consumer.epoch, topic_partitions=consumer.owned
         )
-        one._heard(t.quietly("consumer_group_heartbeat", 1, **asked))
+        consumer._heard(t.quietly("consumer_group_heartbeat", 1, **asked))
 
     def alone() -> bool:
         goes_on()
         (found,) = t.quietly("consumer_group_describe", 1, group_ids=["v-half"])["groups"]
-        return len(found["members"]) == 1 and found["assignment_epoch"] == one.epoch
+        return len(found["members"]) == 1 and found["assignment_epoch"] == consumer.epoch
 
     def empty() -> bool:
         goes_on()
@@ -548,7 +548,7 @@ def silent_members_are_removed(t: Tracer, state: State) -> None:
 
     until(alone, "the silent consumer is removed", poll_s=0.2)
     until(empty, "the silent classic member is removed", poll_s=0.2)
-    one.beats(t)
+    consumer.beats(t)
     looked_at(t, ("v-half", "v-dead"))
     beat(t, "v-half", "m2", 3)
     beat(t, "v-half", "m1", -1)

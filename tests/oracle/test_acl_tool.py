@@ -30,7 +30,7 @@ EVERYTHING = {
 
 def rules(desk: Desk) -> int:
     found = desk.cluster.call("describe_acls", 3, **EVERYTHING)["resources"]
-    return sum(len(one["acls"]) for one in found)
+    return sum(len(resource["acls"]) for resource in found)
 
 
 def scene(desk: Desk) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.oracle
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", [one for one in MODES if one not in WITHOUT_JAVA])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in WITHOUT_JAVA])
 def test_admin_responses_of_a_mixed_cluster_equal_the_recorded_ones(
     mode: str, tmp_path: Path
 ) -> None:

@@ -73,10 +73,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
     """Return the differences that are of no listed kind; count the listed ones in ``meant``."""
     strange = []
-    for one in found:
-        kind = kind_of(one, (*RIGHTS, *KINDS))
+    for difference in found:
+        kind = kind_of(difference, (*RIGHTS, *KINDS))
         if kind is None:
-            strange.append(str(one))
+            strange.append(str(difference))
         else:
             meant[kind] += 1
     return strange
@@ -120,8 +120,8 @@ def test_random_rules_and_requests_get_the_same_responses(
 def test_resource_without_acl_is_open_if_the_broker_allows_it(tmp_path: Path) -> None:
     """With allow.everyone.if.no.acl.found, a resource is open until a rule names it."""
     with pair_of_brokers(tmp_path, OPEN) as pair:
-        chosen = [one for one in REQUESTS if one.api in OPEN_APIS]
-        cases = [case for one in chosen for case in cases_of(one, NUMBER)][::OPEN_STEP]
+        chosen = [request for request in REQUESTS if request.api in OPEN_APIS]
+        cases = [case for request in chosen for case in cases_of(request, NUMBER)][::OPEN_STEP]
         cases += drawn_cases(REQUESTS, SEEDS[0], DRAWN)
         strange = unmeant(list(pair.differences(cases)), pair.meant)
         print(f"\n{pair.compared.total()} cases with allow.everyone.if.no.acl.found compared")
@@ -157,10 +157,10 @@ def test_every_api_and_version_has_authorization_cases() -> None:
     # Other tests cover logins. Client telemetry needs no rights, and by default neither broker
     # serves it: tests/wire/test_client_telemetry.py compares both.
     others = {"sasl_handshake", "sasl_authenticate"} | {APIS[key].module for key in TELEMETRY_APIS}
-    ends = {one.module: {one.min_version, one.stable_max} for one in APIS.values()}
+    ends = {api.module: {api.min_version, api.stable_max} for api in APIS.values()}
     assert ends.keys() - others == by_api().keys()
     for api, requests in by_api().items():
-        missing = ends[api] - {version for one in requests for version in one.versions}
+        missing = ends[api] - {version for request in requests for version in request.versions}
         assert not missing, f"{api}: no cases of versions {missing}"
     cases = sum(1 for request in REQUESTS for _ in cases_of(request, itertools.count()))
     assert cases >= LEAST, cases

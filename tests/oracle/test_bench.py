@@ -32,8 +32,8 @@ def test_curves_of_figures_by_count_are_drawn(tmp_path: Path) -> None:
         ("members", "MiB"): {"memory": points},
     }
     pictures = draw(found, tmp_path)
-    assert [one.name for one in pictures] == ["members-time.png", "members-memory.png"]
-    assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
+    assert [picture.name for picture in pictures] == ["members-time.png", "members-memory.png"]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 @pytest.mark.parametrize("side", [FENCEPOST, KAFKA])

@@ -325,7 +325,7 @@ def test_contradictions_are_refused_as_by_kafka(tmp_path: Path) -> None:
     cases = list(contradictions())
     with required():
         command = COMMANDS["4.4"](str(CONTRADICTIONS))
-    lines = "".join(" ".join(map("=".join, one.items())) + "\n" for one in cases)
+    lines = "".join(" ".join(map("=".join, case.items())) + "\n" for case in cases)
     done = subprocess.run(
         command, input=lines, capture_output=True, text=True, timeout=240, check=True, cwd=tmp_path
     )
@@ -334,8 +334,8 @@ def test_contradictions_are_refused_as_by_kafka(tmp_path: Path) -> None:
     theirs = [line == "accepted" for line in told]
     assert len(theirs) == len(cases)
     different = [
-        f"{one}: {'accepted' if ours else 'refused'}"
-        for one, ours, their in zip(cases, map(is_accepted, cases), theirs, strict=True)
+        f"{case}: {'accepted' if ours else 'refused'}"
+        for case, ours, their in zip(cases, map(is_accepted, cases), theirs, strict=True)
         if ours != their
     ]
     assert not different, f"{len(different)} of {len(cases)}:\n" + "\n".join(different[:40])

@@ -88,7 +88,7 @@ class Scene(NamedTuple):
 
     def down_and_up(self, number: int, how: Callable[[Kafka | Daemon], object]) -> None:
         how(self.node(number))
-        rest = [one for one in (1, 2, 3) if one != number]
+        rest = [other for other in (1, 2, 3) if other != number]
         until(lambda: self.have_isr(*rest), f"every ISR is without {number}", poll_s=LOOK_S)
         go_on(self.clients, f"without {number}")
         self.node(number).start()
@@ -143,7 +143,7 @@ def story(
     for name in TOPICS:
         created(first, name, [[2, 3, 1], [3, 1, 2], [1, 2, 3]])
     bootstrap = cluster.bootstrap
-    scene = Scene(cluster, [Client(*one, bootstrap, stop) for one in commands.items()])
+    scene = Scene(cluster, [Client(*named, bootstrap, stop) for named in commands.items()])
 
     def then_full(act: Callable[[Scene], object]) -> None:
         act(scene)

@@ -43,7 +43,7 @@ def upgraded(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_kafbat_ui_requests_have_the_same_results(kafka: Kafka, upgraded: Daemon) -> None:
-    theirs, ours = (asked_by_kafbat(one.bootstrap) for one in (kafka, upgraded))
+    theirs, ours = (asked_by_kafbat(broker.bootstrap) for broker in (kafka, upgraded))
     assert len(theirs) > 30
     different = {what for what in theirs if ours.get(what) != theirs[what]}
     assert not different, {what: (ours.get(what), theirs[what]) for what in different}
@@ -77,7 +77,7 @@ def asked_by_console(bootstrap: str) -> list[tuple[str, list[str]]]:
             return answer
 
         software = {"client_software_name": "kgo", "client_software_version": "1"}
-        keys = {one["api_key"] for one in ask("api_versions", 4, **software)["api_keys"]}
+        keys = {api["api_key"] for api in ask("api_versions", 4, **software)["api_keys"]}
         said.append(("pages", [page for page, needs in PAGES.items() if keys.issuperset(needs)]))
         cluster.create_topic(name, 2)
         cluster.produce(name, [b"value"])
@@ -132,6 +132,6 @@ def asked_by_console(bootstrap: str) -> list[tuple[str, list[str]]]:
 
 
 def test_redpanda_console_requests_have_the_same_responses(kafka: Kafka, fencepost: Daemon) -> None:
-    theirs, ours = (asked_by_console(one.bootstrap) for one in (kafka, fencepost))
+    theirs, ours = (asked_by_console(broker.bootstrap) for broker in (kafka, fencepost))
     assert ours == theirs
     assert ("pages", list(PAGES)) in ours

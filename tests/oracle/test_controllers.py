@@ -30,7 +30,7 @@ class Scene:
         self.controller, self.cluster_id = controller, cluster_id
         self.seen: Seen = []
         self.names: dict[Any, str] = {}
-        self.one, self.two, self.three = (self.broker(one) for one in (101, 102, 103))
+        self.one, self.two, self.three = (self.broker(broker_id) for broker_id in (101, 102, 103))
 
     def broker(self, broker_id: int) -> Pretender:
         made = Pretender(self.controller, broker_id, self.cluster_id)
@@ -45,13 +45,13 @@ class Scene:
     def plain(self, value: Any, name: str = "") -> Any:
         """Return a value with names for random ids, and for epochs in the fields of that name."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             return type(value).__name__, self.plain(fields)
         if isinstance(value, dict):
             gone = {"throttle_time", "error_message"}
-            return {key: self.plain(one, key) for key, one in value.items() if key not in gone}
+            return {key: self.plain(item, key) for key, item in value.items() if key not in gone}
         if isinstance(value, list | tuple):
-            return [self.plain(one, name) for one in value]
+            return [self.plain(item, name) for item in value]
         if isinstance(value, uuid.UUID):
             return self.names.get(value, str(value))
         return self.names.get(("epoch", value), value) if name.endswith("epoch") else value
@@ -250,8 +250,10 @@ def move(scene: Scene) -> None:
 
 def partition_epochs(scene: Scene, begin: int) -> tuple[int, int]:
     """Return leader and partition epoch of the only partition, from the records since ``begin``."""
-    changes = [one for one in scene.one.records(begin) if isinstance(one, PartitionChangeRecord)]
-    return sum(one.leader != -2 for one in changes), len(changes)
+    changes = [
+        record for record in scene.one.records(begin) if isinstance(record, PartitionChangeRecord)
+    ]
+    return sum(change.leader != -2 for change in changes), len(changes)
 
 
 def leave(scene: Scene) -> None:
@@ -297,10 +299,12 @@ def records(scene: Scene, begin: int) -> None:
 
     Consecutive partition changes are sorted, because their order depends on a hash table.
     """
-    written = [one for one in scene.one.records(begin) if not isinstance(one, NoOpRecord)]
+    written = [record for record in scene.one.records(begin) if not isinstance(record, NoOpRecord)]
     told: list[Any] = []
-    for is_change, some in groupby(written, lambda one: isinstance(one, PartitionChangeRecord)):
-        plain = [scene.plain(one) for one in some]
+    for is_change, some in groupby(
+        written, lambda record: isinstance(record, PartitionChangeRecord)
+    ):
+        plain = [scene.plain(record) for record in some]
         told += sorted(plain, key=str) if is_change else plain
     scene.tell("records", told)
 
@@ -346,11 +350,11 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         return play(thread.bootstrap, thread.call(cluster_id))
 
 
-@pytest.mark.parametrize("scene", [one.__name__ for one in SCENES])
+@pytest.mark.parametrize("scene", [scene.__name__ for scene in SCENES])
 def test_both_controllers_respond_and_write_the_same(ours: Seen, theirs: Seen, scene: str) -> None:
     def part(seen: Seen) -> Seen:
         begin = seen.index(("scene", scene)) + 1
-        rest = [index for index, one in enumerate(seen) if one[0] == "scene" and index >= begin]
+        rest = [index for index, entry in enumerate(seen) if entry[0] == "scene" and index >= begin]
         return seen[begin : rest[0] if rest else None]
 
     assert part(ours) == part(theirs)

@@ -43,12 +43,12 @@ SESSIONS = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    one = Pair(tmp_path_factory.mktemp("pair"), SESSIONS)
+    brokers = Pair(tmp_path_factory.mktemp("pair"), SESSIONS)
     try:
-        yield one.start()
+        yield brokers.start()
     finally:
-        one.stop()
-        for node in one.all_nodes:  # helps to analyse a failure
+        brokers.stop()
+        for node in brokers.all_nodes:  # helps to analyse a failure
             print("\n".join(node.child.lines[-80:]) if node.child else "")
 
 
@@ -96,8 +96,8 @@ class Story:
             pair.create(STUCK, [(KAFKAS, OURS, PRETENDER)], {MIN_ISR: "3"})
 
         def is_short() -> bool:
-            isrs = (pair.partition(STUCK, witness=one)["isr_nodes"] for one in BOTH)
-            return all(sorted(one) == [*BOTH] for one in isrs)
+            isrs = (pair.partition(STUCK, witness=witness)["isr_nodes"] for witness in BOTH)
+            return all(sorted(isr) == [*BOTH] for isr in isrs)
 
         until(is_short, "the silent one is out of the ISR", poll_s=0.1)
         self.transactions: list[zoo_of_transactions.Zoo] = []
@@ -126,8 +126,8 @@ class Story:
         pair.serves(target, GROUP, "any")
         pair.serves(target, TRANSACTION, "any")
         assert not list(differences(before, self.pictures(target)))
-        for one in self.groups:
-            one.go_on(target, self.offset)
+        for group in self.groups:
+            group.go_on(target, self.offset)
         zoo.go_on()
         known = {**before["groups"], "offsets": 0}
         now = {**zoo_of_groups.picture(pair, target), "offsets": 0}
@@ -196,7 +196,7 @@ def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path:
         for way in ("in", "out"):
             pair.create(f"{way}-{name}", [(KAFKAS, OURS), (OURS, KAFKAS), (KAFKAS, OURS)])
     stop = tmp_path / "stop"
-    clients = [Client(*one, pair.bootstrap, stop) for one in commands.items()]
+    clients = [Client(*named, pair.bootstrap, stop) for named in commands.items()]
     try:
         are_at_work(clients)
         for target in (OURS, KAFKAS):
@@ -208,8 +208,8 @@ def test_clients_stay_exactly_once_while_coordinators_move(pair: Pair, tmp_path:
             pair.restart_broker(victim)
             go_on(clients, f"{way} of {victim}")
         stop.touch()
-        for one in clients:
-            check(one, Clients(pair.bootstrap))
+        for client in clients:
+            check(client, Clients(pair.bootstrap))
     finally:
-        for one in clients:
-            one.end()
+        for client in clients:
+            client.end()

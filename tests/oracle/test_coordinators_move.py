@@ -33,7 +33,7 @@ PARTITIONS = 3
 
 def turned(count: int) -> list[list[int]]:
     """Return replica assignments in which each broker is the first replica in turn."""
-    return [[BROKERS[(at + one) % 3] for one in range(3)] for at in range(count)]
+    return [[BROKERS[(at + number) % 3] for number in range(3)] for at in range(count)]
 
 
 class Mixed:
@@ -56,7 +56,7 @@ class Mixed:
             created(self.kafka.bootstrap, topic, turned(PARTITIONS))
         every = set(BROKERS)
         until(lambda: set(leaders(self.kafka.bootstrap, "out").values()) == every, "all lead")
-        members = (one.bootstrap for one in self.members.values())
+        members = (member.bootstrap for member in self.members.values())
         self.bootstrap = ",".join((self.kafka.bootstrap, *members))
         self.clients = Clients(self.bootstrap)
 
@@ -66,19 +66,19 @@ class Mixed:
 
     def read(self, topic: str) -> list[str]:
         """Return all committed values up to the last stable offsets."""
-        return [one.value().decode() for one in self.clients.messages(topic, PARTITIONS)]
+        return [message.value().decode() for message in self.clients.messages(topic, PARTITIONS)]
 
     def stop(self) -> None:
-        for one in self.members.values():
-            one.kill()
+        for member in self.members.values():
+            member.kill()
         self.kafka.stop()
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    one = Mixed(tmp_path_factory.mktemp("mixed"))
-    yield one
-    one.stop()
+    cluster = Mixed(tmp_path_factory.mktemp("mixed"))
+    yield cluster
+    cluster.stop()
 
 
 def test_transactions_across_brokers_of_both_kinds_are_atomic(mixed: Mixed) -> None:
@@ -102,8 +102,8 @@ def test_transactions_across_brokers_of_both_kinds_are_atomic(mixed: Mixed) -> N
 
 def test_pipelines_stay_exactly_once_while_brokers_are_killed_or_stopped(mixed: Mixed) -> None:
     pipelines = [Pipeline(mixed.clients, f"pipeline-{at}", "in", "out") for at in range(2)]
-    for one in pipelines:
-        one.start()
+    for pipeline in pipelines:
+        pipeline.start()
     producer = Producer({"bootstrap.servers": mixed.bootstrap, "enable.idempotence": True, **QUIET})
     sent = 0
 
@@ -127,9 +127,9 @@ def test_pipelines_stay_exactly_once_while_brokers_are_killed_or_stopped(mixed: 
         expected = sorted(value for value in mixed.read("in"))
         until(lambda: len(mixed.read("out")) >= len(expected), "all is copied", deadline_s=120)
     finally:
-        for one in pipelines:
-            one.stopping.set()
-        for one in pipelines:
-            one.join(90)
+        for pipeline in pipelines:
+            pipeline.stopping.set()
+        for pipeline in pipelines:
+            pipeline.join(90)
     assert sent == sum(value.startswith("record") for value in expected)
     assert sorted(mixed.read("out")) == expected

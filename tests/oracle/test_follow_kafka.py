@@ -105,21 +105,21 @@ class Follower:
     async def save_all(self, names: Collection[str]) -> bool:
         return not names
 
-    def open(self, one: LocalPartition) -> Partition:
-        key = one.topic, one.index
+    def open(self, local: LocalPartition) -> Partition:
+        key = local.topic, local.index
         if key not in self.partitions:
             self.partitions[key] = Partition.open(
                 OsFileSystem(),
-                self.directory / f"{one.topic}-{one.index}",
-                topic=one.topic,
-                index=one.index,
-                topic_id=one.topic_id,
-                config=log_config(self.config, self.image.topic_configs(one.topic)),
+                self.directory / f"{local.topic}-{local.index}",
+                topic=local.topic,
+                index=local.index,
+                topic_id=local.topic_id,
+                config=log_config(self.config, self.image.topic_configs(local.topic)),
                 clock=SystemClock(),
                 clean=True,
                 is_replica=True,
                 is_replicated=True,
-                leader_epoch=one.registration.leader_epoch,
+                leader_epoch=local.registration.leader_epoch,
                 flusher=self.flusher,
             )
         return self.partitions[key]
@@ -131,16 +131,16 @@ class Follower:
             known = self.image.topics.get(topic)
             if known is None or not known.partitions:
                 return False
-            one = known.partitions[0]
-            return one.leader == LEADER and one.leader_epoch > newer_than
+            partition = known.partitions[0]
+            return partition.leader == LEADER and partition.leader_epoch > newer_than
 
         await until_true(found, f"{topic} is led")
         known = self.image.topics[topic]
         return LocalPartition(topic, known.topic_id, 0, known.partitions[0])
 
     async def follow(self, topic: str, newer_than: int = -1) -> Partition:
-        one = await self.local(topic, newer_than)
-        self.fetchers.follow([one])
+        local = await self.local(topic, newer_than)
+        self.fetchers.follow([local])
         return self.partitions[topic, 0]
 
     async def stop(self) -> None:
@@ -203,7 +203,7 @@ def transactions(kafka: Kafka, topic: str) -> None:
 
 def segments(directory: Path, suffix: str = ".log") -> bytes:
     """Return the bytes of all files with a suffix, oldest first."""
-    return b"".join(one.read_bytes() for one in sorted(directory.glob(f"*{suffix}")))
+    return b"".join(path.read_bytes() for path in sorted(directory.glob(f"*{suffix}")))
 
 
 def assert_equal(kafka: Kafka, follower: Follower, topic: str, suffixes: Sequence[str]) -> None:
@@ -248,23 +248,23 @@ async def replicated(kafka: Kafka, partition: Partition) -> None:
 
 @pytest.fixture
 def kafka(tmp_path: Path):
-    one = Kafka(tmp_path / "kafka", KAFKA)
+    server = Kafka(tmp_path / "kafka", KAFKA)
     (tmp_path / "kafka").mkdir()
-    one.start()
-    with Cluster(one.bootstrap) as cluster:
+    server.start()
+    with Cluster(server.bootstrap) as cluster:
         # Create the coordinators' topics now, so that only Kafka has replicas of them.
         cluster.coordinator("any", TRANSACTION)
-    yield one
-    one.stop()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
 async def follower(kafka: Kafka, tmp_path: Path):
     (tmp_path / "follower").mkdir()
-    one = Follower(kafka, tmp_path / "follower")
-    await one.join()
-    yield one
-    await one.stop()
+    broker = Follower(kafka, tmp_path / "follower")
+    await broker.join()
+    yield broker
+    await broker.stop()
 
 
 async def in_thread(work: Callable[..., None], *args: object, **settings: object) -> None:
@@ -295,16 +295,16 @@ async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follo
         "cleaned",
     )
     table = await follower.follow("table")
-    for one in (plain, txn, table):
-        await replicated(kafka, one)
-        one.flushes.run(0)
+    for partition in (plain, txn, table):
+        await replicated(kafka, partition)
+        partition.flushes.run(0)
     assert_equal(kafka, follower, "plain", (".log",))
     assert_equal(kafka, follower, "txn", (".log", ".txnindex"))
     bases = [base for base, _, _ in _batches(table)]
     assert bases[0] > 0 or any(b > a for a, b in _gaps(table)), "there are holes"
     assert segments(directory) == segments(follower.directory / "table-0")
     assert txn.last_stable_offset == txn.high_watermark
-    kept = {one.producer_id: one.producer_epoch for one in txn.producers.view()}
+    kept = {producer.producer_id: producer.producer_epoch for producer in txn.producers.view()}
     assert len(kept) == 1
     dumped = run_tool(
         "org.apache.kafka.tools.DumpLogSegments",
@@ -316,9 +316,9 @@ async def test_follower_replicas_equal_kafkas_logs(kafka: Kafka, follower: Follo
     assert "isvalid: false" not in dumped
 
     # Kafka is killed and restarts in a later epoch. The follower has more records than Kafka.
-    one = await follower.local("plain")
-    epoch = one.registration.leader_epoch
-    follower.fetchers.stop([(one.topic_id, 0)])
+    local = await follower.local("plain")
+    epoch = local.registration.leader_epoch
+    follower.fetchers.stop([(local.topic_id, 0)])
     await in_thread(produce, kafka, "plain", 50, acks="1")
     theirs, held = (segments(root / "plain-0") for root in (kafka.data_dir, follower.directory))
     plain.append_as_follower(theirs[len(held) :], epoch)

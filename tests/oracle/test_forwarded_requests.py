@@ -43,16 +43,16 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     """Yield the two brokers under Apache Kafka's controller, and then under Fencepost's."""
-    one = Pair(
+    brokers = Pair(
         tmp_path_factory.mktemp("pair"),
         GUARD,
         controllers=request.param,
         has_logins=True,
     )
     try:
-        yield one.start()
+        yield brokers.start()
     finally:
-        one.stop()
+        brokers.stop()
 
 
 def new_topic(name: str, partitions: int = 1, **more: Any) -> dict[str, Any]:

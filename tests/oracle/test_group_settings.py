@@ -53,7 +53,7 @@ def full_groups(t: Tracer) -> None:
     join(t, "fc", "", "f-a", group_instance_id="i")
     alive(t, "fc", first, group_instance_id="i")
 
-    one = enter(t, "fk", "a", "f-a", instance_id="i")
+    member = enter(t, "fk", "a", "f-a", instance_id="i")
     enter(t, "fk", "b", "f-a")
     for version in (0, 1):
         enter(t, "fk", "c", "f-a", version=version)
@@ -61,7 +61,7 @@ def full_groups(t: Tracer) -> None:
     for version in (0, 3, 5, 9):
         join(t, "fk", "", "f-a", version=version)
     join(t, "fk", "", "f-a", version=5, group_instance_id="k")
-    beat(t, "fk", "a", one["member_epoch"], instance_id="i")
+    beat(t, "fk", "a", member["member_epoch"], instance_id="i")
     beat(t, "fk", "b", -1)
     enter(t, "fk", "c", "f-a")
     # The group is full again; a static member that rejoins does not exceed its size (KAFKA-20601).
@@ -140,7 +140,7 @@ def expiry(t: Tracer) -> None:
 def changes_of_kind(t: Tracer) -> None:
     """Convert a group in every way, with and without members, including static ones."""
     ready(t, "pe", "pu", "pd", "ps")
-    one = topic(t, "p-a", 2)
+    topic_id = topic(t, "p-a", 2)
     joined = stable(t, "pe", "p-a", 0, 1)
     leave(t, "pe", joined["member_id"])
     enter(t, "pe", "m", "p-a")
@@ -159,7 +159,7 @@ def changes_of_kind(t: Tracer) -> None:
     below = join(t, "pd", "", "p-a")
     sync(t, "pd", below)
     told = beat(t, "pd", "m", first["member_epoch"])
-    beat(t, "pd", "m", told["member_epoch"], topic_partitions=of(one, 0))
+    beat(t, "pd", "m", told["member_epoch"], topic_partitions=of(topic_id, 0))
     fetch(t, "pd", "m", told["member_epoch"])
     beat(t, "pd", "m", -1)
     describe(t, "pd")

@@ -67,7 +67,7 @@ NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark",
 def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[Client]]:
     """Yield all clients. Clients that create connections often get the addresses of all brokers."""
     go = franz_go_program()  # building it may take a while, the first time
-    many = ",".join([brokers.first.bootstrap, *(one.address for one in brokers.joining)])
+    many = ",".join([brokers.first.bootstrap, *(broker.address for broker in brokers.joining)])
     mosquitto = Mosquitto(directory / "mosquitto").start()
     mqtt = ["--mqtt", f"127.0.0.1:{mosquitto.port}", "--route", f"#=in-{MQTT}"]
     module = "fencepost.pipelines.mqtt"
@@ -79,14 +79,14 @@ def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[C
     def begin(name: str, command: list[str], bootstrap: str, *more: str) -> None:
         began.append(Client(name, command, bootstrap, stop, *more))
 
-    one = brokers.first.bootstrap
+    address = brokers.first.bootstrap
     try:
         bridge.wait_for_line(r"bridge at work", deadline_s=60)  # earlier messages would be lost
-        begin("librdkafka", python_command("librdkafka"), one, "consumer")
-        begin("java", java_program(), one)
-        begin("streams", java_program(), one, "consumer", str(directory / "streams"))
-        begin("aiokafka", python_command("by_aiokafka"), one)
-        begin("franz-go", go, one)
+        begin("librdkafka", python_command("librdkafka"), address, "consumer")
+        begin("java", java_program(), address)
+        begin("streams", java_program(), address, "consumer", str(directory / "streams"))
+        begin("aiokafka", python_command("by_aiokafka"), address)
+        begin("franz-go", go, address)
         begin("spark", python_command("by_spark"), many, str(spark))
         begin(MQTT, python_command("by_mqtt"), many, str(mosquitto.port))
         yield began
@@ -122,7 +122,7 @@ def story(brokers: Growing, *, is_long: bool) -> dict[str, Errors]:
         steps = {step: act for step, act in steps.items() if "kill" not in step}
     try:
         brokers.begin([f"{way}-{name}" for name in NAMES for way in ("in", "out")], PARTITIONS)
-        many = ",".join(one.address for one in brokers.joining)
+        many = ",".join(broker.address for broker in brokers.joining)
         with clients_of(brokers, brokers.directory, stop) as clients:
             return lead(brokers.name, clients, steps, stop, many)
     finally:
@@ -146,8 +146,8 @@ def visible(errors: dict[str, Errors]) -> set[Told]:
 
 def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
     """Return the errors that must never occur, and those allowed if Kafka causes them too."""
-    never = {one for one in told if NEVER.match(one[2])}
-    explained = {one for one in told if EXPECTED.match(one[2]) or IS_AWAY.search(one[1])}
+    never = {error for error in told if NEVER.match(error[2])}
+    explained = {error for error in told if EXPECTED.match(error[2]) or IS_AWAY.search(error[1])}
     return never, told - never - explained
 
 
@@ -171,7 +171,7 @@ def test_clients_survive_growth_without_errors_that_kafka_does_not_cause(tmp_pat
     assert not never, never
     if extra:
         whats = {(name, what) for name, _, what in visible(told_by(OfKafka, "kafka"))}
-        extra = {one for one in extra if (one[0], one[2]) not in whats}
+        extra = {error for error in extra if (error[0], error[2]) not in whats}
     assert not extra, extra
 
 

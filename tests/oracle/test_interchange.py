@@ -44,17 +44,17 @@ def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) 
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted
-        times = list(zip(*(one["times"] for one in pair), strict=True))
+        times = list(zip(*(side["times"] for side in pair), strict=True))
         if name in {"table-0", "trimmed-0"}:
             times = [both for both in times if both[kafkas] != (-1, -1)]
         assert all(one == other for one, other in times), times
         left_out = {"times", "max timestamp"} if name == "trimmed-0" else {"times"}
-        rest = [{key: value for key, value in one.items() if key not in left_out} for one in pair]
+        rest = [{key: value for key, value in side.items() if key not in left_out} for side in pair]
         assert rest[0] == rest[1], name
 
 
 def partitions_of(data_dir: Path, *topics: str) -> list[Path]:
-    return [one for topic in topics for one in sorted(data_dir.glob(f"{topic}-[0-9]*"))]
+    return [path for topic in topics for path in sorted(data_dir.glob(f"{topic}-[0-9]*"))]
 
 
 @pytest.fixture(params=["killed", "stopped"])

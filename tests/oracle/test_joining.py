@@ -59,7 +59,7 @@ def brokers(kafka: Kafka | Member) -> dict[int, bool]:
     """Return whether each registered broker is fenced, according to DescribeCluster."""
     with Cluster(kafka.bootstrap) as client:
         answer = client.call("describe_cluster", 2, include_fenced_brokers=True)
-    return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
+    return {broker["broker_id"]: broker["is_fenced"] for broker in answer["brokers"]}
 
 
 def until_unfenced(kafka: Kafka | Member, node_id: int) -> None:
@@ -107,17 +107,17 @@ def test_joining_broker_is_registered_unfenced_and_observes_the_quorum(
     (log_dir,) = described["logDirs"]
     assert (described["broker"], log_dir["error"]) == (101, None)
     # The first broker of Fencepost creates the history topic, and there is no other.
-    assert {one["partition"] for one in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
+    assert {partition["partition"] for partition in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
 
 
 def test_finalized_features_equal_those_of_the_cluster(kafka: Kafka, member: Member) -> None:
     with Cluster(member.bootstrap) as ours, Cluster(kafka.bootstrap) as theirs:
         told, wanted = (
-            one.call("api_versions", 4, client_software_name="a", client_software_version="1")
-            for one in (ours, theirs)
+            client.call("api_versions", 4, client_software_name="a", client_software_version="1")
+            for client in (ours, theirs)
         )
     levels = [
-        {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+        {feature["name"]: feature["max_version_level"] for feature in answer["finalized_features"]}
         for answer in (told, wanted)
     ]
     assert levels[0] == levels[1]
@@ -212,9 +212,10 @@ def test_every_broker_returns_the_same_group_coordinator(kafka: Kafka, member: M
 
             def found(group: str = group) -> object:
                 answers = [
-                    one.call("find_coordinator", 2, key=group, key_type=0) for one in (ours, theirs)
+                    client.call("find_coordinator", 2, key=group, key_type=0)
+                    for client in (ours, theirs)
                 ]
-                places = {(one["node_id"], one["host"], one["port"]) for one in answers}
+                places = {(answer["node_id"], answer["host"], answer["port"]) for answer in answers}
                 return len(places) == 1 and answers[0]["error_code"] == "none"
 
             until(found, f"the coordinator of {group}")

@@ -42,7 +42,9 @@ def levels(bootstrap: str) -> dict[str, int]:
         answer = client.call(
             "api_versions", 3, client_software_name="x", client_software_version="1"
         )
-    found = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+    found = {
+        feature["name"]: feature["max_version_level"] for feature in answer["finalized_features"]
+    }
     return {name: found[name] for name in LATEST if name in found}
 
 
@@ -50,7 +52,7 @@ def controllers(kafka: Kafka) -> set[int]:
     """Return the ids of the registered controllers."""
     with Cluster(kafka.controller) as client:
         answer = client.call("describe_cluster", 1, endpoint_type=2)
-    return {one["broker_id"] for one in answer["brokers"]}
+    return {broker["broker_id"] for broker in answer["brokers"]}
 
 
 def led_by(bootstrap: str, name: str, broker_id: int) -> None:

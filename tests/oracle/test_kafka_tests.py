@@ -115,9 +115,9 @@ def outcomes(report: Path) -> dict[str, str]:
         if number != "1":  # the same test on another cluster type; Fencepost has only one
             continue
         said = [
-            f"{one.get('message')} {one.text}"
+            f"{element.get('message')} {element.text}"
             for kind in ("failure", "error", "skipped")
-            for one in case.findall(kind)
+            for element in case.findall(kind)
         ]
         name = case.attrib["classname"].rsplit(".", 1)[-1]
         found[f"{name}.{method}"] = said[0] if said else ""

@@ -88,8 +88,9 @@ def transactions(desk: Desk) -> None:
         )
         values = cluster.values(TOPIC, partition=partition, isolation=READ_COMMITTED)
         log = [
-            f"{one.base_offset}-{one.last_offset} control {one.is_control} of {one.producer_epoch}"
-            for one in cluster.read(TOPIC, partition=partition, controls=True)
+            f"{batch.base_offset}-{batch.last_offset} control {batch.is_control}"
+            f" of {batch.producer_epoch}"
+            for batch in cluster.read(TOPIC, partition=partition, controls=True)
         ]
         desk.said.append((f"committed in {partition}: {values}", 0, log))
     tool("list", "--transactional-id-pattern", "tools-force")
@@ -182,7 +183,7 @@ def said(scene: Scene, tools: Tools, broker: Kafka | Daemon, scratch: Path) -> l
 
 def test_every_difference_of_tool_output_is_documented() -> None:
     page = (ROOT / "docs" / "compatibility-tools.md").read_text(encoding="utf-8")
-    assert [one.why for one in OTHERWISE if one.why not in page] == []
+    assert [entry.why for entry in OTHERWISE if entry.why not in page] == []
 
 
 def test_comparison_of_tool_output_finds_differences() -> None:

@@ -180,15 +180,15 @@ def test_leadership_moves_to_kafka_and_back_without_loss(mixed):
     part = refused["responses"][0]["partition_responses"][0]
     assert part["error_code"] == "not_leader_or_follower"
     assert part["current_leader"]["leader_id"] == KAFKA
-    assert [one["node_id"] for one in refused["node_endpoints"]] == [KAFKA]
+    assert [endpoint["node_id"] for endpoint in refused["node_endpoints"]] == [KAFKA]
     assert kafka.produce(topic, [b"5"])["base_offset"] == 5
     prefer(OURS, KAFKA)
     assert ours.produce(topic, [b"6"])["base_offset"] == 6
     until(lambda: ours.offset(topic, 0, LATEST) == 7, "all of it is committed")
-    values = [value for one in ours.read(topic) for value in one.values]
+    values = [value for fetched in ours.read(topic) for value in fetched.values]
     assert values == [b"%d" % at for at in range(7)]
     assert sorted(mixed.partition(topic)["isr_nodes"]) == [KAFKA, OURS]
-    epochs = {one.leader_epoch for one in ours.read(topic)}
+    epochs = {fetched.leader_epoch for fetched in ours.read(topic)}
     assert len(epochs) == 3
 
 
@@ -328,7 +328,7 @@ class Asked:
 
 
 def test_both_leaders_give_the_same_responses(mixed):
-    said = {one: Asked(mixed, one).tell() for one in (KAFKA, OURS)}
+    said = {node_id: Asked(mixed, node_id).tell() for node_id in (KAFKA, OURS)}
     pairs = zip(said[OURS], said[KAFKA], strict=True)
     differences = [f"{ours} instead of {theirs}" for ours, theirs in pairs if ours != theirs]
     assert not differences, "\n".join(differences)

@@ -49,11 +49,13 @@ def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
 
     AssertionError for a difference that is of no listed kind.
     """
-    kinds = [kind_of(one) for one in found]
+    kinds = [kind_of(difference) for difference in found]
     seen.update({kind for kind in kinds if kind is not None})
     if any(kind is not None and kind.parts for kind in kinds):
         return False
-    strange = [str(one) for one, kind in zip(found, kinds, strict=True) if kind is None]
+    strange = [
+        str(difference) for difference, kind in zip(found, kinds, strict=True) if kind is None
+    ]
     assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange)
     return True
 

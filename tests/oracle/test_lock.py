@@ -107,7 +107,7 @@ def test_kafka_does_not_start_beside_a_running_fencepost(tmp_path: Path, metadat
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(one.name for one in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir())
 
 
 @contextmanager

@@ -194,8 +194,8 @@ def frames(*data: bytes, after: str = "", listener: str = ONCE) -> Scene:
         door = Door(places, listener)
         if after:
             door.handshake(after)
-        for one in data:
-            door.bytes(one)
+        for message in data:
+            door.bytes(message)
         return door
 
     return scene
@@ -467,14 +467,16 @@ def with_users(places: Places) -> Places:
             ("alice", SCRAM_SHA_512),
             ("only512", SCRAM_SHA_512),
         ):
-            one = {
+            upsertion = {
                 "name": user,
                 "mechanism": mechanism.number,
                 "iterations": 4096,
                 "salt": b"salt",
                 "salted_password": salted_password(mechanism, "right", b"salt", 4096),
             }
-            answer = cluster.call("alter_user_scram_credentials", 0, deletions=[], upsertions=[one])
+            answer = cluster.call(
+                "alter_user_scram_credentials", 0, deletions=[], upsertions=[upsertion]
+            )
             assert [told["error_code"] for told in answer["results"]] == ["none"]
     return places
 
@@ -484,7 +486,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Plac
     """Yield the addresses of each broker's listeners."""
     home = tmp_path_factory.mktemp("logins")
     held = [hold_port() for _ in range(5)]
-    ports = [one.getsockname()[1] for one in held]
+    ports = [port.getsockname()[1] for port in held]
     kafka = Judge(home / "kafka", ports[0], ports[1])
     ours = settings(ports[2], ports[3], ports[4])
     daemon = Daemon(home / "ours", {**SETTINGS, **ours})
@@ -499,8 +501,8 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Plac
     finally:
         daemon.kill()
         kafka.kill()
-        for one in held:
-            one.close()
+        for port in held:
+            port.close()
 
 
 class Judge(Kafka):
@@ -515,7 +517,7 @@ class Judge(Kafka):
         found["listeners"] += f",CONTROLLER://127.0.0.1:{controller}"
         self._settings |= found
         ports = {ONCE: once, AGAIN: again, OPEN: port}
-        self.places = {name: f"127.0.0.1:{one}" for name, one in ports.items()}
+        self.places = {name: f"127.0.0.1:{number}" for name, number in ports.items()}
 
 
 @pytest.mark.parametrize("name", SCENES)

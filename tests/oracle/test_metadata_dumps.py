@@ -96,7 +96,7 @@ def test_dump_log_prints_our_metadata_files_as_kafka_does(tmp_path: Path) -> Non
         create_topic(metadata, "gone", 1, {})
         delete_topic(metadata, "gone")
         set_broker_configs(metadata, "", {"log.retention.ms": "8"})
-        decide(now, lambda one: one.update_features([lower]))
+        decide(now, lambda controller: controller.update_features([lower]))
         allocate_producer_ids(now)
         now.logs.close()
     now = storage(tmp_path)

@@ -53,11 +53,11 @@ def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> I
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "broker.session.timeout.ms": str(SESSION_MS),
         }
-        one = Member(home, address, node_id=OURS if is_combined else 3000, settings=settings)
-        formatted(one.data_dir, one.node_id)
-        one.start()
-        yield one
-        one.kill()
+        broker = Member(home, address, node_id=OURS if is_combined else 3000, settings=settings)
+        formatted(broker.data_dir, broker.node_id)
+        broker.start()
+        yield broker
+        broker.kill()
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +88,10 @@ def member(
     if is_combined:
         yield controller
         return
-    one = Member(tmp_path_factory.mktemp("member"), quorum.controller, node_id=OURS)
-    one.start()
-    yield one
-    one.kill()
+    broker = Member(tmp_path_factory.mktemp("member"), quorum.controller, node_id=OURS)
+    broker.start()
+    yield broker
+    broker.kill()
 
 
 def create(
@@ -119,14 +119,14 @@ def states(bootstrap: str, name: str) -> list[tuple[int, set[int]]]:
     """Return leader and ISR of each partition."""
     with Cluster(bootstrap) as client:
         (topic,) = client.call("metadata", 8, topics=[{"name": name}])["topics"]
-    parts = sorted(topic["partitions"], key=lambda one: int(one["partition_index"]))
-    return [(one["leader_id"], set(one["isr_nodes"])) for one in parts]
+    parts = sorted(topic["partitions"], key=lambda partition: int(partition["partition_index"]))
+    return [(partition["leader_id"], set(partition["isr_nodes"])) for partition in parts]
 
 
 def led(bootstrap: str, name: str, *expected: int) -> None:
     """Wait until these brokers lead, and all replicas are in sync."""
     everybody = {KAFKAS, OURS}
-    wanted = [(one, everybody) for one in expected]
+    wanted = [(leader, everybody) for leader in expected]
     until(partial(_is, bootstrap, name, wanted), f"{expected} lead {name}")
 
 
@@ -154,7 +154,12 @@ def test_kafkas_broker_is_registered_with_the_same_features(kafka: Kafka, member
             told = client.call(
                 "api_versions", 4, client_software_name="a", client_software_version="1"
             )
-        levels.append({one["name"]: one["max_version_level"] for one in told["finalized_features"]})
+        levels.append(
+            {
+                feature["name"]: feature["max_version_level"]
+                for feature in told["finalized_features"]
+            }
+        )
     assert levels[0] == levels[1]
     assert levels[0]["metadata.version"] == 30
 
@@ -185,7 +190,7 @@ def test_settings_take_effect_on_kafkas_broker(kafka: Kafka, member: Member, too
     ):
         configs("--alter", *where, "--add-config", f"{key}={limit}")
         until(lambda limit=limit: takes(limit - 500) and not takes(limit + 500), f"{key}={limit}")
-        shown = [configs("--describe", *where, of=one) for one in (kafka, member)]
+        shown = [configs("--describe", *where, of=broker) for broker in (kafka, member)]
         assert f"{key}={limit}" in shown[0]
         if where != topic:  # for a topic, the synonyms of the two brokers differ
             assert shown[0] == shown[1]
@@ -278,11 +283,11 @@ def test_killed_broker_leaves_the_elr_when_it_registers_again(
         until_unfenced(member, KAFKAS)
         led(kafka.bootstrap, name, OURS)
         changes = [
-            one.eligible_leader_replicas
-            for one in reader.records(begin)
-            if isinstance(one, PartitionChangeRecord)
-            and one.topic_id == topic_id
-            and (one.eligible_leader_replicas is not None or one.isr == (OURS, KAFKAS))
+            record.eligible_leader_replicas
+            for record in reader.records(begin)
+            if isinstance(record, PartitionChangeRecord)
+            and record.topic_id == topic_id
+            and (record.eligible_leader_replicas is not None or record.isr == (OURS, KAFKAS))
         ]
     # The broker entered the ELR when it left the ISR. When it registered after a kill, it left the
     # ELR before it was in the ISR again.

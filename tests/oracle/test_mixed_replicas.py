@@ -85,9 +85,9 @@ LOAD, BIG = "load", "big"
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaCluster]:
-    with ReplicaCluster(tmp_path_factory.mktemp("mixed"), LAYOUT) as one:
-        one.create(LOAD, *ROTATED, min_insync_replicas="2", segment_bytes=str(1 << 20))
-        yield one
+    with ReplicaCluster(tmp_path_factory.mktemp("mixed"), LAYOUT) as cluster:
+        cluster.create(LOAD, *ROTATED, min_insync_replicas="2", segment_bytes=str(1 << 20))
+        yield cluster
 
 
 def values(mixed: ReplicaCluster, node_id: int, name: str) -> list[bytes | None]:
@@ -102,19 +102,22 @@ def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
     assert state.isr == set(state.replicas), state
 
     def probe() -> bool:
-        logs = [mixed.directory(one, name, index) for one in state.replicas]
-        return len({whole(one) for one in logs}) == 1
+        logs = [mixed.directory(replica, name, index) for replica in state.replicas]
+        return len({whole(log) for log in logs}) == 1
 
     try:
         until(probe, f"replicas of {name}-{index} are equal", poll_s=0.1)
     except TimeoutError:
-        seen = {one: [header for header, _ in mixed.batches(one, name, index)] for one in state.isr}
+        seen = {
+            broker_id: [header for header, _ in mixed.batches(broker_id, name, index)]
+            for broker_id in state.isr
+        }
         raise AssertionError(seen) from None
 
 
 def whole(directory: Path) -> bytes:
     """Return the bytes of a log; AssertionError for a corrupt batch."""
-    data = b"".join(one for _, one in batches_in(directory))
+    data = b"".join(batch for _, batch in batches_in(directory))
     for position, header in iter_headers(data):
         verify_crc(data, position, header)
     return data
@@ -157,7 +160,7 @@ def test_replicas_of_every_batch_kind_are_identical(mixed: ReplicaCluster) -> No
 
 
 @pytest.mark.parametrize(
-    "roles", TURNS, ids=["".join(LAYOUT[one - 1] for one in roles) for roles in TURNS]
+    "roles", TURNS, ids=["".join(LAYOUT[role - 1] for role in roles) for roles in TURNS]
 )
 def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed: ReplicaCluster, roles: tuple[int, int, int]
@@ -165,7 +168,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
     """C and B stop, A is killed; B restarts first and leads, then A with a shorter log, then C."""
     a, b, c = roles
     names = kept, split, thrice, last, forced = [
-        unique(one) for one in ("kept", "split", "thrice", "last", "forced")
+        unique(stem) for stem in ("kept", "split", "thrice", "last", "forced")
     ]
     mixed.create(kept, roles, min_insync_replicas="2")
     mixed.create(split, (a, b), **UNCLEAN)
@@ -241,28 +244,30 @@ def test_dump_log_segments_prints_the_same_for_all_replicas(mixed: ReplicaCluste
     mixed.stop_all(*mixed.ids)
     replicas: dict[str, list[Path]] = {}
     for node in mixed.nodes:
-        for one in node.data_dir.glob("[!_]*-[0-9]*"):
-            replicas.setdefault(one.name, []).append(one)
-    paths = [file for name in replicas for one in replicas[name] for file in what_is_read(one)]
+        for path in node.data_dir.glob("[!_]*-[0-9]*"):
+            replicas.setdefault(path.name, []).append(path)
+    paths = [
+        file for name in replicas for replica in replicas[name] for file in what_is_read(replica)
+    ]
     rows = dumps.by_kafka(paths)
     kinds = set()
     for name, directories in replicas.items():
         told = []
-        for one in directories:
-            said = [row for file in what_is_read(one) for row in rows[str(file)]]
+        for directory in directories:
+            said = [row for file in what_is_read(directory) for row in rows[str(file)]]
             said.sort(key=lambda row: row["id"] if row["kind"] == "producer" else -1)
             kinds |= {row["kind"] for row in said}
             # Where a replica rolls a segment depends on the size of its fetches.
             told.append([{k: v for k, v in row.items() if k != "position"} for row in said])
         assert len(directories) > 1, name
-        for one in told:
-            pairs = itertools.zip_longest(told[0], one)
+        for printed in told:
+            pairs = itertools.zip_longest(told[0], printed)
             differences = [pair for pair in pairs if pair[0] != pair[1]]
             assert not differences, (name, differences[:5])
         end = max(row["last"] for row in told[0] if row["kind"] == "batch") + 1
-        epochs = [epochs_in(one, end) for one in directories]
+        epochs = [epochs_in(directory, end) for directory in directories]
         assert epochs[0]
-        assert all(one == epochs[0] for one in epochs), (name, epochs)
+        assert all(entries == epochs[0] for entries in epochs), (name, epochs)
     assert kinds == {"batch", "record", "producer", "txn-index"}
 
 

@@ -52,8 +52,8 @@ A fetch returns one MB. After the fetch, the quota's window of eleven seconds ha
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaCluster]:
-    with ReplicaCluster(tmp_path_factory.mktemp("moves"), "JP") as one:
-        yield one
+    with ReplicaCluster(tmp_path_factory.mktemp("moves"), "JP") as cluster:
+        yield cluster
 
 
 def acked(answer: Answer, offset: int) -> None:
@@ -64,7 +64,7 @@ def equal(mixed: ReplicaCluster, name: str) -> None:
     """Wait until both logs have the same bytes from the later log start offset on."""
 
     def probe() -> bool:
-        logs = [mixed.batches(one, name) for one in (JAVA, PYTHON)]
+        logs = [mixed.batches(node_id, name) for node_id in (JAVA, PYTHON)]
         start = max(log[0][0].base_offset for log in logs)
         java, python = ([raw for head, raw in log if head.base_offset >= start] for log in logs)
         return java == python
@@ -125,7 +125,7 @@ def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
         answer = client.call(
             "describe_configs", 4, resources=[{**asked, "configuration_keys": names}]
         )
-    values = [one["value"] for one in answer["results"][0]["configs"]]
+    values = [config["value"] for config in answer["results"][0]["configs"]]
     return values[0] if values else None
 
 
@@ -233,7 +233,7 @@ def test_consumers_read_from_the_replica_of_their_rack(
         until(lambda: preferred(client, name, rack) == follower, "the leader knows who is near")
         assert preferred(client, name, f"rack-{leader}") == -1
         assert preferred(client, name, "nowhere") == -1
-    assert [one.decode() for one in values] == by_librdkafka(mixed, name, rack, follower)
+    assert [value.decode() for value in values] == by_librdkafka(mixed, name, rack, follower)
     # Java's consumer logs its preferred read replica only at log level DEBUG.
     config = tmp_path / "log4j2.xml"
     config.write_text(LOG4J.replace('level="warn"', 'level="debug"'))
@@ -243,12 +243,12 @@ def test_consumers_read_from_the_replica_of_their_rack(
         *("--offset", "earliest", "--max-messages", str(len(values))),
         *("--command-property", f"client.rack={rack}"),
     )
-    command = [one.replace(str(LOG4J_FILE), str(config)) for one in command]
+    command = [word.replace(str(LOG4J_FILE), str(config)) for word in command]
     child = Child(command)
     assert child.wait(240) == 0, child.tail()
     moved = f"Updating preferred read replica for partition {name}-0 to {follower}"
     assert any(moved in line for line in child.lines), child.tail()
-    assert [line for line in child.lines if line.isdigit()] == [one.decode() for one in values]
+    assert [line for line in child.lines if line.isdigit()] == [value.decode() for value in values]
 
 
 def preferred(client: Cluster, name: str, rack: str) -> int:
@@ -308,8 +308,8 @@ def test_compaction_on_leader_and_follower_keeps_the_same_values(
     mixed.reassign(name, (leader, follower))
     mixed.settled(name, leader=leader, isr={leader, follower})
     latest |= fill(mixed, leader, name, 40)
-    for one in (leader, follower):
-        cleaned(mixed, one, name, 60)
+    for node_id in (leader, follower):
+        cleaned(mixed, node_id, name, 60)
     for one, other in ((leader, follower), (follower, leader)):
         mixed.reassign(name, (one, other))
         mixed.prefer(name)
@@ -357,7 +357,7 @@ def test_suspended_broker_leaves_the_isr_and_its_late_writes_are_lost(
 
     Produce requests with acks=all complete when it has left the ISR, or has caught up again.
     """
-    free, bound, lost = (unique(one) for one in ("free", "bound", "lost"))
+    free, bound, lost = (unique(stem) for stem in ("free", "bound", "lost"))
     mixed.create(free, (leader, follower))
     mixed.create(bound, (leader, follower), min_insync_replicas="2")
     mixed.create(lost, (follower, leader))

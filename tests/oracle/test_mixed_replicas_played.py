@@ -145,8 +145,8 @@ class Led:
 
 @contextmanager
 def led(stage: Stage, leader: int, *followers: int, **configs: str) -> Iterator[Led]:
-    with closing(Led(stage, leader, (leader, *followers), **configs)) as one:
-        yield one
+    with closing(Led(stage, leader, (leader, *followers), **configs)) as topic:
+        yield topic
 
 
 @contextmanager
@@ -167,14 +167,14 @@ TEN = [b"%d" % number for number in range(10)]
 
 @BY_BOTH
 def test_diverging_fetch_does_not_advance_the_high_watermark(stage: Stage, leader: int) -> None:
-    with led(stage, leader, NINE, min_insync_replicas="2") as one:
-        acked(write(one.client, one.name, *TEN, acks=1), 0)
-        assert one.fetched(0)["records"]
-        part = one.fetched(15, last_epoch=0)
+    with led(stage, leader, NINE, min_insync_replicas="2") as topic:
+        acked(write(topic.client, topic.name, *TEN, acks=1), 0)
+        assert topic.fetched(0)["records"]
+        part = topic.fetched(15, last_epoch=0)
         assert part["diverging_epoch"] == {"epoch": 0, "end_offset": 10}
         assert not part["records"]
-        assert one.high_watermark() == 0
-        one.commits(10)
+        assert topic.high_watermark() == 0
+        topic.commits(10)
 
 
 @BY_BOTH
@@ -207,32 +207,32 @@ def test_fenced_or_former_broker_epoch_is_not_proposed_for_the_isr(stage: Stage)
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
         both = first, second
-        for one in both:
-            acked(write(one.client, one.name, *TEN, acks=1), 0)
-            one.commits(10)
+        for topic in both:
+            acked(write(topic.client, topic.name, *TEN, acks=1), 0)
+            topic.commits(10)
         former = nine.broker_epoch
         nine.be_fenced()
-        for one in both:
-            until(lambda one=one: NINE not in cluster.brokers(one.leader), "it is fenced")
-            one.has_isr(one.leader)
+        for topic in both:
+            until(lambda topic=topic: NINE not in cluster.brokers(topic.leader), "it is fenced")
+            topic.has_isr(topic.leader)
         proxy.hold(ALTER_PARTITION)
-        for one in both:
-            acked(write(one.client, one.name, b"10"), 10)
+        for topic in both:
+            acked(write(topic.client, topic.name, b"10"), 10)
             for _ in range(3):
-                assert one.fetched(11, last_epoch=0)["error_code"] == "none"
-                assert one.isr() == {one.leader}
+                assert topic.fetched(11, last_epoch=0)["error_code"] == "none"
+                assert topic.isr() == {topic.leader}
         nine.become_unfenced()
-        for one in both:
-            until(lambda one=one: NINE in cluster.brokers(one.leader), "it is back")
+        for topic in both:
+            until(lambda topic=topic: NINE in cluster.brokers(topic.leader), "it is back")
             for _ in range(3):
-                part = one.fetched(11, last_epoch=0, broker_epoch=former)
+                part = topic.fetched(11, last_epoch=0, broker_epoch=former)
                 assert part["error_code"] == "not_leader_or_follower"
         assert not proxy.holding.is_set(), "nobody was proposed"
-        for one in both:
+        for topic in both:
             proxy.hold(ALTER_PARTITION)
-            one.proposes(11)
+            topic.proposes(11)
             proxy.release()
-            one.until_joined(11, one.leader, NINE)
+            topic.until_joined(11, topic.leader, NINE)
 
 
 @BY_BOTH
@@ -240,68 +240,68 @@ def test_pending_isr_addition_holds_the_high_watermark_until_refused(
     stage: Stage, leader: int
 ) -> None:
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
-    with led(stage, leader, NINE) as one:
-        acked(write(one.client, one.name, *TEN, acks=1), 0)
-        one.has_isr(leader)
+    with led(stage, leader, NINE) as topic:
+        acked(write(topic.client, topic.name, *TEN, acks=1), 0)
+        topic.has_isr(leader)
         proxy.hold(ALTER_PARTITION)
-        one.proposes(10)
-        with asking(stage, leader, one, b"10") as waiting:
-            until(lambda: one.end() == 11, "it is appended")
-            assert one.high_watermark() == 10
+        topic.proposes(10)
+        with asking(stage, leader, topic, b"10") as waiting:
+            until(lambda: topic.end() == 11, "it is appended")
+            assert topic.high_watermark() == 10
             nine.be_fenced()
             until(lambda: NINE not in cluster.brokers(leader), "it is fenced")
-            assert one.high_watermark() == 10, "nobody has refused it yet"
+            assert topic.high_watermark() == 10, "nobody has refused it yet"
             proxy.release()
 
             def is_refused() -> bool:
                 # Apache Kafka checks the high watermark again only at the next append.
-                assert write(one.client, one.name, b"nudge", acks=1)["error_code"] == "none"
-                return one.high_watermark() > 10
+                assert write(topic.client, topic.name, b"nudge", acks=1)["error_code"] == "none"
+                return topic.high_watermark() > 10
 
             until(is_refused, "the addition is refused", poll_s=0.1)
             acked(written(waiting), 10)
-        assert one.isr() == {leader}
+        assert topic.isr() == {leader}
         nine.become_unfenced(is_new=False)
-        one.until_joined(one.end(), leader, NINE)
+        topic.until_joined(topic.end(), leader, NINE)
 
 
 @BY_BOTH
 def test_lost_alter_partition_response_is_requested_again(stage: Stage, leader: int) -> None:
     proxy = stage.proxy
-    with led(stage, leader, NINE) as one:
-        acked(write(one.client, one.name, *TEN, acks=1), 0)
-        one.has_isr(leader)
+    with led(stage, leader, NINE) as topic:
+        acked(write(topic.client, topic.name, *TEN, acks=1), 0)
+        topic.has_isr(leader)
         proxy.lose(ALTER_PARTITION)
-        one.until_joined(10, leader, NINE)
+        topic.until_joined(10, leader, NINE)
         until(lambda: proxy.lost == {ALTER_PARTITION}, "the answer is lost")
-        with asking(stage, leader, one, b"10") as waiting:
-            until(lambda: one.end() == 11, "it is appended")
-            one.commits(11)
+        with asking(stage, leader, topic, b"10") as waiting:
+            until(lambda: topic.end() == 11, "it is appended")
+            topic.commits(11)
             acked(written(waiting), 10)
         # The next ISR change is accepted, so no change is pending.
-        acked(write(one.client, one.name, b"11"), 11)
-        one.has_isr(leader)
+        acked(write(topic.client, topic.name, b"11"), 11)
+        topic.has_isr(leader)
 
 
 @BY_BOTH
 def test_isr_change_that_arrives_after_an_election_is_ignored(stage: Stage, leader: int) -> None:
     cluster, proxy, other = stage.cluster, stage.proxy, 3 - leader
-    with led(stage, leader, other, NINE) as one:
+    with led(stage, leader, other, NINE) as topic:
         proxy.hold(ALTER_PARTITION)
-        acked(write(one.client, one.name, *TEN, acks=1), 0)
+        acked(write(topic.client, topic.name, *TEN, acks=1), 0)
         assert proxy.holding.wait(60), "the leader drops who says nothing"
-        cluster.reassign(one.name, (other, leader, NINE))
-        cluster.prefer(one.name)
-        cluster.settled(one.name, leader=other, is_readable=False)
+        cluster.reassign(topic.name, (other, leader, NINE))
+        cluster.prefer(topic.name)
+        cluster.settled(topic.name, leader=other, is_readable=False)
         assert proxy.holding.is_set(), "the change is still on its way"
         proxy.release()
-        acked(cluster.write(other, one.name, b"10"), 10)
-        cluster.settled(one.name, leader=other, isr={leader, other})
-        cluster.reassign(one.name, (leader, other, NINE))
-        cluster.prefer(one.name)
-        cluster.settled(one.name, leader=leader, isr={leader, other})
-        acked(cluster.write(leader, one.name, b"11"), 11)
-        assert one.client.values(one.name) == [*TEN, b"10", b"11"]
+        acked(cluster.write(other, topic.name, b"10"), 10)
+        cluster.settled(topic.name, leader=other, isr={leader, other})
+        cluster.reassign(topic.name, (leader, other, NINE))
+        cluster.prefer(topic.name)
+        cluster.settled(topic.name, leader=leader, isr={leader, other})
+        acked(cluster.write(leader, topic.name, b"11"), 11)
+        assert topic.client.values(topic.name) == [*TEN, b"10", b"11"]
 
 
 @BY_BOTH
@@ -336,23 +336,23 @@ def test_follower_joins_the_isr_only_at_the_start_of_the_leader_epoch(
 @BY_BOTH
 def test_reassignment_completes_when_all_targets_are_in_sync(stage: Stage, leader: int) -> None:
     cluster, eight = stage.cluster, stage.eight
-    with led(stage, leader) as one:
-        acked(write(one.client, one.name, *TEN), 0)
-        directory = cluster.directory(leader, one.name)
+    with led(stage, leader) as topic:
+        acked(write(topic.client, topic.name, *TEN), 0)
+        directory = cluster.directory(leader, topic.name)
         assert directory.is_dir()
-        assert one.fetched(0, eight)["error_code"] == "unknown_leader_epoch", "it is no replica"
-        cluster.reassign(one.name, (EIGHT, NINE))
-        one.until_joined(10, leader, EIGHT, by=eight)
-        state = cluster.settled(one.name, leader=leader)
+        assert topic.fetched(0, eight)["error_code"] == "unknown_leader_epoch", "it is no replica"
+        cluster.reassign(topic.name, (EIGHT, NINE))
+        topic.until_joined(10, leader, EIGHT, by=eight)
+        state = cluster.settled(topic.name, leader=leader)
         assert state.replicas == (EIGHT, NINE, leader), "one of the target is not in"
-        end = one.end()
+        end = topic.end()
 
         def is_over() -> bool:
-            part = one.fetched(end, last_epoch=0)
+            part = topic.fetched(end, last_epoch=0)
             return part["error_code"] != "none"
 
         until(is_over, "the leader has resigned", deadline_s=120)
-        state = cluster.settled(one.name, replicas=(EIGHT, NINE))
+        state = cluster.settled(topic.name, replicas=(EIGHT, NINE))
         assert state.leader in {EIGHT, NINE}
         assert state.isr == {EIGHT, NINE}
         until(lambda: not directory.exists(), "who is not in the target has deleted all")
@@ -380,9 +380,9 @@ class Followed:
 
     def copied(self, end: int) -> None:
         """Wait until both followers fetch at the offset ``end``."""
-        for one in (JAVA, PYTHON):
-            what = f"{one} has all below {end}"
-            until(lambda one=one: self.script.end_of(one) == end, what, deadline_s=120)
+        for node_id in (JAVA, PYTHON):
+            what = f"{node_id} has all below {end}"
+            until(lambda node_id=node_id: self.script.end_of(node_id) == end, what, deadline_s=120)
 
     def high_watermark(self, follower: int, offset: int = 0) -> int:
         """Return the high watermark that a follower sends in a consumer's Fetch response."""
@@ -391,30 +391,32 @@ class Followed:
 
     def shown(self, high_watermark: int, offset: int = 0) -> None:
         """Wait until both followers show this high watermark."""
-        for one in (JAVA, PYTHON):
+        for node_id in (JAVA, PYTHON):
             until(
-                lambda one=one: self.high_watermark(one, offset) == high_watermark,
-                f"{one} shows all below {high_watermark}",
+                lambda node_id=node_id: self.high_watermark(node_id, offset) == high_watermark,
+                f"{node_id} shows all below {high_watermark}",
                 deadline_s=120,
             )
 
     def answer_once(self, *answers: Answer) -> dict[int, int]:
         """Queue these responses for both followers; return the current number of their fetches."""
         with self.leader.lock:
-            before = {one: len(self.script.asked[one]) for one in (JAVA, PYTHON)}
-            for one in before:
-                self.script.once[one] = [dict(answer) for answer in answers]
+            before = {node_id: len(self.script.asked[node_id]) for node_id in (JAVA, PYTHON)}
+            for node_id in before:
+                self.script.once[node_id] = [dict(answer) for answer in answers]
         return before
 
     def after(self, before: dict[int, int], count: int) -> dict[int, Answer]:
         """Wait for fetch number ``before`` + ``count`` of each follower; return these fetches."""
-        for one, seen in before.items():
+        for node_id, seen in before.items():
             until(
-                lambda one=one, seen=seen: len(self.script.asked[one]) > seen + count,
-                f"the next fetch of {one}",
+                lambda node_id=node_id, seen=seen: len(self.script.asked[node_id]) > seen + count,
+                f"the next fetch of {node_id}",
                 deadline_s=120,
             )
-        return {one: self.script.asked[one][seen + count] for one, seen in before.items()}
+        return {
+            node_id: self.script.asked[node_id][seen + count] for node_id, seen in before.items()
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -436,14 +438,14 @@ def played(stage: Stage) -> Iterator[PlayedLeader]:
 @pytest.fixture
 def followed(stage: Stage, played: PlayedLeader) -> Iterator[Followed]:
     """Yield a topic of 20 records, of which 10 are committed; both followers have copied all."""
-    one = Followed(stage, played)
+    topic = Followed(stage, played)
     with played.lock:
-        one.script.high_watermark = 10
-    one.append(0, 20)
-    one.copied(20)
-    one.shown(10)
-    yield one
-    stage.cluster.delete(one.name)
+        topic.script.high_watermark = 10
+    topic.append(0, 20)
+    topic.copied(20)
+    topic.shown(10)
+    yield topic
+    stage.cluster.delete(topic.name)
 
 
 def test_empty_fetch_response_keeps_last_epoch_and_updates_high_watermark(
@@ -465,7 +467,7 @@ def test_diverging_fetch_response_does_not_update_the_high_watermark(followed: F
     try:
         for asked in followed.after(before, 1).values():
             assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (12, 0)
-        assert [followed.high_watermark(one) for one in (JAVA, PYTHON)] == [10, 10]
+        assert [followed.high_watermark(node_id) for node_id in (JAVA, PYTHON)] == [10, 10]
     finally:
         gate.set()
     followed.script.high_watermark = 15
@@ -484,8 +486,8 @@ def test_batch_of_a_later_leader_epoch_is_not_appended(followed: Followed) -> No
     gate.set()
     followed.append(20, 23)
     followed.copied(23)
-    for one in (JAVA, PYTHON):
-        found = followed.cluster.batches(one, followed.name)
+    for node_id in (JAVA, PYTHON):
+        found = followed.cluster.batches(node_id, followed.name)
         assert [header.leader_epoch for header, _ in found] == [0] * 8
 
 
@@ -508,7 +510,7 @@ def test_follower_out_of_range_restarts_at_the_leaders_start_offset(
     before = followed.answer_once({"error_code": ErrorCode.offset_out_of_range})
     for asked in followed.after(before, 1).values():
         assert (asked["fetch_offset"], asked["log_start_offset"]) == (500, 500)
-    assert script.questions == {one: [LATEST, EARLIEST] for one in (JAVA, PYTHON)}
+    assert script.questions == {node_id: [LATEST, EARLIEST] for node_id in (JAVA, PYTHON)}
     followed.shown(500, 500)
     followed.append(500, 503)
     followed.copied(503)
@@ -543,8 +545,8 @@ def test_fetcher_restarts_only_on_a_new_leader_epoch(stage: Stage, played: Playe
         followed.script.epoch = 1
     followed.append(20, 23)
     followed.copied(23)
-    for one in (JAVA, PYTHON):
-        asked = followed.script.asked[one][-1]
+    for node_id in (JAVA, PYTHON):
+        asked = followed.script.asked[node_id][-1]
         assert (asked["current_leader_epoch"], asked["last_fetched_epoch"]) == (1, 1)
     # Truncate into the older epoch, below the start of the later epoch.
     told = {"diverging_epoch": {"epoch": 0, "end_offset": 15}}

@@ -55,14 +55,14 @@ PAIRINGS = list(itertools.product(BOTH, repeat=3))
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    one = Pair(tmp_path_factory.mktemp("pair"), SETTINGS)
+    brokers = Pair(tmp_path_factory.mktemp("pair"), SETTINGS)
     try:
-        one.start()
-        one.create(STATES, [BOTH], {"cleanup.policy": "delete", "min.insync.replicas": "1"})
-        yield one
+        brokers.start()
+        brokers.create(STATES, [BOTH], {"cleanup.policy": "delete", "min.insync.replicas": "1"})
+        yield brokers
     finally:
-        one.stop()
-        for node in one.all_nodes:  # helps to analyse a failure
+        brokers.stop()
+        for node in brokers.all_nodes:  # helps to analyse a failure
             print("\n".join(node.child.lines[-60:]) if node.child else "")
 
 
@@ -88,8 +88,8 @@ def states_served(pair: Pair, node_id: int, group: str, topic_id: uuid.UUID) -> 
 
     def does() -> bool:
         answers = [
-            pair.call(one, "find_coordinator", 6, key_type=SHARE, coordinator_keys=[key])
-            for one in pair.running
+            pair.call(broker_id, "find_coordinator", 6, key_type=SHARE, coordinator_keys=[key])
+            for broker_id in pair.running
         ]
         rows = [row for answer in answers for row in answer["coordinators"]]
         return all(row["error_code"] == "none" and row["node_id"] == node_id for row in rows)
@@ -391,8 +391,8 @@ class Archiving:
         """Return the queue's records from its leader, and check their fixed headers."""
         cluster = self.pair.connection(self.pair.leader(self.queue))
         rows = []
-        for one in cluster.read(self.queue):
-            for value, headers in zip(one.values, one.headers, strict=True):
+        for batch in cluster.read(self.queue):
+            for value, headers in zip(batch.values, batch.headers, strict=True):
                 told = dict(headers)
                 assert told.pop(b"__dlq.errors.topic") == self.source.encode()
                 assert told.pop(b"__dlq.errors.partition") == b"0"

@@ -52,10 +52,10 @@ def test_clients_of_all_brokers_are_listed(tmp_path: Path, controllers: str) -> 
             )
             assert answer["error_code"] == "none"
         rows = json.loads(cli(second, "clients", "telemetry", "--format=json").stdout)
-        assert [(one["broker"], one["client_id"]) for one in rows if one["pushes"]] == names
+        assert [(row["broker"], row["client_id"]) for row in rows if row["pushes"]] == names
         asking = connections.enter_context(Cluster(first))
         listed = asking.call("list_config_resources", 0)["config_resources"]
-        assert [one["resource_name"] for one in listed] == ["all"]
+        assert [resource["resource_name"] for resource in listed] == ["all"]
     finally:
         connections.close()
         cluster.stop()

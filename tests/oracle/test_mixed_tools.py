@@ -81,7 +81,8 @@ class Mixed:
         scratch = directory / "scratch"
         scratch.mkdir()
         self.desks = [
-            Desk(tools, one.bootstrap, one.data_dir, scratch) for one in (self.kafka, self.ours)
+            Desk(tools, broker.bootstrap, broker.data_dir, scratch)
+            for broker in (self.kafka, self.ours)
         ]
 
     def tool(self, main: str, *words: str, where: str = "--bootstrap-server", **how: int) -> str:
@@ -115,9 +116,9 @@ class Mixed:
 
     def settled(self, name: str, leader: int, *isr: int, index: int = 0) -> None:
         """Wait until this leader and this ISR are in both brokers' Metadata."""
-        for one in (self.kafka, self.ours):
+        for broker in (self.kafka, self.ours):
 
-            def told(bootstrap: str = one.bootstrap) -> bool:
+            def told(bootstrap: str = broker.bootstrap) -> bool:
                 part = partitions(bootstrap, name).get(index, {"leader_id": None})
                 return part["leader_id"] == leader and set(part["isr_nodes"]) == set(isr)  # type: ignore[call-overload]
 
@@ -125,10 +126,10 @@ class Mixed:
 
     def write(self, name: str, leader: int, *values: bytes, index: int = 0) -> None:
         """Write a batch to the leader, once it serves."""
-        one = self.kafka if leader == JAVA else self.ours
+        broker = self.kafka if leader == JAVA else self.ours
 
         def written() -> bool:
-            with Cluster(one.bootstrap) as client:
+            with Cluster(broker.bootstrap) as client:
                 answer = client.produce(name, values, partition=index, acks=-1)
             return bool(answer["error_code"] == "none")
 
@@ -144,9 +145,9 @@ class Mixed:
 def mixed(java_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     assert java_tools.is_dir()
     with tools_at_hand() as tools:
-        one = Mixed(tmp_path_factory.mktemp("mixed"), tools)
-        yield one
-        one.stop()
+        cluster = Mixed(tmp_path_factory.mktemp("mixed"), tools)
+        yield cluster
+        cluster.stop()
 
 
 def test_cluster_tools_print_the_same_through_either_broker(mixed: Mixed) -> None:
@@ -168,8 +169,10 @@ def test_cluster_tools_print_the_same_through_either_broker(mixed: Mixed) -> Non
     for desk in mixed.desks:
         told = desk.run(LOG_DIRS, "--describe", "--broker-list", f"{JAVA},{OURS}")
         (row,) = (json.loads(line) for line in told.splitlines() if line.startswith("{"))
-        assert {one["broker"] for one in row["brokers"]} == {JAVA, OURS}
-        assert {one["error"] for broker in row["brokers"] for one in broker["logDirs"]} == {None}
+        assert {broker["broker"] for broker in row["brokers"]} == {JAVA, OURS}
+        assert {log_dir["error"] for broker in row["brokers"] for log_dir in broker["logDirs"]} == {
+            None
+        }
     for kind, name in (("brokers", str(JAVA)), ("brokers", str(OURS)), ("topics", "")):
         named = ("--entity-name", name) if name else ()
         mixed.both(CONFIGS, "--describe", "--entity-type", kind, *named)
@@ -186,8 +189,8 @@ def test_unregistered_broker_disappears_from_both_brokers(mixed: Mixed) -> None:
     here = ("--bootstrap-server", mixed.ours.bootstrap)
     told = mixed.tool(CLUSTER, "unregister", *here, "--id", str(GONE), where="")
     assert f"Broker {GONE} is no longer registered" in told
-    for one in (mixed.kafka, mixed.ours):
-        until(lambda one=one: set(brokers(one)) == {JAVA, OURS}, "it is forgotten")
+    for broker in (mixed.kafka, mixed.ours):
+        until(lambda broker=broker: set(brokers(broker)) == {JAVA, OURS}, "it is forgotten")
 
 
 def test_topics_are_created_and_described_alike_by_both_brokers(mixed: Mixed) -> None:
@@ -283,8 +286,8 @@ def test_transaction_tools_copy_exactly_once_and_print_the_same(mixed: Mixed) ->
 
     def copied() -> bool:
         found = []
-        for index, one in enumerate((mixed.kafka, mixed.ours)):
-            with Cluster(one.bootstrap) as client:
+        for index, broker in enumerate((mixed.kafka, mixed.ours)):
+            with Cluster(broker.bootstrap) as client:
                 found += client.values(target, partition=index, isolation=READ_COMMITTED)
         return sorted(found) == sorted(b"%d-%d" % (i, at) for i in (0, 1) for at in range(30))
 
@@ -377,7 +380,7 @@ def test_leader_election_tool_elects_unclean_and_preferred_leaders(mixed: Mixed)
     mixed.ours.start()
     until_unfenced(mixed.ours, OURS)
     until(lambda: partitions(mixed.ours.bootstrap, name)[0]["leader_id"] == -1, "nobody leads")
-    desk = next(one for one in mixed.desks if one.bootstrap == mixed.ours.bootstrap)
+    desk = next(other for other in mixed.desks if other.bootstrap == mixed.ours.bootstrap)
     assert f"Topic: {name}" in desk.run(TOPICS, "--describe", "--unavailable-partitions")
     assert "PreferredLeaderNotAvailable" in desk.run(*elect, "preferred")
     assert "Successfully completed leader election (UNCLEAN)" in desk.run(*elect, "unclean")

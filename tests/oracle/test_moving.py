@@ -111,9 +111,9 @@ def taken_over(
 ) -> Iterator[dict[bool, Daemon]]:
     """Yield two daemons with imported logs, one with long and one with short session timeouts."""
     directories = sorted(
-        one
-        for one in killed.image.glob("*-[0-9]*")
-        if one.is_dir() and not one.name.startswith("__cluster_metadata")
+        path
+        for path in killed.image.glob("*-[0-9]*")
+        if path.is_dir() and not path.name.startswith("__cluster_metadata")
     )
     daemons = {}
     for short in (False, True):

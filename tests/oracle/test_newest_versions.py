@@ -87,8 +87,8 @@ class Producer:
                     "name": self.topic if topic_id == self.topic_id else f"no-{topic_id}",
                     "topic_id": topic_id,
                     "partitions": [
-                        {"partition_index": one, "committed_offset": 7, "committed_metadata": ""}
-                        for one in indexes
+                        {"partition_index": index, "committed_offset": 7, "committed_metadata": ""}
+                        for index in indexes
                     ],
                 }
                 for topic_id, indexes in topics or ((self.topic_id, [0]),)
@@ -196,7 +196,10 @@ def _id(told: Mapping[str, Any]) -> dict[str, Any]:
 def _deleted(t: Tracer, *groups: str) -> list[Any]:
     """Delete groups; return their rows, including messages, which the tracer leaves out."""
     answer = t.cluster.call("delete_groups", 3, groups_names=list(groups))
-    rows = [(one["group_id"], one["error_code"], one["error_message"]) for one in answer["results"]]
+    rows = [
+        (result["group_id"], result["error_code"], result["error_message"])
+        for result in answer["results"]
+    ]
     return sorted(map(list, rows))
 
 
@@ -244,7 +247,7 @@ def run(trace: Callable[[Tracer], None], bootstrap: str) -> list[Step]:
 def test_responses_of_the_newest_versions_are_the_same(
     trace: str, kafka: Kafka, fencepost: Daemon
 ) -> None:
-    theirs, ours = (run(TRACES[trace], one.bootstrap) for one in (kafka, fencepost))
+    theirs, ours = (run(TRACES[trace], broker.bootstrap) for broker in (kafka, fencepost))
     found = unexpected(trace, ours, theirs)
     assert not found, f"{len(found)} differences:\n" + "\n".join(found)
     assert len(theirs) > 1

@@ -80,20 +80,22 @@ def rows_of_schema(
     once.
     """
     rows = []
-    for one in fields:
-        if not in_versions(one["versions"], version):
+    for field in fields:
+        if not in_versions(field["versions"], version):
             continue
-        kind = one["type"].removeprefix("[]")
-        is_array = one["type"] != kind
-        inner = one.get("fields") or common.get(kind, [])
+        kind = field["type"].removeprefix("[]")
+        is_array = field["type"] != kind
+        inner = field.get("fields") or common.get(kind, [])
         rows.append(
             (
-                snake(one["name"]),
+                snake(field["name"]),
                 "struct" if inner else kind,
                 is_array,
-                in_versions(one.get("nullableVersions", "none"), version),
-                one.get("tag") if in_versions(one.get("taggedVersions", "none"), version) else None,
-                () if is_array else default_of(one, kind),
+                in_versions(field.get("nullableVersions", "none"), version),
+                field.get("tag")
+                if in_versions(field.get("taggedVersions", "none"), version)
+                else None,
+                () if is_array else default_of(field, kind),
                 rows_of_schema(inner, version, common),
             )
         )
@@ -106,15 +108,15 @@ def rows_of_class(cls: type) -> list[tuple[Any, ...]]:
     info = fields_of(cls)
     return [
         (
-            one.name,
-            "struct" if one.struct else kinds.get(str(one.kafka_type), one.kafka_type),
-            one.is_array,
-            one.nullable and one.kafka_type != "uuid",
-            one.tag,
-            one.default,
-            rows_of_class(one.struct) if one.struct else [],
+            field.name,
+            "struct" if field.struct else kinds.get(str(field.kafka_type), field.kafka_type),
+            field.is_array,
+            field.nullable and field.kafka_type != "uuid",
+            field.tag,
+            field.default,
+            rows_of_class(field.struct) if field.struct else [],
         )
-        for one in (*info.plain, *info.tagged)
+        for field in (*info.plain, *info.tagged)
     ]
 
 
@@ -122,7 +124,7 @@ def rows_of_class(cls: type) -> list[tuple[Any, ...]]:
 def test_class_has_the_fields_of_the_schema(message: overlay.Message) -> None:
     cls = message_class(*message)
     found = schema(cls.__name__, libs_of(message))
-    common = {one["name"]: one["fields"] for one in found.get("commonStructs", ())}
+    common = {struct["name"]: struct["fields"] for struct in found.get("commonStructs", ())}
     assert (found["apiKey"], found["type"]) == message[::2]
     assert in_versions(found["validVersions"], message[1])
     assert not in_versions(found["validVersions"], message[1] + 1)
@@ -153,20 +155,20 @@ def as_json(cls: type, entity: Any) -> dict[str, Any]:
     """Return an entity as Kafka's JSON converter writes it."""
     info = fields_of(cls)
     shown: dict[str, Any] = {}
-    for one in (*info.plain, *info.tagged):
-        value = getattr(entity, one.name)
-        if one.struct is not None:
-            value = [as_json(one.struct, item) for item in value]
-        elif one.kafka_type == "error_code":
+    for field in (*info.plain, *info.tagged):
+        value = getattr(entity, field.name)
+        if field.struct is not None:
+            value = [as_json(field.struct, item) for item in value]
+        elif field.kafka_type == "error_code":
             value = int(value)
-        elif one.kafka_type == "uuid":
+        elif field.kafka_type == "uuid":
             number = uuid.UUID(int=0) if value is None else value
             value = base64.urlsafe_b64encode(number.bytes).decode().rstrip("=")
         else:
             value = plain(value)
-        is_default = value == one.default or (one.is_array and not value)
-        if one.tag is None or not is_default:
-            shown[camel(one.name)] = value
+        is_default = value == field.default or (field.is_array and not value)
+        if field.tag is None or not is_default:
+            shown[camel(field.name)] = value
     return shown
 
 

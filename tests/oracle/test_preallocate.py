@@ -36,10 +36,10 @@ def test_preallocated_log_of_a_killed_broker_is_served_by_kafka(tmp_path: Path) 
     daemon.kill()
     logs = sorted((daemon.data_dir / "pre-0").glob("*.log"))
     assert len(logs) == 2
-    assert [one.stat().st_size == SEGMENT_BYTES for one in logs] == [False, True]
+    assert [log.stat().st_size == SEGMENT_BYTES for log in logs] == [False, True]
     said = [dumped(logs[0]), dumped(logs[1], killed=True)]
     assert not COMPLAINT.search(said[0]), said[0]
-    assert [offsets(one) for one in said] == [list(range(6)), list(range(6, 10))]
+    assert [offsets(dump) for dump in said] == [list(range(6)), list(range(6, 10))]
 
     kafka = Kafka(tmp_path, SETTINGS)
     kafka.start()
@@ -49,11 +49,11 @@ def test_preallocated_log_of_a_killed_broker_is_served_by_kafka(tmp_path: Path) 
             cluster.create_topic("pre", configs=CONFIGS)
         kafka.child.kill()
         place = kafka.data_dir / "pre-0"
-        for one in place.iterdir():
-            if one.name != PARTITION_METADATA:
-                one.unlink()
-        for one in logs:
-            shutil.copy(one, place)
+        for path in place.iterdir():
+            if path.name != PARTITION_METADATA:
+                path.unlink()
+        for log in logs:
+            shutil.copy(log, place)
         kafka.start()
         with Cluster(kafka.bootstrap) as cluster:
             cluster.produce("pre", [b"more"])
@@ -65,10 +65,10 @@ def test_preallocated_log_of_a_killed_broker_is_served_by_kafka(tmp_path: Path) 
     with Cluster(daemon.bootstrap) as cluster:
         assert cluster.values("pre") == VALUES
     daemon.stop()
-    said = [dumped(one) for one in logs]
-    assert not any(COMPLAINT.search(one) for one in said), said
-    assert [offsets(one) for one in said] == [list(range(6)), list(range(6, 10))]
-    assert all(one.stat().st_size < SEGMENT_BYTES for one in logs)
+    said = [dumped(log) for log in logs]
+    assert not any(COMPLAINT.search(dump) for dump in said), said
+    assert [offsets(dump) for dump in said] == [list(range(6)), list(range(6, 10))]
+    assert all(log.stat().st_size < SEGMENT_BYTES for log in logs)
 
 
 def dumped(path: Path, *, killed: bool = False) -> str:
@@ -88,4 +88,4 @@ def dumped(path: Path, *, killed: bool = False) -> str:
 
 
 def offsets(said: str) -> list[int]:
-    return [int(one) for one in re.findall(r"^\| offset: (\d+) ", said, re.MULTILINE)]
+    return [int(offset) for offset in re.findall(r"^\| offset: (\d+) ", said, re.MULTILINE)]

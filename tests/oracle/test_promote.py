@@ -87,9 +87,9 @@ class Grown:
         self.directory, self.output = directory, directory / "out"
         self.libs = libs
         held = [hold_port() for _ in (0, *controllers)]
-        for one in held:
-            weakref.finalize(self, one.close)
-        self.address, *at = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        for port in held:
+            weakref.finalize(self, port.close)
+        self.address, *at = (f"127.0.0.1:{port.getsockname()[1]}" for port in held)
         self.named = dict(zip(controllers, at, strict=True))
         self.data_dir = directory / "data"
         self.broker = Daemon(self.data_dir, SETTINGS, listen=self.address)
@@ -99,37 +99,39 @@ class Grown:
         """Stop the broker, and write the directories of the controllers."""
         self.broker.stop()
         pairs = (item for pair in SETTINGS.items() for item in ("--config", "=".join(pair)))
-        at = ",".join(f"{one}@{address}" for one, address in self.named.items())
+        at = ",".join(f"{node_id}@{address}" for node_id, address in self.named.items())
         told = ("--controller", at, "--output", self.output, "--listen", self.address)
         fencepost("cluster", "promote", self.data_dir, *told, *pairs, *options)
-        self.controllers = [PromotedController(one, self.output, self.libs) for one in self.named]
+        self.controllers = [
+            PromotedController(node_id, self.output, self.libs) for node_id in self.named
+        ]
 
     def start(self) -> None:
         """Start the controllers, and then the broker as a member of their cluster."""
-        for one in self.controllers:
-            one.launch()
+        for controller in self.controllers:
+            controller.launch()
         self.broker = PromotedBroker(self.data_dir, self.output)
         self.broker.launch()
-        for one in self.controllers:
-            one.wait()
+        for controller in self.controllers:
+            controller.wait()
         self.broker.wait_until_listening(START_S)
 
     def kill(self) -> None:
         """Kill all running nodes."""
-        for one in (self.broker, *self.controllers):
-            if one.child is not None:
-                one.kill()
+        for node in (self.broker, *self.controllers):
+            if node.child is not None:
+                node.kill()
 
 
 @contextmanager
 def grown(directory: Path, *controllers: int, libs: Libs = jars) -> Iterator[Grown]:
     """Yield a running broker; kill all nodes at the end. The controllers use the jars ``libs``."""
-    one = Grown(directory, *controllers, libs=libs)
-    one.broker.start()
+    cluster = Grown(directory, *controllers, libs=libs)
+    cluster.broker.start()
     try:
-        yield one
+        yield cluster
     finally:
-        one.kill()
+        cluster.kill()
 
 
 def told(tools: Tools, address: str, main: str, words: str) -> list[str]:
@@ -143,7 +145,7 @@ def levels(tools: Tools, address: str) -> dict[str, str]:
     """Return the finalized level of each feature."""
     pattern = re.compile(r"Feature: (\S+)\s.*FinalizedVersionLevel: (\S+)")
     found = (pattern.match(line) for line in told(tools, address, FEATURES, "describe"))
-    return {one[1]: one[2] for one in found if one is not None}
+    return {match[1]: match[2] for match in found if match is not None}
 
 
 def committed_values(address: str, isolation: int = READ_COMMITTED) -> list[bytes | None]:
@@ -157,63 +159,70 @@ def new_producer_id(address: str) -> int:
 
 
 def test_promotion_and_its_reversal_keep_metadata_and_records(tmp_path: Path) -> None:
-    with grown(tmp_path, 100) as one, tools_at_hand() as tools:
+    with grown(tmp_path, 100) as grown_cluster, tools_at_hand() as tools:
         for change in CHANGES:
-            told(tools, one.address, *change)
-        client = StubbornClient(one.address, "open", version=1)
+            told(tools, grown_cluster.address, *change)
+        client = StubbornClient(grown_cluster.address, "open", version=1)
         client.claim(timeout_ms=900_000)  # longer than slow JVMs take to start
         client.send("orders.eu", 0, b"open 1")
-        producer = Producer({"bootstrap.servers": one.address, "enable.idempotence": True, **QUIET})
+        producer = Producer(
+            {"bootstrap.servers": grown_cluster.address, "enable.idempotence": True, **QUIET}
+        )
         producer.produce("orders.eu", b"before", partition=1)
         assert producer.flush(60) == 0
-        with Cluster(one.address) as cluster:
+        with Cluster(grown_cluster.address) as cluster:
             cluster.coordinator("g", 0)
             place = {"partition_index": 1, "committed_offset": 1, "committed_leader_epoch": -1}
             topics = [{"name": "orders.eu", "partitions": [place]}]
             how = {"generation_id_or_member_epoch": -1, "topics": topics}
             cluster.call("offset_commit", 8, group_id="g", **how)
-        ids = [new_producer_id(one.address) for _ in range(3)]
-        said = [told(tools, one.address, *question) for question in QUESTIONS]
-        had = levels(tools, one.address)
+        ids = [new_producer_id(grown_cluster.address) for _ in range(3)]
+        said = [told(tools, grown_cluster.address, *question) for question in QUESTIONS]
+        had = levels(tools, grown_cluster.address)
         assert had["transaction.version"] == "1"
 
-        one.promote()
-        files = sorted(one.controllers[:1][0].metadata.rglob("*.checkpoint"))
+        grown_cluster.promote()
+        files = sorted(grown_cluster.controllers[:1][0].metadata.rglob("*.checkpoint"))
         ours = by_fencepost(files)
         assert ours == by_kafka(files)
         assert types(ours) >= {"KRAFT_VERSION", "KRAFT_VOTERS", "PRODUCER_IDS_RECORD"}
-        one.start()
-        check_all_is_there(tools, one, said, had)
+        grown_cluster.start()
+        check_all_is_there(tools, grown_cluster, said, had)
         client.send("orders.eu", 0, b"open 2")
         producer.produce("orders.eu", b"after", partition=1)
         assert producer.flush(60) == 0
-        assert committed_values(one.address) == []
+        assert committed_values(grown_cluster.address) == []
         client.end(commit=True)
-        until(lambda: committed_values(one.address) == [b"open 1", b"open 2"], "what was committed")
-        assert b"open 2" in committed_values(one.address, READ_UNCOMMITTED)
-        with Cluster(one.address) as cluster:
+        until(
+            lambda: committed_values(grown_cluster.address) == [b"open 1", b"open 2"],
+            "what was committed",
+        )
+        assert b"open 2" in committed_values(grown_cluster.address, READ_UNCOMMITTED)
+        with Cluster(grown_cluster.address) as cluster:
             assert cluster.values("orders.eu", partition=1) == [b"before", b"after"]
-        first = new_producer_id(one.address)
-        assert {first // BLOCK}.isdisjoint(one // BLOCK for one in [client.producer_id, *ids])
-        told(tools, one.address, TOPICS, f"{CREATE} meanwhile")
+        first = new_producer_id(grown_cluster.address)
+        assert {first // BLOCK}.isdisjoint(
+            producer_id // BLOCK for producer_id in [client.producer_id, *ids]
+        )
+        told(tools, grown_cluster.address, TOPICS, f"{CREATE} meanwhile")
 
-        back(one)
-        assert "Topic: meanwhile" in "\n".join(told(tools, one.address, *QUESTIONS[0]))
-        told(tools, one.address, TOPICS, "--delete --topic meanwhile")
-        check_all_is_there(tools, one, said, had, but=(CONSUMER_GROUPS,))
-        last = new_producer_id(one.address)
+        back(grown_cluster)
+        assert "Topic: meanwhile" in "\n".join(told(tools, grown_cluster.address, *QUESTIONS[0]))
+        told(tools, grown_cluster.address, TOPICS, "--delete --topic meanwhile")
+        check_all_is_there(tools, grown_cluster, said, had, but=(CONSUMER_GROUPS,))
+        last = new_producer_id(grown_cluster.address)
         assert last // BLOCK not in {id_ // BLOCK for id_ in [client.producer_id, *ids, first]}
         producer.produce("orders.eu", b"alone", partition=1)
         assert producer.flush(60) == 0
-        assert committed_values(one.address) == [b"open 1", b"open 2"]
+        assert committed_values(grown_cluster.address) == [b"open 1", b"open 2"]
 
-        one.output = tmp_path / "again"
-        one.promote("--static-voters")
-        one.start()
-        check_all_is_there(tools, one, said, had, but=(CONSUMER_GROUPS,))
+        grown_cluster.output = tmp_path / "again"
+        grown_cluster.promote("--static-voters")
+        grown_cluster.start()
+        check_all_is_there(tools, grown_cluster, said, had, but=(CONSUMER_GROUPS,))
         producer.produce("orders.eu", b"again", partition=1)
         assert producer.flush(60) == 0
-        with Cluster(one.address) as cluster:
+        with Cluster(grown_cluster.address) as cluster:
             assert cluster.values("orders.eu", partition=1) == [
                 *(b"before", b"after", b"alone", b"again")
             ]
@@ -224,41 +233,44 @@ def test_promotion_to_a_finalized_4_4_quorum_and_back_keeps_the_levels(
     tmp_path: Path,
 ) -> None:
     """The cluster's finalized levels are kept, even when the broker is alone again."""
-    with grown(tmp_path, 100) as one:
+    with grown(tmp_path, 100) as grown_cluster:
         values: list[bytes | None] = []
 
         def produce(value: bytes) -> None:
             values.append(value)
-            with Cluster(one.address) as cluster:
+            with Cluster(grown_cluster.address) as cluster:
                 until(lambda: cluster.produce("t", [value])["error_code"] == "none", "a record")
                 assert cluster.values("t") == values
 
-        with Cluster(one.address) as cluster:
+        with Cluster(grown_cluster.address) as cluster:
             cluster.create_topic("t")
         produce(b"before")
-        one.promote()
-        one.start()
+        grown_cluster.promote()
+        grown_cluster.start()
         produce(b"in the cluster")
-        words = ("--bootstrap-server", one.address, "upgrade", "--release-version", "4.4")
+        words = ("--bootstrap-server", grown_cluster.address, "upgrade", "--release-version", "4.4")
         run_tool(FEATURES, *words)
-        until(lambda: finalized_levels(one.address) == LATEST, "the broker knows the new levels")
-        back(one)
-        assert finalized_levels(one.address) == LATEST
+        until(
+            lambda: finalized_levels(grown_cluster.address) == LATEST,
+            "the broker knows the new levels",
+        )
+        back(grown_cluster)
+        assert finalized_levels(grown_cluster.address) == LATEST
         for direction, level in (("downgrade", 1), ("upgrade", 2)):
             wanted = (direction, "--feature", f"share.version={level}")
             run_tool(FEATURES, *words[:2], *wanted)
-            assert finalized_levels(one.address) == {**LATEST, "share.version": level}
+            assert finalized_levels(grown_cluster.address) == {**LATEST, "share.version": level}
         produce(b"alone")
-        one.output = tmp_path / "again"
-        one.promote()
-        one.start()
-        assert finalized_levels(one.address) == LATEST
+        grown_cluster.output = tmp_path / "again"
+        grown_cluster.promote()
+        grown_cluster.start()
+        assert finalized_levels(grown_cluster.address) == LATEST
         produce(b"again")
 
 
 def check_all_is_there(
     tools: Tools,
-    one: Grown,
+    grown_cluster: Grown,
     said: list[list[str]],
     had: dict[str, str],
     but: tuple[str, ...] = (),
@@ -266,21 +278,23 @@ def check_all_is_there(
     """Check that Kafka's tools print the same as before the promotion."""
     for question, before in zip(QUESTIONS, said, strict=True):
         if question[0] not in but:
-            assert told(tools, one.address, *question) == before, question
-    now = levels(tools, one.address)
+            assert told(tools, grown_cluster.address, *question) == before, question
+    now = levels(tools, grown_cluster.address)
     assert {name: now[name] for name in had if name != "kraft.version"} == {
         name: level for name, level in had.items() if name != "kraft.version"
     }
 
 
-def back(one: Grown) -> None:
+def back(grown_cluster: Grown) -> None:
     """Let the broker serve alone again, with its controllers' metadata."""
-    one.broker.stop()
-    for controller in one.controllers:
+    grown_cluster.broker.stop()
+    for controller in grown_cluster.controllers:
         controller.stop()
-    told_to = ("cluster", "stand-alone", one.data_dir, "--execute")
-    fencepost(*told_to, *(f"--from={each.metadata}" for each in one.controllers))
-    one.broker = Daemon(one.data_dir, SETTINGS, listen=one.address).start()
+    told_to = ("cluster", "stand-alone", grown_cluster.data_dir, "--execute")
+    fencepost(*told_to, *(f"--from={each.metadata}" for each in grown_cluster.controllers))
+    grown_cluster.broker = Daemon(
+        grown_cluster.data_dir, SETTINGS, listen=grown_cluster.address
+    ).start()
 
 
 def test_promotion_to_three_controllers_survives_loss_of_the_active_one(tmp_path: Path) -> None:
@@ -288,30 +302,33 @@ def test_promotion_to_three_controllers_survives_loss_of_the_active_one(tmp_path
 
     The controllers run Apache Kafka 4.3, which supports the levels of a new broker too.
     """
-    with grown(tmp_path, 101, 102, 103, libs=kafka43.jars) as one, tools_at_hand() as tools:
-        told(tools, one.address, *CHANGES[0])
-        said = told(tools, one.address, *QUESTIONS[0])
-        one.promote()
-        (snapshot,) = one.controllers[2].metadata.rglob("*.checkpoint")
+    with (
+        grown(tmp_path, 101, 102, 103, libs=kafka43.jars) as grown_cluster,
+        tools_at_hand() as tools,
+    ):
+        told(tools, grown_cluster.address, *CHANGES[0])
+        said = told(tools, grown_cluster.address, *QUESTIONS[0])
+        grown_cluster.promote()
+        (snapshot,) = grown_cluster.controllers[2].metadata.rglob("*.checkpoint")
         snapshot.unlink()
-        one.start()
-        assert told(tools, one.address, *QUESTIONS[0]) == said
-        active = by_status(tools, one)
-        next(each for each in one.controllers if each.node_id == active).kill()
-        told(tools, one.address, TOPICS, f"{CREATE} after --partitions 2")
-        now = told(tools, one.address, *QUESTIONS[0])
+        grown_cluster.start()
+        assert told(tools, grown_cluster.address, *QUESTIONS[0]) == said
+        active = by_status(tools, grown_cluster)
+        next(each for each in grown_cluster.controllers if each.node_id == active).kill()
+        told(tools, grown_cluster.address, TOPICS, f"{CREATE} after --partitions 2")
+        now = told(tools, grown_cluster.address, *QUESTIONS[0])
         assert set(said) < set(now)
-        assert by_status(tools, one) not in (active, -1)
-        with Cluster(one.address) as cluster:
+        assert by_status(tools, grown_cluster) not in (active, -1)
+        with Cluster(grown_cluster.address) as cluster:
             cluster.produce("after", [b"1"])
             assert cluster.values("after") == [b"1"]
 
 
-def by_status(tools: Tools, one: Grown) -> int:
+def by_status(tools: Tools, grown_cluster: Grown) -> int:
     """Return the active controller of a dynamic quorum, according to kafka-metadata-quorum."""
-    lines = told(tools, one.address, METADATA_QUORUM, "describe --status")
+    lines = told(tools, grown_cluster.address, METADATA_QUORUM, "describe --status")
     text = "\n".join(lines)
-    assert text.count('"directoryId"') == 1 + len(one.named), text
+    assert text.count('"directoryId"') == 1 + len(grown_cluster.named), text
     found = re.search(r"LeaderId: (-?\d+)", text)
     assert found is not None
     return int(found[1])

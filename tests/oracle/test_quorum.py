@@ -30,8 +30,8 @@ class Voters:
         self.nodes = quorum_of_three(
             directory, QUORUM, is_broker=False, is_dynamic=is_dynamic, libs=libs
         )
-        addresses = ",".join(one.controller for one in self.nodes)
-        voters = ",".join(f"{one.node_id}@{one.controller}" for one in self.nodes)
+        addresses = ",".join(node.controller for node in self.nodes)
+        voters = ",".join(f"{node.node_id}@{node.controller}" for node in self.nodes)
         self.addresses = addresses if is_dynamic else ""
         self.told = {} if is_dynamic else {"controller.quorum.voters": voters}
 
@@ -40,9 +40,9 @@ class Voters:
 
     def active(self, *, but: Kafka | None = None) -> Kafka | None:
         """Return the controller that leads according to its own DescribeQuorum, or None."""
-        for one in self.nodes:
-            if one is not but:
-                with Cluster(one.controller) as client:
+        for node in self.nodes:
+            if node is not but:
+                with Cluster(node.controller) as client:
                     answer = client.call(
                         "describe_quorum",
                         2,
@@ -54,14 +54,14 @@ class Voters:
                         ],
                     )
                 part = answer["topics"][0]["partitions"][0]
-                if part["error_code"] == "none" and part["leader_id"] == one.node_id:
-                    return one
+                if part["error_code"] == "none" and part["leader_id"] == node.node_id:
+                    return node
         return None
 
     def stop(self) -> None:
-        for one in self.nodes:
-            if one.child is not None:
-                one.stop()
+        for node in self.nodes:
+            if node.child is not None:
+                node.stop()
 
 
 @contextmanager
@@ -96,15 +96,15 @@ def test_broker_serves_while_the_active_controller_fails(
 ) -> None:
     """No record is lost or duplicated, the broker stays registered, and requests succeed."""
     voters = Voters(tmp_path, is_dynamic=kind == "dynamic", libs=libs)
-    member, late = (voters.member(tmp_path / str(one), one) for one in (OURS, LATE))
+    member, late = (voters.member(tmp_path / str(node_id), node_id) for node_id in (OURS, LATE))
     try:
         member.start()
         created(member.bootstrap, SOURCE, [[OURS]] * PARTITIONS)
         until(lambda: set(leaders(member.bootstrap, SOURCE).values()) == {OURS}, "the leaders")
         clients = Clients(member.bootstrap, PATIENCE)
         writer, group = Writer(member.bootstrap), Group(clients, protocol)
-        for one in (writer, *group.members):
-            one.start()
+        for thread in (writer, *group.members):
+            thread.start()
         until(lambda: len(group.committed) == PARTITIONS, "the group is at work")
         for way in ways:
             with without(voters, way):
@@ -114,8 +114,8 @@ def test_broker_serves_while_the_active_controller_fails(
         late.start()
         for name in (*ways, SOURCE):
             assert set(leaders(late.bootstrap, name).values()) == {OURS}
-        snapshots = [one for node in voters.nodes for one in node.data_dir.rglob("0*.checkpoint")]
-        assert any(not one.name.startswith("0" * 20) for one in snapshots)
+        snapshots = [path for node in voters.nodes for path in node.data_dir.rglob("0*.checkpoint")]
+        assert any(not snapshot.name.startswith("0" * 20) for snapshot in snapshots)
         writer.stopping.set()
         writer.join(90)
         until(lambda: group.seen == set(range(writer.sent)), "the group has read all")
@@ -123,17 +123,17 @@ def test_broker_serves_while_the_active_controller_fails(
             reader.stopping.set()
             reader.join(90)
         assert writer.refused == []
-        found = [int(one.value()) for one in clients.messages(SOURCE, PARTITIONS)]
+        found = [int(message.value()) for message in clients.messages(SOURCE, PARTITIONS)]
         assert sorted(found) == list(range(writer.sent))
         assert member.child is not None
-        said = [one for one in member.child.lines if "has registered the broker" in one]
+        said = [line for line in member.child.lines if "has registered the broker" in line]
         assert len(said) == 1, "it is the same broker to every controller"
-        for one in (late, member):
-            one.stop()
+        for broker in (late, member):
+            broker.stop()
     finally:
-        for one in (member, late):
-            if one.child is not None:
-                one.kill()
+        for broker in (member, late):
+            if broker.child is not None:
+                broker.kill()
         voters.stop()
 
 

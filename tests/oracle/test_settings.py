@@ -73,7 +73,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cl
         stack.callback(kafka.stop)
         daemon = Daemon(tmp_path_factory.mktemp("fencepost"), dict(SETTINGS)).start()
         stack.callback(daemon.stop)
-        ours, theirs = (stack.enter_context(Cluster(one.bootstrap)) for one in (daemon, kafka))
+        ours, theirs = (
+            stack.enter_context(Cluster(broker.bootstrap)) for broker in (daemon, kafka)
+        )
         for client in (ours, theirs):
             client.create_topic(NAME, 1)
         yield ours, theirs
@@ -86,13 +88,13 @@ def described(client: Cluster, kind: int) -> dict[str, tuple[Any, ...]]:
     (result,) = client.call("describe_configs", 4, **body)["results"]
     assert result["error_code"] == "none"
     return {
-        one["name"]: (
-            *(one[key] for key in ("value", "config_source", "read_only", "is_sensitive")),
-            one["config_type"],
-            [(place["name"], place["value"], place["source"]) for place in one["synonyms"]],
+        config["name"]: (
+            *(config[key] for key in ("value", "config_source", "read_only", "is_sensitive")),
+            config["config_type"],
+            [(place["name"], place["value"], place["source"]) for place in config["synonyms"]],
         )
-        for one in result["configs"]
-        if one["name"] != ELIGIBLE
+        for config in result["configs"]
+        if config["name"] != ELIGIBLE
     }
 
 

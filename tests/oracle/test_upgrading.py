@@ -133,10 +133,10 @@ def test_broker_of_4_4_serves_and_fails_over_under_our_controller(tmp_path: Path
             nodes.recover(node_id, "kill")
         whole(nodes, work, "both kills")
         finalize(nodes, "--feature", "metadata.version=33")
-        for one in nodes.cluster.nodes:
+        for node in nodes.cluster.nodes:
             settled(
-                lambda one=one: (
-                    levels(one.bootstrap) == {"metadata.version": 33, "share.version": 1}
+                lambda node=node: (
+                    levels(node.bootstrap) == {"metadata.version": 33, "share.version": 1}
                 ),
                 "both know the new level",
             )

@@ -57,9 +57,9 @@ def test_first_broker_is_controller_and_every_broker_is_registered(brokers: Brok
     assert (brokers.controller, brokers.controller_epoch) == (A, 1), "who came first"
     node = brokers.node("/controller")
     assert node.keys() == {"version", "brokerid", "timestamp", "kraftControllerEpoch"}
-    for node_id, one in brokers.nodes.items():
+    for node_id, broker in brokers.nodes.items():
         told = brokers.node(f"/brokers/ids/{node_id}")
-        assert told["endpoints"] == [f"PLAINTEXT://{one.bootstrap}"]
+        assert told["endpoints"] == [f"PLAINTEXT://{broker.bootstrap}"]
         until(
             lambda node_id=node_id: brokers.live_brokers(node_id) == {A, B, C, D}, "all are known"
         )  # type: ignore[misc]
@@ -230,8 +230,10 @@ def test_topic_is_deleted_once_every_replica_is_deleted(brokers: Brokers):
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is gone")
     until(lambda: brokers.node(f"/admin/delete_topics/{name}") is None, "and so is its mark")
     assert brokers.node(f"/config/topics/{name}") is None
-    for node_id, one in brokers.nodes.items():
-        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
+    for node_id, node in brokers.nodes.items():
+        until(
+            lambda node=node: not [*node.data_dir.glob(f"{name}-?")], f"broker {node_id} has none"
+        )  # type: ignore[misc]
 
 
 def test_topic_settings_are_stored_and_applied_on_every_broker(brokers: Brokers):
@@ -353,7 +355,7 @@ def test_killed_controller_is_replaced_by_another_broker(brokers: Brokers):
     _each_writes_history(brokers)
     old, epoch = brokers.controller, brokers.controller_epoch
     assert old is not None
-    others = [one for one in brokers.nodes if one != old]
+    others = [node_id for node_id in brokers.nodes if node_id != old]
     name = brokers.create([old, others[1], others[0]])
     brokers.all_in_sync(name)
     with brokers.client(old) as client:
@@ -375,7 +377,7 @@ def test_killed_controller_is_replaced_by_another_broker(brokers: Brokers):
 
     def causes() -> list[str]:
         told = _history(brokers, "controller-elected")
-        return [one["why"] for one in told if one["detail"]["epoch"] == later]
+        return [event["why"] for event in told if event["detail"]["epoch"] == later]
 
     why = until(causes, "the history tells of it", poll_s=0.5)
     assert why == [f"the session of broker {old} has ended"]
@@ -384,7 +386,7 @@ def test_killed_controller_is_replaced_by_another_broker(brokers: Brokers):
 def test_resumed_former_controller_makes_no_decisions(brokers: Brokers):
     old, epoch = brokers.controller, brokers.controller_epoch
     assert old is not None
-    others = [one for one in brokers.nodes if one != old]
+    others = [node_id for node_id in brokers.nodes if node_id != old]
     child = brokers.nodes[old].child
     assert child is not None
     registered = brokers.znodes.exists(f"/brokers/ids/{old}").czxid
@@ -413,7 +415,7 @@ def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
     first = elections[0]
     assert (first["detail"]["controller"], first["detail"]["epoch"]) == (A, 1)
     assert (first["change"], first["why"]) == (f"controller {A}, epoch 1", "nobody was before")
-    epochs = [one["detail"]["epoch"] for one in elections]
+    epochs = [election["detail"]["epoch"] for election in elections]
     assert epochs == sorted(set(epochs)), "each came later than the one before"
 
     _each_writes_history(brokers)
@@ -429,8 +431,8 @@ def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
     shown = until(told, "the history tells of it", poll_s=0.5)
     assert shown["controller"] == brokers.controller
     assert shown["controller_cause"] == f"broker {old} has given it up"
-    roles = {one["broker"]: one["controller"] for one in shown["brokers"]}
-    assert roles == {one: "active" if one == shown["controller"] else None for one in roles}
+    roles = {broker["broker"]: broker["controller"] for broker in shown["brokers"]}
+    assert roles == {role: "active" if role == shown["controller"] else None for role in roles}
     head = _cli(brokers, "cluster", "describe").splitlines()[0]
     assert (
         f"controller {shown['controller']} in epoch {epoch} since {shown['controller_since']}"
@@ -438,8 +440,10 @@ def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
     )
 
     def resigned() -> list[Any]:
-        told = [one["detail"] for one in _history(brokers, "controller-resigned")]
-        return [one for one in told if (one["controller"], one["epoch"]) == (old, epoch - 1)]
+        told = [event["detail"] for event in _history(brokers, "controller-resigned")]
+        return [
+            fields for fields in told if (fields["controller"], fields["epoch"]) == (old, epoch - 1)
+        ]
 
     (detail,) = until(resigned, "who was it tells of its end", poll_s=0.5)
     # When the former controller reads the znode, another controller may have been elected.
@@ -457,12 +461,12 @@ def test_history_lists_deleted_topics_with_their_cause(brokers: Brokers):
     causes = {name: "DeleteTopics", marked: "it is marked in ZooKeeper"}
 
     def told() -> bool:
-        gone = {one["subject"] for one in _history(brokers, "topic-deleted")}
-        return {f"topic {one}" for one in causes} <= gone
+        gone = {event["subject"] for event in _history(brokers, "topic-deleted")}
+        return {f"topic {topic}" for topic in causes} <= gone
 
     until(told, "the history tells of it", poll_s=0.5)
-    began = {one["subject"]: one["why"] for one in _history(brokers, "topic-deletion-began")}
-    assert {one: began[f"topic {one}"] for one in causes} == causes
+    began = {event["subject"]: event["why"] for event in _history(brokers, "topic-deletion-began")}
+    assert {topic: began[f"topic {topic}"] for topic in causes} == causes
 
 
 def _cli(brokers: Brokers, *arguments: str) -> str:
@@ -486,7 +490,7 @@ def _each_writes_history(brokers: Brokers) -> None:
 def _history(brokers: Brokers, what: str) -> list[Any]:
     """Return the history entries of a kind, oldest first."""
     rows = json.loads(_cli(brokers, "cluster", "history", "--format", "json"))
-    return [one for one in rows if one["what"] == what]
+    return [row for row in rows if row["what"] == what]
 
 
 # --- brokers in this process, whose sessions the test can end ---
@@ -511,9 +515,9 @@ def test_expired_session_ends_controllership_and_registration(zookeeper: ZooKeep
             )
             for node_id in (1, 2)
         ]
-        for one in both:
-            await one.start()
-        first, second = (one.services.on_zookeeper for one in both)
+        for broker in both:
+            await broker.start()
+        first, second = (broker.services.on_zookeeper for broker in both)
         try:
             assert first.elected is not None
             assert second.elected is None
@@ -537,14 +541,14 @@ def test_expired_session_ends_controllership_and_registration(zookeeper: ZooKeep
             bootstrap = both[1].bootstrap
             made = await asyncio.to_thread(_create, bootstrap, "after")
             assert made == "none"
-            for one in both:
+            for broker in both:
                 await until_true(
-                    lambda one=one: "after" in one.services.metadata.topics,  # type: ignore[misc]
+                    lambda broker=broker: "after" in broker.services.metadata.topics,  # type: ignore[misc]
                     "both know of it",
                 )
         finally:
-            for one in reversed(both):
-                await one.stop()
+            for broker in reversed(both):
+                await broker.stop()
 
     asyncio.run(scenario())
 

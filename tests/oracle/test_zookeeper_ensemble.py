@@ -107,7 +107,7 @@ def test_brokers_survive_ensemble_failures_without_losing_records(
     ensemble: Ensemble, brokers: Brokers
 ) -> None:
     topic = brokers.create([1, 2, 3])
-    load = Load(",".join(one.bootstrap for one in brokers.nodes.values()), topic)
+    load = Load(",".join(node.bootstrap for node in brokers.nodes.values()), topic)
     load.start()
     load.goes_on()
 

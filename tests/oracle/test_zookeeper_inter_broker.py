@@ -115,7 +115,7 @@ class Secured(ListeningBrokers):
             with self.client(leader) as client:
 
                 def is_kept(client: Any = client, index: int = index) -> bool:
-                    values = [b"%d" % one for one in range(10)]
+                    values = [b"%d" % number for number in range(10)]
                     answer = client.produce(name, values, partition=index, acks=-1)
                     return bool(answer["error_code"] == "none")
 
@@ -158,7 +158,7 @@ def _sockets(address: str) -> int:
     port = int(address.rpartition(":")[2])
     rows = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     to = [row.split()[2] for row in rows if row.split()[3] == "01"]
-    return sum(int(one.rpartition(":")[2], 16) == port for one in to)
+    return sum(int(remote.rpartition(":")[2], 16) == port for remote in to)
 
 
 def test_brokers_log_in_with_users_of_either_tool(two_listeners: Secured):
@@ -237,7 +237,7 @@ def _renewed(authority: Authority, name: str) -> tuple[Certificate, dict[str, st
     """Return a certificate that both brokers may use, and the settings that present it."""
     shown = ((NameOID.COMMON_NAME, f"broker-{J}"),)
     found = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
-    return found, {f"listener.name.control.{key}": one for key, one in _as_text(found).items()}
+    return found, {f"listener.name.control.{key}": text for key, text in _as_text(found).items()}
 
 
 def test_passwords_encoded_by_one_broker_are_used_by_the_other(
@@ -251,7 +251,9 @@ def test_passwords_encoded_by_one_broker_are_used_by_the_other(
         _shows(brokers, source, certificate)
         kept = brokers.node(f"/config/brokers/{source}")["config"]
         assert kept.keys() >= told.keys()
-        assert not any("PRIVATE" in one or one.count(":") != 8 for one in map(kept.get, told))
+        assert not any(
+            "PRIVATE" in encoded or encoded.count(":") != 8 for encoded in map(kept.get, told)
+        )
         _copy(brokers, source, to)
         _shows(brokers, to, certificate)
         # Settings that do not change keep their encoded values.
@@ -361,7 +363,7 @@ def _all_know(brokers: Secured, count: int) -> None:
         def known(at: int = at) -> bool:
             with brokers.client(at) as client:
                 answer = client.call("describe_acls", 3, **_OF_THE_CLUSTER)
-            return sum(len(one["acls"]) for one in answer["resources"]) == count
+            return sum(len(resource["acls"]) for resource in answer["resources"]) == count
 
         until(known, f"{at} knows of {count} rules")
 

@@ -66,7 +66,7 @@ def _is_known_to_all(brokers: Brokers, topic: str, leaders: list[int]) -> None:
     for node_id in brokers.nodes:
         until(
             lambda node_id=node_id: (
-                [one for one, _ in brokers.leaders_and_epochs(node_id, topic)] == leaders
+                [leader for leader, _ in brokers.leaders_and_epochs(node_id, topic)] == leaders
             ),  # type: ignore[misc]
             f"broker {node_id} knows that {leaders} lead {topic}",
         )
@@ -76,9 +76,9 @@ def test_reassignment_written_by_a_tool_is_executed(either: Brokers):
     name = either.create([P, J], [J, K], via=either.controller)
     with either.client(P) as client:
         until(lambda: client.leaders(name) >= 1, "it leads")
-        assert client.produce(name, [b"%d" % one for one in range(20)], acks=-1)["error_code"] == (
-            "none"
-        )
+        assert client.produce(name, [b"%d" % number for number in range(20)], acks=-1)[
+            "error_code"
+        ] == ("none")
     rows = [
         {"topic": name, "partition": 0, "replicas": [K, J]},
         {"topic": name, "partition": 1, "replicas": [J, K]},
@@ -159,7 +159,7 @@ def test_changed_broker_endpoint_reaches_every_broker(either: Brokers):
     def is_at(node_id: int, host: str) -> bool:
         with either.client(node_id) as client:
             rows = client.call("describe_cluster", 0)["brokers"]
-        return [one["host"] for one in rows if one["broker_id"] == K] == [host]
+        return [row["host"] for row in rows if row["broker_id"] == K] == [host]
 
     for value, host in ((moved, "localhost"), (before, "127.0.0.1")):
         either.znodes.set(path, json.dumps(value).encode())
@@ -302,8 +302,8 @@ def test_deleted_topic_is_gone_from_every_broker_and_can_be_recreated(under_ours
         answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
         assert answer["responses"][0]["error_code"] == "none", answer
     until(lambda: _replicas(under_ours, name) is None, "it is gone")
-    for one in under_ours.nodes.values():
-        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], "its records are gone")  # type: ignore[misc]
+    for node in under_ours.nodes.values():
+        until(lambda node=node: not [*node.data_dir.glob(f"{name}-?")], "its records are gone")  # type: ignore[misc]
     under_ours.write(f"/brokers/topics/{name}", {"version": 1, "partitions": {"0": [K, P]}})
     _is_known_to_all(under_ours, name, [K])
     assert _replicas(under_ours, name)["topic_id"] != first

@@ -67,7 +67,7 @@ def everybody_lives(brokers: Brokers) -> None:
 
 def everywhere(brokers: Brokers) -> str:
     """Return the addresses of all brokers, separated by commas."""
-    return ",".join(one.bootstrap for one in brokers.nodes.values())
+    return ",".join(node.bootstrap for node in brokers.nodes.values())
 
 
 def write(brokers: Brokers, topic: str, count: int) -> None:
@@ -82,7 +82,9 @@ def write(brokers: Brokers, topic: str, count: int) -> None:
 
 def alter(brokers: Brokers, via: int, kind: int, name: str, values: Mapping[str, str]) -> str:
     """Change settings through the broker ``via``; return the error's name."""
-    configs = [{"name": key, "config_operation": 0, "value": one} for key, one in values.items()]
+    configs = [
+        {"name": key, "config_operation": 0, "value": value} for key, value in values.items()
+    ]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
     with brokers.client(via) as client:
         answer = client.call(
@@ -137,8 +139,10 @@ def test_controller_requests_to_other_brokers_get_not_controller(brokers: Broker
     write(brokers, name, 3)
     admin.delete_topics([name])[name].result(60)
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is deleted")
-    for node_id, one in brokers.nodes.items():
-        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
+    for node_id, node in brokers.nodes.items():
+        until(
+            lambda node=node: not [*node.data_dir.glob(f"{name}-?")], f"broker {node_id} has none"
+        )  # type: ignore[misc]
         assert not brokers.leaders_and_epochs(node_id, name)
 
 
@@ -178,7 +182,7 @@ def test_reassignment_moves_replicas_between_both_kinds_of_brokers(brokers: Brok
     name = brokers.create([J, P], [P, K])
     write(brokers, name, 200)
     wanted = {0: [Q, K], 1: [J, Q]}
-    rows = [{"partition_index": index, "replicas": one} for index, one in wanted.items()]
+    rows = [{"partition_index": index, "replicas": replicas} for index, replicas in wanted.items()]
     with brokers.client(J) as client:
         answer = client.call(
             "alter_partition_reassignments",
@@ -250,40 +254,40 @@ class Pairs:
 
     def begin(self, value: bytes) -> None:
         """Begin a transaction of each producer, and write one record to each partition."""
-        for one in self._producers:
-            one.begin_transaction()
+        for producer in self._producers:
+            producer.begin_transaction()
             for index in range(len(ROTATED)):
-                one.produce(self._topic, value, partition=index)
-            assert one.flush(60) == 0
+                producer.produce(self._topic, value, partition=index)
+            assert producer.flush(60) == 0
 
     def commit(self) -> None:
-        for one in self._producers:
-            one.commit_transaction(60)
+        for producer in self._producers:
+            producer.commit_transaction(60)
 
     def abort(self) -> None:
-        for one in self._producers:
-            one.abort_transaction(60)
+        for producer in self._producers:
+            producer.abort_transaction(60)
 
     def read(self, count: int) -> None:
         """Let each group read ``count`` more records and commit its position."""
-        for node_id, one in self._consumers.items():
+        for node_id, consumer in self._consumers.items():
             expected = self.seen[node_id] + count
 
             def is_read(
-                node_id: int = node_id, one: Consumer = one, expected: int = expected
+                node_id: int = node_id, reader: Consumer = consumer, expected: int = expected
             ) -> bool:
-                message = one.poll(0.2)
+                message = reader.poll(0.2)
                 if message is not None and message.error() is None:
                     assert message.value() == b"committed"
                     self.seen[node_id] += 1
                 return self.seen[node_id] >= expected
 
             until(is_read, f"the group of {node_id} has read {expected}", deadline_s=120)
-            one.commit(asynchronous=False)
+            consumer.commit(asynchronous=False)
 
     def close(self) -> None:
-        for one in self._consumers.values():
-            one.close()
+        for consumer in self._consumers.values():
+            consumer.close()
 
 
 def test_groups_and_transactions_survive_coordinator_moves(brokers: Brokers):
@@ -420,7 +424,7 @@ def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load)
     sent = [b"%d" % number for number in range(load.sent[index])]
     assert sorted(load.kept[index], key=int) == sent, f"{where}: not all was acknowledged"
     runs = runs_of(
-        (header, [one.value or b"" for one in decode_records(batch, 0, header)])
+        (header, [record.value or b"" for record in decode_records(batch, 0, header)])
         for header, batch in batches_in(brokers.nodes[leader].data_dir / f"{topic}-{index}")
     )
     check_runs(where, runs.values(), sent)
@@ -476,28 +480,28 @@ def test_controller_and_leader_failures_lose_no_records(brokers: Brokers):
         load.goes_on()
     # The controller and a broker of Fencepost are suspended for longer than their sessions.
     brokers.all_in_sync(name)
-    before = {one: brokers.registered(one) for one in (J, Q)}
+    before = {node_id: brokers.registered(node_id) for node_id in (J, Q)}
     with brokers.frozen(J), brokers.frozen(Q):
         until(lambda: brokers.controller in {P, K}, "another one is the controller")
         until(lambda: not {J, Q} & {*brokers.leaders(name)}, "those that live lead")
         load.goes_on()
-    for one, epoch in before.items():
+    for node_id, epoch in before.items():
         until(
-            lambda one=one, epoch=epoch: brokers.registered(one) > epoch,  # type: ignore[misc]
-            f"broker {one} has come back with a later epoch",
+            lambda node_id=node_id, epoch=epoch: brokers.registered(node_id) > epoch,  # type: ignore[misc]
+            f"broker {node_id} has come back with a later epoch",
         )
     brokers.all_in_sync(name)
     # The controller and a broker of Fencepost are killed.
     brokers.elect(K)
-    for one in (K, P):
-        brokers.nodes[one].kill()
+    for node_id in (K, P):
+        brokers.nodes[node_id].kill()
     until(lambda: brokers.controller in {J, Q}, "another one is the controller")
     until(lambda: not {K, P} & {*brokers.leaders(name)}, "those that live lead")
     load.goes_on()
-    for one in (K, P):
-        brokers.nodes[one].launch()
-    for one in (K, P):
-        brokers.nodes[one].wait_until_listening()
+    for node_id in (K, P):
+        brokers.nodes[node_id].launch()
+    for node_id in (K, P):
+        brokers.nodes[node_id].wait_until_listening()
     everybody_lives(brokers)
     brokers.all_in_sync(name)
     brokers.elect(J)

@@ -152,7 +152,7 @@ def who_may(znodes: Any, chroot: str) -> dict[str, Any]:
 
 
 def _rights(znodes: Any, path: str) -> set[tuple[str, str, int]]:
-    return {(one.id.scheme, one.id.id, one.perms) for one in znodes.get_acls(path)[0]}
+    return {(acl.id.scheme, acl.id.id, acl.perms) for acl in znodes.get_acls(path)[0]}
 
 
 def test_znodes_have_the_acls_that_kafka_sets(
@@ -179,8 +179,8 @@ def test_znodes_have_the_acls_that_kafka_sets(
             kafka.launch()
         member.start()
         kafka.wait_until_listening()
-        for one in (kafka, member):
-            write_some(one.bootstrap)
+        for broker in (kafka, member):
+            write_some(broker.bootstrap)
         insider, outsider = client_of(ZooKeeperConfig.of(BrokerConfig(known))), secured.client()
         insider.start(60)
         try:
@@ -195,13 +195,13 @@ def test_znodes_have_the_acls_that_kafka_sets(
             with pytest.raises(NoAuthError):
                 outsider.create("/kafka-acl/Topic/another", b"{}")
         finally:
-            for one in (insider, outsider):
-                one.stop()
-                one.close()
+            for client in (insider, outsider):
+                client.stop()
+                client.close()
     finally:
-        for one in (kafka, member):
-            if one.child is not None:
-                one.child.kill()
+        for broker in (kafka, member):
+            if broker.child is not None:
+                broker.child.kill()
 
 
 def begin(tmp_path: Path, told: Mapping[str, object]) -> Broker:
@@ -223,7 +223,7 @@ def test_client_certificate_owns_the_znodes(
             acls, _ = await asyncio.to_thread(
                 broker.services.on_zookeeper.session._client.get_acls, "/config/users"
             )
-            assert [(one.id.scheme, one.perms) for one in acls] == [("x509", 31)]
+            assert [(acl.id.scheme, acl.perms) for acl in acls] == [("x509", 31)]
             assert "CN=broker" in acls[0].id.id
 
     asyncio.run(scenario())

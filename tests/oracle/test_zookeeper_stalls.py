@@ -57,7 +57,7 @@ class Many:
             answer = client.call(
                 "create_topics", 5, topics=[{**topic, "assignments": placed}], timeout=60_000
             )
-        assert [one["error_code"] for one in answer["topics"]] == ["none"]
+        assert [row["error_code"] for row in answer["topics"]] == ["none"]
 
     @property
     def elected(self) -> ZkController | None:
@@ -72,7 +72,9 @@ class Many:
     def led_by(self, broker_id: int) -> int:
         image = self.written()
         topics = () if image is None else image.topics.values()
-        return sum(one.leader == broker_id for topic in topics for one in topic.partitions)
+        return sum(
+            partition.leader == broker_id for topic in topics for partition in topic.partitions
+        )
 
     async def until_there_are(self, brokers: set[int]) -> None:
         def are_there() -> bool:

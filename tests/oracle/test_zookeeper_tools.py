@@ -76,7 +76,7 @@ def _plain(said: str) -> str:
     if errors:
         return "\n".join(sorted({*errors}))
     said = re.sub(r"TopicId: [\w-]{22}", "TopicId: ID", said)
-    said = re.sub(r"Isr: ([\d,]+)", lambda one: f"Isr: {sorted(one[1].split(','))}", said)
+    said = re.sub(r"Isr: ([\d,]+)", lambda match: f"Isr: {sorted(match[1].split(','))}", said)
     said = said.replace("Elr: N/A", "Elr: ")
     return re.sub(r"^[\d:.]+ (?=ERROR)", "", said, flags=re.MULTILINE)
 
@@ -89,7 +89,7 @@ class Play:
         self.name = unique("tools")
         self.said: dict[str, str] = {}
         nodes = brokers.nodes.values()
-        self.servers = ("--bootstrap-server", ",".join(one.bootstrap for one in nodes))
+        self.servers = ("--bootstrap-server", ",".join(node.bootstrap for node in nodes))
 
     def tool(self, step: str, main: str, *arguments: str) -> str:
         """Run a tool, and keep its output even if it fails."""
@@ -173,13 +173,13 @@ def _moves(play: Play) -> None:
 
 
 def _elections_and_the_end(play: Play) -> None:
-    one = ("--election-type", "preferred", "--topic", play.name, "--partition", "0")
+    options = ("--election-type", "preferred", "--topic", play.name, "--partition", "0")
     play.brokers.stop(K)
     until(lambda: play.brokers.leaders(play.name)[:2] == [P, J], "others lead")
     play.brokers.nodes[K].start()
     play.wait([P, J, P])
-    play.tool("elect", ELECT, *play.servers, *one)
-    play.tool("elect whom is elected", ELECT, *play.servers, *one)
+    play.tool("elect", ELECT, *play.servers, *options)
+    play.tool("elect whom is elected", ELECT, *play.servers, *options)
     where = ("--describe", "--topic-list", play.name, "--broker-list", f"{P},{J},{K}")
     found = play.tool("log directories", LOG_DIRS, *play.servers, *where)
     play.said["log directories"] = str(_parts(found)).replace(play.name, "TOPIC")
@@ -210,7 +210,7 @@ def _parts(said: str) -> dict[int, list[str]]:
         broker["broker"]: sorted(
             part["partition"] for folder in broker["logDirs"] for part in folder["partitions"]
         )
-        for broker in sorted(told["brokers"], key=lambda one: one["broker"])
+        for broker in sorted(told["brokers"], key=lambda broker: broker["broker"])
     }
 
 
@@ -253,10 +253,10 @@ def test_kafka_tools_print_the_same_under_both_controllers(
 
 def test_tools_show_api_versions_and_group_offsets(brokers: Brokers):
     """Run tools that do not use the controller."""
-    servers = ("--bootstrap-server", ",".join(one.bootstrap for one in brokers.nodes.values()))
+    servers = ("--bootstrap-server", ",".join(node.bootstrap for node in brokers.nodes.values()))
     told = run_tool(API_VERSIONS, *servers)
-    for one in brokers.nodes.values():
-        assert f"{one.bootstrap} (id: {one.node_id} rack: null) -> (" in told
+    for node in brokers.nodes.values():
+        assert f"{node.bootstrap} (id: {node.node_id} rack: null) -> (" in told
     assert "ERROR" not in told
     name, group = brokers.create([J, P], via=brokers.controller), unique("group")
     with brokers.client(J) as client:

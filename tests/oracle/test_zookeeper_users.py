@@ -72,13 +72,13 @@ class Place(ListeningBrokers):
     # --- users ---
 
     def put_user(self, via: int, name: str, password: str, mechanism: str) -> str:
-        one, salt = SCRAM_MECHANISMS[mechanism], b"a salt of sixteen"
+        scram_mechanism, salt = SCRAM_MECHANISMS[mechanism], b"a salt of sixteen"
         row = {
             "name": name,
-            "mechanism": one.number,
+            "mechanism": scram_mechanism.number,
             "iterations": 4096,
             "salt": salt,
-            "salted_password": salted_password(one, password, salt, 4096),
+            "salted_password": salted_password(scram_mechanism, password, salt, 4096),
         }
         return self._alter_users(via, [], [row])
 
@@ -147,7 +147,7 @@ class Place(ListeningBrokers):
         assert answer["error_code"] == "none", answer
         return {
             frozenset((part["entity_type"], part["entity_name"]) for part in row["entity"]): {
-                one["key"]: one["value"] for one in row["values"]
+                value["key"]: value["value"] for value in row["values"]
             }
             for row in answer["entries"]
         }
@@ -173,9 +173,9 @@ class Place(ListeningBrokers):
             answer = client.call("describe_acls", 3, **named)
         assert answer["error_code"] == "none", answer
         return {
-            (row["resource_type"], row["pattern_type"], row["resource_name"], *one.values())
+            (row["resource_type"], row["pattern_type"], row["resource_name"], *acl.values())
             for row in answer["resources"]
-            for one in row["acls"]
+            for acl in row["acls"]
         }
 
     def sees(self, at: int, user: str, password: str, topic: str) -> str:
@@ -231,7 +231,7 @@ def _filter(
 def rewritten(path: str, data: bytes) -> bytes | None:
     """Return the data of a znode after Fencepost has parsed it and written it again."""
     return formats.changed(
-        path, None, [SecurityChange(one) for one in formats.records_of(path, data)]
+        path, None, [SecurityChange(record) for record in formats.records_of(path, data)]
     )
 
 
@@ -263,8 +263,8 @@ def test_user_is_stored_as_by_kafka_and_logs_in_at_every_broker(place: Place):
     path = f"/config/users/{formats.sanitized(user)}"
     assert place.node(path)["config"].keys() == {*SCRAM_MECHANISMS}
     for node_id in EVERY:
-        for one in SCRAM_MECHANISMS.values():
-            wanted = {"mechanism": one.number, "iterations": 4096}
+        for mechanism in SCRAM_MECHANISMS.values():
+            wanted = {"mechanism": mechanism.number, "iterations": 4096}
 
             def is_known(at: int = node_id, wanted: Any = wanted) -> bool:
                 (row,) = place.described(at, user)
@@ -321,7 +321,7 @@ RATES: Final = {
 
 
 def test_quotas_are_stored_as_by_kafka_and_known_to_every_broker(place: Place):
-    rows = [*((one, RATES) for one in ENTITIES)]
+    rows = [*((entity, RATES) for entity in ENTITIES)]
     rows += [({"ip": name}, {"connection_creation_rate": 1e6}) for name in ("10.1.2.3", None)]
     written: dict[int, dict[str, Any]] = {}
     before = place.quotas(OURS)
@@ -393,7 +393,7 @@ def test_acls_are_stored_as_by_kafka(place: Place):
         assert _in_order(by_us) == _in_order(by_java)
         assert rewritten(f"{folder}/{theirs}", by_java) == by_java, "to the letter"
     for folder in ("/kafka-acl-changes", "/kafka-acl-extended-changes"):
-        notes = {place.data(f"{folder}/{one}") for one in place.znodes.get_children(folder)}
+        notes = {place.data(f"{folder}/{child}") for child in place.znodes.get_children(folder)}
         for note in notes:
             assert note is not None
             other = note.replace(ours.encode(), theirs.encode())
@@ -455,7 +455,7 @@ def test_concurrent_acl_additions_lose_no_rule(place: Place):
         return found
 
     with ThreadPoolExecutor(3) as threads:
-        answers = [one for some in threads.map(write, EVERY) for one in some]
+        answers = [error for some in threads.map(write, EVERY) for error in some]
     assert answers == ["none"] * 45
     assert len(place.node(f"/kafka-acl/Topic/{name}")["acls"]) == 45
     for at in EVERY:
@@ -484,10 +484,14 @@ def test_first_start_adds_the_configured_user(zookeeper: ZooKeeper, tmp_path: Pa
                 add_scram=[f"SCRAM-SHA-512=[name=one,password={password}]"],
             )
             async with broker:
-                one = broker.services.users.credential("one", SCRAM_MECHANISMS["SCRAM-SHA-512"])
-                assert one is not None
-                salted = salted_password(one.mechanism, "first", one.salt, one.iterations)
-                assert one.stored_key == stored_key(one.mechanism, salted)
+                credential = broker.services.users.credential(
+                    "one", SCRAM_MECHANISMS["SCRAM-SHA-512"]
+                )
+                assert credential is not None
+                salted = salted_password(
+                    credential.mechanism, "first", credential.salt, credential.iterations
+                )
+                assert credential.stored_key == stored_key(credential.mechanism, salted)
 
     asyncio.run(scenario())
 
@@ -558,6 +562,6 @@ def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Plac
     place.nodes[OTHER].start()
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     told_by_other = place.rules(OTHER, name=topic)
-    assert [one[-1] for one in told_by_other] == ["deny"] or len(told_by_other) == 1
+    assert [row[-1] for row in told_by_other] == ["deny"] or len(told_by_other) == 1
     until(lambda: place.may_log_in(OTHER, user, password, "SCRAM-SHA-512"), "he is known")
     assert place.sees(OTHER, user, password, topic) == "topic_authorization_failed"

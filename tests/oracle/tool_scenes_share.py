@@ -187,8 +187,8 @@ def acknowledge(desk: Desk, group: str, topic: str) -> None:
     def fetched() -> bool:
         answer = member.fetch({topic_id: {0: []}} if member.epoch == FULL else {})
         for part in parts_of(answer).values():
-            for one in part["acquired_records"]:
-                acquired.extend(range(one["first_offset"], one["last_offset"] + 1))
+            for offsets in part["acquired_records"]:
+                acquired.extend(range(offsets["first_offset"], offsets["last_offset"] + 1))
         return acquired == [1, 2, 3, 4]
 
     until(fetched, f"records of {topic}")

@@ -178,7 +178,9 @@ def electing(t: Tracer) -> None:
                 "elect_leaders", version, timeout=5000, election_type=kind, topic_partitions=None
             )
             answer["replica_election_results"] = [
-                one for one in answer["replica_election_results"] if one["topic"] == "elected"
+                result
+                for result in answer["replica_election_results"]
+                if result["topic"] == "elected"
             ]
             t.note(f"elect_leaders v{version} of all, {kind}", answer)
 
@@ -209,12 +211,13 @@ def config_resources(t: Tracer) -> None:
 
     def listed(version: int, *kinds: int) -> None:
         answer = t.quietly("list_config_resources", version, resource_types=list(kinds))
-        for one in answer.get("config_resources", ()):
-            one.setdefault("resource_type", METRICS)
+        for resource in answer.get("config_resources", ()):
+            resource.setdefault("resource_type", METRICS)
         answer["config_resources"] = [
-            one
-            for one in answer["config_resources"]
-            if one["resource_type"] in {BROKER, LOGGER} or one["resource_name"].startswith("resour")
+            resource
+            for resource in answer["config_resources"]
+            if resource["resource_type"] in {BROKER, LOGGER}
+            or resource["resource_name"].startswith("resour")
         ]
         t.note(f"list_config_resources v{version} {kinds}", answer)
 
@@ -352,7 +355,7 @@ def quotas_that_are_kept(t: Tracer) -> None:
 
         def heard() -> bool:
             found = t.quietly("describe_client_quotas", 1, components=named, strict=True)
-            return [v["value"] for one in found["entries"] for v in one["values"]] == [last]
+            return [v["value"] for row in found["entries"] for v in row["values"]] == [last]
 
         until(heard, "the broker has heard of it")
 
@@ -432,8 +435,8 @@ def credentials(t: Tracer) -> None:
     t("alter_user_scram_credentials", 0, deletions=[], upsertions=[])
     password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
     for name, mechanism in (("alice", 7), ("", 1), ("alice", 1)):
-        one = {"name": name, "mechanism": mechanism, **password}
-        t("alter_user_scram_credentials", 0, deletions=[], upsertions=[one])
+        upsertion = {"name": name, "mechanism": mechanism, **password}
+        t("alter_user_scram_credentials", 0, deletions=[], upsertions=[upsertion])
     gone = [{"name": "alice", "mechanism": 1}]
     t("alter_user_scram_credentials", 0, deletions=gone, upsertions=[])
     twice = [{"name": "alice", "mechanism": 1}, {"name": "bob", "mechanism": 2}]

@@ -69,7 +69,7 @@ def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
 
 def joining_and_leaving(t: Tracer) -> None:
     ready(t, "cg")
-    one = topic(t, "cg-a")
+    known_id = topic(t, "cg-a")
     for version in (0, 1):
         group = f"cg-v{version}"
         ready(t, group)
@@ -83,7 +83,9 @@ def joining_and_leaving(t: Tracer) -> None:
         describe(t, group, version)
         beat(t, group, "m2", second["member_epoch"], version)
         kept = told["assignment"]["topic_partitions"][0]["partitions"]
-        given = beat(t, group, "m1", told["member_epoch"], version, topic_partitions=of(one, *kept))
+        given = beat(
+            t, group, "m1", told["member_epoch"], version, topic_partitions=of(known_id, *kept)
+        )
         beat(t, group, "m2", second["member_epoch"], version)
         describe(t, group, version)
         beat(t, group, "m1", given["member_epoch"], version, subscribed_topic_names=[])
@@ -175,7 +177,7 @@ def what_refusals_say(t: Tracer) -> None:
 
 def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
     ready(t, "targets")
-    one = topic(t, "targets-a", 6)
+    known_id = topic(t, "targets-a", 6)
     epoch = enter(t, "targets", "m", "targets-a")["member_epoch"]
     enter(t, "targets", "n", "targets-a")
     told = beat(t, "targets", "m", epoch)
@@ -183,7 +185,7 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
 
     def kept(answer: Answer) -> list[dict[str, Any]]:
         topics = answer["assignment"]["topic_partitions"]
-        return of(one, *(index for part in topics for index in part["partitions"]))
+        return of(known_id, *(index for part in topics for index in part["partitions"]))
 
     # The member has revoked partitions, and revokes more in two of its next heartbeats.
     again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
@@ -204,11 +206,11 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
 def static_consumers(t: Tracer) -> None:
     ready(t, "cs")
     topic(t, "cs-a", 2)
-    one = enter(t, "cs", "a", "cs-a", instance_id="i")
+    entered = enter(t, "cs", "a", "cs-a", instance_id="i")
     enter(t, "cs", "b", "cs-a", instance_id="i")
-    beat(t, "cs", "b", one["member_epoch"], instance_id="i")
-    beat(t, "cs", "a", one["member_epoch"], instance_id="i")
-    beat(t, "cs", "a", one["member_epoch"], instance_id="j")
+    beat(t, "cs", "b", entered["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", entered["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", entered["member_epoch"], instance_id="j")
     beat(t, "cs", "b", -2, instance_id="i")
     for version in (0, 1):
         for epoch in (-2, -1):
@@ -218,7 +220,7 @@ def static_consumers(t: Tracer) -> None:
     describe(t, "cs")
     two = enter(t, "cs", "b", "cs-a", instance_id="i")
     describe(t, "cs")
-    beat(t, "cs", "a", one["member_epoch"], instance_id="i")
+    beat(t, "cs", "a", entered["member_epoch"], instance_id="i")
     beat(t, "cs", "a", -1, instance_id="i")
     beat(t, "cs", "b", two["member_epoch"], instance_id="i")
     enter(t, "cs", "b", "cs-a", instance_id="i")
@@ -239,17 +241,17 @@ def consumers_that_change_their_instance_id(t: Tracer) -> None:
     ready(t, "ci")
     topic(t, "ci-a", 2)
     topic(t, "ci-b", 1)
-    one = enter(t, "ci", "a", "ci-a")
+    entered = enter(t, "ci", "a", "ci-a")
     enter(t, "ci", "a", "ci-a", instance_id="i")
-    beat(t, "ci", "a", one["member_epoch"], instance_id="i")
+    beat(t, "ci", "a", entered["member_epoch"], instance_id="i")
     enter(t, "ci", "a", "ci-a", instance_id="j")
     enter(t, "ci", "b", "ci-b", instance_id="j")
-    beat(t, "ci", "a", one["member_epoch"], instance_id="j")
+    beat(t, "ci", "a", entered["member_epoch"], instance_id="j")
     describe(t, "ci")
     beat(t, "ci", "a", -2, instance_id="j")
     commit(t, "ci", "a", -2, name="ci-a")
     commit(t, "ci", "a", -1, name="ci-a")
-    commit(t, "ci", "a", one["member_epoch"], name="ci-a")
+    commit(t, "ci", "a", entered["member_epoch"], name="ci-a")
     fetch(t, "ci", "a", -2)
     two = enter(t, "ci", "c", "ci-a", instance_id="j")
     describe(t, "ci")
@@ -324,7 +326,7 @@ def fetch(t: Tracer, group: str, member: str | None, epoch: int, version: int = 
 def offsets_of_consumers(t: Tracer) -> None:
     ready(t, "co", "co-none")
     gone = requests.offset_delete("co", requests.offset_delete_topic("co-a", 0))
-    one = topic(t, "co-a", 2)
+    known_id = topic(t, "co-a", 2)
     commit(t, "co-none", "m", 1)
     commit(t, "co-none", "m", 1, 8)
     first = enter(t, "co", "m", "co-a")
@@ -349,7 +351,7 @@ def offsets_of_consumers(t: Tracer) -> None:
     for partition in (0, 1):
         commit(t, "co", "m", epoch, partition=partition)
     kept = told["assignment"]["topic_partitions"][0]["partitions"]
-    moved = beat(t, "co", "m", epoch, topic_partitions=of(one, *kept))
+    moved = beat(t, "co", "m", epoch, topic_partitions=of(known_id, *kept))
     for partition in (0, 1):
         commit(t, "co", "m", epoch, partition=partition)
         commit(t, "co", "m", moved["member_epoch"], partition=partition)

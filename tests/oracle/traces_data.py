@@ -95,14 +95,14 @@ def records_that_lie(t: Tracer) -> None:
 
 def records_that_do_not_inflate(t: Tracer) -> None:
     t.cluster.create_topic("packed")
-    one = batch([b"one"])[61:]
-    linked = bytes(cramjam.lz4.compress(one))
+    record = batch([b"one"])[61:]
+    linked = bytes(cramjam.lz4.compress(record))
     for codec in (GZIP, SNAPPY, LZ4, ZSTD):
         produce(t, 9, "packed", seal(b"junk" * 9, count=1, attributes=codec))
         produce(t, 9, "packed", seal(b"", count=1, attributes=codec))
     produce(t, 9, "packed", seal(linked, count=1, attributes=LZ4))
     for codec, compress in COMPRESSORS.items():
-        produce(t, 9, "packed", seal(compress(one)[:-2], count=1, attributes=codec))
+        produce(t, 9, "packed", seal(compress(record)[:-2], count=1, attributes=codec))
     t.note("written", t.cluster.offset("packed"))
 
 
@@ -412,7 +412,7 @@ def growing_and_deleting_topics(t: Tracer) -> None:
     t.cluster.create_topic("grown", 2)
 
     def grow(version: int, *topics: tuple[str, int], **fields: Any) -> None:
-        rows = [requests.grown_topic(*one) for one in topics]
+        rows = [requests.grown_topic(*topic) for topic in topics]
         t("create_partitions", version, **requests.create_partitions(*rows, **fields))
 
     for version in range(4):

@@ -16,7 +16,9 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 def level(t: Tracer) -> int:
     """Return the finalized level of transaction.version, 0 if there is none."""
     answer = t.cluster.ask("api_versions", 4, requests.api_versions())
-    found = {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+    found = {
+        feature["name"]: feature["max_version_level"] for feature in answer["finalized_features"]
+    }
     return int(found.get(FEATURE, 0))
 
 
@@ -50,8 +52,8 @@ UPDATES: Final = (
 def updating_features(t: Tracer) -> None:
     until(lambda: level(t) == 2, "the level to begin with")
     for version in (0, 1, 2):
-        for one in UPDATES:
-            update(t, version, one)
+        for change in UPDATES:
+            update(t, version, change)
         update(t, version)
         update(t, version, to(2, UPGRADE), to(9, UPGRADE, "group.version"))
     for version in (1, 2):
@@ -62,7 +64,7 @@ def updating_features(t: Tracer) -> None:
             update(t, version, to(3, kind))
             update(t, version, to(1, kind), validate_only=True)
             t.note("level", level(t))
-    for version, one, reached in (
+    for version, change, reached in (
         (1, to(0), 0),
         (0, to(2, UPGRADE), 2),
         (1, to(0), 0),
@@ -70,7 +72,7 @@ def updating_features(t: Tracer) -> None:
         (2, to(0, UNSAFE), 0),
         (2, to(2, UPGRADE), 2),
     ):
-        update(t, version, one)
+        update(t, version, change)
         until(lambda reached=reached: level(t) == reached, f"{FEATURE} {reached}")
     move(t, 1)
     for kind in (SAFE, UNSAFE):

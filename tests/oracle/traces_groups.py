@@ -90,11 +90,11 @@ def join_errors(t: Tracer) -> None:
     join(t, 5, "je", joined["member_id"], group_instance_id="unknown-instance")
     for version in (5, 7, 9):
         join(t, version, "je", joined["member_id"], protocols=OTHER)
-    one = stable(t, "je-static", group_instance_id="i")
+    static_member = stable(t, "je-static", group_instance_id="i")
     join(t, 5, "je-static", "wrong-id", group_instance_id="i")
-    join(t, 5, "je-static", one["member_id"], group_instance_id="j")
+    join(t, 5, "je-static", static_member["member_id"], group_instance_id="j")
     two = join(t, 5, "je-static", group_instance_id="i")
-    for member in (one, two):
+    for member in (static_member, two):
         heartbeat(t, 3, "je-static", {**member, "generation_id": 1}, group_instance_id="i")
     for version in (5, 8, 9):
         join(t, version, "je-static", group_instance_id="i")
@@ -288,7 +288,10 @@ def committing_and_fetching_offsets(t: Tracer) -> None:
     _commit_by_every_version(t)
     _fetch_by_every_version(t)
     ids = topic_id, uuid.UUID(int=99)
-    rows = [requests.offset_commit_topic(None, 0, topic_id=one, committed_offset=77) for one in ids]
+    rows = [
+        requests.offset_commit_topic(None, 0, topic_id=asked_id, committed_offset=77)
+        for asked_id in ids
+    ]
     t("offset_commit", 10, **requests.offset_commit("simple", *rows))
     by_id = requests.offset_fetch_group(
         "simple",

@@ -200,7 +200,7 @@ def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
 
 def up_with_a_live_member(t: Tracer) -> None:
     ready(t, "mu")
-    one = topic(t, "mu-a", 2)
+    topic_id = topic(t, "mu-a", 2)
     classic = stable(t, "mu", "mu-a", 0, 1)
     first = enter(t, "mu", "m", "mu-a")
     describe(t, "mu")
@@ -230,7 +230,7 @@ def up_with_a_live_member(t: Tracer) -> None:
     leave(t, "mu", "stranger")
     leave(t, "mu", again["member_id"])
     describe(t, "mu")
-    told = beat(t, "mu", "m", first["member_epoch"], topic_partitions=of(one, 0))
+    told = beat(t, "mu", "m", first["member_epoch"], topic_partitions=of(topic_id, 0))
     beat(t, "mu", "m", told["member_epoch"])
     logged(t, "mu")
 
@@ -312,7 +312,7 @@ def no_way_up(t: Tracer) -> None:
 
 def classic_members_of_a_consumer_group(t: Tracer) -> None:
     ready(t, "mc")
-    one = topic(t, "mc-a", 4)
+    topic_id = topic(t, "mc-a", 4)
     first = enter(t, "mc", "m", "mc-a")
     join(t, "mc", "", "mc-a", protocol_type="connect")
     join(t, "mc", "", "mc-a", protocols=[])
@@ -329,7 +329,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     sync(t, "mc", joined)
     join(t, "mc", "", "mc-a", protocols=[requests.join_protocol("other", subscription("mc-a"))])
     told = beat(t, "mc", "m", told["member_epoch"])
-    told = beat(t, "mc", "m", told["member_epoch"], topic_partitions=of(one, 0, 1))
+    told = beat(t, "mc", "m", told["member_epoch"], topic_partitions=of(topic_id, 0, 1))
     alive(t, "mc", joined)
     # A cooperative member sends its owned partitions, and keeps them when it gets others.
     owned = {"version": 1, "owned": {"mc-a": [2]}}
@@ -362,12 +362,12 @@ def classic_members_that_commit_late(t: Tracer) -> None:
 def classic_members_that_say_what_they_own(t: Tracer) -> None:
     """Send JoinGroup with owned partitions, with member ids of the group and an unknown one."""
     ready(t, "mw", "mw-up")
-    one = topic(t, "mw-a", 2)
+    topic_id = topic(t, "mw-a", 2)
     first = enter(t, "mw", "m", "mw-a")
     says = {"protocols": protocols("mw-a", version=1, owned={"mw-a": [1]})}
     joined = join(t, "mw", "", **says)
     beat(t, "mw", "m", first["member_epoch"])
-    told = beat(t, "mw", "m", first["member_epoch"], topic_partitions=of(one, 0))
+    told = beat(t, "mw", "m", first["member_epoch"], topic_partitions=of(topic_id, 0))
     alive(t, "mw", joined)
     joined = join(t, "mw", joined["member_id"], **says)
     sync(t, "mw", joined)
@@ -384,12 +384,12 @@ def classic_members_that_say_what_they_own(t: Tracer) -> None:
 
 def down_when_the_last_one_leaves(t: Tracer) -> None:
     ready(t, "md")
-    one = topic(t, "md-a", 2)
+    topic_id = topic(t, "md-a", 2)
     first = enter(t, "md", "m", "md-a")
     joined = join(t, "md", "", "md-a")
     sync(t, "md", joined)
     told = beat(t, "md", "m", first["member_epoch"])
-    beat(t, "md", "m", told["member_epoch"], topic_partitions=of(one, 0))
+    beat(t, "md", "m", told["member_epoch"], topic_partitions=of(topic_id, 0))
     alive(t, "md", joined)
     joined = join(t, "md", joined["member_id"], "md-a")
     sync(t, "md", joined)

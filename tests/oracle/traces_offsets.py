@@ -117,11 +117,11 @@ def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
     commit(t, "of-order", 9, ("of-known", 0, 5, ""))
     known, unknown = _id(t, "of-known", True), [uuid.UUID(int=number) for number in (7, 8)]
     for ids in ([unknown[0], known, unknown[1]], [*unknown, known], [known, *unknown]):
-        topics = [requests.offset_fetch_topic(None, 0, topic_id=one) for one in ids]
+        topics = [requests.offset_fetch_topic(None, 0, topic_id=asked_id) for asked_id in ids]
         asked = requests.offset_fetch_group("of-order", *topics)
         answer = t("offset_fetch", 10, **requests.offset_fetch(asked))
         found = [topic["topic_id"] for topic in answer["groups"][0]["topics"]]
-        t.note("order", [str(one) == str(known) for one in found])
+        t.note("order", [str(found_id) == str(known) for found_id in found])
 
 
 def transactional_offsets_of_consumers(t: Tracer) -> None:

@@ -29,7 +29,7 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
     def heard() -> bool:
         t.close()  # a throttled connection is muted, so open another one
         answer = t.quietly("describe_client_quotas", 1, **asked)
-        told = {v["key"]: v["value"] for one in answer["entries"] for v in one["values"]}
+        told = {v["key"]: v["value"] for row in answer["entries"] for v in row["values"]}
         return told == wanted
 
     until(heard, "the broker has heard of the quotas")

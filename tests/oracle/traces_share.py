@@ -258,41 +258,41 @@ def share_sessions(t: Tracer) -> None:
     found = shared(t, "ss", 2, 2)
     unknown = uuid.UUID(int=7)
     every = {found: {0: (), 1: ()}}
-    one = Session(t, "ss")
+    session = Session(t, "ss")
     for fields in ({"group_id": None}, {"member_id": None}, {"member_id": ""}):
-        one.fetch(every, **fields)
-        one.acknowledge(every, **fields)
-    one.epoch = FULL
-    one.fetch({found: {0: [(0, 0, ACCEPT)]}})
-    one.acknowledge({found: {0: [(0, 0, ACCEPT)]}})
+        session.fetch(every, **fields)
+        session.acknowledge(every, **fields)
+    session.epoch = FULL
+    session.fetch({found: {0: [(0, 0, ACCEPT)]}})
+    session.acknowledge({found: {0: [(0, 0, ACCEPT)]}})
     for epoch in (1, FINAL, -2):
-        one.epoch = epoch
-        one.fetch({})
-        one.acknowledge({})
-    one.epoch = FULL
-    one.fetch({found: {9: ()}, unknown: {0: ()}}, max_wait=0)
-    one.fetch({}, max_wait=0)
-    one.fetch({found: {0: ()}}, forget={found: [9], unknown: [0]}, max_wait=LONG_MS)
-    one.acknowledge({found: {0: [(0, 1, ACCEPT)], 9: [(0, 0, ACCEPT)]}, unknown: {0: []}})
-    one.acknowledge({})
-    one.acknowledge({found: {0: []}})
-    one.acknowledge({found: {0: [], 1: []}})
+        session.epoch = epoch
+        session.fetch({})
+        session.acknowledge({})
+    session.epoch = FULL
+    session.fetch({found: {9: ()}, unknown: {0: ()}}, max_wait=0)
+    session.fetch({}, max_wait=0)
+    session.fetch({found: {0: ()}}, forget={found: [9], unknown: [0]}, max_wait=LONG_MS)
+    session.acknowledge({found: {0: [(0, 1, ACCEPT)], 9: [(0, 0, ACCEPT)]}, unknown: {0: []}})
+    session.acknowledge({})
+    session.acknowledge({found: {0: []}})
+    session.acknowledge({found: {0: [], 1: []}})
     # A partition that is named only for an acknowledgement still joins the session. MaxWaitMs gives
     # the broker time to read the partition's state.
-    one.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
-    one.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
-    one.epoch += 1
-    one.fetch({})
-    one.acknowledge({})
-    one.epoch = FINAL
-    one.acknowledge({found: {0: [(2, 2, ACCEPT)]}})
-    one.fetch({})
+    session.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
+    session.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
+    session.epoch += 1
+    session.fetch({})
+    session.acknowledge({})
+    session.epoch = FINAL
+    session.acknowledge({found: {0: [(2, 2, ACCEPT)]}})
+    session.fetch({})
 
 
 def acknowledgements(t: Tracer) -> None:
     found = shared(t, "sk", 5, 5)
-    one = Session(t, "sk")
-    one.fetch({found: {0: ()}}, max_wait=LONG_MS)
+    session = Session(t, "sk")
+    session.fetch({found: {0: ()}}, max_wait=LONG_MS)
     for batches in (
         [(1, 0, ACCEPT)],
         [(0, 1)],
@@ -311,19 +311,19 @@ def acknowledgements(t: Tracer) -> None:
         [(1, 1, REJECT), (3, 4, RELEASE, GAP)],
         [(3, 3, ACCEPT)],
     ):
-        one.acknowledge({found: {0: batches}})
-    one.acknowledge({found: {0: [(5, 5, ACCEPT)]}}, version=1)
-    one.acknowledge({found: {0: [(6, 6, RENEW)]}}, version=1)
-    one.fetch({}, max_wait=LONG_MS)
-    one.fetch({found: {0: [(3, 3, ACCEPT), (6, 6, ACCEPT)]}}, max_wait=0, version=1)
-    one.acknowledge({found: {0: [(7, 7, RENEW), (8, 8, ACCEPT)]}}, is_renew_ack=True)
-    one.fetch({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True)
-    one.fetch({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True, **NOTHING)
+        session.acknowledge({found: {0: batches}})
+    session.acknowledge({found: {0: [(5, 5, ACCEPT)]}}, version=1)
+    session.acknowledge({found: {0: [(6, 6, RENEW)]}}, version=1)
+    session.fetch({}, max_wait=LONG_MS)
+    session.fetch({found: {0: [(3, 3, ACCEPT), (6, 6, ACCEPT)]}}, max_wait=0, version=1)
+    session.acknowledge({found: {0: [(7, 7, RENEW), (8, 8, ACCEPT)]}}, is_renew_ack=True)
+    session.fetch({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True)
+    session.fetch({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True, **NOTHING)
     set_config(t, "sk", "share.renew.acknowledge.enable", "false")
-    one.acknowledge({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True)
+    session.acknowledge({found: {0: [(7, 7, RENEW)]}}, is_renew_ack=True)
     offsets_of(t, "sk", ("sk-records", [0]))
-    one.epoch = FINAL
-    one.acknowledge({found: {0: [(7, 7, REJECT)]}})
+    session.epoch = FINAL
+    session.acknowledge({found: {0: [(7, 7, REJECT)]}})
 
 
 def set_config(t: Tracer, group: str, key: str, value: str) -> None:
@@ -335,12 +335,12 @@ def set_config(t: Tracer, group: str, key: str, value: str) -> None:
 def poisonous_records(t: Tracer) -> None:
     """Release a batch until its records reach the delivery limit."""
     found = shared(t, "sp", 10)
-    one = Session(t, "sp")
-    one.fetch({found: {0: ()}}, max_wait=LONG_MS)
+    session = Session(t, "sp")
+    session.fetch({found: {0: ()}}, max_wait=LONG_MS)
     last = 9
     for _ in range(40):
-        one.acknowledge({found: {0: [(0, last, RELEASE)]}})
-        answer = one.fetch({}, max_wait=300)
+        session.acknowledge({found: {0: [(0, last, RELEASE)]}})
+        answer = session.fetch({}, max_wait=300)
         rows = [
             row
             for topic in answer["responses"]
@@ -393,11 +393,11 @@ def isolation_of_share_groups(t: Tracer) -> None:
                 )
                 t.quietly("end_txn", 4, **ended)
                 t.cluster.settle(name)
-        one = Session(t, group)
-        answer = one.quiet_fetch({found: {0: ()}}, max_wait=LONG_MS)
+        session = Session(t, group)
+        answer = session.quiet_fetch({found: {0: ()}}, max_wait=LONG_MS)
         (part,) = answer["responses"][0]["partitions"]
         t.note(f"acquired by {level}", part["acquired_records"])
-        one.acknowledge({found: {0: [(0, 2, ACCEPT), (3, 3, GAP)]}})
+        session.acknowledge({found: {0: [(0, 2, ACCEPT), (3, 3, GAP)]}})
         offsets_of(t, group, (name, [0]))
 
 
@@ -406,10 +406,10 @@ def start_offsets_of_share_groups(t: Tracer) -> None:
         group = f"sf-{policy.replace(':', '-')}"
         found = shared(t, group, 3, start_offset=-1)
         set_config(t, group, "share.auto.offset.reset", policy)
-        one = Session(t, group)
-        one.fetch({found: {0: ()}}, max_wait=300)
+        session = Session(t, group)
+        session.fetch({found: {0: ()}}, max_wait=300)
         t.cluster.produce(f"{group}-records", [b"later"])
-        one.fetch({}, max_wait=LONG_MS)
+        session.fetch({}, max_wait=LONG_MS)
         offsets_of(t, group, (f"{group}-records", [0, 1]))
 
 
@@ -443,8 +443,8 @@ class SharingClient(Session):
             share_acquire_mode=rng.randrange(2),
         )
         for part in parts_of(answer).values():
-            for one in part["acquired_records"]:
-                self._held.update(range(one["first_offset"], one["last_offset"] + 1))
+            for acquired in part["acquired_records"]:
+                self._held.update(range(acquired["first_offset"], acquired["last_offset"] + 1))
 
     def _drawn(self, outcomes: Sequence[int]) -> list[tuple[int, ...]]:
         """Draw up to three ranges of offsets in order; types are per range or per offset."""

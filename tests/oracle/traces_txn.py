@@ -456,7 +456,9 @@ def what_a_committed_reader_is_told(t: Tracer) -> None:
     body = requests.fetch(row, min_bytes=0, max_bytes=1, isolation_level=1)
     answer = t.quietly("fetch", 12, **body)
     rows = answer["responses"][0]["partitions"]
-    told = [[one["first_offset"] for one in row["aborted_transactions"] or ()] for row in rows]
+    told = [
+        [aborted["first_offset"] for aborted in row["aborted_transactions"] or ()] for row in rows
+    ]
     t.note("aborted from where", told)
 
 

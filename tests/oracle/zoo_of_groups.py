@@ -31,29 +31,29 @@ class Classic:
             # Up to v3 a new member joins at once, without a MEMBER_ID_REQUIRED response.
             client.send("join_group", 9 if instance else 3, **self.request("", instance))
         joined = [client.receive() for client in clients]
-        assert {one["error_code"] for one in joined} == {"none"}, joined
-        (self.generation,) = {one["generation_id"] for one in joined}
-        (self.protocol,) = {one["protocol_name"] for one in joined}
-        for instance, one in zip(instances, joined, strict=True):
-            self.members[one["member_id"]] = instance
+        assert {answer["error_code"] for answer in joined} == {"none"}, joined
+        (self.generation,) = {answer["generation_id"] for answer in joined}
+        (self.protocol,) = {answer["protocol_name"] for answer in joined}
+        for instance, answer in zip(instances, joined, strict=True):
+            self.members[answer["member_id"]] = instance
         plan = [
             {"member_id": member_id, "assignment": assignment(TOPIC, at)}
             for at, member_id in enumerate(self.members)
         ]
-        for client, one in zip(clients, joined, strict=True):
+        for client, answer in zip(clients, joined, strict=True):
             client.send(
                 "sync_group",
                 5,
                 group_id=name,
                 generation_id=self.generation,
-                member_id=one["member_id"],
-                group_instance_id=self.members[one["member_id"]],
+                member_id=answer["member_id"],
+                group_instance_id=self.members[answer["member_id"]],
                 protocol_type="consumer",
                 protocol_name=self.protocol,
-                assignments=plan if one["leader"] == one["member_id"] else [],
+                assignments=plan if answer["leader"] == answer["member_id"] else [],
             )
         synced = [client.receive() for client in clients]
-        assert {one["error_code"] for one in synced} == {"none"}, synced
+        assert {answer["error_code"] for answer in synced} == {"none"}, synced
         for client in clients:
             client.close()
 
@@ -121,7 +121,7 @@ class Modern:
     ) -> None:
         self.pair, self.name = pair, name
         self.epochs = dict.fromkeys((f"{name}-{at}" for at in range(len(wants))), 0)
-        self.owned: dict[str, list[Any]] = {one: [] for one in self.epochs}
+        self.owned: dict[str, list[Any]] = {member_id: [] for member_id in self.epochs}
         for member_id, want in zip(self.epochs, wants, strict=True):
             more = {"rebalance_timeout": SESSION_MS, "topic_partitions": [], **want}
             self.beat(node_id, member_id, **more)
@@ -145,8 +145,8 @@ class Modern:
         self.epochs[member_id] = answer["member_epoch"]
         if answer["assignment"] is not None:
             self.owned[member_id] = [
-                {"topic_id": uuid.UUID(one["topic_id"]), "partitions": one["partitions"]}
-                for one in answer["assignment"]["topic_partitions"]
+                {"topic_id": uuid.UUID(topic["topic_id"]), "partitions": topic["partitions"]}
+                for topic in answer["assignment"]["topic_partitions"]
             ]
         return answer
 
@@ -154,7 +154,7 @@ class Modern:
         """Return whether all partitions are assigned; Kafka resolves regexes after the join."""
         for member_id in self.epochs:
             self.beat(node_id, member_id, topic_partitions=self.owned[member_id])
-        held = sum(len(one["partitions"]) for own in self.owned.values() for one in own)
+        held = sum(len(topic["partitions"]) for own in self.owned.values() for topic in own)
         return (
             held == partitions
             and described(self.pair, node_id, self.name)["group_state"] == "Stable"
@@ -248,9 +248,9 @@ class Parked:
         """Rejoin the first member, check that both are in the next generation, and leave."""
         self.first.send("join_group", 3, **{**self.request, **self.member})
         joined = self.first.receive(), self.second.receive()
-        found = [(one["error_code"], one["generation_id"]) for one in joined]
+        found = [(answer["error_code"], answer["generation_id"]) for answer in joined]
         assert found == [("none", 2)] * 2, joined
-        members = [{"member_id": one["member_id"]} for one in joined]
+        members = [{"member_id": answer["member_id"]} for answer in joined]
         self.first.call("leave_group", 3, **self.group, members=members)
         name = self.group["group_id"]
         deleted = self.first.call("delete_groups", 2, groups_names=[name])
@@ -314,12 +314,12 @@ class Foreign:
     def settles(self) -> bool:
         self.share()
         own = [
-            {"subtopology_id": one["subtopology_id"], "partitions": one["partitions"]}
-            for one in self.tasks or ()
+            {"subtopology_id": task["subtopology_id"], "partitions": task["partitions"]}
+            for task in self.tasks or ()
         ]
         self.streams(active_tasks=own, standby_tasks=(), warmup_tasks=())
         told = self.told()
-        return [one["group_state"] for one in told] == ["Stable", "Stable"]
+        return [group["group_state"] for group in told] == ["Stable", "Stable"]
 
     def told(self) -> list[Answer]:
         """Return Apache Kafka's descriptions of both groups."""
@@ -367,7 +367,7 @@ class Foreign:
             ask("consumer_group_describe", 1, group_ids=[name]),
             ask("delete_groups", 2, groups_names=[name]),
         )
-        return [", ".join(sorted(one)) for one in found]
+        return [", ".join(sorted(codes)) for codes in found]
 
 
 class Zoo:
@@ -403,16 +403,16 @@ class Zoo:
 
     def empty(self, node_id: int) -> None:
         """Create a group of each protocol, and let all members leave."""
-        one = Classic(self.pair, f"left-{self.mark}", node_id, ("range",))
-        one.go_on(node_id, 7)
+        group = Classic(self.pair, f"left-{self.mark}", node_id, ("range",))
+        group.go_on(node_id, 7)
         answer = self.pair.call(
             node_id,
             "leave_group",
             5,
-            group_id=one.name,
+            group_id=group.name,
             members=[
                 {"member_id": member_id, "group_instance_id": instance}
-                for member_id, instance in one.members.items()
+                for member_id, instance in group.members.items()
             ],
         )
         assert answer["error_code"] == "none", answer
@@ -427,16 +427,16 @@ class Zoo:
         return [*self.classics.values(), *self.moderns.values()]
 
     def go_on(self, node_id: int, offset: int) -> None:
-        for one in self.all:
-            one.go_on(node_id, offset)
+        for group in self.all:
+            group.go_on(node_id, offset)
 
 
 def groups_of(pair: Pair, node_id: int) -> dict[str, tuple[str, str, str]]:
     answer = pair.call(node_id, "list_groups", 5)
     assert answer["error_code"] == "none", answer
     return {
-        one["group_id"]: (one["group_type"], state_of(one), one["protocol_type"])
-        for one in answer["groups"]
+        group["group_id"]: (group["group_type"], state_of(group), group["protocol_type"])
+        for group in answer["groups"]
     }
 
 

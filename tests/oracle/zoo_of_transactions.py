@@ -183,30 +183,33 @@ class Producer:
 def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
     """Return all responses that a producer gets from partition leaders and coordinators."""
     found: dict[str, Any] = {}
-    one, group = Producer(pair, f"one-{version}-{mark}", version, topic), f"of-{version}-{mark}"
-    one.init()
+    producer, group = (
+        Producer(pair, f"one-{version}-{mark}", version, topic),
+        f"of-{version}-{mark}",
+    )
+    producer.init()
     if version == 1:
-        found["not added"] = [one.append(index, b"early") for index in (0, 1)]
-        found["offsets not added"] = one.commit_offset(group, 1, unasked=True)
+        found["not added"] = [producer.append(index, b"early") for index in (0, 1)]
+        found["offsets not added"] = producer.commit_offset(group, 1, unasked=True)
     for commit in (True, False):
-        found[f"written, {commit}"] = one.write(f"{mark}-{commit}")
-        found[f"offsets, {commit}"] = one.commit_offset(group, 5 + commit)
-        found[f"again, {commit}"] = [one.append(index, b"more") for index in (0, 1)]
-        found[f"ended, {commit}"] = one.end(commit=commit)
-        one.completes()
+        found[f"written, {commit}"] = producer.write(f"{mark}-{commit}")
+        found[f"offsets, {commit}"] = producer.commit_offset(group, 5 + commit)
+        found[f"again, {commit}"] = [producer.append(index, b"more") for index in (0, 1)]
+        found[f"ended, {commit}"] = producer.end(commit=commit)
+        producer.completes()
     found["offset"] = pair.connection(pair.leader(GROUPS)).committed(group, topic, stable=True)
     if version == 1:
-        found["after the end"] = [one.append(index, b"late") for index in (0, 1)]
-    stranger = Producer(pair, one.name, version, topic)
-    stranger.producer_id, stranger.epoch = one.producer_id + 100_000, 0
+        found["after the end"] = [producer.append(index, b"late") for index in (0, 1)]
+    stranger = Producer(pair, producer.name, version, topic)
+    stranger.producer_id, stranger.epoch = producer.producer_id + 100_000, 0
     found["a stranger"] = [stranger.append(index, b"no") for index in (0, 1)]
     found["a stranger's offset"] = stranger.commit_offset(group, 9, unasked=True)
-    old, new = one.epoch, Producer(pair, one.name, version, topic)
-    one.write("left open")
+    old, new = producer.epoch, Producer(pair, producer.name, version, topic)
+    producer.write("left open")
     found["claimed"] = new.init()["error_code"]
-    found["fenced"] = [one.append(index, b"zombie") for index in (0, 1)]
-    found["fenced offset"] = one.commit_offset(group, 9, unasked=True)
-    found["fenced end"] = one.end(commit=True)
+    found["fenced"] = [producer.append(index, b"zombie") for index in (0, 1)]
+    found["fenced offset"] = producer.commit_offset(group, 9, unasked=True)
+    found["fenced end"] = producer.end(commit=True)
     assert new.epoch > old
     new.write("goes on")
     found["zombie coordinator"] = [zombie_marker(new, index) for index in (0, 1)]
@@ -215,17 +218,17 @@ def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
     return found
 
 
-def zombie_marker(one: Producer, index: int) -> str:
+def zombie_marker(producer: Producer, index: int) -> str:
     """Return the leader's error for a marker with an old coordinator epoch."""
     marker = {
-        "producer_id": one.producer_id,
-        "producer_epoch": one.epoch,
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
         "transaction_result": False,
-        "topics": [{"name": one.topic, "partition_indexes": [index]}],
+        "topics": [{"name": producer.topic, "partition_indexes": [index]}],
         "coordinator_epoch": 0,
     }
-    leader = one.pair.leader(one.topic, index)
-    answer = one.pair.call(leader, "write_txn_markers", 1, markers=[marker])
+    leader = producer.pair.leader(producer.topic, index)
+    answer = producer.pair.call(leader, "write_txn_markers", 1, markers=[marker])
     return str(answer["markers"][0]["topics"][0]["partitions"][0]["error_code"])
 
 
@@ -238,16 +241,16 @@ def passes(answer: Answer) -> bool:
 
 def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
     answer = pair.call(node_id, "describe_transactions", 0, transactional_ids=[name])
-    (one,) = answer["transaction_states"]
-    topics = {row["topic"]: sorted(row["partitions"]) for row in one["topics"]}
-    if one["transaction_state"].startswith("Prepare"):
+    (transaction,) = answer["transaction_states"]
+    topics = {row["topic"]: sorted(row["partitions"]) for row in transaction["topics"]}
+    if transaction["transaction_state"].startswith("Prepare"):
         topics = {}  # not compared: partitions without a marker; after a load, all partitions
     return {
-        "error": one["error_code"],
-        "state": one["transaction_state"],
-        "producer": (one["producer_id"], one["producer_epoch"]),
-        "timeout": one["transaction_timeout"],
-        "start": one["transaction_start_time"],
+        "error": transaction["error_code"],
+        "state": transaction["transaction_state"],
+        "producer": (transaction["producer_id"], transaction["producer_epoch"]),
+        "timeout": transaction["transaction_timeout"],
+        "start": transaction["transaction_start_time"],
         "topics": topics,
     }
 
@@ -256,7 +259,7 @@ def picture(pair: Pair, node_id: int) -> dict[str, Any]:
     """Return a coordinator's descriptions of all transactions, by transactional id."""
     listed = pair.call(node_id, "list_transactions", 0)
     assert listed["error_code"] == "none", listed
-    names = sorted(one["transactional_id"] for one in listed["transaction_states"])
+    names = sorted(transaction["transactional_id"] for transaction in listed["transaction_states"])
     return {name: described(pair, node_id, name) for name in names}
 
 
@@ -267,7 +270,7 @@ def committed_values(pair: Pair) -> list[list[str]]:
         at = pair.connection(leader)
         until(partial(_is_settled, at, index), f"the markers in {DATA}-{index}")
         read = at.read(DATA, partition=index, isolation=READ_COMMITTED)
-        found.append([(value or b"").decode() for one in read for value in one.values])
+        found.append([(value or b"").decode() for fetched in read for value in fetched.values])
     return found
 
 
@@ -289,8 +292,8 @@ class Zoo:
             for version in (1, 2)
             for state in self.STATES
         }
-        for one in self.all.values():
-            assert one.init()["error_code"] == "none"
+        for producer in self.all.values():
+            assert producer.init()["error_code"] == "none"
         for version in (1, 2):
             for state in self.STATES[1:6]:
                 self.write(self.all[state, version])
@@ -299,20 +302,20 @@ class Zoo:
             self.all["aborted", version].end(commit=False)
             for state in ("committed", "aborted"):
                 self.all[state, version].completes()
-            one = self.all["offsets", version]
-            assert set(one.commit_offset(self.group(version), 5)) == {"none"}
-            one = self.all["prepared", version]
-            self.write(one)
-            assert one.add(stuck, 0) == "none"
+            pending = self.all["offsets", version]
+            assert set(pending.commit_offset(self.group(version), 5)) == {"none"}
+            pending = self.all["prepared", version]
+            self.write(pending)
+            assert pending.add(stuck, 0) == "none"
             # A producer of TV2 gets its new epoch with the next transaction.
-            assert one.end(commit=True) == "none"
-            self.expected.append(one.name)
+            assert pending.end(commit=True) == "none"
+            self.expected.append(pending.name)
 
     def group(self, version: int) -> str:
         return f"group-{version}-{self.mark}"
 
-    def write(self, one: Producer) -> None:
-        assert set(one.write(one.name)) == {"none"}, one.name
+    def write(self, producer: Producer) -> None:
+        assert set(producer.write(producer.name)) == {"none"}, producer.name
 
     def go_on(self) -> None:
         """Continue after the move: end the open transactions in every way, and begin new ones."""
@@ -352,5 +355,5 @@ class Zoo:
 
     def finish(self) -> None:
         """Wait until all transactions are complete, once ``stuck`` accepts markers again."""
-        for one in self.all.values():
-            one.completes()
+        for producer in self.all.values():
+            producer.completes()

@@ -190,7 +190,7 @@ def trust_settings(*authorities: Authority) -> Mapping[str, str]:
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(authorities[0].truststore),
         }
-    both = "\n".join(one.pem for one in authorities)
+    both = "\n".join(authority.pem for authority in authorities)
     return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": both}
 
 

@@ -88,10 +88,10 @@ def _compact(partition: Partition, now_ms: int) -> bool:
 def _steps(partition: Partition) -> Iterator[Step]:
     for header, batch in partition.reader.read_all():
         producer = ProducerStamp(header.producer_id, header.producer_epoch)
-        for one in decode_records(batch, 0, header):
+        for record in decode_records(batch, 0, header):
             if header.is_control:
-                commit = parse_control(one).type is ControlType.COMMIT
-                yield one.offset, None, producer, commit
+                commit = parse_control(record).type is ControlType.COMMIT
+                yield record.offset, None, producer, commit
             else:
                 stamp = producer if header.is_transactional else None
-                yield one.offset, Record(one.key or b"", one.value), stamp, None
+                yield record.offset, Record(record.key or b"", record.value), stamp, None

@@ -219,15 +219,15 @@ class Cluster(RawClient):
             skipping: set[int] = set()
             got = batches(part["records"] or b"")
             assert got, f"nothing at {offset} of {end} in {topic}-{partition}"
-            for one in got:
-                while aborted and aborted[0][0] <= one.last_offset:
+            for fetched in got:
+                while aborted and aborted[0][0] <= fetched.last_offset:
                     skipping.add(aborted.pop(0)[1])
-                if one.is_control:
-                    skipping.discard(one.producer_id)
-                    all_batches += [one] if controls else []
-                elif not (one.is_transactional and one.producer_id in skipping):
-                    all_batches.append(one)
-                offset = one.last_offset + 1
+                if fetched.is_control:
+                    skipping.discard(fetched.producer_id)
+                    all_batches += [fetched] if controls else []
+                elif not (fetched.is_transactional and fetched.producer_id in skipping):
+                    all_batches.append(fetched)
+                offset = fetched.last_offset + 1
         return all_batches
 
     def values(
@@ -235,7 +235,7 @@ class Cluster(RawClient):
     ) -> list[bytes | None]:
         """Return the values of :meth:`read`."""
         read = self.read(topic, partition=partition, isolation=isolation)
-        return [value for one in read for value in one.values]
+        return [value for fetched in read for value in fetched.values]
 
     def offset(
         self, topic: str, partition: int = 0, at: int = LATEST, *, isolation: int = READ_UNCOMMITTED

@@ -185,7 +185,7 @@ class Pretender:
             "leader_epoch": leader_epoch,
             "partition_epoch": partition_epoch,
             "new_isr_with_epochs": [
-                {"broker_id": one, "broker_epoch": epoch} for one, epoch in isr
+                {"broker_id": broker_id, "broker_epoch": epoch} for broker_id, epoch in isr
             ],
         }
         fields = {"broker_id": self.broker_id, "broker_epoch": self.broker_epoch, **changes}
@@ -236,5 +236,7 @@ def records_of(data: bytes, begin: int = 0) -> list[MetadataRecord]:
         if header.is_control:
             continue
         batch = decode_records(view[position : position + header.size], 0, header)
-        records += [decode_record(one.value or b"") for one in batch if one.offset >= begin]
+        records += [
+            decode_record(record.value or b"") for record in batch if record.offset >= begin
+        ]
     return records

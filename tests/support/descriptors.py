@@ -30,11 +30,11 @@ def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
                 taken.append(os.dup(0))
             except OSError:
                 break
-        for one in taken[len(taken) - count :]:
-            os.close(one)
+        for descriptor in taken[len(taken) - count :]:
+            os.close(descriptor)
         del taken[len(taken) - count :]
         yield
     finally:
-        for one in taken:
-            os.close(one)
+        for descriptor in taken:
+            os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -98,16 +98,16 @@ class Nodes:
     def stop(self) -> None:
         """Kill all running nodes."""
         self.cluster.stop()
-        for one in self.cluster.all_nodes:
-            if one.child is not None:
-                self._keep(one)
+        for node in self.cluster.all_nodes:
+            if node.child is not None:
+                self._keep(node)
 
     @staticmethod
-    def _keep(one: Node) -> None:
+    def _keep(node: Node) -> None:
         """Append the output of an ended process to a file beside its data, for analysis."""
-        assert one.child is not None
-        with (one.data_dir.parent / "output.txt").open("a", encoding="utf-8") as file:
-            file.write("\n".join([*one.child.lines, "--- gone", ""]))
+        assert node.child is not None
+        with (node.data_dir.parent / "output.txt").open("a", encoding="utf-8") as file:
+            file.write("\n".join([*node.child.lines, "--- gone", ""]))
 
     def partitions(self, *topics: str, witness: int = 1) -> list[Answer]:
         """Return the partitions of these topics in a broker's Metadata."""
@@ -120,7 +120,7 @@ class Nodes:
 
         The broker ``without`` must be missing from every ISR.
         """
-        expected = {one.node_id for one in self.cluster.nodes} - {without}
+        expected = {node.node_id for node in self.cluster.nodes} - {without}
         parts = self.partitions(*ASSIGNED, witness=witness)
         full = [set(part["isr_nodes"]) == expected for part in parts]
         return len(full) == 2 * PARTITIONS + 2 and all(full)
@@ -145,10 +145,10 @@ class Nodes:
         The controller ``without`` gets no request.
         """
         topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
-        for one in self.cluster.controllers:
-            if one.node_id == without:
+        for controller in self.cluster.controllers:
+            if controller.node_id == without:
                 continue
-            with contextlib.suppress(*UNHEARD), Cluster(self.cluster.address(one)) as client:
+            with contextlib.suppress(*UNHEARD), Cluster(self.cluster.address(controller)) as client:
                 answer = client.call("describe_quorum", 1, topics=topics)
                 for part in (part for topic in answer["topics"] for part in topic["partitions"]):
                     if part["error_code"] == "none":
@@ -220,7 +220,9 @@ class Writer(threading.Thread):
     def goes_on(self, what: str) -> None:
         """Wait until every partition has acknowledged a new record."""
         begin = self.sent
-        settled(lambda: all(one and one[-1] >= begin for one in self.acknowledged), what)
+        settled(
+            lambda: all(numbers and numbers[-1] >= begin for numbers in self.acknowledged), what
+        )
 
 
 class Group:
@@ -248,18 +250,20 @@ class GroupMember(threading.Thread):
         consumer = self._clients.consumer(self._group.name, protocol=self._protocol)
         consumer.subscribe([SOURCE])
         while not self.stopping.is_set():
-            messages = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
+            messages = [message for message in consumer.consume(1_000, 0.2) if not message.error()]
             if messages:
-                self._group.seen.update(int(one.value()) for one in messages)
+                self._group.seen.update(int(message.value()) for message in messages)
                 self._commit(consumer)
         consumer.close()
 
     def _commit(self, consumer: Consumer) -> None:
         committed = self._group.committed
         try:
-            for one in consumer.commit(asynchronous=False):
-                if one.error is None and one.offset >= 0:
-                    committed[one.partition] = max(committed.get(one.partition, 0), one.offset)
+            for position in consumer.commit(asynchronous=False):
+                if position.error is None and position.offset >= 0:
+                    committed[position.partition] = max(
+                        committed.get(position.partition, 0), position.offset
+                    )
         except KafkaException as error:
             self._group.refused[error.args[0].name()] += 1
 
@@ -305,17 +309,17 @@ def at_work(nodes: Nodes, assigned: Mapping[str, list[list[int]]] = ASSIGNED) ->
     for made in admin.create_topics(topics).values():
         made.result(30)
     work = AtWork(nodes)
-    for one in work.threads:
-        one.start()
+    for thread in work.threads:
+        thread.start()
     try:
         for group in work.groups:
             settled(lambda found=group.committed: len(found) == PARTITIONS, f"{group.name} commits")
         yield work
     finally:
-        for one in work.threads:
-            one.stopping.set()
-        for one in work.threads:
-            one.join(DEADLINE_S)
+        for thread in work.threads:
+            thread.stopping.set()
+        for thread in work.threads:
+            thread.join(DEADLINE_S)
 
 
 class Figures(NamedTuple):
@@ -352,7 +356,7 @@ def turn(nodes: Nodes, writer: Writer, fault: str, topic: str, index: int = 0) -
     victim = ASSIGNED[topic][index][0]
     witness = victim % 3 + 1
     what = f"{fault} of {victim}, leader of {topic}-{index}"
-    led = next(number for number, one in enumerate(ASSIGNED[SOURCE]) if one[0] == victim)
+    led = next(number for number, replicas in enumerate(ASSIGNED[SOURCE]) if replicas[0] == victim)
     writer.longest_s = [0.0] * PARTITIONS
     if fault == CONTROLLER_FIRST:
         controller = settled(nodes.active_controller, "a controller")

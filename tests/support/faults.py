@@ -90,7 +90,7 @@ class FaultyDisk(OsFileSystem):
         if self.write_fails(path):
             raise OSError(errno.EIO, "Input/output error")
         if self.is_full:
-            data = b"".join(bytes(one) for one in buffers)
+            data = b"".join(bytes(buffer) for buffer in buffers)
             super().write(handle, (data[: len(data) // 2],), position)
             raise OSError(errno.ENOSPC, "No space left on device")
         if self.is_short:

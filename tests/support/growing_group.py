@@ -34,8 +34,8 @@ def rebalances_as_it_grows(bootstrap: str, topic: str, *, protocol: str) -> None
         assert producer.flush(60) == 0
         until(_reads(members, b"new"), "the new partition is read", deadline_s=120)
     finally:
-        for one in members:
-            one.close()
+        for member in members:
+            member.close()
 
 
 def _member(bootstrap: str, group: str, topic: str, protocol: str) -> Consumer:
@@ -55,13 +55,15 @@ def _member(bootstrap: str, group: str, topic: str, protocol: str) -> Consumer:
 
 def _owned(members: list[Consumer]) -> list[list[int]]:
     """Poll each member, and return the partitions of each."""
-    for one in members:
-        one.poll(0.02)
-    return sorted(sorted(part.partition for part in one.assignment()) for one in members)
+    for member in members:
+        member.poll(0.02)
+    return sorted(sorted(part.partition for part in member.assignment()) for member in members)
 
 
 def _reads(members: list[Consumer], value: bytes) -> Callable[[], bool]:
     def seen() -> bool:
-        return any(message.value() == value for one in members for message in one.consume(10, 0.05))
+        return any(
+            message.value() == value for member in members for message in member.consume(10, 0.05)
+        )
 
     return seen

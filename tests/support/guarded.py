@@ -109,13 +109,15 @@ class Guarded:
             authorizer, active = services.authorizer, services.active_controller
             assert authorizer is not None
             there = finish(authorizer.rules.find(AclFilter()))
-            active.decide(lambda one: one.delete_acls(there, authorizer.rules))
+            active.decide(lambda controller: controller.delete_acls(there, authorizer.rules))
             await applied()
             errors, created = finish(
                 active.current_machine().check_acl_creation(rules, authorizer.rules, lambda _: None)
             )
             assert errors == [None] * len(rules)
-            active.decide(lambda one: one.create_acls(created, authorizer.rules, uuid4))
+            active.decide(
+                lambda controller: controller.create_acls(created, authorizer.rules, uuid4)
+            )
             await applied()
 
         self._thread.call(set_rules)
@@ -125,9 +127,9 @@ class Guarded:
         port = client.local_port
 
         async def log_in() -> bool:
-            for one in self._broker.server.connections:
-                if one.peer_port == port:
-                    one.session = replace(one.session, principal=principal)
+            for connection in self._broker.server.connections:
+                if connection.peer_port == port:
+                    connection.session = replace(connection.session, principal=principal)
                     return True
             return False
 

@@ -176,7 +176,7 @@ def java_command(
         *options,
         f"-Dlog4j2.configurationFile={LOG4J_FILE}",
         "-cp",
-        ":".join(str(one) for one in (*class_path, libs() / "*")),
+        ":".join(str(path) for path in (*class_path, libs() / "*")),
         main,
         *arguments,
     ]
@@ -257,9 +257,9 @@ class Kafka:
         self._directory = directory
         self._settings = dict(settings)
         held = [hold_port(), hold_port()]
-        for one in held:
-            weakref.finalize(self, one.close)
-        self._ports = [one.getsockname()[1] for one in held]
+        for port in held:
+            weakref.finalize(self, port.close)
+        self._ports = [port.getsockname()[1] for port in held]
 
     def start(self) -> Kafka:
         """Format the storage, start, wait until it serves."""
@@ -407,7 +407,7 @@ class KafkaCluster:
     @property
     def bootstrap(self) -> str:
         """The addresses of all brokers."""
-        return ",".join(one.bootstrap for one in self.nodes)
+        return ",".join(node.bootstrap for node in self.nodes)
 
     def node(self, node_id: int) -> Kafka:
         """Return a broker by its node id."""
@@ -415,17 +415,17 @@ class KafkaCluster:
 
     def start(self) -> KafkaCluster:
         """Start all brokers at once, and wait until they serve."""
-        for one in self.nodes:
-            one.launch()
-        for one in self.nodes:
-            one.wait()
+        for node in self.nodes:
+            node.launch()
+        for node in self.nodes:
+            node.wait()
         return self
 
     def stop(self) -> None:
         """Kill all brokers."""
-        for one in self.nodes:
-            if one.child is not None:
-                one.kill()
+        for node in self.nodes:
+            if node.child is not None:
+                node.kill()
 
 
 def quorum_of_three(
@@ -448,22 +448,23 @@ def quorum_of_three(
         nodes.append(
             Kafka(room, settings, node_id=node_id, replicas=3, is_broker=is_broker, libs=libs)
         )
-    voters = ",".join(f"{one.node_id}@{one.controller}" for one in nodes)
+    voters = ",".join(f"{node.node_id}@{node.controller}" for node in nodes)
     voter_settings = {"controller.quorum.voters": voters}
     words: list[str] = []
     if is_dynamic:
         voter_settings = {
-            "controller.quorum.bootstrap.servers": ",".join(one.controller for one in nodes)
+            "controller.quorum.bootstrap.servers": ",".join(node.controller for node in nodes)
         }
         rooms = ("AAAAAAAAQACAAAAAAAAAA" + letter for letter in "gwA")
         named = (
-            f"{one.node_id}@{one.controller}:{room}" for one, room in zip(nodes, rooms, strict=True)
+            f"{node.node_id}@{node.controller}:{room}"
+            for node, room in zip(nodes, rooms, strict=True)
         )
         words = ["--initial-controllers", ",".join(named)]
-    for one in nodes:
-        one.format_words = words
-        one.add_settings(voter_settings)
-        one.launch()
-    for one in nodes:
-        one.wait()
+    for node in nodes:
+        node.format_words = words
+        node.add_settings(voter_settings)
+        node.launch()
+    for node in nodes:
+        node.wait()
     return nodes

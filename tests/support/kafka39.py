@@ -119,7 +119,7 @@ class Kafka39:
 
     def launch(self) -> Child:
         """Start without waiting."""
-        self._file.write_text("".join(f"{key}={one}\n" for key, one in self._settings.items()))
+        self._file.write_text("".join(f"{key}={value}\n" for key, value in self._settings.items()))
         command = java_command("kafka.Kafka", str(self._file), options=BROKER_OPTIONS)
         self.child = Child(command)
         return self.child

@@ -83,7 +83,7 @@ def _entity(cls: type, rng: random.Random, size: int) -> Any:
 
 def _is_wide(field: FieldInfo) -> bool:
     if field.struct is not None:
-        return any(_is_wide(one) for one in all_fields(field.struct) if one.tag is None)
+        return any(_is_wide(inner) for inner in all_fields(field.struct) if inner.tag is None)
     return field.kafka_type in {"bytes", "records", "string"}
 
 

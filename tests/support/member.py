@@ -111,7 +111,7 @@ class MemberCluster:
     @property
     def bootstrap(self) -> str:
         """The addresses of all brokers."""
-        return ",".join(one.bootstrap for one in self.nodes)
+        return ",".join(node.bootstrap for node in self.nodes)
 
     def node(self, node_id: int) -> Member:
         """Return a broker by its node id."""
@@ -126,6 +126,6 @@ class MemberCluster:
 
     def stop(self) -> None:
         """Kill all running nodes."""
-        for one in (*self.nodes, self.controller):
-            if one.child is not None:
-                one.kill()
+        for node in (*self.nodes, self.controller):
+            if node.child is not None:
+                node.kill()

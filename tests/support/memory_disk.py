@@ -93,7 +93,7 @@ def _rename(names: dict[str, int], step: NameStep) -> None:
 
 def _tree(names: dict[str, V], path: str) -> list[str]:
     """Return the paths of a directory and of its subdirectories."""
-    return [one for one in names if one == path or one.startswith(f"{path}/")]
+    return [name for name in names if name == path or name.startswith(f"{path}/")]
 
 
 def _move(names: dict[str, V], step: MoveStep) -> None:
@@ -227,8 +227,8 @@ class MemoryDisk:
 
     def remove_tree(self, path: str) -> None:
         self.remove(path)
-        for one in _tree(self.names, path):
-            del self.names[one]
+        for child in _tree(self.names, path):
+            del self.names[child]
 
     def make_directory(self, path: str) -> None:
         parent, name = split(path)
@@ -317,13 +317,13 @@ class PowerLoss:
             _move(self._names, step)
         elif isinstance(step, SyncStep):
             content = bytearray(self.contents.get(step.inode, b""))
-            for one in self._data.pop(step.inode, ()):
-                _apply(content, one)
+            for write in self._data.pop(step.inode, ()):
+                _apply(content, write)
             self.contents[step.inode] = bytes(content)
         else:
             names = self.names.setdefault(step.directory, {})
-            for one in self._names.pop(step.directory, ()):
-                _rename(names, one)
+            for rename in self._names.pop(step.directory, ()):
+                _rename(names, rename)
 
     def killed(self) -> MemoryDisk:
         """Return the disk after a ``kill -9`` at this step."""

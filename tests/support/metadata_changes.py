@@ -47,7 +47,7 @@ def create_topic(
     topic = NewTopic(name, partitions, configs={**(configs or {})})
     decide(
         metadata,
-        lambda one: one.create_topic(
+        lambda controller: controller.create_topic(
             topic, topic_id=new_topic_id(), draw=DRAW, check_configs=anything
         ),
     )
@@ -64,12 +64,15 @@ def internal_topic(metadata: Metadata, name: str) -> TopicImage:
 
 def create_partitions(metadata: Metadata, name: str, count: int) -> None:
     """Increase a topic's partitions to ``count``."""
-    decide(metadata, lambda one: one.create_partitions(name, count, assignments=None, draw=DRAW))
+    decide(
+        metadata,
+        lambda controller: controller.create_partitions(name, count, assignments=None, draw=DRAW),
+    )
 
 
 def delete_topic(metadata: Metadata, name: str) -> TopicImage:
     topic = metadata.known(name)
-    decide(metadata, lambda one: one.delete_topic(topic.topic_id))
+    decide(metadata, lambda controller: controller.delete_topic(topic.topic_id))
     return topic
 
 
@@ -91,5 +94,7 @@ def set_group_configs(metadata: Metadata, name: str, configs: Mapping[str, str])
 def _set_configs(metadata: Metadata, kind: int, name: str, configs: Mapping[str, str]) -> None:
     decide(
         metadata,
-        lambda one: one.legacy_alter_configs((kind, name), configs, check_configs=anything),
+        lambda controller: controller.legacy_alter_configs(
+            (kind, name), configs, check_configs=anything
+        ),
     )

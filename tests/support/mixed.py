@@ -94,11 +94,11 @@ class MixedCluster:
             )
             for node_id in range(FIRST_CONTROLLER, FIRST_CONTROLLER + count)
         ]
-        voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
-        for one in made:
-            one.add_settings({"controller.quorum.voters": voters})
+        voters = ",".join(f"{controller.node_id}@{controller.controller}" for controller in made)
+        for controller in made:
+            controller.add_settings({"controller.quorum.voters": voters})
         self._voters = {"controller.quorum.voters": voters}
-        self._addresses = [one.controller for one in made]
+        self._addresses = [controller.controller for controller in made]
         return made
 
     def _controller_of_ours(self) -> Member:
@@ -142,7 +142,7 @@ class MixedCluster:
     @property
     def bootstrap(self) -> str:
         """The addresses of all brokers."""
-        return ",".join(one.bootstrap for one in self.nodes)
+        return ",".join(node.bootstrap for node in self.nodes)
 
     @property
     def all_nodes(self) -> list[Node]:
@@ -151,7 +151,7 @@ class MixedCluster:
 
     def node(self, node_id: int) -> Node:
         """Return a broker or controller by its node id."""
-        return next(one for one in self.all_nodes if one.node_id == node_id)
+        return next(node for node in self.all_nodes if node.node_id == node_id)
 
     def address(self, controller: Node) -> str:
         """Return HOST:PORT of a controller."""
@@ -159,17 +159,17 @@ class MixedCluster:
 
     def numbers(self, letter: str) -> list[int]:
         """Return the node ids of the brokers of one kind."""
-        return [number for number, one in enumerate(self.layout, 1) if one == letter]
+        return [number for number, kind in enumerate(self.layout, 1) if kind == letter]
 
     def start(self) -> MixedCluster:
         """Start the controllers, then all brokers at once; wait until all serve."""
         for nodes in (self.controllers, self.nodes):
             with ThreadPoolExecutor(len(nodes)) as threads:
-                list(threads.map(lambda one: one.start(), nodes))
+                list(threads.map(lambda node: node.start(), nodes))
         return self
 
     def stop(self) -> None:
         """Kill all running nodes."""
-        for one in self.all_nodes:
-            if one.child is not None:
-                one.kill()
+        for node in self.all_nodes:
+            if node.child is not None:
+                node.kill()

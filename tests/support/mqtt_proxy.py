@@ -112,17 +112,17 @@ class MqttProxy:
         """End all connections, and disarm every cut."""
         with self._lock:
             ending, self._open, self._cuts = self._open, [], []
-        for one in ending:
-            _end(one)
+        for connection in ending:
+            _end(connection)
 
     def count(self, kind: str, *, dup: bool | None = None, connection: int | None = None) -> int:
         """Return the number of received packets of a kind, forwarded or not."""
         with self._lock:
             return sum(
-                one.kind == kind
-                and (dup is None or one.dup is dup)
-                and (connection is None or one.connection == connection)
-                for one in self.packets
+                packet.kind == kind
+                and (dup is None or packet.dup is dup)
+                and (connection is None or packet.connection == connection)
+                for packet in self.packets
             )
 
     def _accept(self) -> None:

@@ -60,6 +60,6 @@ def write_old_log(fs: FileSystem, directory: str, records: Sequence[Record]) -> 
         clock=clock,
         clean=False,
     )
-    for one in records:
-        partition.append_records([one], now_ms=clock.now_ms())
+    for value in records:
+        partition.append_records([value], now_ms=clock.now_ms())
     partition.flushes.run(clock.now_ms())

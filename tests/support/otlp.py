@@ -66,5 +66,5 @@ def counter(
 
 def metrics_data(*metrics: bytes, **resource: str) -> bytes:
     """Encode a push: these metrics of a client with these labels."""
-    scope = nested(2, b"".join(nested(2, one) for one in metrics))
+    scope = nested(2, b"".join(nested(2, metric) for metric in metrics))
     return nested(1, nested(1, attributes(1, resource)) + scope)

@@ -67,9 +67,9 @@ class Pair(MixedCluster):
         if not self._has_logins:
             return made
         held = [hold_port(), hold_port()]
-        for one in held:
-            weakref.finalize(self, one.close)
-        plain, clients = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        for port in held:
+            weakref.finalize(self, port.close)
+        plain, clients = (f"127.0.0.1:{port.getsockname()[1]}" for port in held)
         self.logins[node_id] = clients
         if isinstance(made, Kafka):
             plain = f"127.0.0.1:{made._ports[0]}"
@@ -122,19 +122,23 @@ class Pair(MixedCluster):
     @property
     def running(self) -> tuple[int, ...]:
         """The brokers whose processes run."""
-        children = {one: self.node(one).child for one in BOTH}
-        return tuple(one for one, child in children.items() if child and child.returncode is None)
+        children = {node_id: self.node(node_id).child for node_id in BOTH}
+        return tuple(
+            node_id for node_id, child in children.items() if child and child.returncode is None
+        )
 
     def brokers(self) -> dict[int, bool]:
         """Return for each registered broker whether it is fenced, by DescribeCluster."""
         answer = self.call(self.running[0], "describe_cluster", 2, include_fenced_brokers=True)
-        return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
+        return {broker["broker_id"]: broker["is_fenced"] for broker in answer["brokers"]}
 
     def partition(self, topic: str, index: int = 0, *, witness: int) -> Answer:
         """Return a partition from a broker's Metadata."""
         answer = self.call(witness, "metadata", 9, topics=[{"name": topic}])
         part: Answer = next(
-            one for one in answer["topics"][0]["partitions"] if one["partition_index"] == index
+            partition
+            for partition in answer["topics"][0]["partitions"]
+            if partition["partition_index"] == index
         )
         return part
 
@@ -173,7 +177,10 @@ class Pair(MixedCluster):
         def is_led() -> bool:
             for witness in self.running:
                 answer = self.call(witness, "metadata", 9, topics=[{"name": topic}])
-                parts = {one["partition_index"]: one for one in answer["topics"][0]["partitions"]}
+                parts = {
+                    partition["partition_index"]: partition
+                    for partition in answer["topics"][0]["partitions"]
+                }
                 part = parts.get(index)
                 if part is None or part["leader_id"] != node_id:
                     return False

@@ -89,7 +89,9 @@ class Pipeline(threading.Thread):
                 producer = self.clients.producer(self.name)
                 consumer.subscribe([self.source])
                 while not self.stopping.is_set():
-                    messages = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
+                    messages = [
+                        message for message in consumer.consume(1_000, 0.2) if not message.error()
+                    ]
                     if messages:
                         self.copy(producer, consumer, messages)
             except KafkaException as error:
@@ -102,9 +104,11 @@ class Pipeline(threading.Thread):
         producer.begin_transaction()
         headers = [("txn", unique(self.name)), ("size", str(len(messages)))]
         ends: dict[int, int] = {}
-        for one in messages:
-            producer.produce(self.target, one.value(), partition=one.partition(), headers=headers)
-            ends[one.partition()] = one.offset() + 1
+        for message in messages:
+            producer.produce(
+                self.target, message.value(), partition=message.partition(), headers=headers
+            )
+            ends[message.partition()] = message.offset() + 1
         offsets = [TopicPartition(self.source, index, end) for index, end in ends.items()]
         # After an error, start again: InitProducerId ends the open transaction.
         group = consumer.consumer_group_metadata()

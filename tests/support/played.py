@@ -177,8 +177,8 @@ class Script:
         struct.pack_into(">q", stamped, 0, offset)
         struct.pack_into(">i", stamped, 12, self.epoch if epoch is None else epoch)
         self.batches.append((offset, bytes(stamped)))
-        (one,) = batches(bytes(stamped))
-        return one.last_offset + 1
+        (batch,) = batches(bytes(stamped))
+        return batch.last_offset + 1
 
 
 class PlayedLeader(PlayedBroker):
@@ -244,15 +244,15 @@ class PlayedLeader(PlayedBroker):
             script = self.scripts.get(self.names.get(topic["topic_id"], ""))
             parts = [
                 {
-                    "partition_index": one["partition"],
+                    "partition_index": partition["partition"],
                     "error_code": ErrorCode.unknown_topic_id,
                     "high_watermark": -1,
                     "aborted_transactions": None,
                     "records": b"",
                 }
                 if script is None
-                else script.answer(replica, one)
-                for one in topic["partitions"]
+                else script.answer(replica, partition)
+                for partition in topic["partitions"]
             ]
             responses.append({"topic_id": uuid.UUID(topic["topic_id"]), "partitions": parts})
         return {"error_code": ErrorCode.none, "responses": responses}
@@ -262,16 +262,16 @@ class PlayedLeader(PlayedBroker):
         for topic in body["topics"]:
             script = self.scripts[topic["name"]]
             parts = []
-            for one in topic["partitions"]:
-                script.questions.setdefault(body["replica_id"], []).append(one["timestamp"])
-                is_latest = one["timestamp"] == -1
+            for partition in topic["partitions"]:
+                script.questions.setdefault(body["replica_id"], []).append(partition["timestamp"])
+                is_latest = partition["timestamp"] == -1
                 offset = script.latest if is_latest else script.earliest
                 fields = {
                     "offset": offset,
                     "leader_epoch": script.epoch,
                     "error_code": ErrorCode.none,
                 }
-                parts.append({"partition_index": one["partition_index"], **fields})
+                parts.append({"partition_index": partition["partition_index"], **fields})
             topics.append({"name": topic["name"], "partitions": parts})
         return {"topics": topics}
 

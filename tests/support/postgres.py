@@ -25,7 +25,7 @@ START_S = 60.0
 def programs() -> Path:
     """Return the folder of PostgreSQL's programs. Raises OracleMissingError without one."""
     versions = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda one: int(one.parts[4])
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4])
     )
     folder = str(versions[-1]) if versions else shutil.which("initdb")
     if folder is None:
@@ -35,7 +35,7 @@ def programs() -> Path:
 
 def children_of(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    return [int(one) for one in found.split()]
+    return [int(child) for child in found.split()]
 
 
 class PostgresServer:

@@ -78,7 +78,7 @@ def _comments(source: str) -> Iterator[str]:
 
 def phrases(text: str) -> list[str]:
     """Return the counted phrases of a text."""
-    matches = [one.group() for one in _PHRASES.finditer(text)]
+    matches = [match.group() for match in _PHRASES.finditer(text)]
     matches += (
         who.group()
         for who in _WHO.finditer(text)

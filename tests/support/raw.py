@@ -116,7 +116,9 @@ def build(entity: type, values: Mapping[str, Any]) -> Any:
 def _fields_of_any_version(api: str) -> frozenset[str]:
     key = API_KEYS[api]
     modules = [
-        overlay.module_of(*one) for one in overlay.messages() if one[::2] == (key, "request")
+        overlay.module_of(*message)
+        for message in overlay.messages()
+        if message[::2] == (key, "request")
     ]
     if key in api_key_map:
         package = importlib.import_module(f"kio.schema.{api}")

@@ -99,9 +99,9 @@ class Realm:
     def __init__(self, kind: str, home: Path) -> None:
         self.authority = Authority(home / "certificates")
         held = [hold_port() for _ in range(1 + len(LISTENERS))]
-        for one in held:
-            weakref.finalize(self, one.close)
-        clear, *ports = (one.getsockname()[1] for one in held)
+        for port in held:
+            weakref.finalize(self, port.close)
+        clear, *ports = (port.getsockname()[1] for port in held)
         self.addresses = {
             name: f"127.0.0.1:{port}" for name, port in zip(LISTENERS, ports, strict=True)
         }

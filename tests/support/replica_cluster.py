@@ -108,8 +108,8 @@ class ReplicaCluster(MixedCluster):
         self.node(node_id).start()
 
     def _await_all(self) -> None:
-        for one in self.running:
-            until(partial(self._knows_all, one), f"{one} knows all", deadline_s=DEADLINE_S)
+        for node_id in self.running:
+            until(partial(self._knows_all, node_id), f"{node_id} knows all", deadline_s=DEADLINE_S)
 
     def _knows_all(self, witness: int) -> bool:
         return self.brokers(witness) == set(self.running)
@@ -122,8 +122,8 @@ class ReplicaCluster(MixedCluster):
 
     def stop_all(self, *node_ids: int) -> None:
         """Shut these brokers down in turn: each moves its leadership and flushes its logs."""
-        for one in node_ids:
-            child = self.node(one).child
+        for node_id in node_ids:
+            child = self.node(node_id).child
             assert child is not None
             child.terminate(deadline_s=DEADLINE_S)
 
@@ -151,7 +151,7 @@ class ReplicaCluster(MixedCluster):
     @property
     def running(self) -> list[int]:
         """The brokers whose processes run."""
-        children = [(one.node_id, one.child) for one in self.nodes]
+        children = [(node.node_id, node.child) for node in self.nodes]
         return [number for number, child in children if child and child.returncode is None]
 
     def client(self, node_id: int) -> Cluster:
@@ -192,7 +192,7 @@ class ReplicaCluster(MixedCluster):
             elif ids[0] in real:
                 leader = ids[0]
                 until(
-                    lambda i=index, one=leader: self.list_offsets_error(one, name, i) is None,
+                    lambda i=index, leader=leader: self.list_offsets_error(leader, name, i) is None,
                     f"{name} is led",
                 )
         return uuid.UUID(answer["topics"][0]["topic_id"])
@@ -224,7 +224,7 @@ class ReplicaCluster(MixedCluster):
         fine = {None} if is_readable else {None, "offset_not_available"}
 
         def probe() -> State | None:
-            states = {self.state(name, index, witness=one) for one in self.running}
+            states = {self.state(name, index, witness=node_id) for node_id in self.running}
             state = states.pop()
             if states or state is None:
                 return None
@@ -245,7 +245,7 @@ class ReplicaCluster(MixedCluster):
         try:
             return until(probe, what, deadline_s=DEADLINE_S, poll_s=0.1)
         except TimeoutError as error:
-            state = {one: self.state(name, index, witness=one) for one in self.running}
+            state = {node_id: self.state(name, index, witness=node_id) for node_id in self.running}
             raise TimeoutError(f"{error}; {state}") from None
 
     def list_offsets_error(self, leader: int, name: str, index: int = 0) -> str | None:
@@ -312,7 +312,9 @@ class ReplicaCluster(MixedCluster):
     def brokers(self, witness: int) -> set[int]:
         """Return the unfenced brokers in the Metadata of ``witness``."""
         with self.client(witness) as client:
-            return {one["node_id"] for one in client.call("metadata", 12, topics=[])["brokers"]}
+            return {
+                broker["node_id"] for broker in client.call("metadata", 12, topics=[])["brokers"]
+            }
 
     # --- files ---
 
@@ -382,8 +384,8 @@ def cut_log(directory: Path, offset: int) -> None:
     at = next(p for p, header in iter_headers(memoryview(data)) if header.base_offset >= offset)
     os.truncate(file, at)
     for suffix in ("*.index", "*.timeindex", "*.snapshot"):
-        for one in directory.glob(suffix):
-            one.unlink()
+        for path in directory.glob(suffix):
+            path.unlink()
 
 
 def epochs_in(directory: Path, end: int) -> list[tuple[int, int]]:

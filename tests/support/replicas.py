@@ -36,12 +36,12 @@ def assert_replicas_are_equal(cluster: Cluster) -> None:
             lambda which=(topic, index), brokers=replicas: _are_level(cluster, *which, brokers),
             f"replicas of {topic}-{index} that have all",
         )
-        logs = {one: replica_of(cluster, one, topic, index) for one in replicas}
+        logs = {replica: replica_of(cluster, replica, topic, index) for replica in replicas}
         start = max(log[0] for log in logs.values())
         end = min(log[1] for log in logs.values())
         seen = {
-            one: [batch for batch in log[2] if start <= batch[1] and batch[0] < end]
-            for one, log in logs.items()
+            broker_id: [batch for batch in log[2] if start <= batch[1] and batch[0] < end]
+            for broker_id, log in logs.items()
         }
         first = seen[replicas[0]]
         assert all(found == first for found in seen.values()), f"{topic}-{index}: {seen}"
@@ -52,11 +52,11 @@ def _are_level(cluster: Cluster, topic: str, index: int, brokers: tuple[int, ...
         partition = broker.storage.logs.partition(topic, index)
         return partition.log_end_offset, partition.high_watermark
 
-    return len({cluster.brokers[one].call(look) for one in brokers}) == 1
+    return len({cluster.brokers[broker].call(look) for broker in brokers}) == 1
 
 
 def _partitions(cluster: Cluster) -> Iterator[tuple[str, int, tuple[int, ...]]]:
     for name, topic in cluster.image.topics.items():
-        for index, one in enumerate(topic.partitions):
-            running = tuple(b for b in one.replicas if cluster.brokers[b].is_running)
+        for index, partition in enumerate(topic.partitions):
+            running = tuple(b for b in partition.replicas if cluster.brokers[b].is_running)
             yield name, index, running

@@ -46,8 +46,8 @@ UPGRADE: Final = 1
 def _rows(key: str, partitions: tuple[Partition, ...], fields: Mapping[str, Any]) -> list[Body]:
     """Return the rows of ``partitions``. A row made from a number has it in the field ``key``."""
     return [
-        {**fields, **one} if isinstance(one, Mapping) else {key: one, **fields}
-        for one in partitions
+        {**fields, **partition} if isinstance(partition, Mapping) else {key: partition, **fields}
+        for partition in partitions
     ]
 
 
@@ -79,7 +79,7 @@ def produce_topic(
 ) -> Body:
     """Return a topic with a batch for ``partition``, or with a batch for each key of a mapping."""
     by_partition = records if isinstance(records, Mapping) else {partition: records}
-    data = [{"index": index, "records": one} for index, one in by_partition.items()]
+    data = [{"index": index, "records": batch} for index, batch in by_partition.items()]
     return {"name": name, **_id_of(topic_id), "partition_data": data, **fields}
 
 
@@ -158,7 +158,7 @@ def named(name: str | None, topic_id: Any = None) -> Body:
 
 
 def _topics(topics: Iterable[str | Body]) -> list[Body]:
-    return [named(one) if isinstance(one, str) else one for one in topics]
+    return [named(topic) if isinstance(topic, str) else topic for topic in topics]
 
 
 def metadata(*topics: str | Body, **fields: Any) -> Body:
@@ -218,7 +218,7 @@ def delete_topics(*topics: str | Body, **fields: Any) -> Body:
     rows = _topics(topics)
     return {
         "timeout": TIMEOUT_MS,
-        "topic_names": [one["name"] for one in rows if one["name"] is not None],
+        "topic_names": [row["name"] for row in rows if row["name"] is not None],
         "topics": rows,
         **fields,
     }
@@ -262,8 +262,8 @@ def alter_configs(*resources: Body, **fields: Any) -> Body:
         {
             **row,
             "configs": [
-                {key: value for key, value in one.items() if key != "config_operation"}
-                for one in row["configs"]
+                {key: value for key, value in config.items() if key != "config_operation"}
+                for config in row["configs"]
             ],
         }
         for row in resources
@@ -318,7 +318,7 @@ def heartbeat(group: str, generation: Any, member: Any, **fields: Any) -> Body:
 
 def leave_group(group: str, *members: str | Body, **fields: Any) -> Body:
     """Return the body of a LeaveGroup request, which before version 3 has the first member only."""
-    rows = [leaving_member(one) if isinstance(one, str) else one for one in members]
+    rows = [leaving_member(member) if isinstance(member, str) else member for member in members]
     first = {"member_id": rows[0]["member_id"]} if rows else {}
     return {"group_id": group, **first, "members": rows, **fields}
 
@@ -413,7 +413,7 @@ def offset_fetch(*groups: str | Body, **fields: Any) -> Body:
 
     A name stands for all offsets of the group.
     """
-    rows = [offset_fetch_group(one) if isinstance(one, str) else one for one in groups]
+    rows = [offset_fetch_group(group) if isinstance(group, str) else group for group in groups]
     first = {key: rows[0][key] for key in ("group_id", "topics")} if rows else {}
     return {**first, "groups": rows, **fields}
 

@@ -38,7 +38,7 @@ def initialize(
         # The first FindCoordinator creates the topic.
         keys = [f"{group}:{kafka_id(topic)}:{index}" for index in partitions]
         found = client.call("find_coordinator", 6, key_type=SHARE, coordinator_keys=keys)
-        assert {one["error_code"] for one in found["coordinators"]} <= {
+        assert {coordinator["error_code"] for coordinator in found["coordinators"]} <= {
             "none",
             "coordinator_not_available",
         }
@@ -83,7 +83,7 @@ def configure(client: Cluster, group: str, **settings: str) -> None:
 
     def is_set() -> bool:
         (found,) = client.call("describe_configs", 4, **requests.describe_configs(row))["results"]
-        return {one["name"]: one["value"] for one in found["configs"]} == texts
+        return {config["name"]: config["value"] for config in found["configs"]} == texts
 
     until(is_set, f"settings of {group}")
 
@@ -206,11 +206,11 @@ def parts_of(answer: Answer) -> dict[int, Answer]:
 def acquired(part: Answer) -> list[tuple[int, int, int]]:
     """Return the acquired ranges: first offset, last offset, delivery count."""
     return [
-        (one["first_offset"], one["last_offset"], one["delivery_count"])
-        for one in part["acquired_records"]
+        (row["first_offset"], row["last_offset"], row["delivery_count"])
+        for row in part["acquired_records"]
     ]
 
 
 def values(part: Answer) -> list[bytes | None]:
     """Return the values of all records in the response."""
-    return [value for one in batches(part["records"] or b"") for value in one.values]
+    return [value for batch in batches(part["records"] or b"") for value in batch.values]

@@ -152,9 +152,9 @@ def _turn(work: Work, consumer: ShareConsumer) -> None:
     except KafkaException:
         results = {}
     with work.lock:
-        for one, error in results.items():
+        for place, error in results.items():
             if error is None:
-                work.accepted.update(got.pop((one.topic, one.partition), ()))
+                work.accepted.update(got.pop((place.topic, place.partition), ()))
         for values in got.values():
             work.doubtful.update(values)
 
@@ -183,8 +183,8 @@ def at_work(
         for _ in range(consumers)
     ]
     threads = [producer, *readers]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield work
         work.is_over.set()
@@ -195,7 +195,7 @@ def at_work(
 
         until(has_ended, "every record has ended", deadline_s=ENDED_S, poll_s=0.5)
         work.is_drained.set()
-        until(lambda: not any(one.is_alive() for one in threads), "all clients have closed")
+        until(lambda: not any(thread.is_alive() for thread in threads), "all clients have closed")
         work.check()
     finally:
         work.is_over.set()

@@ -39,10 +39,10 @@ class Tap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def listen_to(self, broker: str) -> None:
         """Forward connections to ``broker``, HOST:PORT, from now on."""

@@ -30,6 +30,6 @@ def with_receiver(home: Path, settings: Mapping[str, str]) -> Kafka:
     command = ("javac", "-d", str(home / "classes"), "-cp", f"{found}/*", str(RECEIVER))
     run_to_end(command, deadline_s=120)
     with zipfile.ZipFile(libs / "receiver.jar", "w") as jar_file:
-        for one in (home / "classes").glob("*.class"):
-            jar_file.write(one, one.name)
+        for path in (home / "classes").glob("*.class"):
+            jar_file.write(path, path.name)
     return Kafka(home, {**settings, "metric.reporters": RECEIVER.stem}, libs=lambda: libs)

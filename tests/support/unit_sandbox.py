@@ -52,19 +52,19 @@ def _calls(group: str) -> frozenset[str]:
         ["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True
     ).stdout
     lines = {line.strip() for line in shown.splitlines()[1:]}
-    return _expanded(one for one in lines if one and not one.startswith("#"))
+    return _expanded(line for line in lines if line and not line.startswith("#"))
 
 
 def _expanded(names: Iterable[str]) -> frozenset[str]:
-    return frozenset().union(*(_calls(one) if one[0] == "@" else {one} for one in names))
+    return frozenset().union(*(_calls(name) if name[0] == "@" else {name} for name in names))
 
 
 def permitted(filters: Sequence[str]) -> frozenset[str]:
     """Return the calls that ``SystemCallFilter=`` lines permit; the first is an allow list."""
     allowed = _calls("@default")
-    for one in filters:
-        names = _expanded(one.removeprefix("~").split())
-        allowed = allowed - names if one.startswith("~") else allowed | names
+    for pattern in filters:
+        names = _expanded(pattern.removeprefix("~").split())
+        allowed = allowed - names if pattern.startswith("~") else allowed | names
     return allowed
 
 

@@ -60,7 +60,7 @@ class ZooKeeper:
         """Start."""
         self._directory.mkdir(parents=True, exist_ok=True)
         settings = self._directory / "zoo.cfg"
-        lines = "".join(f"{key}={one}\n" for key, one in self._settings().items())
+        lines = "".join(f"{key}={value}\n" for key, value in self._settings().items())
         settings.write_text(f"{lines}{self.members}")
         self.child = Child([*self._java(), self.main, str(settings)])
 
@@ -136,37 +136,40 @@ class Ensemble(ZooKeeper):
 
     def __init__(self, directory: Path) -> None:
         self.servers = [Member(directory / str(number), number) for number in (1, 2, 3)]
-        for one in self.servers:
-            one.members = "initLimit=50\nsyncLimit=25\n" + "".join(it.line for it in self.servers)
+        for server in self.servers:
+            server.members = "initLimit=50\nsyncLimit=25\n" + "".join(
+                it.line for it in self.servers
+            )
 
     @property
     def connect(self) -> str:
         """HOST:PORT of each server, separated by commas."""
-        return ",".join(one.connect for one in self.servers)
+        return ",".join(server.connect for server in self.servers)
 
     def launch(self) -> None:
         """Start the servers that do not run."""
-        for one in self.servers:
-            if one.child is None or one.child.returncode is not None:
-                one.launch()
+        for server in self.servers:
+            if server.child is None or server.child.returncode is not None:
+                server.launch()
 
     @property
     def mode(self) -> str | None:
         """``ensemble``, or None while not all servers serve."""
-        return "ensemble" if all(one.mode for one in self.servers) else None
+        return "ensemble" if all(server.mode for server in self.servers) else None
 
     @property
     def leader(self) -> Member:
         """Wait for a leader, and return it."""
         return until(
-            lambda: next((one for one in self.servers if one.mode == "leader"), None), "a leader"
+            lambda: next((server for server in self.servers if server.mode == "leader"), None),
+            "a leader",
         )
 
     def stop(self) -> None:
         """Kill all running servers."""
-        for one in self.servers:
-            if one.child is not None:
-                one.stop()
+        for server in self.servers:
+            if server.child is not None:
+                server.stop()
 
 
 def _held_port(owner: object) -> int:

@@ -64,18 +64,18 @@ class Brokers:
         """Start the first broker, which becomes the controller, and then the others at once."""
         first, *others = self.nodes.values()
         first.start()
-        for one in others:
-            one.launch()
-        for one in others:
-            one.wait_until_listening()
+        for other in others:
+            other.launch()
+        for other in others:
+            other.wait_until_listening()
         return self
 
     def close(self) -> None:
         self.znodes.stop()
         self.znodes.close()
-        for one in self.nodes.values():
-            if one.child is not None:
-                one.child.kill()
+        for node in self.nodes.values():
+            if node.child is not None:
+                node.child.kill()
 
     # --- znodes ---
 
@@ -110,10 +110,10 @@ class Brokers:
     def describe(self) -> str:
         """Return the state of the cluster and the last output of each broker, for failed tests."""
         lines = []
-        for node_id, one in self.nodes.items():
-            child = one.child
+        for node_id, node in self.nodes.items():
+            child = node.child
             status = "is not started" if child is None else f"status {child.returncode}, said last:"
-            lines += [f"broker {node_id} ({type(one).__name__}): {status}"]
+            lines += [f"broker {node_id} ({type(node).__name__}): {status}"]
             lines += [] if child is None else _cut(child.tail(SAID_LINES))
         if not self.znodes.connected:
             return "\n".join([*lines, "there is no session with ZooKeeper"])
@@ -128,7 +128,10 @@ class Brokers:
         That state has the first replica as the leader, and all replicas in sync.
         """
         yield f"controller {self.controller}, epoch {self.node('/controller_epoch')}"
-        yield f"epochs of the brokers: { {one: self.registered(one) for one in self.nodes} }"
+        yield (
+            "epochs of the brokers:"
+            f" { {node_id: self.registered(node_id) for node_id in self.nodes} }"
+        )
         for topic in sorted(self.znodes.get_children("/brokers/topics")):
             node = self.node(f"/brokers/topics/{topic}") or {"partitions": {}}
             for index, replicas in node["partitions"].items():
@@ -180,9 +183,9 @@ class Brokers:
             }
             answer = client.call("create_topics", 7, timeout=30_000, topics=[topic])
             assert answer["topics"][0]["error_code"] == "none", answer
-        for node_id, one in self.nodes.items():
-            assert one.child is not None
-            if one.child.returncode is None:
+        for node_id, node in self.nodes.items():
+            assert node.child is not None
+            if node.child.returncode is None:
                 until(
                     lambda node_id=node_id: self.leaders_and_epochs(node_id, name),  # type: ignore[misc]
                     f"broker {node_id} knows of {name}",
@@ -196,7 +199,9 @@ class Brokers:
             answer = client.call("metadata", 9, **body)["topics"][0]
         return [
             (part["leader_id"], part["leader_epoch"])
-            for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])
+            for part in sorted(
+                answer["partitions"], key=lambda partition: partition["partition_index"]
+            )
             if part["error_code"] == "none"
         ]
 
@@ -204,7 +209,7 @@ class Brokers:
         """Return the live brokers in a broker's DescribeCluster."""
         with self.client(node_id) as client:
             rows = client.call("describe_cluster", 0)["brokers"]
-        return {one["broker_id"] for one in rows}
+        return {row["broker_id"] for row in rows}
 
     def stop(self, node_id: int) -> None:
         """Stop a broker with a controlled shutdown."""
@@ -238,7 +243,7 @@ class Brokers:
         self.all_in_sync(topic)
         replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
         for index, brokers in replicas.items():
-            folders = [self.nodes[one].data_dir / f"{topic}-{index}" for one in brokers]
+            folders = [self.nodes[broker].data_dir / f"{topic}-{index}" for broker in brokers]
             until(
                 lambda folders=folders: len({*map(_bytes, folders)}) == 1,  # type: ignore[misc]
                 f"replicas of {topic}-{index} are equal",
@@ -251,4 +256,4 @@ def _cut(text: str) -> list[str]:
 
 
 def _bytes(folder: Path) -> bytes:
-    return b"".join(one.read_bytes() for one in sorted(folder.glob("*.log")))
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.log")))

@@ -28,10 +28,10 @@ class ListeningBrokers(Brokers):
         """Broker → listener → address."""
         for node_id in layout:
             held = {name: hold_port() for name in ("PLAINTEXT", *names)}
-            for one in held.values():
-                weakref.finalize(self, one.close)
+            for port in held.values():
+                weakref.finalize(self, port.close)
             self.listeners[node_id] = {
-                name: f"127.0.0.1:{one.getsockname()[1]}" for name, one in held.items()
+                name: f"127.0.0.1:{port.getsockname()[1]}" for name, port in held.items()
             }
 
         def told(node_id: int) -> Mapping[str, str]:

@@ -24,11 +24,11 @@ class Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         told = record.args if isinstance(record.args, tuple) else ()
-        errors = [one for one in told if isinstance(one, BaseException)]
+        errors = [value for value in told if isinstance(value, BaseException)]
         if record.exc_info and record.exc_info[1]:
             errors.append(record.exc_info[1])
-        kinds = [type(one).__name__ for one in errors]
-        kinds += [one.__name__ for one in told if isinstance(one, type)]
+        kinds = [type(error).__name__ for error in errors]
+        kinds += [value.__name__ for value in told if isinstance(value, type)]
         tell("any", f"log {record.levelname}: {record.msg}: {', '.join(kinds)}")
 
 
@@ -77,7 +77,7 @@ async def read() -> None:
     while True:
         try:
             messages = await reader.getmany(timeout_ms=100)
-            seen.update(int(one.value) for some in messages.values() for one in some)
+            seen.update(int(record.value) for some in messages.values() for record in some)
             at["read"] = len(seen)
             if messages:
                 await reader.commit()
@@ -105,8 +105,8 @@ async def copy() -> None:
                 where = "send"
                 ends = {}
                 for place, some in messages.items():
-                    for one in some:
-                        await producer.send(TARGET, one.value, partition=one.partition)
+                    for record in some:
+                        await producer.send(TARGET, record.value, partition=record.partition)
                     ends[TopicPartition(*place)] = some[-1].offset + 1
                 where = "send_offsets_to_transaction"
                 await producer.send_offsets_to_transaction(ends, f"copier-{NAME}")
@@ -115,9 +115,9 @@ async def copy() -> None:
                 at["copied"] += sum(len(some) for some in messages.values())
         except Exception as error:  # noqa: BLE001 - every error is reported
             raised("copier", where, error)
-        for one in (producer, reader):
+        for client in (producer, reader):
             with contextlib.suppress(Exception):
-                await one.stop()
+                await client.stop()
         await asyncio.sleep(PAUSE_S)
 
 
@@ -126,8 +126,8 @@ async def main() -> None:
     logger.setLevel(logging.WARNING)
     logger.addHandler(Told())
     logger.propagate = False
-    work = [asyncio.create_task(one) for one in (write(), read(), copy())]
-    while not any(one.done() and one.exception() for one in work):
+    work = [asyncio.create_task(coroutine) for coroutine in (write(), read(), copy())]
+    while not any(task.done() and task.exception() for task in work):
         await asyncio.sleep(0.1)
         program.say_where()
     await asyncio.gather(*work)

@@ -23,7 +23,7 @@ def topic_of(partition: int) -> str:
     """Return an MQTT topic whose name as a record key hashes to ``partition``."""
     names = (f"sensor/{number}" for number in count())
     hashed = ((name, murmur2(name.encode()) & 0x7FFFFFFF) for name in names)
-    return next(name for name, one in hashed if one % PARTITIONS == partition)
+    return next(name for name, digest in hashed if digest % PARTITIONS == partition)
 
 
 def write() -> None:

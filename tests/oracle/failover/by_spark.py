@@ -51,8 +51,10 @@ def copy() -> None:
         query = start(spark, folder)
         try:
             while not query.awaitTermination(LOOK_S):  # type: ignore[arg-type] # any number will do
-                for one in query.recentProgress:
-                    rows[one["batchId"]] = max(one["numInputRows"], rows.get(one["batchId"], 0))
+                for progress in query.recentProgress:
+                    rows[progress["batchId"]] = max(
+                        progress["numInputRows"], rows.get(progress["batchId"], 0)
+                    )
                 at["copied"] = sum(rows.values())
         except Exception as error:  # noqa: BLE001 - every error is reported
             tell("copier", f"query: {type(error).__name__}: {str(error)[:300]}")

@@ -73,14 +73,14 @@ class Client:
     def at(self) -> tuple[int, ...]:
         """Return the counts of sent, acknowledged, read and copied records; at first empty."""
         # A library may log a thousand refused connections between two of these lines.
-        last = next((one for one in reversed(self.child.lines) if one.startswith("AT ")), "")
-        return tuple(int(one) for one in last.split()[1:])
+        last = next((line for line in reversed(self.child.lines) if line.startswith("AT ")), "")
+        return tuple(int(number) for number in last.split()[1:])
 
     def new_errors(self) -> Counter[str]:
         """Return the errors reported since the last call, with their counts."""
         begin, self._looked_at = self._looked_at, len(self.child.lines)
-        told = (TOLD.match(one) for one in self.child.lines[begin : self._looked_at])
-        return Counter(plain(one[1]) for one in told if one)
+        told = (TOLD.match(line) for line in self.child.lines[begin : self._looked_at])
+        return Counter(plain(match[1]) for match in told if match)
 
     def end(self) -> None:
         """Kill the program, and write its output to a file next to its stop file."""
@@ -100,23 +100,23 @@ def are_at_work(clients: Sequence[Client]) -> None:
     """Wait until all clients have copied a record; AssertionError if a client ends before."""
 
     def probe() -> bool:
-        for one in clients:
-            assert one.child.returncode is None, one.child.tail()
-        return all(one.at[3:] > (0,) for one in clients)
+        for client in clients:
+            assert client.child.returncode is None, client.child.tail()
+        return all(client.at[3:] > (0,) for client in clients)
 
     until(probe, "all clients are at work", deadline_s=START_S)
 
 
 def go_on(clients: Sequence[Client], what: str) -> None:
     """Wait until every client has written, read and copied more."""
-    goals = {one.name: [then + 12 for then in one.at] for one in clients}
+    goals = {client.name: [then + 12 for then in client.at] for client in clients}
     behind: list[str] = []
 
     def probe() -> bool:
         behind[:] = [
-            f"{one.name} at {one.at}, not at {goals[one.name]}"
-            for one in clients
-            if any(now < goal for now, goal in zip(one.at, goals[one.name], strict=True))
+            f"{client.name} at {client.at}, not at {goals[client.name]}"
+            for client in clients
+            if any(now < goal for now, goal in zip(client.at, goals[client.name], strict=True))
         ]
         return not behind
 
@@ -144,7 +144,7 @@ def lead(
     The consumers that read the records at the end use ``bootstrap``. Also print the errors and the
     longest pauses.
     """
-    errors: dict[str, Errors] = {one.name: {} for one in clients}
+    errors: dict[str, Errors] = {client.name: {} for client in clients}
     pauses: dict[str, dict[str, tuple[float, ...]]] = {}
     watch = Watch(clients)
     try:
@@ -157,16 +157,16 @@ def lead(
             go_on(clients, f"{where}, after: {step}")
             pauses[step] = watch.longest()
             print(f"{where}: {step}: {time.monotonic() - begin:.1f} s", flush=True)
-            for one in clients:
-                errors[one.name][step] = one.new_errors()
+            for client in clients:
+                errors[client.name][step] = client.new_errors()
         stop.touch()
-        for one in clients:
-            check(one, Clients(bootstrap))
-            errors[one.name][END] = one.new_errors()
+        for client in clients:
+            check(client, Clients(bootstrap))
+            errors[client.name][END] = client.new_errors()
     finally:
         watch.stopping.set()
-        for one in clients:
-            one.end()
+        for client in clients:
+            client.end()
         show_pauses(where, pauses)
     return errors
 
@@ -175,7 +175,7 @@ def show_pauses(where: str, pauses: Mapping[str, Mapping[str, tuple[float, ...]]
     """Print the longest pauses of acknowledgements, reads and copies, by client and step."""
     for step, found in pauses.items():
         for name, longest in found.items():
-            told = "".join(f"{one:7.1f}" for one in longest[1:])
+            told = "".join(f"{pause_s:7.1f}" for pause_s in longest[1:])
             print(f"{where}: longest pauses{told} s  {name:<11} {step}", flush=True)
 
 
@@ -199,8 +199,8 @@ def check(client: Client, readers: Clients) -> None:
         probe = functools.partial(_all_of, readers, topic, sent)
         found = until(probe, f"{topic} has all", deadline_s=GO_ON_S)
         for index in range(PARTITIONS):
-            part = [one for one in found if one.partition() == index]
-            values = [int(one.value()) for one in part]
+            part = [message for message in found if message.partition() == index]
+            values = [int(message.value()) for message in part]
             assert values == list(range(index, sent, PARTITIONS)), f"{topic}-{index}"
             ends[index] = part[-1].offset() + 1
     for role in ("reader", "copier"):
@@ -223,7 +223,7 @@ def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bo
     consumer = readers.consumer(group)
     found = consumer.committed([TopicPartition(topic, index) for index in ends], 60)
     consumer.close()
-    return all(one.offset >= ends[one.partition] for one in found)
+    return all(position.offset >= ends[position.partition] for position in found)
 
 
 class Watch(threading.Thread):
@@ -240,9 +240,9 @@ class Watch(threading.Thread):
         """Measure until ``stopping`` is set."""
         while not self.stopping.wait(LOOK_S):
             now = time.monotonic()
-            for one in self._clients:
-                for what, count in zip(COUNTS, one.at, strict=False):
-                    key = one.name, what
+            for client in self._clients:
+                for what, count in zip(COUNTS, client.at, strict=False):
+                    key = client.name, what
                     if count > self._moved.get(key, (-1, now))[0]:
                         self._moved[key] = count, now
                     still = now - self._moved[key][1]
@@ -252,6 +252,6 @@ class Watch(threading.Thread):
         """Return each client's longest pauses in seconds since the last call, by COUNTS."""
         taken, self._longest = self._longest, {}
         return {
-            one.name: tuple(taken.get((one.name, what), 0.0) for what in COUNTS)
-            for one in self._clients
+            client.name: tuple(taken.get((client.name, what), 0.0) for what in COUNTS)
+            for client in self._clients
         }

@@ -89,11 +89,11 @@ def consumer(role: str, protocol: str) -> Consumer:
 def found(role: str, reader: Consumer) -> list[Message]:
     """Return the records that arrive within 100 ms, and report errors."""
     messages = []
-    for one in reader.consume(500, 0.1):
-        if error := one.error():
+    for message in reader.consume(500, 0.1):
+        if error := message.error():
             tell(role, f"poll: {described(error)}")
         else:
-            messages.append(one)
+            messages.append(message)
     return messages
 
 
@@ -102,7 +102,7 @@ def read(protocol: str = CLASSIC) -> None:
     reader.subscribe([SOURCE])
     while True:
         messages = found("reader", reader)
-        seen.update(int(one.value()) for one in messages)
+        seen.update(int(message.value()) for message in messages)
         at["read"] = len(seen)
         if messages:
             try:
@@ -131,9 +131,9 @@ def copy() -> None:
                 where = "begin_transaction"
                 producer.begin_transaction()
                 ends = {}
-                for one in messages:
-                    producer.produce(TARGET, one.value(), partition=one.partition())
-                    ends[one.partition()] = one.offset() + 1
+                for message in messages:
+                    producer.produce(TARGET, message.value(), partition=message.partition())
+                    ends[message.partition()] = message.offset() + 1
                 where = "send_offsets_to_transaction"
                 producer.send_offsets_to_transaction(
                     [TopicPartition(SOURCE, index, end) for index, end in ends.items()],

@@ -35,8 +35,8 @@ def say_where() -> None:
 
 def work(*roles: Callable[[], None]) -> None:
     """Run each role in a thread, until the process is killed."""
-    for one in roles:
-        threading.Thread(target=one, daemon=True).start()
+    for role in roles:
+        threading.Thread(target=role, daemon=True).start()
     while True:
         time.sleep(0.1)
         say_where()

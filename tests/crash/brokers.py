@@ -43,7 +43,7 @@ class Brokers(Generic[D]):
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(one.bootstrap for one in self.brokers.values())
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def start(self) -> Self:
         """Start all brokers, create the topics, and wait until the cluster has settled."""
@@ -72,8 +72,8 @@ class Brokers(Generic[D]):
     def close(self) -> None:
         """Kill all running brokers."""
         self.hang_up()
-        for one in self.brokers.values():
-            one.close()
+        for broker in self.brokers.values():
+            broker.close()
 
     def connection(self, node_id: int) -> Cluster:
         if node_id not in self._connections:
@@ -82,8 +82,8 @@ class Brokers(Generic[D]):
 
     def hang_up(self) -> None:
         """Close all connections; each one is opened again when it is next needed."""
-        for one in self._connections.values():
-            one.close()
+        for connection in self._connections.values():
+            connection.close()
         self._connections.clear()
 
     def call(self, api: str, version: int, **fields: Any) -> Answer:
@@ -118,9 +118,9 @@ class Brokers(Generic[D]):
     def log_end(self, node_id: int, partition: tuple[str, int]) -> int:
         """Return the log end offset of a replica from its files."""
         last = self._segments(node_id, partition)[-1:]
-        headers = (one for path in last for _, one in iter_headers(path.read_bytes()))
+        headers = (header for path in last for _, header in iter_headers(path.read_bytes()))
         base = int(last[0].stem) if last else 0
-        return max((one.next_offset for one in headers), default=base)
+        return max((header.next_offset for header in headers), default=base)
 
     def log(self, node_id: int, partition: tuple[str, int], since: int = 0) -> bytes:
         """Return the bytes of a replica's segments, beginning with the one that has ``since``."""

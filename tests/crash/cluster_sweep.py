@@ -85,8 +85,8 @@ class Place:
     then: KillPoint | None = None
 
     def __str__(self) -> str:
-        points = [one for one in (self.point, self.then) if one is not None]
-        where = ", then ".join(f"{one.where} {one.kind} #{one.number}" for one in points)
+        points = [point for point in (self.point, self.then) if point is not None]
+        where = ", then ".join(f"{point.where} {point.kind} #{point.number}" for point in points)
         return f"{self.scenario.name}, broker {self.node_id}, {where}"
 
 

@@ -78,7 +78,7 @@ class Bench:
             self.cluster.arm(BROKERS, None)
             self.live(scenario)
             self.cluster.check()
-            events = {one: self.cluster.brokers[one].disarm()[1] for one in BROKERS}
+            events = {node_id: self.cluster.brokers[node_id].disarm()[1] for node_id in BROKERS}
             return events[self.cluster.controller or 0]
 
         points = [*points_of(counted(), counted())]
@@ -121,8 +121,8 @@ class Bench:
                 watcher.result()
                 if self._fault is not None:
                     self._fault.result()
-        for one in armed:
-            self.cluster.brokers[one].disarm()
+        for node_id in armed:
+            self.cluster.brokers[node_id].disarm()
 
 
 # --- acts ---
@@ -140,13 +140,13 @@ def _lose_office(bench: Bench) -> None:
 def _choose_victim(bench: Bench) -> None:
     """Choose a broker that leads partitions and is not the controller."""
     cluster = bench.cluster
-    bench.victim = next(one for one in BROKERS if one != cluster.controller)
+    bench.victim = next(node_id for node_id in BROKERS if node_id != cluster.controller)
 
     def leads() -> bool:
         states = [
             cluster.node(f"/brokers/topics/{DATA}/partitions/{index}/state") for index in range(3)
         ]
-        if bench.victim in {one["leader"] for one in states}:
+        if bench.victim in {state["leader"] for state in states}:
             return True
         cluster.call("elect_leaders", 2, election_type=0, timeout=5_000)
         return False
@@ -166,7 +166,7 @@ def _kill_victim(bench: Bench) -> None:
         states = [
             cluster.node(f"/brokers/topics/{DATA}/partitions/{index}/state") for index in range(3)
         ]
-        return all(one["leader"] not in {victim, -1} for one in states)
+        return all(state["leader"] not in {victim, -1} for state in states)
 
     cluster.until(is_led_by_others, "others lead")
 
@@ -200,9 +200,9 @@ def _all_know(bench: Bench) -> None:
     def known() -> bool:
         cluster = bench.cluster
         return all(
-            cluster.connection(one).leaders(bench.name) > 0
-            or any((cluster.home / str(one) / "data").glob(f"{bench.name}-?"))
-            for one in BROKERS
+            cluster.connection(node_id).leaders(bench.name) > 0
+            or any((cluster.home / str(node_id) / "data").glob(f"{bench.name}-?"))
+            for node_id in BROKERS
         )
 
     bench.cluster.until(known, "all know")

@@ -235,9 +235,9 @@ def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int
                 (Isolation.READ_UNCOMMITTED, READ_UNCOMMITTED),
             ):
                 values = tuple(
-                    (one.base_offset + delta, (value or b"").decode())
-                    for one in cluster.read(TARGET, partition=index, isolation=number)
-                    for delta, value in enumerate(one.values)
+                    (batch.base_offset + delta, (value or b"").decode())
+                    for batch in cluster.read(TARGET, partition=index, isolation=number)
+                    for delta, value in enumerate(batch.values)
                 )
                 history.append(
                     Read(

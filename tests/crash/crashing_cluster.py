@@ -115,7 +115,7 @@ class CrashingCluster(Brokers[Daemon]):
             "controller.quorum.bootstrap.servers": self.controller.bootstrap,
         }
         brokers = {node_id: node(node_id, of_broker) for node_id in BROKERS}
-        ports.update((port_of(one), node_id) for node_id, one in brokers.items())
+        ports.update((port_of(broker), node_id) for node_id, broker in brokers.items())
         super().__init__(home, brokers, patience_s=patience_s)
 
     def _start(self) -> None:
@@ -154,7 +154,7 @@ class CrashingCluster(Brokers[Daemon]):
         self.until(self._is_settled, "all in sync, leaders where they belong")
 
     def _is_settled(self) -> bool:
-        parts = [self._by_name(self._metadata(one)) for one in BROKERS]
+        parts = [self._by_name(self._metadata(node_id)) for node_id in BROKERS]
         sizes = [
             len(known.get(key, {}).get("isr_nodes", ())) for known in parts for key in REPLICAS
         ]
@@ -205,7 +205,7 @@ class CrashingCluster(Brokers[Daemon]):
         self.settle()
         topic, index = layout.data
         self.until(
-            lambda: len({self._all_of(one, layout.data) for one in BROKERS}) == 1,
+            lambda: len({self._all_of(node_id, layout.data) for node_id in BROKERS}) == 1,
             "all replicas show all",
         )
         end = self.log_end(BROKERS[0], layout.data)
@@ -213,14 +213,17 @@ class CrashingCluster(Brokers[Daemon]):
             read = self.connection(node_id).read(
                 topic, partition=index, isolation=READ_COMMITTED, begin=seen.end, end=end
             )
-            found = [value for one in read for value in one.values]
+            found = [value for batch in read for value in batch.values]
             assert found == values, f"at broker {node_id}: {found}, not {values}"
         seen.end = end
         coordinator = self.connection(REPLICAS[OFFSETS, layout.index][0])
         committed = coordinator.committed(layout.named("group"), topic, stable=True)
         assert committed == offset, f"the group is at {committed}, not {offset}"
-        for one in layout.partitions:
-            self.until(lambda one=one: self._are_equal(one), f"equal replicas of {one}")
+        for partition in layout.partitions:
+            self.until(
+                lambda partition=partition: self._are_equal(partition),
+                f"equal replicas of {partition}",
+            )
 
     def wait_for_end(self, layout: Layout) -> None:
         """Wait until no transaction is open; TimeoutError if one stays open."""
@@ -229,15 +232,15 @@ class CrashingCluster(Brokers[Daemon]):
     def _is_ended(self, layout: Layout) -> bool:
         """Return whether the leaders have no open transaction and have appended all markers."""
         known = self._by_name(self._metadata())
-        for one in layout.partitions:
-            self._all_of(known[one]["leader_id"], one)
+        for partition in layout.partitions:
+            self._all_of(known[partition]["leader_id"], partition)
         leader = known[layout.partitions[0]]["leader_id"]
         answer = self.connection(leader).call("list_transactions", 0)
         mine = layout.named("txn")
         states = {
-            one["transaction_state"]
-            for one in answer["transaction_states"]
-            if one["transactional_id"] == mine
+            transaction["transaction_state"]
+            for transaction in answer["transaction_states"]
+            if transaction["transactional_id"] == mine
         }
         return answer["error_code"] == "none" and states in ({"CompleteCommit"}, {"CompleteAbort"})
 
@@ -249,16 +252,16 @@ class CrashingCluster(Brokers[Daemon]):
         return end
 
     def _are_equal(self, partition: tuple[str, int]) -> bool:
-        return len({self.log(one, partition) for one in BROKERS}) == 1
+        return len({self.log(node_id, partition) for node_id in BROKERS}) == 1
 
     # --- a point ---
 
     def counted(self, work: Callable[[], None]) -> dict[int, list[CountedEvent]]:
         """Return the events on each broker during ``work``."""
-        for one in self.brokers.values():
-            one.arm(None)
+        for broker in self.brokers.values():
+            broker.arm(None)
         work()
-        return {node_id: one.disarm()[1] for node_id, one in self.brokers.items()}
+        return {node_id: broker.disarm()[1] for node_id, broker in self.brokers.items()}
 
     @contextlib.contextmanager
     def killed_at(

@@ -151,7 +151,9 @@ def _count(
 
 
 def _writes(writes: list[Write]) -> str:
-    told = [f"{type(one).__name__} {one.path}" for one in writes if not isinstance(one, Check)]
+    told = [
+        f"{type(write).__name__} {write.path}" for write in writes if not isinstance(write, Check)
+    ]
     return ", ".join(told).lower()
 
 
@@ -214,7 +216,7 @@ class Seen:
             return
         now = json.loads(data)
         epochs = now["leader_epoch"], now["controller_epoch"]
-        if any(one < before for one, before in zip(epochs, self._highest[path], strict=True)):
+        if any(epoch < before for epoch, before in zip(epochs, self._highest[path], strict=True)):
             self.problems.append(f"{path}: {self._highest[path]} before {epochs}")
         self._highest[path] = epochs
         leader = self._leaders.setdefault((path, epochs[0]), now["leader"])
@@ -248,7 +250,7 @@ class Writer(threading.Thread):
         )
         self._writes, self._leave = threading.Event(), threading.Event()
         self._idle = threading.Event()
-        self.sent: dict[tuple[str, int], list[bytes]] = {one: [] for one in PARTITIONS}
+        self.sent: dict[tuple[str, int], list[bytes]] = {partition: [] for partition in PARTITIONS}
         self.refused: list[str] = []
         self._number = 0
 
@@ -303,7 +305,9 @@ class ElectedCluster(Brokers[HeldDaemon]):
             told = {**common, "node.id": str(node_id)}
             return HeldDaemon(DaemonSettings(place / "data", place / "broker.log", told, Held()))
 
-        super().__init__(home, {one: node(one) for one in BROKERS}, patience_s=patience_s)
+        super().__init__(
+            home, {node_id: node(node_id) for node_id in BROKERS}, patience_s=patience_s
+        )
         self.znodes = zookeeper.client()
         self.znodes.chroot = chroot
         self.writer = Writer(self.bootstrap)
@@ -333,7 +337,9 @@ class ElectedCluster(Brokers[HeldDaemon]):
 
     def create(self, topic: str, replicas: list[list[int]]) -> bool:
         """Request the creation of a topic; return whether it exists."""
-        rows = [{"partition_index": at, "broker_ids": one} for at, one in enumerate(replicas)]
+        rows = [
+            {"partition_index": at, "broker_ids": replica} for at, replica in enumerate(replicas)
+        ]
         asked = {
             "name": topic,
             "num_partitions": -1,
@@ -410,7 +416,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def _is_settled(self) -> bool:
         controller = self.controller
         assert controller in BROKERS, "a controller"
-        assert self.names("/brokers/ids") == [str(one) for one in BROKERS], "registered"
+        assert self.names("/brokers/ids") == [str(node_id) for node_id in BROKERS], "registered"
         for path in ("/admin/delete_topics", "/isr_change_notification"):
             assert self.names(path) == [], path
         assert self.names("/brokers/topics") == sorted(ASSIGNED), "topics"
@@ -444,7 +450,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     ) -> None:
         """Raise AssertionError if a broker's Metadata differ from ``controller`` and ``wanted``."""
         answer = self.connection(node_id).call("metadata", 9, topics=None)
-        assert {one["node_id"] for one in answer["brokers"]} == set(BROKERS), node_id
+        assert {broker["node_id"] for broker in answer["brokers"]} == set(BROKERS), node_id
         assert answer["controller_id"] == controller, (node_id, answer["controller_id"])
         told: dict[tuple[str, int], Answer] = {
             (topic["name"], part["partition_index"]): part
@@ -484,7 +490,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
             replicas = node["partitions"][str(index)]
 
             def equal(key: tuple[str, int] = (topic, index), on: list[int] = replicas) -> bool:
-                return len({self.log(one, key) for one in on}) == 1
+                return len({self.log(node_id, key) for node_id in on}) == 1
 
             self.until(equal, f"replicas of {topic}-{index} are equal")
             found = runs_of(self._new(replicas[0], (topic, index)))
@@ -504,14 +510,17 @@ class ElectedCluster(Brokers[HeldDaemon]):
         self._checked[partition] = self.log_end(node_id, partition)
         for position, header in iter_headers(data):
             if header.base_offset >= since:
-                yield header, [one.value or b"" for one in decode_records(data, position, header)]
+                yield (
+                    header,
+                    [record.value or b"" for record in decode_records(data, position, header)],
+                )
 
     # --- a point ---
 
     def arm(self, brokers: list[int], point: KillPoint | None) -> None:
         """Start counting on these brokers, each up to the point."""
-        for one in brokers:
-            self.brokers[one].arm(point)
+        for node_id in brokers:
+            self.brokers[node_id].arm(point)
 
     def fault(self, node_id: int, fault: str) -> None:
         """Inject a fault into a broker that waits at its point."""

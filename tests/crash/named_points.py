@@ -114,7 +114,7 @@ class NamedCounter(EventCounter):
         if api != ApiKey.FETCH:
             return [CountedEvent(name)]
         since, self._seen[name] = self._seen.get(name, 0), len(self._done)
-        return [CountedEvent(f"{name} | {one}") for one in self._done[since:]]
+        return [CountedEvent(f"{name} | {event}") for event in self._done[since:]]
 
     def _comes(self, where: KillMoment, event: CountedEvent) -> bool:
         wanted = self._point
@@ -222,8 +222,8 @@ def _sorts(partition: str, data: bytes) -> Iterator[str]:
         if header.is_control:
             yield f"{parse_control(records[0]).type.name} marker"
         elif partition.startswith(TRANSACTION_STATE):
-            for one in records:
-                known = decode(Record(one.key or b"", one.value))
+            for record in records:
+                known = decode(Record(record.key or b"", record.value))
                 yield "tombstone" if known is None or known.txn is None else known.txn.state.name
         elif partition.startswith(CONSUMER_OFFSETS):
             yield "offsets"
@@ -306,7 +306,7 @@ class NamedTransport:
             for event in events:
                 self._counter.before(event)
         self._transport.write(data)
-        for event in [one for events in self._under_way[:ended] for one in events]:
+        for event in [event for events in self._under_way[:ended] for event in events]:
             self._counter.after(event)
         del self._under_way[:ended]
 

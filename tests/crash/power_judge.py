@@ -169,15 +169,15 @@ def check_log(
         raise BrokenPromiseError(f"the log starts at {start}, promised {promise}")
     if end < promise.end:
         raise BrokenPromiseError(f"the log ends at {end}, promised {promise}: {partition.recovery}")
-    begun = [one for one in run.history if one.begin <= step and one.base_offset < end]
+    begun = [batch for batch in run.history if batch.begin <= step and batch.base_offset < end]
     model = Model(end=start)
-    for one in begun:
-        model.add(one)
-    left = [one for one in begun if one.last_offset >= start]
+    for batch in begun:
+        model.add(batch)
+    left = [batch for batch in begun if batch.last_offset >= start]
     if run.config.is_compacted:
         _check_compacted(partition, left, model)
     else:
-        _same("batches", _batches(partition), [(one.base_offset, one.data) for one in left])
+        _same("batches", _batches(partition), [(batch.base_offset, batch.data) for batch in left])
         _same("the end of the log", end, max(model.end, start))
     _same("the LSO", partition.last_stable_offset, max(model.last_stable_offset, start))
     _check_producers(run, partition, model, left)
@@ -190,19 +190,23 @@ def _check_producers(
     run: Recorder, partition: Partition, model: Model, left: Sequence[Written]
 ) -> None:
     seen = {
-        one.producer_id: (one.producer_epoch, one.last_sequence, one.coordinator_epoch)
-        for one in partition.producers.view()
+        producer.producer_id: (
+            producer.producer_epoch,
+            producer.last_sequence,
+            producer.coordinator_epoch,
+        )
+        for producer in partition.producers.view()
     }
     expected = dict(model.producers)
     if not run.is_forced:
         # A producer may be lost if retention removed its batches, so that only the snapshot had it.
-        here = {parse_header(one.data).producer_id for one in left}
+        here = {parse_header(batch.data).producer_id for batch in left}
         expected = {key: value for key, value in expected.items() if key in here or key in seen}
     _same("producers", seen, expected)
     open_now = {
-        one.producer_id: one.current_txn_first_offset
-        for one in partition.producers.view()
-        if one.current_txn_first_offset >= 0
+        producer.producer_id: producer.current_txn_first_offset
+        for producer in partition.producers.view()
+        if producer.current_txn_first_offset >= 0
     }
     _same("open transactions", open_now, model.open)
 
@@ -225,16 +229,16 @@ def _check_reader(
             if header.is_control:
                 hidden.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in hidden):
-                for one in decode_records(read.records, at, header):
-                    seen[one.offset] = one.key, one.value
+                for record in decode_records(read.records, at, header):
+                    seen[record.offset] = record.key, record.value
             offset = header.next_offset
     visible: dict[int, tuple[bytes | None, bytes | None]] = {}
     for batch in left:
         header = parse_header(batch.data)
         hidden_here = header.is_control or model.is_hidden(batch)
         if batch.last_offset < model.last_stable_offset and not hidden_here:
-            for one in decode_records(batch.data, 0, header):
-                visible[one.offset] = one.key, one.value
+            for record in decode_records(batch.data, 0, header):
+                visible[record.offset] = record.key, record.value
     if run.config.is_compacted:
         if not seen.items() <= visible.items():
             raise BrokenPromiseError(f"records nobody committed: {seen.items() - visible.items()}")
@@ -255,7 +259,7 @@ def _table(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, by
 
 def _check_compacted(partition: Partition, left: Sequence[Written], model: Model) -> None:
     """Check that each batch has only records of a written batch, and that batches are in order."""
-    known = {one.last_offset: one for one in left}
+    known = {batch.last_offset: batch for batch in left}
     last = -1
     for base_offset, data in _batches(partition):
         header = parse_header(data)
@@ -263,12 +267,13 @@ def _check_compacted(partition: Partition, left: Sequence[Written], model: Model
         if base_offset <= last or written is None:
             raise BrokenPromiseError(f"a batch at {base_offset} behind {last} that nobody wrote")
         was = {
-            one.offset: one for one in decode_records(written.data, 0, parse_header(written.data))
+            record.offset: record
+            for record in decode_records(written.data, 0, parse_header(written.data))
         }
-        for one in decode_records(data, 0, header):
-            whole = was.get(one.offset)
-            if whole is None or (one.key, one.value) != (whole.key, whole.value):
-                raise BrokenPromiseError(f"a record at {one.offset} that nobody wrote")
+        for record in decode_records(data, 0, header):
+            whole = was.get(record.offset)
+            if whole is None or (record.key, record.value) != (whole.key, whole.value):
+                raise BrokenPromiseError(f"a record at {record.offset} that nobody wrote")
         last = header.last_offset
     _same("the end of the log", partition.log_end_offset, max(model.end, last + 1))
 
@@ -276,19 +281,19 @@ def _check_compacted(partition: Partition, left: Sequence[Written], model: Model
 def _check_look_ups(partition: Partition, left: Sequence[Written], choice: random.Random) -> None:
     """Look batches up by offset and by time: the indexes must agree with a scan."""
     start = partition.log_start_offset
-    for one in choice.sample(left, min(LOOK_UPS, len(left))):
-        offset = max(one.base_offset, start)
+    for batch in choice.sample(left, min(LOOK_UPS, len(left))):
+        offset = max(batch.base_offset, start)
         read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
-        _same(f"a fetch of {offset}", read.records[: len(one.data)], one.data)
+        _same(f"a fetch of {offset}", read.records[: len(batch.data)], batch.data)
     records = [
         record
-        for one in left
-        for record in decode_records(one.data, 0, parse_header(one.data))
+        for batch in left
+        for record in decode_records(batch.data, 0, parse_header(batch.data))
         if record.offset >= start
     ]
     for _ in range(LOOK_UPS):
         time_ms = T0 + choice.randrange(10 * len(left) + 20)
-        first = next((one for one in records if one.timestamp_ms >= time_ms), None)
+        first = next((record for record in records if record.timestamp_ms >= time_ms), None)
         found = finish(partition.reader.offset_for_timestamp(time_ms, Isolation.READ_UNCOMMITTED))
         _same(
             f"the offset for time {time_ms}",

@@ -131,7 +131,9 @@ class StubbornClient:
             for part in answer["topics"][0]["partitions"]
             if part["partition_index"] == where.index
         )
-        known = {one["node_id"]: f"{one['host']}:{one['port']}" for one in answer["brokers"]}
+        known = {
+            broker["node_id"]: f"{broker['host']}:{broker['port']}" for broker in answer["brokers"]
+        }
         return known.get(leader)
 
     @property

@@ -59,7 +59,7 @@ class Sweep(Generic[B, P]):
     @property
     def problems(self) -> list[str]:
         """The problem of each place that has one."""
-        return [one.problem for one in self.results if one.problem]
+        return [result.problem for result in self.results if result.problem]
 
     def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:
         """Try the places that ``look`` returns: all of them, or until the first problem."""
@@ -71,10 +71,10 @@ class Sweep(Generic[B, P]):
             raise
         benches = (first, *[None] * (self._jobs - 1))
         with ThreadPoolExecutor(self._jobs) as threads:
-            for one in [
+            for future in [
                 threads.submit(self._work, bench, places, to_the_first) for bench in benches
             ]:
-                one.result()
+                future.result()
 
     def _bench(self) -> B:
         with self._lock:
@@ -130,11 +130,11 @@ def swept(
     began = time.monotonic()
     sweep.run(chosen)
     spent_s = time.monotonic() - began
-    done = Counter(kind(one.place) for one in sweep.results if one.reached)
+    done = Counter(kind(result.place) for result in sweep.results if result.reached)
     print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, reached {done}")
-    for one in sweep.results:
-        if not (one.problem or one.reached):
-            print(f"not reached: {one.place}")
+    for result in sweep.results:
+        if not (result.problem or result.reached):
+            print(f"not reached: {result.place}")
     assert sweep.problems == []
     assert done.total() >= 0.8 * len(sweep.results)
     return places

@@ -43,7 +43,9 @@ def run(*words: object, status: int = 0) -> Result:
 def problems(backup: Path) -> list[str]:
     """Return the paths that `verify` reports, relative to the backup; it must fail."""
     (told,) = json.loads(run("verify", backup, "--json", status=1).stdout)
-    return [str(one["file"] or one["problem"].partition(":")[0]) for one in told["problems"]]
+    return [
+        str(problem["file"] or problem["problem"].partition(":")[0]) for problem in told["problems"]
+    ]
 
 
 def fill(daemon: Daemon) -> None:
@@ -83,8 +85,8 @@ def backup(stopped: Path, tmp_path: Path) -> Path:
 def values(messages: list[Message]) -> list[list[int]]:
     """Return the numbers in each partition, in order."""
     found: list[list[int]] = [[] for _ in range(PARTITIONS)]
-    for one in messages:
-        found[one.partition()].append(int(one.value()))
+    for message in messages:
+        found[message.partition()].append(int(message.value()))
     return found
 
 
@@ -101,15 +103,15 @@ def test_restored_broker_has_records_transactions_and_offsets(backup: Path, tmp_
         done = CliRunner().invoke(
             main, ["groups", "describe", "pipeline", "--json", "-b", daemon.bootstrap]
         )
-        assert [one["lag"] for one in json.loads(done.stdout)] == [0] * PARTITIONS
+        assert [row["lag"] for row in json.loads(done.stdout)] == [0] * PARTITIONS
     finally:
         daemon.stop()
 
 
 def test_backup_keeps_modes_and_all_files_but_the_lock(stopped: Path, backup: Path) -> None:
     def modes(root: Path) -> dict[str, int]:
-        found = (one for one in root.rglob("*") if one.is_file())
-        return {str(one.relative_to(root)): one.stat().st_mode for one in found}
+        found = (path for path in root.rglob("*") if path.is_file())
+        return {str(path.relative_to(root)): path.stat().st_mode for path in found}
 
     expected = modes(stopped)
     del expected[".lock"]
@@ -126,7 +128,7 @@ def test_backup_and_restore_never_overwrite_data(
     (full / "mine").touch()
     assert "is not empty" in run("create", full, "--data-dir", stopped, status=1).output
     assert "replaces no data" in run("restore", backup, "--data-dir", full, status=1).output
-    assert [one.name for one in full.iterdir()] == ["mine"]
+    assert [path.name for path in full.iterdir()] == ["mine"]
     inside = stopped / "backup"
     assert "is inside" in run("create", inside, "--data-dir", stopped, status=1).output
     assert "not a data directory" in run("create", inside, "--data-dir", full, status=1).output
@@ -233,7 +235,7 @@ def test_killed_restore_leaves_no_data_directory(backup: Path, tmp_path: Path, c
     assert killed("restore", backup, tmp_path / "data", copies)
     assert not (tmp_path / "data").exists()
     run("restore", backup, "--data-dir", tmp_path / "data")
-    assert [one.name for one in tmp_path.iterdir()].count("data.restoring") == 0
+    assert [path.name for path in tmp_path.iterdir()].count("data.restoring") == 0
     shutil.rmtree(tmp_path / "data")
 
 
@@ -268,14 +270,14 @@ def test_exactly_once_pipeline_continues_on_a_backup_of_a_running_broker(
     try:
         for number in range(3):
             writer.goes_on("records are written")
-            floors.append([one[-1] for one in writer.acknowledged])
+            floors.append([numbers[-1] for numbers in writer.acknowledged])
             done = run("create", tmp_path / f"backup-{number}", "--data-dir", running.data_dir)
             assert "True" in done.output
         writer.goes_on("the broker continues")
     finally:
-        for one in (writer, pipeline):
-            one.stopping.set()
-            one.join(60)
+        for thread in (writer, pipeline):
+            thread.stopping.set()
+            thread.join(60)
     assert writer.refused == []
     running.kill()
     for number, floor in enumerate(floors):
@@ -301,8 +303,11 @@ def check_pipeline(daemon: Daemon, floor: list[int]) -> None:
         pipeline.join(60)
         copied = clients.messages(TARGET, PARTITIONS)
         assert values(copied) == source
-        parts = Counter(dict(one.headers())["txn"] for one in copied)
-        sizes = {dict(one.headers())["txn"]: int(dict(one.headers())["size"]) for one in copied}
+        parts = Counter(dict(message.headers())["txn"] for message in copied)
+        sizes = {
+            dict(message.headers())["txn"]: int(dict(message.headers())["size"])
+            for message in copied
+        }
         assert parts == sizes
     finally:
         daemon.stop()

@@ -204,7 +204,8 @@ def _each_bit(run: Recorder, directory: str, name: str, *, clean: bool) -> None:
             assert partition.log_end_offset == whole, where
             assert partition.log_start_offset == sound.log_start_offset, where
             found = [
-                partition.reader.offset_for_leader_epoch(one) for one in range(promise.epoch + 2)
+                partition.reader.offset_for_leader_epoch(epoch)
+                for epoch in range(promise.epoch + 2)
             ]
             assert found == ends, where
             check_log(run, len(run.disk.steps), promise, partition, random.Random(position))
@@ -219,15 +220,15 @@ def test_flipped_bit_in_a_checkpoint_or_its_copy_keeps_its_values(name: str) -> 
     write_offsets(disk, ROOT, name, {("t", 1): 5}, copied=True)
     write_offsets(disk, ROOT, name, offsets, copied=True)
     told: list[CheckpointError] = []
-    for one in (name, name + COPY_SUFFIX):
-        inode = disk.names[ROOT][one]
+    for file_name in (name, name + COPY_SUFFIX):
+        inode = disk.names[ROOT][file_name]
         for position in range(len(disk.contents[inode])):
             for bit in range(8):
                 rotten = disk.after_kill()
-                rotten.contents[rotten.names[ROOT][one]][position] ^= 1 << bit
+                rotten.contents[rotten.names[ROOT][file_name]][position] ^= 1 << bit
                 told.clear()
                 assert read_offsets(rotten, ROOT, name, on_damage=told.append) == offsets
-                assert bool(told) == (one == name), (one, position, bit)
+                assert bool(told) == (file_name == name), (file_name, position, bit)
 
 
 def test_flipped_bit_in_meta_properties_never_changes_the_identity() -> None:

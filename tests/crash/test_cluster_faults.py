@@ -85,7 +85,9 @@ def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
     # Each layout begins with a different fault, so that a few turns of each cover all faults.
     first = LAYOUTS.index(layout) if layout in LAYOUTS else 0
     controllers = itertools.islice(itertools.cycle(CONTROLLER_TURNS), first, None)
-    return [one for at in range(0, count, 3) for one in (*brokers[at : at + 3], next(controllers))]
+    return [
+        step for at in range(0, count, 3) for step in (*brokers[at : at + 3], next(controllers))
+    ]
 
 
 class Watch(threading.Thread):
@@ -104,9 +106,11 @@ class Watch(threading.Thread):
         while not self.stopping.wait(0.05):
             floor = dict(self._committed)
             with contextlib.suppress(KafkaException):
-                for one in self._consumer.committed(asked, 5):
-                    if one.error is None:
-                        self._looked(one.partition, floor.get(one.partition, 0), one.offset)
+                for position in self._consumer.committed(asked, 5):
+                    if position.error is None:
+                        self._looked(
+                            position.partition, floor.get(position.partition, 0), position.offset
+                        )
         self._consumer.close()
 
     def _looked(self, index: int, floor: int, found: int) -> None:
@@ -125,8 +129,8 @@ def test_broker_faults_lose_duplicate_and_reorder_no_records(
             watch.start()
         try:
             figures = [
-                turn(nodes, writer, *one)
-                for one in turns_of(layout, pytestconfig.getoption("--turns"))
+                turn(nodes, writer, *step)
+                for step in turns_of(layout, pytestconfig.getoption("--turns"))
             ]
             work.finish()
         finally:
@@ -140,14 +144,14 @@ def test_broker_faults_lose_duplicate_and_reorder_no_records(
     check_records(nodes, work.clients, writer, len(figures))
     check_replicas(nodes)
     for way in WAYS:
-        of_way = [one for one in figures if one.fault == way]
-        pause_s = statistics.median(one.pause_s for one in of_way)
-        full_s = statistics.median(one.full_s for one in of_way)
+        of_way = [figure for figure in figures if figure.fault == way]
+        pause_s = statistics.median(figure.pause_s for figure in of_way)
+        full_s = statistics.median(figure.full_s for figure in of_way)
         print(f"{way}: longest pause {pause_s:.2f} s, full ISR after {full_s:.2f} s (medians)")
     print(f"{layout}: {len(figures)} turns, {writer.sent} records;", end=" ")
     print(f"offsets asked for {[watch.looks for watch in watches]} times;")
     print(f"the pipeline began anew after {work.pipeline.failures}, commits refused with", end=" ")
-    print([dict(one.refused) for one in work.groups])
+    print([dict(group.refused) for group in work.groups])
 
 
 def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) -> None:
@@ -165,17 +169,17 @@ def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) ->
     for topic in (SOURCE, TARGET):
         found = clients.messages(topic, PARTITIONS)
         for index in range(PARTITIONS):
-            values = [int(one.value()) for one in found if one.partition() == index]
+            values = [int(message.value()) for message in found if message.partition() == index]
             assert values == wanted[index], f"{topic}-{index}"
     # Each transaction must have as many records in the target as their headers say.
     parts: Counter[bytes] = Counter()
     sizes: dict[bytes, int] = {}
-    for one in found:
-        headers = dict(one.headers())
+    for message in found:
+        headers = dict(message.headers())
         parts[headers["txn"]] += 1
         sizes[headers["txn"]] = int(headers["size"])
     assert dict(parts) == sizes
-    assert [sorted(one) for one in writer.acknowledged] == [
+    assert [sorted(numbers) for numbers in writer.acknowledged] == [
         list(range(index, writer.sent, PARTITIONS)) for index in range(PARTITIONS)
     ]
 
@@ -183,7 +187,7 @@ def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) ->
 def numbers_by_epoch(nodes: Nodes, index: int) -> dict[tuple[int, int], list[int]]:
     """Return the numbers of each producer epoch in a source partition on the first broker."""
     return runs_of(
-        (header, [int(one.value or b"") for one in decode_records(batch, 0, header)])
+        (header, [int(record.value or b"") for record in decode_records(batch, 0, header)])
         for header, batch in batches_of(nodes.cluster.nodes[0], f"{SOURCE}-{index}")
     )
 
@@ -201,7 +205,7 @@ def check_replicas(nodes: Nodes) -> None:
     for name in names:
         first, *others = logs_of(nodes, name)
         assert first, f"nothing in {name}"
-        assert all(one == first for one in others), name
+        assert all(other == first for other in others), name
 
 
 def logs_of(nodes: Nodes, name: str) -> list[list[tuple[int, int]]]:

@@ -31,9 +31,9 @@ MOST_TRIES = 5
 
 def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
     """Return ``count`` places: the commit scenario's if they fit, and a spread of the others."""
-    first = [one for one in places if one.scenario is COMMIT]
+    first = [place for place in places if place.scenario is COMMIT]
     if len(first) < min(count, len(places)):
-        rest = [one for one in places if one.scenario is not COMMIT]
+        rest = [place for place in places if place.scenario is not COMMIT]
         return [*first, *spread(rest, count - len(first))]
     return spread(places, count)
 
@@ -50,28 +50,28 @@ def tried(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) ->
 def test_transaction_survives_a_kill_of_any_broker_at_any_step(tmp_path: Path) -> None:
     places = tried(
         tmp_path,
-        lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
+        lambda bench: [place for scenario in SCENARIOS for place in bench.places(scenario)],
         share=0.8,
     )
     for scenario in SCENARIOS:
-        seen = {(one.node_id, one.point.kind) for one in places if one.scenario is scenario}
+        seen = {(place.node_id, place.point.kind) for place in places if place.scenario is scenario}
         decided, data, offsets = (f"{name}-{index}" for name, index in scenario.layout.partitions)
         wanted = [f"write {decided} ONGOING", f"write {data} records", f"write {offsets} offsets"]
-        wanted += [f"mark {one}" for one in (decided, data, offsets)]
+        wanted += [f"mark {name}" for name in (decided, data, offsets)]
         if scenario.layout.data == FORCED:
             wanted.append(f"sync {data}/segment.log")
         # As a leader or as a follower, each broker must have every kind of point.
         for node_id in BROKERS:
-            assert {(node_id, one) for one in wanted} <= seen, (scenario.name, node_id)
+            assert {(node_id, event) for event in wanted} <= seen, (scenario.name, node_id)
 
 
 def test_transaction_survives_a_kill_during_the_restart_of_a_broker(tmp_path: Path) -> None:
     places = tried(
         tmp_path,
-        lambda bench: [one for place in COMEBACKS for one in bench.comeback(place)],
+        lambda bench: [point for place in COMEBACKS for point in bench.comeback(place)],
         share=0.2,
     )
-    kinds = {(one.node_id, one.then.kind) for one in places if one.then is not None}
+    kinds = {(place.node_id, place.then.kind) for place in places if place.then is not None}
     cut = {node_id for node_id, kind in kinds if re.match(r"truncate .*\.log$", kind)}
     assert cut == set(BROKERS)
 
@@ -92,4 +92,4 @@ def test_planted_bug_is_found_by_the_cluster_sweep(
     # A single attempt may not show the bug: the record may be replicated before the response.
     tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
     print(len(tries.results), tries.problems)
-    assert any(problem in one for one in tries.problems)
+    assert any(problem in text for text in tries.problems)

@@ -45,10 +45,10 @@ def test_controller_lost_at_any_step_leaves_no_open_work(
 ) -> None:
     places = swept(
         sweep(tmp_path, zookeeper, JOBS),
-        lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
+        lambda bench: [place for scenario in SCENARIOS for place in bench.places(scenario)],
         lambda places: places if POINTS == "all" else spread(places, int(POINTS)),
         lambda place: (place.scenario.name, place.fault),
     )
     for name, steps in STEPS.items():
-        seen = {one.point.kind for one in places if one.scenario.name == name}
+        seen = {place.point.kind for place in places if place.scenario.name == name}
         assert steps <= seen, (name, steps - seen)

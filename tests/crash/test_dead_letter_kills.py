@@ -57,8 +57,8 @@ def states_on_disk(daemon: CrashingDaemon) -> dict[int, RecordState]:
     """Return the last written state of each offset of the only share partition."""
     states: dict[int, RecordState] = {}
     for path in sorted(daemon.data_dir.glob("__share_group_state-*/*.log")):
-        for one in batches(path.read_bytes()):
-            for key, value in zip(one.keys, one.values, strict=True):
+        for batch in batches(path.read_bytes()):
+            for key, value in zip(batch.keys, batch.values, strict=True):
                 found = decode(Record(key or b"", value))
                 assert found is not None
                 assert found.value is not None

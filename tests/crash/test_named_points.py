@@ -40,7 +40,7 @@ def test_fetch_event_is_named_after_the_writes_since_the_last_fetch() -> None:
     counter = NamedCounter(None, die)
     happen(counter, "write a", "write a", "write a/file", "mark a")
     found = counter.message(ApiKey.FETCH, "ask Fetch of 1")
-    assert [one.what for one in found] == [
+    assert [event.what for event in found] == [
         "ask Fetch of 1 | write a #1",
         "ask Fetch of 1 | write a #2",
     ]
@@ -59,7 +59,7 @@ def test_kill_points_are_the_events_common_to_all_runs() -> None:
     found = points_of(
         first, [CountedEvent("mark a"), CountedEvent("write a"), CountedEvent("mark a")]
     )
-    assert [(one.where, one.kind, one.number) for one in found] == [
+    assert [(event.where, event.kind, event.number) for event in found] == [
         *(
             (where, "write a", 1)
             for where in (KillMoment.BEFORE, KillMoment.TORN, KillMoment.AFTER)
@@ -70,7 +70,7 @@ def test_kill_points_are_the_events_common_to_all_runs() -> None:
 
 def test_frame_heads_are_found_for_any_fragmentation() -> None:
     frames = [bytes([n]) * size for n, size in ((1, 4), (2, 200), (3, 64), (4, 65))]
-    data = b"".join(len(one).to_bytes(4, "big") + one for one in frames)
+    data = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
     for step in 1, 3, 70, len(data):
         heads = Heads()
         begun, ended = [], 0
@@ -79,5 +79,5 @@ def test_frame_heads_are_found_for_any_fragmentation() -> None:
             begun += some
             ended += done
             assert ended <= len(begun)
-        assert [one[4:] for one in begun] == [one[:64] for one in frames]
+        assert [head[4:] for head in begun] == [frame[:64] for frame in frames]
         assert ended == len(frames)

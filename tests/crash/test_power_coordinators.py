@@ -201,7 +201,9 @@ def values(partition: Partition) -> list[int]:
             if header.is_control:
                 aborting.discard(header.producer_id)
             elif header.producer_id not in aborting:
-                seen += [int(one.value or b"") for one in decode_records(read.records, at, header)]
+                seen += [
+                    int(record.value or b"") for record in decode_records(read.records, at, header)
+                ]
             offset = header.next_offset
 
 
@@ -217,7 +219,7 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
         for name in IDS:
             await init(services, name)
         await services.flusher.drain()
-        seen = [values(services.logs.partition(*one)) for one in DATA]
+        seen = [values(services.logs.partition(*place)) for place in DATA]
         assert seen[0] == seen[1], "a transaction is in one partition and not in the other"
         assert set(must) <= set(seen[0]), f"acknowledged: {must}, there: {seen[0]}"
         assert set(seen[0]) <= may, f"commits asked for: {may}, there: {seen[0]}"
@@ -228,8 +230,8 @@ async def judge(run: Run, step: int, disk: MemoryDisk) -> None:
         acknowledged = max((number for at, number in run.plain if at <= step), default=-1)
         found = await committed(services, PLAIN)
         assert found >= acknowledged, f"offset {found}, acknowledged {acknowledged}"
-        for one in DATA:
-            partition = services.logs.partition(*one)
+        for place in DATA:
+            partition = services.logs.partition(*place)
             assert partition.last_stable_offset == partition.log_end_offset
     finally:
         await services.kill()

@@ -98,11 +98,11 @@ class Life:
                 data[:8] = offset.to_bytes(8, "big")
                 data[12:16] = self.epoch.to_bytes(4, "big")
                 self.transactional = 0
-                one = bytes(data)
+                batch = bytes(data)
             else:
                 is_open = kind == 1
                 self.transactional += is_open
-                one = encode_batch(
+                batch = encode_batch(
                     [LogRecord(offset, T0 + offset, b"k", value)],
                     leader_epoch=self.epoch,
                     producer_id=7 if is_open else -1,
@@ -110,7 +110,7 @@ class Life:
                     base_sequence=0 if is_open else -1,
                     transactional=is_open,
                 )
-            came.append((offset, one))
+            came.append((offset, batch))
             offset += 1 + 3 * (self.choice.random() < 0.1)  # a compacted leader
         self.partition.append_as_follower(b"".join(data for _, data in came), self.epoch)
         self.partition.replica.move_high_watermark(offset - self.choice.randrange(6))
@@ -203,14 +203,14 @@ def held(partition: Partition) -> Batches:
 
 def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
     """Return the problem of a state after a power loss at ``step``, None if there is none."""
-    lived = [one for one in life.views if one.step <= step]
+    lived = [view for view in life.views if view.step <= step]
     now = lived[-1]
     partition = opened(disk, life.config, now.epoch)
     found, end = held(partition), partition.log_end_offset
     # If the log was truncated at an offset that the leader's log lacks, it ends before that gap.
-    if not {one for one in now.batches if one[0] < now.on_disk} <= set(found):
+    if not {batch for batch in now.batches if batch[0] < now.on_disk} <= set(found):
         return f"the log ends at {end}, {now.on_disk} was on disk"
-    if not any(is_part(found, one, now) for one in lived):
+    if not any(is_part(found, view, now) for view in lived):
         return f"a mixture: {[base for base, _ in found]}"
     epochs = sorted({int.from_bytes(data[12:16], "big") for _, data in found})
     if [epoch for epoch, _ in partition._epochs.entries] != epochs:

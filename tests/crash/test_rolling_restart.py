@@ -53,8 +53,8 @@ def test_rolling_restart_by_the_recipe_loses_and_duplicates_nothing(nodes: Nodes
             assert "is down or fenced" in str(refusals(nodes, broker)[0]["problem"])
             for other in others:
                 problems = refusals(nodes, other)
-                assert {one["problem"] for one in problems} == {"under min ISR without it"}
-                assert {one["min_isr"] for one in problems} == {2}
+                assert {problem["problem"] for problem in problems} == {"under min ISR without it"}
+                assert {problem["min_isr"] for problem in problems} == {2}
             work.writer.goes_on(f"records are written without broker {broker}")
             nodes.recover(broker, "stop")
         cli(nodes.bootstrap, "cluster", "check-restart", "1", "--wait", f"{DEADLINE_S:g}s")

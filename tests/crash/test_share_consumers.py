@@ -110,7 +110,7 @@ def test_share_consumers_survive_kills_of_their_leader(cluster: MemberCluster) -
         answer = client.call("create_topics", 5, timeout=10_000, topics=[asked])
         assert answer["topics"][0]["error_code"] == "none", answer
     starts_at_the_beginning(cluster.bootstrap, group)
-    lag = lag_of(lambda: [one.bootstrap for one in cluster.nodes], group)
+    lag = lag_of(lambda: [node.bootstrap for node in cluster.nodes], group)
     with at_work(cluster.bootstrap, group, topic, lag) as work:
         for _ in range(KILLS):
             work.progress(RECORDS)

@@ -123,7 +123,7 @@ class Bench:
         with Cluster(self.daemon.bootstrap) as cluster:
             for partition in range(2):
                 found = cluster.values(TARGET, partition=partition, isolation=READ_COMMITTED)
-                assert [int(one) for one in found] == wanted, f"partition {partition} {when}"
+                assert [int(value) for value in found] == wanted, f"partition {partition} {when}"
                 assert cluster.lso(TARGET, partition) == cluster.offset(TARGET, partition), when
             assert cluster.committed(GROUP, SOURCE, stable=True) == self.count, when
 
@@ -156,7 +156,9 @@ def moments(steps: Sequence[str]) -> list[int]:
         return [*every]
     # After the COMMIT PREPARED of the first transaction the same steps are repeated.
     end = 2 * steps.index("EndTxn") + 4
-    deciding = [one for one in every if steps[(one - 1) // 2] in DECIDING and one <= end]
+    deciding = [
+        moment for moment in every if steps[(moment - 1) // 2] in DECIDING and moment <= end
+    ]
     return spread(deciding)
 
 

@@ -98,7 +98,7 @@ def whole() -> bytes:
 def taken_over(target: Path, path: Path) -> bool:
     """Import ``path``; return whether that succeeded. If not, the target must be unchanged."""
     store = storage(target)
-    known = sorted(one.name for one in target.iterdir())
+    known = sorted(file.name for file in target.iterdir())
     following = store.metadata.image.next_producer_id
     refused = ""
     try:
@@ -107,7 +107,7 @@ def taken_over(target: Path, path: Path) -> bool:
         refused = str(refusal)
     if refused:
         assert refused.isprintable()
-        assert sorted(one.name for one in target.iterdir()) == known
+        assert sorted(file.name for file in target.iterdir()) == known
         assert store.metadata.topic("t") is None
         assert store.metadata.image.next_producer_id == following
     store.logs.close()
@@ -178,8 +178,8 @@ def test_offsets_of_messages_of_an_older_format_are_bounded(tmp_path: Path, magi
 
 def look(data: Path) -> None:
     """Read and repair the files with every command; no unexpected exception may occur."""
-    path = next(one for one in sorted(data.iterdir()) if one.is_dir())
-    logs = [str(one) for one in sorted(path.iterdir()) if one.is_file()]
+    path = next(child for child in sorted(data.iterdir()) if child.is_dir())
+    logs = [str(child) for child in sorted(path.iterdir()) if child.is_file()]
     for words in (
         ["dump-log", *logs, "--verify", "--records"],
         ["dump-log", *logs, "--verify", "--records", "--format", "json"],
@@ -317,7 +317,7 @@ def test_exhausted_producer_ids_are_reported_with_a_remedy_at_startup(tmp_path: 
         client.produce("t", batch([b"x"], producer_id=41, producer_epoch=0, sequence=0))
         client.produce("t", batch([b"x"], producer_id=INT64 - 2_000, producer_epoch=0, sequence=0))
     store = storage(broker)
-    decide(store, lambda one: one.reset_producer_ids(INT64 - 1_999))
+    decide(store, lambda controller: controller.reset_producer_ids(INT64 - 1_999))
     store.logs.close()
     with (
         capture_logs() as lines,
@@ -326,7 +326,7 @@ def test_exhausted_producer_ids_are_reported_with_a_remedy_at_startup(tmp_path: 
     ):
         codes = {ask_for_id(client)["error_code"] for _ in range(1_001)}
         assert "coordinator_load_in_progress" in codes
-    told = {one["event"]: one for one in lines if one["log_level"] == "error"}
+    told = {line["event"]: line for line in lines if line["log_level"] == "error"}
     assert "fencepost log reset-producer-ids" in told["producer ids run out"]["remedy"]
     assert "fencepost log reset-producer-ids" in told["no producer ids"]["remedy"]
     words = ["log", "reset-producer-ids", "--data-dir", str(broker), "--format", "json"]
@@ -339,7 +339,7 @@ def test_exhausted_producer_ids_are_reported_with_a_remedy_at_startup(tmp_path: 
         Cluster(running.bootstrap) as client,
     ):
         assert client.init_producer()[0] == row["following"] == 42 + ID_GAP
-    assert not [one for one in lines if one["log_level"] == "error"]
+    assert not [line for line in lines if line["log_level"] == "error"]
 
 
 def ask_for_id(client: Cluster) -> Answer:
@@ -349,7 +349,7 @@ def ask_for_id(client: Cluster) -> Answer:
 @pytest.mark.parametrize("following", [MAX_PRODUCER_ID + 1, MAX_PRODUCER_ID + 2, MAX_INT64, -1])
 def test_next_producer_id_of_a_promotion_is_bounded(tmp_path: Path, following: int) -> None:
     store = storage(tmp_path)
-    decide(store, lambda one: one.reset_producer_ids(following))
+    decide(store, lambda controller: controller.reset_producer_ids(following))
     store.logs.close()
     assert_handed_over(tmp_path, 0 <= following <= MAX_PRODUCER_ID + 1)
 
@@ -358,7 +358,7 @@ def test_next_producer_id_of_a_promotion_is_bounded(tmp_path: Path, following: i
 def test_leader_epoch_of_a_promotion_is_bounded(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
     adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
-    decide(store, lambda one: one.adopt_topic(adopted))
+    decide(store, lambda controller: controller.adopt_topic(adopted))
     store.logs.close()
     assert_handed_over(tmp_path, epoch <= MAX_LEADER_EPOCH)
 
@@ -377,7 +377,7 @@ def assert_handed_over(directory: Path, expected: bool) -> None:
 def test_start_after_the_last_leader_epoch_names_the_partition(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
     adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
-    decide(store, lambda one: one.adopt_topic(adopted))
+    decide(store, lambda controller: controller.adopt_topic(adopted))
     store.logs.close()
     if epoch <= MAX_EPOCH:
         storage(tmp_path).logs.close()

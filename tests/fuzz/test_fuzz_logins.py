@@ -419,8 +419,8 @@ async def serving(home: Path) -> AsyncIterator[Server]:
         clock=clock,
     )
     server = Server(services, logins=logins)
-    for one in LISTENERS.values():
-        await server.start(one)
+    for listener in LISTENERS.values():
+        await server.start(listener)
     try:
         yield server
     finally:
@@ -490,7 +490,7 @@ async def test_random_bytes_before_a_login_grant_nothing(
             while number < count:
                 numbers = range(number, number + AT_A_TIME)
                 number += AT_A_TIME
-                await asyncio.gather(*(check(server, seed, one, seen) for one in numbers))
+                await asyncio.gather(*(check(server, seed, index, seen) for index in numbers))
                 assert not failed, (seed, numbers, failed)
             await asyncio.sleep(0)
             assert not server.connections
@@ -510,7 +510,7 @@ async def test_memory_between_two_login_steps_is_bounded(
     """Measure memory with the longest first message that SCRAM accepts, and with a longer one."""
     size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
     name, nonce, value = (
-        "n" * size if what == one else one[0] for one in ("name", "nonce", "extension")
+        "n" * size if what == field else field[0] for field in ("name", "nonce", "extension")
     )
     token = scram.ClientFirst.of(name, nonce, {"x": value}).encode()
     assert len(token) == MAX_TOKEN_BYTES + more_bytes

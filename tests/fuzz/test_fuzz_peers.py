@@ -142,11 +142,11 @@ class SpoilingProxy:
 
 @asynccontextmanager
 async def proxy(seed: int) -> AsyncIterator[SpoilingProxy]:
-    one = SpoilingProxy(random.Random(seed))
+    spoiling = SpoilingProxy(random.Random(seed))
     try:
-        yield one
+        yield spoiling
     finally:
-        await one.close()
+        await spoiling.close()
 
 
 async def spoil(through: SpoilingProxy, meanwhile: Callable[[], Awaitable[object]]) -> None:
@@ -182,16 +182,16 @@ def test_broker_recovers_from_corrupt_controller_responses(tmp_path: Path, seeds
             told = {"advertised.listeners": f"CONTROLLER://{address[0]}:{address[1]}"}
             async with controller(home / "c", **told) as decides:
                 between.target = next(iter(decides.server.addresses.values()))
-                async with member(home, address) as one:
+                async with member(home, address) as broker:
                     lost: list[BrokerError] = []
-                    one.on_lost = lost.append
+                    broker.on_lost = lost.append
 
                     await spoil(between, lambda: asyncio.sleep(0))
                     assert not lost
                     await until_true(lambda: fenced(decides) == {101: False}, "it is heard again")
-                    await create(one, "t", [101])
-                    await until_true(lambda: leads(one, "t")() == 101, "what was decided after")
-                    assert await append(one, "t", b"v") == 0
+                    await create(broker, "t", [101])
+                    await until_true(lambda: leads(broker, "t")() == 101, "what was decided after")
+                    assert await append(broker, "t", b"v") == 0
 
     for seed in seeds:
         asyncio.run(work(tmp_path / f"{seed}", seed))
@@ -205,35 +205,35 @@ def test_follower_recovers_from_corrupt_leader_responses(tmp_path: Path, seeds: 
                 "listeners": "PLAINTEXT://127.0.0.1:0",
                 "advertised.listeners": f"PLAINTEXT://{address[0]}:{address[1]}",
             }
-            one = member(home, decides.address, **told)
+            broker = member(home, decides.address, **told)
             other = member(home, decides.address, 102, **PATIENCE)
-            await one.start()
-            between.target = next(iter(one.server.addresses.values()))
+            await broker.start()
+            between.target = next(iter(broker.server.addresses.values()))
             await other.start()
             try:
                 lost: list[BrokerError] = []
                 other.on_lost = lost.append
                 await create(other, "t", [101, 102])
-                await until_true(lambda: isr(one, "t")() == {101, 102}, "a replica")
-                log = one.services.logs.partition("t", 0)
+                await until_true(lambda: isr(broker, "t")() == {101, 102}, "a replica")
+                log = broker.services.logs.partition("t", 0)
                 count = 0
 
                 async def more() -> None:
                     nonlocal count
-                    log.append_records([Record(b"k", b"v" * 100)], now_ms=one.clock.now_ms())
+                    log.append_records([Record(b"k", b"v" * 100)], now_ms=broker.clock.now_ms())
                     count += 1
 
                 await spoil(between, more)
                 assert not lost
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
-                await until_true(lambda: isr(one, "t")() == {101, 102}, "it is in sync")
+                await until_true(lambda: isr(broker, "t")() == {101, 102}, "it is in sync")
                 # A follower takes the log start offset from a response, even from a corrupted one.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:
                 await other.stop()
-                await one.stop()
+                await broker.stop()
 
     for seed in seeds:
         asyncio.run(work(tmp_path / f"{seed}", seed))

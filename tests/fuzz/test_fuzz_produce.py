@@ -47,7 +47,9 @@ def test_every_accepted_batch_can_be_read_to_the_end(tmp_path: Path) -> None:
             assert read_to_the_end(cluster, topic) == cluster.offset(topic) > 100
     assert seen.keys() == ANSWERS
     assert min(seen["none"], seen["invalid_record"]) > BATCHES / 10
-    assert not [one for one in said if one["event"] in {"handler failed", "background work failed"}]
+    assert not [
+        line for line in said if line["event"] in {"handler failed", "background work failed"}
+    ]
 
 
 def read_to_the_end(cluster: Cluster, topic: str) -> int:
@@ -56,7 +58,7 @@ def read_to_the_end(cluster: Cluster, topic: str) -> int:
     while part := cluster.fetch(topic, offset=expected)["records"]:
         for position, header in iter_headers(part):
             verify_crc(part, position, header)
-            offsets = [one.offset for one in decode_records(part, position, header)]
+            offsets = [record.offset for record in decode_records(part, position, header)]
             assert offsets == list(range(expected, expected + len(offsets)))
             expected = header.next_offset
             assert expected == offsets[-1] + 1

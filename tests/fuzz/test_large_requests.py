@@ -80,18 +80,18 @@ def test_large_request_leaves_no_cycle(bootstrap: str, api_key: int) -> None:
         client.join()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = {_described(one) for one in gc.garbage}
+        left = {_described(leftover) for leftover in gc.garbage}
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert [one for one in left if OURS in one] == []
+    assert [leftover for leftover in left if OURS in leftover] == []
 
 
-def _described(one: object) -> str:
-    if isinstance(one, FrameType):
-        return f"frame of {one.f_globals.get('__name__')}.{one.f_code.co_name}"
-    return f"{type(one).__module__}.{type(one).__qualname__}"
+def _described(value: object) -> str:
+    if isinstance(value, FrameType):
+        return f"frame of {value.f_globals.get('__name__')}.{value.f_code.co_name}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def refused_batches(inflated_bytes: int) -> dict[str, bytes]:

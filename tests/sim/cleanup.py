@@ -48,8 +48,8 @@ class Retention:
 
         Raises BrokenInvariantError for an acknowledged record that was deleted too early.
         """
-        for one in brokers:
-            services = one.opened
+        for broker in brokers:
+            services = broker.opened
             for partition in () if services is None else services.storage.logs:
                 place, start = (partition.topic, partition.index), partition.log_start_offset
                 former = self._promises.deleted.get(place, 0)

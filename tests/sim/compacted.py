@@ -26,12 +26,12 @@ class CompactedRecords:
         """Add a replica's batch; raise BrokenInvariantError if other replicas' records differ."""
         if header.is_control or header.is_transactional:
             return
-        there = {one.offset: one for one in records}
-        for offset, one in there.items():
-            self._newest[one.key] = max(self._newest.get(one.key, -1), offset)
-            known = self._records.setdefault(offset, one)
-            if known != one:
-                raise BrokenInvariantError(f"{where}: {one} was committed as {known}")
+        there = {record.offset: record for record in records}
+        for offset, record in there.items():
+            self._newest[record.key] = max(self._newest.get(record.key, -1), offset)
+            known = self._records.setdefault(offset, record)
+            if known != record:
+                raise BrokenInvariantError(f"{where}: {record} was committed as {known}")
         for offset in range(header.base_offset, header.next_offset):
             if offset in self._records and offset not in there:
                 self._missing[offset] = None
@@ -39,7 +39,7 @@ class CompactedRecords:
     def check_missing(self, where: str) -> None:
         """Raise BrokenInvariantError if a missing record is the last one of its key."""
         for offset in self._missing:
-            one = self._records[offset]
-            if self._newest[one.key] == offset:
-                raise BrokenInvariantError(f"{where}: the last record of its key is gone: {one}")
+            record = self._records[offset]
+            if self._newest[record.key] == offset:
+                raise BrokenInvariantError(f"{where}: the last record of its key is gone: {record}")
         self._missing.clear()

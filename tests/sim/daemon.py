@@ -129,5 +129,5 @@ class Daemon:
         """End the tasks of the process."""
         loop, self.loop, self.broker, self.is_serving = self.loop, None, None, False
         if loop is not None:
-            for one in (loop, *loop.others):
-                one.end()
+            for virtual_loop in (loop, *loop.others):
+                virtual_loop.end()

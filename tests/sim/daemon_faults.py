@@ -87,14 +87,14 @@ class DaemonFaults:
     def _broker(self) -> Daemon:
         return self.draw.choice(self.history.brokers)
 
-    def _back(self, one: Daemon) -> None:
-        self.scheduler.after(self.draw.randint(1, DOWN_MS), one.start)
+    def _back(self, daemon: Daemon) -> None:
+        self.scheduler.after(self.draw.randint(1, DOWN_MS), daemon.start)
 
     def kill(self) -> None:
         """Kill a node with ``kill -9``, which loses no write."""
-        one = self._one()
-        one.kill()
-        self._back(one)
+        daemon = self._one()
+        daemon.kill()
+        self._back(daemon)
 
     def kill_leader(self) -> None:
         """Kill the leader of a partition with ``kill -9``."""
@@ -106,57 +106,57 @@ class DaemonFaults:
         self._kill_leader(topic, self.draw.randrange(COORDINATORS))
 
     def _kill_leader(self, topic: str, index: int) -> None:
-        for one in self.history.brokers:
-            services = one.services
+        for broker in self.history.brokers:
+            services = broker.services
             replica = None if services is None else services.replicas.replica(topic, index)
             if replica is not None and replica.machine.is_leader:
-                one.kill()
-                self._back(one)
+                broker.kill()
+                self._back(broker)
                 return
 
     def power_loss(self) -> None:
         """Cut the power of a node, which may lose any of its unsynced writes."""
-        one = self._one()
-        self._lost_records(one)
-        may_go_back = one is self.history.controller and self.history.has_unforced_image
-        one.kill(power_loss=True)
+        daemon = self._one()
+        self._lost_records(daemon)
+        may_go_back = daemon is self.history.controller and self.history.has_unforced_image
+        daemon.kill(power_loss=True)
         if may_go_back:
             self.history.watch.forget_image()
-        self._back(one)
+        self._back(daemon)
 
     def lose_disk(self) -> None:
         """Kill a broker, and restart it later with an empty disk."""
-        one = self._broker()
-        if one.node.is_up:
-            self._lost_records(one)
-            one.kill(loses_disk=True)
-            self._back(one)
+        broker = self._broker()
+        if broker.node.is_up:
+            self._lost_records(broker)
+            broker.kill(loses_disk=True)
+            self._back(broker)
 
     def reboot(self) -> None:
         """Restart a broker at once with an empty disk; for a while it reaches no other broker."""
-        one = self._broker()
-        if one.node.is_up:
-            self._lost_records(one)
-            one.kill(loses_disk=True)
-            self.scheduler.after(1, one.start)
-            others = {other.node.name for other in self.history.brokers if other is not one}
-            self._cut({(one.node.name, other) for other in others})
+        broker = self._broker()
+        if broker.node.is_up:
+            self._lost_records(broker)
+            broker.kill(loses_disk=True)
+            self.scheduler.after(1, broker.start)
+            others = {other.node.name for other in self.history.brokers if other is not broker}
+            self._cut({(broker.node.name, other) for other in others})
 
-    def _lost_records(self, one: Daemon) -> None:
+    def _lost_records(self, daemon: Daemon) -> None:
         if self.options.loses:
-            self.history.watch.lost_records(one)
+            self.history.watch.lost_records(daemon)
 
     def stop(self) -> None:
         """Stop a node as SIGTERM does; a broker asks for a controlled shutdown."""
-        one = self._one()
-        one.stop()
-        self._wait_for_stop(one)
+        daemon = self._one()
+        daemon.stop()
+        self._wait_for_stop(daemon)
 
-    def _wait_for_stop(self, one: Daemon) -> None:
-        if one.is_stopping and one.node.is_up:
-            self.scheduler.after(LOOK_MS, self._wait_for_stop, one)
+    def _wait_for_stop(self, daemon: Daemon) -> None:
+        if daemon.is_stopping and daemon.node.is_up:
+            self.scheduler.after(LOOK_MS, self._wait_for_stop, daemon)
         else:
-            self._back(one)
+            self._back(daemon)
 
     def pause(self) -> None:
         """Suspend a node as SIGSTOP does, and resume it later."""
@@ -187,20 +187,24 @@ class DaemonFaults:
 
     def cut(self) -> None:
         """Drop everything that one node sends to another node, for a while."""
-        one = self._one().node.name
-        other = self.draw.choice([name for name in sorted(self.network.nodes) if name != one])
-        self._cut({self.draw.choice(((one, other), (other, one)))})
+        sender = self._one().node.name
+        other = self.draw.choice([name for name in sorted(self.network.nodes) if name != sender])
+        self._cut({self.draw.choice(((sender, other), (other, sender)))})
 
     def isolate(self) -> None:
         """Cut a broker off from all other daemons, or from the first one, often the controller.
 
         Clients still reach the broker.
         """
-        one = self._broker().node.name
-        others = [daemon.node.name for daemon in self.history.daemons if daemon.node.name != one]
+        broker_name = self._broker().node.name
+        others = [
+            daemon.node.name for daemon in self.history.daemons if daemon.node.name != broker_name
+        ]
         if self.draw.random() < 0.5:
             others = others[:1]
-        self._cut({(one, other) for other in others} | {(other, one) for other in others})
+        self._cut(
+            {(broker_name, other) for other in others} | {(other, broker_name) for other in others}
+        )
 
     def _cut(self, ways: set[tuple[str, str]]) -> None:
         ways -= self.network.cut

@@ -304,10 +304,10 @@ class History:
         joins = self._joins() if self.options.is_cluster else {}
         for number in range(1, self.options.brokers + 1):
             host = self.wires.host_of(self.network.add(f"b{number}"))
-            one = self._daemon(
+            broker = self._daemon(
                 f"b{number}", number, joins | {"listeners": f"PLAINTEXT://{host}:9092"}
             )
-            self.brokers.append(one)
+            self.brokers.append(broker)
 
     def _joins(self) -> dict[str, Any]:
         """Create the controller; return the settings with which brokers join it."""
@@ -377,7 +377,11 @@ class History:
 
     def _client(self, kind: Any, name: str, **options: Any) -> Any:
         made = kind(
-            self.wires, name, [one.address for one in self.brokers], self.failures.append, **options
+            self.wires,
+            name,
+            [broker.address for broker in self.brokers],
+            self.failures.append,
+            **options,
         )
         self.clients.append(made)
         return made
@@ -403,8 +407,8 @@ class History:
             if options.factor > 1:
                 # A leader without followers has no state machine with a high watermark.
                 self.promises.acknowledged = self._acknowledged
-            for one in self.daemons:
-                one.before_end = self._look_now
+            for daemon in self.daemons:
+                daemon.before_end = self._look_now
         self.admin = self._client(Admin, "admin")
         self.admin.spawn(self._make_topic())
         scheduler.run(self.start_ms)
@@ -415,16 +419,16 @@ class History:
         self._heal()
         healed_ms = scheduler.now
         scheduler.run(healed_ms + self.lively_ms)
-        for one in self.clients:
-            one.is_stopped = True
+        for client in self.clients:
+            client.is_stopped = True
         converged_ms = self._converge(healed_ms)
         self._judge()
         return Result(
             options.seed,
             scheduler.trace.digest,
             scheduler.steps,
-            sum(one.acknowledged for one in self.clients if isinstance(one, Producer)),
-            sum(one.committed for one in self.clients if isinstance(one, TxnProducer)),
+            sum(client.acknowledged for client in self.clients if isinstance(client, Producer)),
+            sum(client.committed for client in self.clients if isinstance(client, TxnProducer)),
             converged_ms,
         )
 
@@ -501,8 +505,8 @@ class History:
         for member in self.members:
             member.others = self.members
             member.has_generations = not any(is_consumer for is_consumer, _ in options.members)
-        for one in self.clients[1:]:
-            one.begin()
+        for client in self.clients[1:]:
+            client.begin()
 
     def _add_keyed_clients(self) -> None:
         place, promises = (KEYED, 0), self.promises
@@ -521,11 +525,11 @@ class History:
     @property
     def members(self) -> list[FramedMember]:
         """The members of the group."""
-        return [one for one in self.clients if isinstance(one, FramedMember)]
+        return [client for client in self.clients if isinstance(client, FramedMember)]
 
     def _start_all(self) -> None:
-        for one in self.daemons:
-            one.start()
+        for daemon in self.daemons:
+            daemon.start()
 
     def _heal(self) -> None:
         self.faults.heal()
@@ -544,13 +548,13 @@ class History:
                 # Without an eligible replica a partition has no leader until this election.
                 self.admin.spawn(self.admin.elect_leaders(UNCLEAN))
             waiting = [
-                f"{one.name} waits: {one.waits_for}"
-                for one in self.clients[1:]
-                if not one.is_done and not isinstance(one, FramedMember) and one.is_awaited
+                f"{client.name} waits: {client.waits_for}"
+                for client in self.clients[1:]
+                if not client.is_done and not isinstance(client, FramedMember) and client.is_awaited
             ]
             waiting += self._unsettled()
             waiting += self.watch.differences(self.image, self.brokers)
-            if not waiting and all(one.is_serving for one in self.daemons):
+            if not waiting and all(daemon.is_serving for daemon in self.daemons):
                 return self.scheduler.now - healed_ms
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
 
@@ -558,9 +562,11 @@ class History:
         """Return the reasons why some partitions do not have exactly one owner in the group yet."""
         members = self.members
         wrong = [
-            f"{one.name} is not at work: {one.waits_for}" for one in members if not one.is_working
+            f"{member.name} is not at work: {member.waits_for}"
+            for member in members
+            if not member.is_working
         ]
-        owned = sorted(index for one in members for index in one.owned)
+        owned = sorted(index for member in members for index in member.owned)
         if members and owned != list(range(self.promises.partitions)):
             wrong.append(f"the members read {owned}")
         return wrong
@@ -614,8 +620,8 @@ class History:
         """End all nodes, and the tasks of all daemons and clients."""
         for node in self.network.nodes.values():
             node.end()
-        for one in (*self.daemons, *self.clients):
-            one.end()
+        for daemon in (*self.daemons, *self.clients):
+            daemon.end()
 
 
 def judge_logs(
@@ -659,8 +665,8 @@ def judge_logs(
         for at, value in enumerate(values, offset)
         if at < promises.deleted.get(place, 0)
     }
-    for one in promises.transactions:
-        one.check(seen, deleted)
+    for transaction in promises.transactions:
+        transaction.check(seen, deleted)
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:

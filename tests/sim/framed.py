@@ -107,10 +107,10 @@ class Promises:
         """Record a member's assignment in a generation."""
         self.generation = max(self.generation, generation)
         known = self.owners.setdefault(generation, {})
-        for one in owned:
-            if known.setdefault(one, member) != member:
+        for index in owned:
+            if known.setdefault(index, member) != member:
                 raise BrokenInvariantError(
-                    f"generation {generation}: {one} is {member}'s and {known[one]}'s"
+                    f"generation {generation}: {index} is {member}'s and {known[index]}'s"
                 )
 
 
@@ -312,7 +312,10 @@ class FrameClient:
         if row.error_code:
             return row.error_code, [], offset
         aborted = (
-            [(one.first_offset, one.producer_id) for one in row.aborted_transactions or ()]
+            [
+                (transaction.first_offset, transaction.producer_id)
+                for transaction in row.aborted_transactions or ()
+            ]
             if committed
             else []
         )
@@ -339,9 +342,9 @@ def _read(
             hidden.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in hidden):
             found += [
-                (one.offset, (one.value or b"").decode())
-                for one in decode_records(data, at, header)
-                if one.offset >= offset
+                (record.offset, (record.value or b"").decode())
+                for record in decode_records(data, at, header)
+                if record.offset >= offset
             ]
         offset = header.next_offset
     return found, offset
@@ -406,7 +409,7 @@ class Producer(FrameClient):
 
     def _next_batch(self) -> tuple[tuple[str, ...], bytes]:
         count = self.draw.choice((1, 1, 2, 3))
-        values = tuple(f"{self.name}:{self._made + one}" for one in range(count))
+        values = tuple(f"{self.name}:{self._made + number}" for number in range(count))
         self._made += count
         self.promises.made_ms |= dict.fromkeys(values, self.node.scheduler.now)
         if self.is_idempotent:
@@ -423,14 +426,16 @@ class Producer(FrameClient):
         were_together = False
         while left:
             if self._is_sure and len(left) > 1:
-                codes = await asyncio.gather(*(self._send(*one) for one in left))
+                codes = await asyncio.gather(*(self._send(*unsent) for unsent in left))
                 were_together = True
             else:
                 codes = [await self._send(*left[0])]
             self._is_sure = codes[0] == ErrorCode.none
             is_out_of_order = codes[0] == ErrorCode.out_of_order_sequence_number
             codes += [LOST] * (len(left) - len(codes))
-            left = [one for one, code in zip(left, codes, strict=True) if code != ErrorCode.none]
+            left = [
+                unsent for unsent, code in zip(left, codes, strict=True) if code != ErrorCode.none
+            ]
             if is_out_of_order and were_together:
                 left = self._raise_epoch(left)
             if left and not self._is_sure:
@@ -565,9 +570,9 @@ class TxnProducer(FrameClient):
                 await self._init()
                 continue
             self._number += 1
-            one = Transaction(f"{self.name}:t{self._number}")
-            self.promises.transactions.append(one)
-            if not (await self._write(one) and await self._finish(one)):
+            transaction = Transaction(f"{self.name}:t{self._number}")
+            self.promises.transactions.append(transaction)
+            if not (await self._write(transaction) and await self._finish(transaction)):
                 self._identity = -1, -1
             await self.wait(self.draw.randint(1, 300))
         # InitProducerId ends a transaction left open, which would hold back the LSO.
@@ -590,15 +595,15 @@ class TxnProducer(FrameClient):
         self.promises.given_id(identity[0], self.name)
         return True
 
-    async def _write(self, one: Transaction) -> bool:
+    async def _write(self, transaction: Transaction) -> bool:
         for number in range(self.draw.randint(1, 4)):
             place = self.draw.choice(self.places)
-            values = [f"{one.name}:{number}.{at}" for at in range(self.draw.randint(1, 3))]
+            values = [f"{transaction.name}:{number}.{at}" for at in range(self.draw.randint(1, 3))]
             self.promises.made_ms |= dict.fromkeys(values, self.node.scheduler.now)
-            one.tried.setdefault(place, []).extend(values)
+            transaction.tried.setdefault(place, []).extend(values)
             if not await self._append(place, values):
                 return False
-            one.written.setdefault(place, []).extend(values)
+            transaction.written.setdefault(place, []).extend(values)
         return True
 
     async def _append(self, place: Partition, values: list[str]) -> bool:
@@ -625,21 +630,21 @@ class TxnProducer(FrameClient):
                 return False
             await self.wait(BACKOFF_MS)
 
-    async def _finish(self, one: Transaction) -> bool:
-        commits = one.commits = self.draw.random() < 0.7
+    async def _finish(self, transaction: Transaction) -> bool:
+        commits = transaction.commits = self.draw.random() < 0.7
         while True:
             answer = await self.ask(
                 "EndTxn", to_transaction=self.name, committed=commits, **self._claim
             )
             if answer is not LOST:
                 if not answer.error_code:
-                    one.is_acknowledged = True
+                    transaction.is_acknowledged = True
                     self.committed += commits
                     after = answer.producer_id, answer.producer_epoch
                     if after != self._identity:
                         self._identity, self._sequences = after, {}
                     return True
-                self.node.say(f"does not end {one.name}: {answer.error_code.name}")
+                self.node.say(f"does not end {transaction.name}: {answer.error_code.name}")
                 if answer.error_code not in RETRIED:
                     return False
                 self.forget()

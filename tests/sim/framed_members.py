@@ -115,7 +115,7 @@ class FramedMember(FrameClient):
         known, pending = dict(self.promises.committed), dict(self.promises.pending)
 
         def body(make: RequestFactory) -> Any:
-            rows = (((self.topic, one), one) for one in asked)
+            rows = (((self.topic, index), index) for index in asked)
             named = topics(make.OffsetFetchRequestTopics, rows, "partition_indexes")
             group = make.OffsetFetchRequestGroup(group_id=GROUP, topics=named)
             return make.message(groups=(group,), require_stable=True)
@@ -145,13 +145,13 @@ class FramedMember(FrameClient):
 
     async def process(self) -> bool:
         """At times commit new offsets; return whether the member may keep its member id."""
-        taken = [one for one in sorted(self.positions) if self.draw.random() < 0.5]
+        taken = [index for index in sorted(self.positions) if self.draw.random() < 0.5]
         if not taken or self.is_stopped or self.draw.random() >= COMMITS:
             return True
-        for one in taken:
+        for index in taken:
             self.promises.offsets += 1
-            self.positions[one] = self.promises.offsets
-        told = {(self.topic, one): self.positions[one] for one in taken}
+            self.positions[index] = self.promises.offsets
+        told = {(self.topic, index): self.positions[index] for index in taken}
         if self._is_transactional:
             return await self._commit_in_transaction(told)
 
@@ -180,7 +180,7 @@ class FramedMember(FrameClient):
     def _codes(self, answer: Any) -> set[ErrorCode]:
         codes = {row.error_code for topic in answer.topics for row in topic.partitions}
         if codes != {ErrorCode.none}:
-            self.node.say(f"cannot commit: {sorted(one.name for one in codes)}")
+            self.node.say(f"cannot commit: {sorted(code.name for code in codes)}")
             self.positions.clear()
         return codes
 
@@ -329,7 +329,7 @@ class ClassicMember(FramedMember):
     def _shares(self, joined: Any) -> dict[str, bytes]:
         if joined.skip_assignment:
             return {}
-        names = sorted(one.member_id for one in joined.members)
+        names = sorted(member.member_id for member in joined.members)
         self.promises.assigned_partitions = self.promises.partitions
         return {
             name: encode_assignment(
@@ -367,8 +367,8 @@ class ClassicMember(FramedMember):
         if self.draw.random() < 0.5 and self.instance is None:
 
             def body(make: RequestFactory) -> Any:
-                one = make.MemberIdentity(member_id=self.member_id)
-                return make.message(group_id=GROUP, members=[one])
+                identity = make.MemberIdentity(member_id=self.member_id)
+                return make.message(group_id=GROUP, members=[identity])
 
             await self._in_group("LeaveGroup", body)
         self.another_life()
@@ -457,7 +457,9 @@ class ConsumerMember(FramedMember):
                 self._topic_id = rows[0].topic_id
             self.owned = frozenset(index for row in rows for index in row.partitions)
             self._check_owners()
-            self.positions = {one: at for one, at in self.positions.items() if one in self.owned}
+            self.positions = {
+                index: at for index, at in self.positions.items() if index in self.owned
+            }
         return True
 
     def _check_owners(self) -> None:
@@ -466,7 +468,7 @@ class ConsumerMember(FramedMember):
         A member counts as live for half of the session timeout after its last heartbeat.
         """
         since_ms = self.node.scheduler.now - SESSION_MS // 2
-        for one in self.others:
-            held = self.owned & one.owned
-            if one is not self and held and one.heard_ms > since_ms:
-                raise BrokenInvariantError(f"{self.name} is given {held}, which {one.name} has")
+        for member in self.others:
+            held = self.owned & member.owned
+            if member is not self and held and member.heard_ms > since_ms:
+                raise BrokenInvariantError(f"{self.name} is given {held}, which {member.name} has")

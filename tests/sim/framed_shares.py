@@ -214,12 +214,12 @@ class ShareMember(FrameClient):
         if not known.partitions.keys() >= set(self._assigned):
             self.forget()
         leaders: dict[int, list[int]] = {}
-        for index, one in known.partitions.items():
+        for index, partition in known.partitions.items():
             is_asked = index in self._assigned or (
                 self.draw.random() < 0.05 and index in self.ledger.assigned
             )
-            if one.leader >= 0 and is_asked:
-                leaders.setdefault(one.leader, []).append(index)
+            if partition.leader >= 0 and is_asked:
+                leaders.setdefault(partition.leader, []).append(index)
             elif is_asked:
                 self.forget()
         return leaders

@@ -158,7 +158,7 @@ class Loop(asyncio.AbstractEventLoop):
         ended: set[asyncio.Task[Any]] = set()
         with self.running():
             # A closed coroutine may create further tasks in its `finally` blocks.
-            while left := [one for one in self._tasks if not one.done() and one not in ended]:
+            while left := [task for task in self._tasks if not task.done() and task not in ended]:
                 for task in left:
                     ended.add(task)
                     with suppress(Exception):

@@ -201,7 +201,7 @@ class Machines:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Replace clocks, threads, randomness and logging within the block."""
-        kept_clocks = [(one, one.__reduce__()[2]) for one in _CLOCKS]
+        kept_clocks = [(counter, counter.__reduce__()[2]) for counter in _CLOCKS]
         kept_log, had_log = structlog.get_config(), structlog.is_configured()
         state, urandom = random.getstate(), os.urandom
         changes: list[tuple[Any, str, Any]] = [
@@ -216,12 +216,12 @@ class Machines:
         ]
         kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
         try:
-            for one, now in zip(
+            for counter, now in zip(
                 _CLOCKS,
                 (self._monotonic_s, self._monotonic_ns, self._time_of_day_ns),
                 strict=True,
             ):
-                one.__setstate__((now, (), {}, {}))
+                counter.__setstate__((now, (), {}, {}))
             for where, name, value in changes:
                 setattr(where, name, value)
             random.seed(self.draw.getrandbits(64))
@@ -236,8 +236,8 @@ class Machines:
             assert os.urandom is not urandom
             for where, name, value in kept:
                 setattr(where, name, value)
-            for one, before in kept_clocks:
-                one.__setstate__(before)
+            for counter, before in kept_clocks:
+                counter.__setstate__(before)
             random.setstate(state)
             if had_log:
                 structlog.configure(**kept_log)

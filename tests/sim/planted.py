@@ -110,17 +110,17 @@ def main() -> None:
         if given.only not in bug.name:
             continue
         found = [
-            seeds_until_found(bug, 1 + 10_000 * one, given.most, given.world)
-            for one in range(given.searches)
+            seeds_until_found(bug, 1 + 10_000 * search, given.most, given.world)
+            for search in range(given.searches)
         ]
-        counts = [given.most + 1 if one is None else one[0] for one in found]
+        counts = [given.most + 1 if result is None else result[0] for result in found]
         median = statistics.median(counts)
         shown = f"{median:g}" if median <= given.most else "not found"
         worst = max(counts) if max(counts) <= given.most else f"over {given.most}"
         print(f"| {bug.name} | {shown} | {worst} |", flush=True)
         if given.tell:
-            for one in found:
-                print("    ", None if one is None else one[1][:200])
+            for result in found:
+                print("    ", None if result is None else result[1][:200])
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def main() -> int:
     begun = time.perf_counter()
     end = given.seed + given.count
     chunks = [
-        (world, range(one, min(one + CHUNK, end)))
-        for one in range(given.seed, end, CHUNK)
+        (world, range(first, min(first + CHUNK, end)))
+        for first in range(given.seed, end, CHUNK)
         for world in worlds
     ]
     played, failed, user_s, digest = 0, 0, 0.0, hashlib.sha256()

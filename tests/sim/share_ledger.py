@@ -284,5 +284,5 @@ class ShareLedger:
         return {
             index
             for index, known in self.offsets.items()
-            if any(one.ended_epoch is not None for one in known.values())
+            if any(delivery.ended_epoch is not None for delivery in known.values())
         }

@@ -104,9 +104,9 @@ def draw_share_options(seed: int) -> ShareOptions:
     """Draw the options of a seed: as for its history of daemons, but without losses of records."""
     draw, drawn = random.Random(f"shares {seed}"), draw_options(seed)
     others = {"lose_disk", "reboot", "recreate", RETAIN}
-    faults = tuple(one for one in drawn.faults if one not in others)
+    faults = tuple(fault for fault in drawn.faults if fault not in others)
     more = draw.sample(FAULTS, draw.choice((0, 1, 2)) if drawn.is_cluster else 0)
-    values = {one.name: getattr(drawn, one.name) for one in fields(drawn)}
+    values = {field.name: getattr(drawn, field.name) for field in fields(drawn)}
     values |= {
         "faults": (*faults, *more) or ("kill",),
         "compacts": False,
@@ -158,20 +158,22 @@ class ShareFaults(Stories):
             before = self._writes()
             await self._wait(RETRIED_MS)
             if before & self._writes():
-                for one in self.history.clients:
-                    if isinstance(one, ShareMember):
+                for client in self.history.clients:
+                    if isinstance(client, ShareMember):
                         for broker_id in self._ids():
-                            self.wires.break_way(one.node, f"b{broker_id}")
+                            self.wires.break_way(client.node, f"b{broker_id}")
                 return
 
     def _writes(self) -> set[tuple[SharePartition, int]]:
         """Return the writes of share state in progress, at all leaders."""
-        services = [one.services for one in self.history.brokers if one.services is not None]
+        services = [
+            broker.services for broker in self.history.brokers if broker.services is not None
+        ]
         return {
             (served.share, write_id)
-            for one in services
-            if one.has_shares
-            for served in one.shares
+            for service in services
+            if service.has_shares
+            for served in service.shares
             for write_id in served.share.writes
         }
 
@@ -181,7 +183,9 @@ class ShareFaults(Stories):
 
     async def _lone_share_coordinator(self) -> None:
         places = [(SHARE_GROUP_STATE, index) for index in range(COORDINATORS)]
-        place = max(places, key=lambda one: max(self._end(id_, one) for id_ in self._ids()))
+        place = max(
+            places, key=lambda candidate: max(self._end(id_, candidate) for id_ in self._ids())
+        )
         coordinator = self._led_by(place)
         if coordinator < 0:
             return
@@ -209,7 +213,9 @@ class ShareFaults(Stories):
             if not await self._until(lambda: self._led_by(place) not in (-1, former)):
                 return
             for _ in range(DEAF_TURNS):
-                members = [one for one in self.history.clients if isinstance(one, ShareMember)]
+                members = [
+                    client for client in self.history.clients if isinstance(client, ShareMember)
+                ]
                 # Members learn of the successor one by one.
                 self.draw.choice(members).forget()
                 await self._wait(DEAF_MS)
@@ -274,8 +280,8 @@ class ShareHistory(History):
     def _led(self, index: int) -> tuple[Partition, SharePartition | None] | None:
         """Return the log of a partition at its leader, and its share partition there."""
         found: list[tuple[Partition, SharePartition | None]] = []
-        for one in self.brokers:
-            services = one.services
+        for broker in self.brokers:
+            services = broker.services
             if services is None:
                 continue
             try:
@@ -287,7 +293,7 @@ class ShareHistory(History):
             served = services.shares.get(key) if services.has_shares else None
             found.append((log, None if served is None else served.share))
         # A former leader may not know yet that it has a successor.
-        return max(found, key=lambda one: one[0].marks.leader_epoch, default=None)
+        return max(found, key=lambda replica: replica[0].marks.leader_epoch, default=None)
 
     def _share(self, index: int) -> SharePartition | None:
         led = self._led(index)
@@ -296,8 +302,8 @@ class ShareHistory(History):
 
     def _is_drained(self) -> bool:
         """Return whether the producers are done and the delivery of every record is complete."""
-        writers = [one for one in self.clients if isinstance(one, Producer | TxnProducer)]
-        if not all(one.is_done or not one.is_awaited for one in writers):
+        writers = [client for client in self.clients if isinstance(client, Producer | TxnProducer)]
+        if not all(writer.is_done or not writer.is_awaited for writer in writers):
             return False
         return not self._left()
 
@@ -324,9 +330,9 @@ class ShareHistory(History):
         super()._judge()
         aborted = {
             value
-            for one in self.promises.transactions
-            if not one.is_acknowledged or not one.commits
-            for value in _values(one)
+            for transaction in self.promises.transactions
+            if not transaction.is_acknowledged or not transaction.commits
+            for value in _values(transaction)
         }
         for (topic, index), appended in self.promises.appended.items():
             low = self.promises.deleted.get((topic, index), 0)
@@ -341,8 +347,8 @@ class ShareHistory(History):
 
     def _judge_disks(self) -> None:
         """Kill and restart all brokers; check that no start offset falls and no lag is left."""
-        for one in self.brokers:
-            one.kill()
+        for broker in self.brokers:
+            broker.kill()
         self.observer.lags.clear()
         found: list[bool] = []
 
@@ -368,8 +374,8 @@ class ShareHistory(History):
             raise BrokenInvariantError("the offsets of the share group cannot be described")
 
 
-def _values(one: Transaction) -> set[str]:
-    return {value for values in one.tried.values() for value in values}
+def _values(transaction: Transaction) -> set[str]:
+    return {value for values in transaction.tried.values() for value in values}
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:

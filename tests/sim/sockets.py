@@ -61,8 +61,8 @@ class Wires:
 
     def host_of(self, node: Node) -> str:
         """Return the address of a machine, assigned on first use."""
-        for host, one in self.hosts.items():
-            if one is node:
+        for host, machine in self.hosts.items():
+            if machine is node:
                 return host
         host = f"127.0.{len(self.hosts) // 250}.{len(self.hosts) % 250 + 1}"
         self.hosts[host] = node
@@ -78,10 +78,10 @@ class Wires:
         made = self._listening[address] = ListeningSocket(self, loop, address)
         return made
 
-    def unlisten(self, one: ListeningSocket) -> None:
+    def unlisten(self, listener: ListeningSocket) -> None:
         """Free the address."""
-        if self._listening.get(one.address) is one:
-            del self._listening[one.address]
+        if self._listening.get(listener.address) is listener:
+            del self._listening[listener.address]
 
     # --- connections ---
 
@@ -134,21 +134,23 @@ class Wires:
 
     def break_some(self, node: Node) -> int:
         """Break about half of a machine's streams; return how many."""
-        ends = [one for one in self._ends.get(node.name, ()) if self.scheduler.chance(0.5)]
-        for one in ends:
-            one.break_off()
+        ends = [end for end in self._ends.get(node.name, ()) if self.scheduler.chance(0.5)]
+        for end in ends:
+            end.break_off()
         return len(ends)
 
     def break_way(self, client: Node, server: str) -> None:
         """Break all connections from a client to a server."""
-        for one in [*self._ends.get(client.name, ())]:
-            if one.way == (client.name, server):
-                one.break_off()
+        for end in [*self._ends.get(client.name, ())]:
+            if end.way == (client.name, server):
+                end.break_off()
 
     def killed(self, node: Node, *, power_loss: bool) -> None:
         """Close a killed process's sockets, as the kernel does, or silently after a power loss."""
-        for one in [one for one in self._listening.values() if one.loop.node is node]:
-            self.unlisten(one)
+        for listener in [
+            listener for listener in self._listening.values() if listener.loop.node is node
+        ]:
+            self.unlisten(listener)
         for end in self._ends.pop(node.name, {}):
             end.vanish(is_silent=power_loss)
         if power_loss:
@@ -235,8 +237,8 @@ class ClientSocket:
 class _Bound:
     """The result of ``create_server``."""
 
-    def __init__(self, one: ListeningSocket) -> None:
-        self.sockets = (one,)
+    def __init__(self, listener: ListeningSocket) -> None:
+        self.sockets = (listener,)
 
     def close(self) -> None:
         """Do nothing: the sockets stay open."""

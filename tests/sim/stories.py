@@ -117,7 +117,11 @@ class Stories(DaemonFaults):
         if now is None or now.leader < 0:
             return set()
         fetches = str(FETCH)
-        return {(f"b{one}", f"b{now.leader}", fetches) for one in now.replicas if one != now.leader}
+        return {
+            (f"b{replica}", f"b{now.leader}", fetches)
+            for replica in now.replicas
+            if replica != now.leader
+        }
 
     def _kill_one(self, broker_id: int) -> None:
         self._node(broker_id).kill()
@@ -128,7 +132,7 @@ class Stories(DaemonFaults):
         now, admin = self._registration(place), self.history.admin
         if now is None:
             return False
-        others = [one for one in now.replicas if one != first]
+        others = [replica for replica in now.replicas if replica != first]
         await admin.reassign(place, [first, *others])
         await admin.elect_leaders(PREFERRED)
         now = self._registration(place)
@@ -142,9 +146,9 @@ class Stories(DaemonFaults):
 
     def late_markers(self) -> None:
         """Delay each broker's next WriteTxnMarkers, so that the broker's retry can arrive first."""
-        for one in self.history.brokers:
+        for broker in self.history.brokers:
             for other in self.history.brokers:
-                self._late(one, other.node.name, MARKERS)
+                self._late(broker, other.node.name, MARKERS)
 
     def _late(self, client: Daemon, server: str, api_key: int, count: int = 1) -> None:
         delays = [self.draw.randint(LATE_MS // 8, LATE_MS) for _ in range(count)]
@@ -160,18 +164,20 @@ class Stories(DaemonFaults):
         if leader is None:
             return
         server = self._node(leader.machine._view.broker_id)
-        others = [one for one in self.history.brokers if one is not server and one.node.is_up]
+        others = [
+            broker for broker in self.history.brokers if broker is not server and broker.node.is_up
+        ]
         if not others:
             return
-        one = self.draw.choice(others)
+        victim = self.draw.choice(others)
         # The fetch arrives after the next process has registered, whose own fetches come later.
         after_ms = self.options.session_ms + self.draw.randint(LATE_MS // 8, LATE_MS // 2)
         late = [after_ms] + [2 * LATE_MS] * 50
-        self.wires.late[one.node.name, server.node.name, FETCH] = late
-        if await self._until(lambda: len(late) < 51) and one.node.is_up:
-            self._lost_records(one)
-            one.kill(loses_disk=True)
-            self.scheduler.after(1, one.start)
+        self.wires.late[victim.node.name, server.node.name, FETCH] = late
+        if await self._until(lambda: len(late) < 51) and victim.node.is_up:
+            self._lost_records(victim)
+            victim.kill(loses_disk=True)
+            self.scheduler.after(1, victim.start)
             await self._wait(after_ms + 100)
         late.clear()
 
@@ -184,12 +190,12 @@ class Stories(DaemonFaults):
         now = self._registration(place)
         if now is None or now.leader < 0 or len(now.isr) < 2:
             return
-        one = self._node(now.leader)
-        if one.node.is_up:
-            self._late(one, "ct", REGISTER, 3)
-            self._lost_records(one)
-            one.kill(loses_disk=True)
-            self.scheduler.after(1, one.start)
+        leader = self._node(now.leader)
+        if leader.node.is_up:
+            self._late(leader, "ct", REGISTER, 3)
+            self._lost_records(leader)
+            leader.kill(loses_disk=True)
+            self.scheduler.after(1, leader.start)
             await self._wait(LATE_MS)
 
     # --- coordinators and leaders with records that their followers lack ---
@@ -220,10 +226,10 @@ class Stories(DaemonFaults):
             leader, now = self._leader(place), self._registration(place)
             if leader is None or now is None or leader.partition is None:
                 return False
-            others = [one for one in now.isr if one != now.leader]
+            others = [broker_id for broker_id in now.isr if broker_id != now.leader]
             mark = leader.partition.high_watermark
             return bool(others) and all(
-                self._mark(one, place) < mark <= self._end(one, place) for one in others
+                self._mark(other, place) < mark <= self._end(other, place) for other in others
             )
 
         if await self._until(is_ahead) and (now := self._registration(place)):
@@ -244,12 +250,12 @@ class Stories(DaemonFaults):
         now = self._registration(place)
         if now is None or len(now.isr) < 3:
             return
-        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        slow = self.draw.choice([broker_id for broker_id in now.isr if broker_id != now.leader])
         with self._held({(f"b{slow}", f"b{now.leader}")}):
             # The replica lacks all records that are acknowledged after it has left the ISR.
             if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
                 return
-            other = next(one for one in now.replicas if one not in (slow, now.leader))
+            other = next(replica for replica in now.replicas if replica not in (slow, now.leader))
 
             def is_ahead() -> bool:
                 mark = self._mark(now.leader, place)
@@ -276,7 +282,7 @@ class Stories(DaemonFaults):
         now = self._registration(place)
         if now is None or len(now.isr) < 2:
             return
-        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        slow = self.draw.choice([broker_id for broker_id in now.isr if broker_id != now.leader])
         with self._held({(f"b{slow}", f"b{now.leader}")}):
             if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
                 return
@@ -324,7 +330,7 @@ class Stories(DaemonFaults):
             leader = self._leader(place)
             return leader is not None and leader.machine.is_under_min_isr
 
-        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        slow = self.draw.choice([broker_id for broker_id in now.isr if broker_id != now.leader])
         with self._held({(f"b{slow}", f"b{now.leader}")}):
             if not await self._until(is_under_min_isr, 3 * PATIENCE_MS):
                 return
@@ -357,7 +363,7 @@ class Stories(DaemonFaults):
         now = self._registration(place)
         if now is None or len(now.isr) < 3:
             return
-        slow = self.draw.choice([one for one in now.isr if one != now.leader])
+        slow = self.draw.choice([broker_id for broker_id in now.isr if broker_id != now.leader])
         with self._held({(f"b{slow}", f"b{now.leader}")}):
             if not await self._until(lambda: slow not in self._isr(place), 3 * PATIENCE_MS):
                 return
@@ -386,7 +392,7 @@ class Stories(DaemonFaults):
         if now is None or len(now.isr) < 3 or now.leader < 0:
             return
         first = now.leader
-        second, third = (one for one in now.isr if one != first)
+        second, third = (broker_id for broker_id in now.isr if broker_id != first)
         with self._held({(f"b{second}", f"b{first}")}):
             # The third broker has batches of the first broker that the second broker lacks.
             if not await self._until(
@@ -424,7 +430,7 @@ class Stories(DaemonFaults):
         now = self._registration(place)
         if now is None or len(now.isr) < 3:
             return
-        names = [one.node.name for one in self.history.brokers]
+        names = [broker.node.name for broker in self.history.brokers]
         one, other = self.draw.sample(list(now.isr), 2)
         with self._held((client, server) for client in names for server in names):
             for leader in (one, other, one):
@@ -448,7 +454,9 @@ class Stories(DaemonFaults):
         place = self._coordinated()
         now = self._registration(place)
         if now is not None and len(now.isr) > 1:
-            first = self.draw.choice([one for one in now.isr if one != now.leader])
+            first = self.draw.choice(
+                [broker_id for broker_id in now.isr if broker_id != now.leader]
+            )
             await self._elect(place, first)
 
     def forget_offsets(self) -> None:

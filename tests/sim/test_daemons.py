@@ -76,8 +76,10 @@ SPREAD = frozenset(
 def test_histories_of_daemons_violate_no_guarantee() -> None:
     played = [play(seed) for seed in range(1, SEEDS + 1)]
     assert {draw_options(seed).is_cluster for seed in range(1, SEEDS + 1)} == {False, True}
-    assert sum(one.acknowledged for one in played) > 20 * SEEDS, "hardly anything was written"
-    assert sum(one.transactions for one in played) > SEEDS, "hardly anything was committed"
+    assert sum(history.acknowledged for history in played) > 20 * SEEDS, (
+        "hardly anything was written"
+    )
+    assert sum(history.transactions for history in played) > SEEDS, "hardly anything was committed"
 
 
 def test_planted_bugs_apply_to_the_current_code() -> None:
@@ -106,5 +108,9 @@ def test_histories_of_daemons_find_bug(name: str) -> None:
 def test_seed_of_daemons_determines_the_history(brokers: int) -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     drawn = map(draw_options, range(1, 100))
-    seed = next(one.seed for one in drawn if one.brokers == brokers and one.chaos_ms == 2_000)
+    seed = next(
+        options.seed
+        for options in drawn
+        if options.brokers == brokers and options.chaos_ms == 2_000
+    )
     assert len(stories(DAEMONS, seed)) == 1

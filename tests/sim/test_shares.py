@@ -55,8 +55,10 @@ QUICK = 2
 def test_histories_of_share_groups_violate_no_guarantee() -> None:
     played = [play(seed) for seed in SEEDS]
     assert {draw_share_options(seed).is_cluster for seed in SEEDS} == {False, True}
-    assert sum(one.acknowledged for one in played) > 20 * len(SEEDS), "hardly anything was written"
-    assert sum(one.transactions for one in played) > 0, "nothing was committed"
+    assert sum(history.acknowledged for history in played) > 20 * len(SEEDS), (
+        "hardly anything was written"
+    )
+    assert sum(history.transactions for history in played) > 0, "nothing was committed"
 
 
 @pytest.mark.slow

@@ -104,9 +104,9 @@ class Watch:
         """Raise BrokenInvariantError for the first invariant that does not hold now."""
         if image is not None:
             self.look_at_image(image)
-        for one in brokers:
-            for replica, partition in _replicas(one):
-                self._look_at_replica(one, replica, partition)
+        for broker in brokers:
+            for replica, partition in _replicas(broker):
+                self._look_at_replica(broker, replica, partition)
         if image is not None and self._has_changed:
             self._has_changed = False
             self._look_at_members(image, brokers)
@@ -120,8 +120,8 @@ class Watch:
         if broker is not None:
             self._suspects[daemon.node_id] = broker.incarnation_id
         for topic in image.topics.values():
-            for index, one in enumerate(topic.partitions):
-                self._judge((topic.topic_id, index), one)
+            for index, partition in enumerate(topic.partitions):
+                self._judge((topic.topic_id, index), partition)
 
     def acknowledged(self, place: tuple[str, int], end: int) -> None:
         """Raise BrokenInvariantError unless records up to ``end`` were below a high watermark."""
@@ -164,12 +164,12 @@ class Watch:
             return
         self._topics, self._has_changed = image.topics, True
         for topic in image.topics.values():
-            for index, one in enumerate(topic.partitions):
+            for index, partition in enumerate(topic.partitions):
                 key = topic.topic_id, index
                 was = self._known.get(key)
-                if was is not one and was != one:
-                    self._known[key] = one
-                    self._look_at_registration(image, key, was, one)
+                if was is not partition and was != partition:
+                    self._known[key] = partition
+                    self._look_at_registration(image, key, was, partition)
 
     def _look_at_settings(self, image: MetadataImage) -> None:
         if image.configs is not self._configs:
@@ -236,9 +236,9 @@ class Watch:
     def _look_at_members(self, image: MetadataImage, brokers: list[Daemon]) -> None:
         """Check that every member of an ISR or ELR has all committed records."""
         replicas = {
-            (one.node_id, (replica.local.topic_id, replica.local.index)): (one, partition)
-            for one in brokers
-            for replica, partition in _replicas(one)
+            (broker.node_id, (replica.local.topic_id, replica.local.index)): (broker, partition)
+            for broker in brokers
+            for replica, partition in _replicas(broker)
         }
         for topic in image.topics.values():
             if topic.name in self._unforced:
@@ -357,7 +357,7 @@ class Watch:
         # A replica that began behind a transaction's first records, which retention has deleted,
         # only knows of the later ones.
         start, stable = partition.log_start_offset, partition.last_stable_offset
-        kept = [one for offsets in truth.open.values() for one in offsets if one >= start]
+        kept = [offset for offsets in truth.open.values() for offset in offsets if offset >= start]
         first = min(kept, default=stable)
         if stable > first:
             raise BrokenInvariantError(f"{where}: {stable} is stable, and {first} in a transaction")
@@ -379,26 +379,28 @@ class Watch:
         if image is None:
             return []
         wrong = [
-            f"the ISR of {topic.name}-{index} is {one.isr} of {one.replicas}"
+            f"the ISR of {topic.name}-{index} is {partition.isr} of {partition.replicas}"
             for topic in image.topics.values()
-            for index, one in enumerate(topic.partitions)
-            if set(one.isr) != set(one.replicas) or one.adding_replicas or one.removing_replicas
+            for index, partition in enumerate(topic.partitions)
+            if set(partition.isr) != set(partition.replicas)
+            or partition.adding_replicas
+            or partition.removing_replicas
         ]
         ends: dict[Key, set[tuple[int, int]]] = {}
-        for one in brokers:
-            for replica, log in _replicas(one):
+        for broker in brokers:
+            for replica, log in _replicas(broker):
                 key = replica.local.topic_id, replica.local.index
                 ends.setdefault(key, set()).add((log.high_watermark, log.log_end_offset))
                 if log.last_stable_offset < log.high_watermark:
-                    wrong.append(f"{log.name} of {one.node.name} has an open transaction")
+                    wrong.append(f"{log.name} of {broker.node.name} has an open transaction")
         wrong += [
             f"{key} ends differently: {sorted(seen)}" for key, seen in ends.items() if len(seen) > 1
         ]
         return wrong + [
-            f"{one.node.name} has {different}"
-            for one in brokers
-            if one.services is not None
-            and (different := self._different(one.services.metadata.image, image))
+            f"{broker.node.name} has {different}"
+            for broker in brokers
+            if broker.services is not None
+            and (different := self._different(broker.services.metadata.image, image))
         ]
 
     def _different(self, image: MetadataImage, controllers: MetadataImage) -> str:

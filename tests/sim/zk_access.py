@@ -47,7 +47,7 @@ def held(path: str, data: bytes | None) -> dict[str, str]:
     try:
         value = json.loads(data)
         if path.startswith(RULES):
-            return {json.dumps(one, sort_keys=True): "" for one in value["acls"]}
+            return {json.dumps(acl, sort_keys=True): "" for acl in value["acls"]}
         return dict(value["config"])
     except (KeyError, ValueError, TypeError):
         return {"": data.decode()}
@@ -56,7 +56,7 @@ def held(path: str, data: bytes | None) -> dict[str, str]:
 def written(path: str, items: Mapping[str, str]) -> bytes:
     """Return the data of a znode with these entries."""
     if path.startswith(RULES):
-        return json.dumps({"version": 1, "acls": [json.loads(one) for one in items]}).encode()
+        return json.dumps({"version": 1, "acls": [json.loads(item) for item in items]}).encode()
     return json.dumps({"version": 1, "config": dict(items)}).encode()
 
 
@@ -77,8 +77,8 @@ class Asked:
     def is_so(self) -> None:
         """Note that the change is in place."""
         self.was_there = self.is_untouched = True
-        for one in self.overtaken:
-            one.was_there, one.is_untouched = True, False
+        for request in self.overtaken:
+            request.was_there, request.is_untouched = True, False
 
 
 class AccessTruth:
@@ -98,9 +98,10 @@ class AccessTruth:
         item = Item(path, key, None if is_removed else value)
         asked = Asked(who, item, access_znodes.SecurityChange(record, is_removed))
         asked.overtaken = [
-            one
-            for one in self._asked
-            if (one.who, one.item.path, one.item.key) == (who, path, key) and one.item != item
+            request
+            for request in self._asked
+            if (request.who, request.item.path, request.item.key) == (who, path, key)
+            and request.item != item
         ]
         if self._is_so(item):
             asked.is_so()
@@ -123,36 +124,38 @@ class AccessTruth:
 
     def committed(self, who: str, changes: Sequence[Change], *, is_broker: bool) -> None:
         """Check a committed transaction."""
-        for one in changes:
-            if not one.path.startswith((*ENTITIES, *RULES)):
+        for change in changes:
+            if not change.path.startswith((*ENTITIES, *RULES)):
                 continue
-            before = self.items.get(one.path, {})
-            after = {} if one.kind == "delete" else held(one.path, one.data)
-            self.items[one.path] = after
+            before = self.items.get(change.path, {})
+            after = {} if change.kind == "delete" else held(change.path, change.data)
+            self.items[change.path] = after
             touched = {
-                Item(one.path, key, after.get(key))
+                Item(change.path, key, after.get(key))
                 for key in before.keys() | after.keys()
                 if before.get(key) != after.get(key)
             }
             if is_broker and touched:
-                self._check(who, one.path, touched, changes)
+                self._check(who, change.path, touched, changes)
             for asked in self._asked:
-                if asked.item.path == one.path:
+                if asked.item.path == change.path:
                     self._look_at(asked, touched)
 
     def _look_at(self, asked: Asked, touched: set[Item]) -> None:
         is_so = self._is_so(asked.item)
         if is_so and not asked.was_there:
             asked.is_so()
-        elif any(one.key == asked.item.key for one in touched):
+        elif any(item.key == asked.item.key for item in touched):
             asked.is_untouched = False
 
     def _check(self, who: str, path: str, touched: set[Item], changes: Sequence[Change]) -> None:
-        wanted = {one.item for one in self._asked if one.who == who}
+        wanted = {request.item for request in self._asked if request.who == who}
         if other := touched - wanted:
             raise BrokenInvariantError(f"{who} was not asked for {sorted(map(str, other))}")
         folder = next(to for start, to in NOTED.items() if path.startswith(start))
-        if not any(one.kind == "create" and one.path.startswith(folder) for one in changes):
+        if not any(
+            change.kind == "create" and change.path.startswith(folder) for change in changes
+        ):
             raise BrokenInvariantError(f"{who} tells nobody of {path}")
 
     # --- the end ---
@@ -183,7 +186,9 @@ def _place(record: access_znodes.AccessRecord) -> Hashable:
         case UserScramCredentialRecord():
             return record.name, record.mechanism
         case ClientQuotaRecord():
-            entity = tuple((one.entity_type, one.entity_name) for one in record.entity)
+            entity = tuple(
+                (component.entity_type, component.entity_name) for component in record.entity
+            )
             return entity, record.key
         case _:
             return record.id
@@ -198,7 +203,9 @@ def _known(image: MetadataImage, record: access_znodes.AccessRecord) -> object:
         case UserScramCredentialRecord():
             return image.scram.get((record.name, record.mechanism))
         case ClientQuotaRecord():
-            entity = tuple((one.entity_type, one.entity_name) for one in record.entity)
+            entity = tuple(
+                (component.entity_type, component.entity_name) for component in record.entity
+            )
             return image.quotas.get(entity, {}).get(record.key)
         case _:
             return image.acls.get(record.id)

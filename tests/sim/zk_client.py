@@ -325,7 +325,7 @@ class Client:
         self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def _fail(self, error: Exception) -> None:
-        pending = [one[1] for one in self._pending] + [one[1] for one in self._queue]
+        pending = [sent[1] for sent in self._pending] + [queued[1] for queued in self._queue]
         self._pending.clear()
         self._queue.clear()
         for result in pending:
@@ -372,5 +372,5 @@ class Client:
     def _set_off_all(self) -> None:
         kept = [*self._child_watchers.values(), *self._data_watchers.values()]
         self._child_watchers, self._data_watchers = {}, {}
-        for watch in (one for some in kept for one in some):
+        for watch in (watcher for some in kept for watcher in some):
             self.hop("watches", watch, None)

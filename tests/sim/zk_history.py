@@ -52,7 +52,11 @@ class ZooKeeperWatch(Watch):
 
 
 def _brokers_of(image: MetadataImage) -> object:
-    return {key: (one.listeners, one.rack) for key, one in image.brokers.items() if not one.fenced}
+    return {
+        key: (broker.listeners, broker.rack)
+        for key, broker in image.brokers.items()
+        if not broker.fenced
+    }
 
 
 def _topics_of(image: MetadataImage) -> object:
@@ -61,15 +65,15 @@ def _topics_of(image: MetadataImage) -> object:
             topic.topic_id,
             [
                 (
-                    one.leader,
-                    one.leader_epoch,
-                    one.partition_epoch,
-                    one.isr,
-                    one.replicas,
-                    one.adding_replicas,
-                    one.removing_replicas,
+                    partition.leader,
+                    partition.leader_epoch,
+                    partition.partition_epoch,
+                    partition.isr,
+                    partition.replicas,
+                    partition.adding_replicas,
+                    partition.removing_replicas,
                 )
-                for one in topic.partitions
+                for partition in topic.partitions
             ],
         )
         for name, topic in image.topics.items()
@@ -139,7 +143,7 @@ class ZooKeeperHistory(History):
         return self.brokers[broker_id - 1]
 
     def _daemon_of(self, name: str) -> Daemon | None:
-        return next((one for one in self.brokers if one.node.name == name), None)
+        return next((broker for broker in self.brokers if broker.node.name == name), None)
 
     # --- what is checked ---
 

@@ -166,7 +166,7 @@ class Outages(Stories):
     def _write(self, *ops: Op) -> bool:
         done = self.ensemble.write(TOOL, ops)
         if done:
-            self.scheduler.say(TOOL, ", ".join(f"{one.kind} {one.path}" for one in ops))
+            self.scheduler.say(TOOL, ", ".join(f"{op.kind} {op.path}" for op in ops))
         return done
 
     def remove_controller(self) -> None:
@@ -197,11 +197,11 @@ class Outages(Stories):
         if node is None:
             return
         state = znodes.state_of(path, node.data)
-        others = [one for one in state.isr if one != state.leader]
+        others = [broker_id for broker_id in state.isr if broker_id != state.leader]
         if state.leader < 0 or not others:
             return
         gone = self.draw.choice(others)
-        kept = tuple(one for one in state.isr if one != gone)
+        kept = tuple(broker_id for broker_id in state.isr if broker_id != gone)
         written = replace(state, isr=kept)
         note = json.dumps(
             {"version": 1, "partitions": [{"topic": TOPIC, "partition": index}]}

@@ -108,7 +108,7 @@ class Script:
     @property
     def ids(self) -> list[int]:
         """The ids of all brokers."""
-        return [one.node_id for one in self.history.brokers]
+        return [broker.node_id for broker in self.history.brokers]
 
 
 class Election(Script):
@@ -141,7 +141,9 @@ class Adoption(Script):
         found = self.history.image.topics.get(OTHER)
         if found is None:
             return ["the topic was not taken"]
-        return [f"nobody leads: {one}" for one in found.partitions if one.leader < 0]
+        return [
+            f"nobody leads: {partition}" for partition in found.partitions if partition.leader < 0
+        ]
 
 
 class AutomaticCreation(Adoption):
@@ -238,9 +240,10 @@ class Loss(Script):
 
     def _come_back(self, gone: Daemon) -> None:
         self.found = [
-            f"{TOPIC}-{index} still counted on {gone.node.name}: {one}"
-            for index, one in enumerate(self.history.image.topics[TOPIC].partitions)
-            if one.leader == gone.node_id or (gone.node_id in one.isr and len(one.isr) > 1)
+            f"{TOPIC}-{index} still counted on {gone.node.name}: {partition}"
+            for index, partition in enumerate(self.history.image.topics[TOPIC].partitions)
+            if partition.leader == gone.node_id
+            or (gone.node_id in partition.isr and len(partition.isr) > 1)
         ]
         gone.start()
 
@@ -257,7 +260,7 @@ class Reassignment(Script):
     def begin(self) -> None:
         known = self.part(TOPIC, 0)
         if not self.target:
-            new = next(one for one in self.ids if one not in known.replicas)
+            new = next(broker_id for broker_id in self.ids if broker_id not in known.replicas)
             self.original, self.target = known.replicas, (new, known.replicas[1])
         if known.replicas == self.original:
             self.faults.ask(self.history.admin.reassign((TOPIC, 0), self.target))
@@ -278,13 +281,13 @@ class Addition(Script):
         self.targets = {}
         for index in (0, 1):
             known = self.part(TOPIC, index).replicas
-            new = next(one for one in self.ids if one not in known)
+            new = next(broker_id for broker_id in self.ids if broker_id not in known)
             self.targets[TOPIC, index] = new, known[1]
         first = {(TOPIC, 0): self.targets[TOPIC, 0]}
         self.faults.put(znodes.REASSIGN_PARTITIONS, znodes.reassignments_data(first))
 
     def arrives(self, request: Request) -> None:
-        is_removal = ("delete", znodes.REASSIGN_PARTITIONS) in {one[:2] for one in request.ops}
+        is_removal = ("delete", znodes.REASSIGN_PARTITIONS) in {op[:2] for op in request.ops}
         if is_removal and not self.is_added:
             self.is_added = True
             data = znodes.reassignments_data(self.targets)
@@ -309,7 +312,7 @@ class UserChange(Script):
         self.later(self.faults.change_by_broker, self.PATH, "producer_byte_rate", "2048")
 
     def arrives(self, request: Request) -> None:
-        if not self.is_changed and ("set", self.PATH) in {one[:2] for one in request.ops}:
+        if not self.is_changed and ("set", self.PATH) in {op[:2] for op in request.ops}:
             self.is_changed = True
             both = {"producer_byte_rate": "1024", "consumer_byte_rate": "50000"}
             self.faults.put(self.PATH, written(self.PATH, both))
@@ -324,7 +327,7 @@ class Reading(Script):
 
     def begin(self) -> None:
         known = self.part(TOPIC, 0).replicas
-        new = next(one for one in self.ids if one not in known)
+        new = next(broker_id for broker_id in self.ids if broker_id not in known)
         self.target, self.reader = (known[0], new), self.history.broker(new)
         self.reader.kill()
         self.later(self.reader.start, wait_ms=1)  # its former session must still be alive
@@ -348,7 +351,9 @@ class EarlyState(Script):
 
     def begin(self) -> None:
         replicas = self.part(TOPIC, 0).replicas
-        self.reader = self.history.broker(next(one for one in self.ids if one not in replicas))
+        self.reader = self.history.broker(
+            next(broker_id for broker_id in self.ids if broker_id not in replicas)
+        )
         self.reader.kill()
         self.later(self.reader.start, wait_ms=OPTIONS.session_ms + AGAIN_MS)
 
@@ -416,8 +421,8 @@ class Permission(Script):
 
     def begin(self) -> None:
         elected = self.faults.elected().node_id
-        parts = [one.replicas for one in self.history.image.topics[OTHER].partitions]
-        self.index = next((at for at, one in enumerate(parts) if elected not in one), 0)
+        parts = [partition.replicas for partition in self.history.image.topics[OTHER].partitions]
+        self.index = next((at for at, part in enumerate(parts) if elected not in part), 0)
         self.leader, self.other = self._now().isr
         self.history.broker(self.other).kill()
         self._once(lambda: self._now().isr == (self.leader,), self._be_gone)
@@ -581,10 +586,10 @@ class ScriptedFaults(Writers):
 
     def another(self) -> Daemon:
         """Return another broker than the controller, if possible without a replica of ``OTHER``."""
-        others = [one for one in self.history.brokers if one is not self.elected()]
+        others = [broker for broker in self.history.brokers if broker is not self.elected()]
         topic = self.truth.image.topics.get(OTHER)
         replicas = () if topic is None else topic.partitions[0].replicas
-        return next((one for one in others if one.node_id not in replicas), others[0])
+        return next((other for other in others if other.node_id not in replicas), others[0])
 
     def _before_write(self, connection: Connection, request: Request) -> bool:
         self.script.arrives(request)

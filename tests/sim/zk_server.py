@@ -60,7 +60,7 @@ class Request(NamedTuple):
         return self.ops[0].kind in ("get", "exists", "children")
 
     def __str__(self) -> str:
-        return ", ".join(f"{one.kind} {one.path}" for one in self.ops)
+        return ", ".join(f"{op.kind} {op.path}" for op in self.ops)
 
 
 @dataclass(slots=True)
@@ -123,21 +123,21 @@ class Tree:
 
     def apply(self, done: Transaction) -> None:
         """Apply a transaction."""
-        for one in done.changes:
-            match one.kind:
+        for change in done.changes:
+            match change.kind:
                 case "create":
-                    self.nodes[one.path] = Znode(
-                        one.data, done.zxid, done.zxid, done.time, one.owner
+                    self.nodes[change.path] = Znode(
+                        change.data, done.zxid, done.zxid, done.time, change.owner
                     )
-                    parent = self.nodes[parent_of(one.path)]
-                    parent.children[name_of(one.path)] = None
+                    parent = self.nodes[parent_of(change.path)]
+                    parent.children[name_of(change.path)] = None
                     parent.made += 1
                 case "set":
-                    node = self.nodes[one.path]
-                    node.data, node.version, node.mzxid = one.data, one.version, done.zxid
+                    node = self.nodes[change.path]
+                    node.data, node.version, node.mzxid = change.data, change.version, done.zxid
                 case "delete":
-                    del self.nodes[one.path]
-                    del self.nodes[parent_of(one.path)].children[name_of(one.path)]
+                    del self.nodes[change.path]
+                    del self.nodes[parent_of(change.path)].children[name_of(change.path)]
         self.zxid = done.zxid
 
 
@@ -202,10 +202,10 @@ class Connection:
         if ensemble.before_step(self, request):
             return
         self.session.heard_ms = ensemble.now
-        one = _Asked(number, request)
-        self.asked.append(one)
+        asked = _Asked(number, request)
+        self.asked.append(asked)
         if not request.is_read:
-            self.member.forward(self, one)
+            self.member.forward(self, asked)
         self.pump()
 
     def ping(self) -> None:
@@ -217,16 +217,16 @@ class Connection:
     def pump(self) -> None:
         """Answer the requests that can be answered, in order."""
         while self.is_open and self.asked:
-            one = self.asked[0]
-            if one.request.is_read:
-                result = self._read(one.request.ops[0])
-            elif one.zxid < 0 or self.member.tree.zxid < one.zxid:
+            asked = self.asked[0]
+            if asked.request.is_read:
+                result = self._read(asked.request.ops[0])
+            elif asked.zxid < 0 or self.member.tree.zxid < asked.zxid:
                 return
             else:
-                result = one.result
+                result = asked.result
             self.asked.popleft()
-            if not self.member.ensemble.after_step(self, one.request):
-                self.tell("answer", (one.number, self.member.tree.zxid, result))
+            if not self.member.ensemble.after_step(self, asked.request):
+                self.tell("answer", (asked.number, self.member.tree.zxid, result))
 
     def _read(self, op: Op) -> Any:
         node = self.member.tree.nodes.get(op.path)
@@ -267,15 +267,15 @@ class Member:
         self.connections: list[Connection] = []
         self._latest_ms = self._forwarded_ms = 0
 
-    def forward(self, connection: Connection, one: _Asked) -> None:
+    def forward(self, connection: Connection, asked: _Asked) -> None:
         """Forward a write to the leader, in the order of this member's writes."""
         ensemble = self.ensemble
         if self.number == 0:
-            ensemble.commit(connection, one)
+            ensemble.commit(connection, asked)
             return
         self._forwarded_ms = max(self._forwarded_ms, ensemble.now + ensemble.lag())
         wait_ms = self._forwarded_ms - ensemble.now
-        ensemble.scheduler.after(wait_ms, ensemble.commit, connection, one)
+        ensemble.scheduler.after(wait_ms, ensemble.commit, connection, asked)
 
     def learn(self, done: Transaction) -> None:
         """Apply a committed transaction, on a follower after some delay."""
@@ -289,8 +289,8 @@ class Member:
     def _apply(self, done: Transaction) -> None:
         self.tree.apply(done)
         for connection in tuple(self.connections):
-            for one in done.changes:
-                connection.changed(one)
+            for change in done.changes:
+                connection.changed(change)
             connection.pump()
 
 
@@ -396,33 +396,33 @@ class Ensemble:
 
     # --- transactions ---
 
-    def commit(self, connection: Connection, one: _Asked) -> None:
+    def commit(self, connection: Connection, asked: _Asked) -> None:
         """Decide on a write, which is carried out completely or not at all."""
         session = connection.session
         if session.is_over or session.connection not in (None, connection):
-            one.result = SessionExpiredError()
-            one.zxid = self.zxid
+            asked.result = SessionExpiredError()
+            asked.zxid = self.zxid
             return
-        if one.request == CLOSE:
+        if asked.request == CLOSE:
             self.expire(session)
             return
-        if one.request.ops[0].kind == "sync":  # answered once all commits so far are applied
-            one.result, one.zxid = one.request.ops[0].path, self.zxid
+        if asked.request.ops[0].kind == "sync":  # answered once all commits so far are applied
+            asked.result, asked.zxid = asked.request.ops[0].path, self.zxid
             connection.pump()
             return
         try:
-            changes, results = self._prepare(one.request.ops, session.session_id)
+            changes, results = self._prepare(asked.request.ops, session.session_id)
         except _Refused as refused:
-            one.result = _results(one.request, refused)
-            one.zxid = self.zxid
+            asked.result = _results(asked.request, refused)
+            asked.zxid = self.zxid
         else:
             self.zxid += 1
             self._commit(connection.client.name, changes)
             stats = [
                 self.tree.nodes[path].stat if kind == "set" else path for kind, path in results
             ]
-            one.result = stats if one.request.is_multi else stats[0]
-            one.zxid = self.zxid
+            asked.result = stats if asked.request.is_multi else stats[0]
+            asked.zxid = self.zxid
         connection.pump()
 
     def write(self, who: str, ops: Sequence[Op]) -> bool:
@@ -537,9 +537,9 @@ class _View:
             if self._version(f"{path}/{name}") is not None:
                 yield name
         yield from (
-            one
-            for one, version in self._versions.items()
-            if version is not None and parent_of(one) == path
+            child
+            for child, version in self._versions.items()
+            if version is not None and parent_of(child) == path
         )
 
 

@@ -62,12 +62,12 @@ class Truth:
         ensemble.committed = self._committed
 
     def _committed(self, who: str, done: Transaction) -> None:
-        paths = dict.fromkeys(one.path for one in done.changes)
+        paths = dict.fromkeys(change.path for change in done.changes)
         if znodes.CONTROLLER_EPOCH in paths:
             self._epoch_was_given(who, done)
-        for one in done.changes:
+        for change in done.changes:
             if who not in (TOOL, ENSEMBLE):
-                self._check(who, one)
+                self._check(who, change)
         self._check_versions(who, paths)
         self.access.committed(who, done.changes, is_broker=who not in (TOOL, ENSEMBLE))
         records = [*self._records(paths)]
@@ -82,7 +82,7 @@ class Truth:
         epoch = int(self._ensemble.tree.nodes[znodes.CONTROLLER_EPOCH].data)
         is_first = epoch == 0 and self.epoch == 0
         creates = any(
-            one.kind == "create" and one.path == znodes.CONTROLLER for one in done.changes
+            change.kind == "create" and change.path == znodes.CONTROLLER for change in done.changes
         )
         if not is_first and (epoch != self.epoch + 1 or not creates):
             raise BrokenInvariantError(f"{who} makes controller epoch {epoch} of {self.epoch}")
@@ -91,32 +91,33 @@ class Truth:
             self.elections += 1
             self._ensemble.scheduler.say(ENSEMBLE, f"{who} is elected in epoch {epoch}")
 
-    def _check(self, who: str, one: Change) -> None:
-        if not one.path.startswith(_OF_CONTROLLERS) or (
-            one.path in znodes.PERSISTENT and (one.kind == "create")
+    def _check(self, who: str, change: Change) -> None:
+        if not change.path.startswith(_OF_CONTROLLERS) or (
+            change.path in znodes.PERSISTENT and (change.kind == "create")
         ):
             return
         if who != self.elected:
             raise BrokenInvariantError(
-                f"{who} does {one.kind} {one.path}, and {self.elected} was elected in {self.epoch}"
+                f"{who} does {change.kind} {change.path},"
+                f" and {self.elected} was elected in {self.epoch}"
             )
-        if one.path.endswith("/state") and one.kind != "delete":
-            state = znodes.state_of(one.path, one.data)
+        if change.path.endswith("/state") and change.kind != "delete":
+            state = znodes.state_of(change.path, change.data)
             if state.controller_epoch != self.epoch:
                 raise BrokenInvariantError(
-                    f"{one.path} is of {state.controller_epoch}, not {self.epoch}"
+                    f"{change.path} is of {state.controller_epoch}, not {self.epoch}"
                 )
-            if one.kind == "create" and state.leader == NO_LEADER:
-                raise BrokenInvariantError(f"{one.path} is created without a leader")
+            if change.kind == "create" and state.leader == NO_LEADER:
+                raise BrokenInvariantError(f"{change.path} is created without a leader")
 
-        parts = one.path.split("/")[1:]
-        if one.kind == "set" and parts[:2] == ["brokers", "topics"] and len(parts) == 3:
-            self._check_added(parts[2], znodes.topic_of(parts[2], one.data))
+        parts = change.path.split("/")[1:]
+        if change.kind == "set" and parts[:2] == ["brokers", "topics"] and len(parts) == 3:
+            self._check_added(parts[2], znodes.topic_of(parts[2], change.data))
 
     def _check_added(self, name: str, node: znodes.TopicZnode) -> None:
         known = self.image.topics.get(name)
-        for index, one in enumerate(() if known is None else known.partitions):
-            came = {*node.replicas.get(index, ())} - {*one.replicas}
+        for index, partition in enumerate(() if known is None else known.partitions):
+            came = {*node.replicas.get(index, ())} - {*partition.replicas}
             if came - {*node.adding.get(index, ())}:
                 raise BrokenInvariantError(f"{came} come to {name}-{index}, and are not added")
 

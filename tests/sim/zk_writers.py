@@ -95,7 +95,7 @@ class Writers(Outages):
 
     @property
     def _ids(self) -> list[int]:
-        return [one.node_id for one in self.history.brokers]
+        return [broker.node_id for broker in self.history.brokers]
 
     # --- requests to the controller ---
 

@@ -635,7 +635,9 @@ def kept_errors_drop_their_traceback(path: str, source: str) -> Iterator[str]:
                 yield from _kept(path, part, names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.args, *node.args.kwonlyargs]
-            names = frozenset(one.arg for one in arguments if _is_error(one.annotation))
+            names = frozenset(
+                argument.arg for argument in arguments if _is_error(argument.annotation)
+            )
             for part in node.body:
                 yield from _kept(path, part, names, returned=False)
         elif isinstance(node, ast.Raise) and node.exc is not None:
@@ -663,11 +665,11 @@ def _kept(
             if name in KEEPERS or _is_class(name):
                 values = [*node.args, *(keyword.value for keyword in node.keywords)]
         elif isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
-            values = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+            values = [leaf for leaf in ast.walk(node) if isinstance(leaf, ast.Name)]
         for value in values:
-            for one in _alternatives(value):
-                if isinstance(one, ast.Name) and one.id in names:
-                    yield f"{path}:{one.lineno} keeps {one.id} without {DROPS}"
+            for alternative in _alternatives(value):
+                if isinstance(alternative, ast.Name) and alternative.id in names:
+                    yield f"{path}:{alternative.lineno} keeps {alternative.id} without {DROPS}"
 
 
 def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
@@ -692,8 +694,8 @@ def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
         case _:
             yield node
             return
-    for one in inner:
-        yield from _alternatives(one)
+    for expression in inner:
+        yield from _alternatives(expression)
 
 
 def _called(node: ast.expr) -> str:
@@ -711,8 +713,8 @@ def _is_class(name: str) -> bool:
 def _is_error(annotation: ast.expr | None) -> bool:
     """Return whether ``annotation`` names only exceptions, and perhaps None."""
     return annotation is not None and all(
-        one.endswith(("Error", "Exception")) or one == "None"
-        for one in ast.unparse(annotation).split(" | ")
+        part.endswith(("Error", "Exception")) or part == "None"
+        for part in ast.unparse(annotation).split(" | ")
     )
 
 

@@ -183,24 +183,24 @@ def members(
         consumers = []
         for name in names:
             if protocol == "consumer":
-                one = stack.enter_context(member(bootstrap, group, topic, client_id=name))
+                new_consumer = stack.enter_context(member(bootstrap, group, topic, client_id=name))
             else:
                 conf = {"group_id": group, "client_id": name}
-                one = stack.enter_context(confluent_consumer(bootstrap, **conf))
-                one.subscribe([topic])
-            consumers.append(one)
+                new_consumer = stack.enter_context(confluent_consumer(bootstrap, **conf))
+                new_consumer.subscribe([topic])
+            consumers.append(new_consumer)
 
         def all_have() -> bool:
-            for one in consumers:
-                one.poll(0.05)
-            return all(one.assignment() for one in consumers)
+            for consumer in consumers:
+                consumer.poll(0.05)
+            return all(consumer.assignment() for consumer in consumers)
 
         until(all_have, "an assignment of each")
 
         def poll() -> None:
             while not stop.is_set():
-                for one in consumers:
-                    one.poll(0.05)
+                for consumer in consumers:
+                    consumer.poll(0.05)
 
         thread = threading.Thread(target=poll)
         thread.start()

@@ -266,10 +266,14 @@ async def test_overview_counts_transactions_and_lists_held_back_topics(console, 
     with open_transaction(bootstrap, topic, ["a", "b"]) as (name, _):
         found = await get(console, "overview")
         assert found["transactions"]["Ongoing"] == before["transactions"].get("Ongoing", 0) + 1
-        (matter,) = [one for one in found["attention"] if one.get("topic") == topic]
+        (matter,) = [notice for notice in found["attention"] if notice.get("topic") == topic]
         assert matter["kind"] == "held-back"
         assert (matter["transactional_id"], matter["behind"]) == (name, 2)
-    assert not [one for one in (await get(console, "overview"))["held"] if one["topic"] == topic]
+    assert not [
+        partition
+        for partition in (await get(console, "overview"))["held"]
+        if partition["topic"] == topic
+    ]
 
 
 async def test_transactions_view_names_blocking_transaction_and_waiting_group(
@@ -281,19 +285,19 @@ async def test_transactions_view_names_blocking_transaction_and_waiting_group(
     with open_transaction(bootstrap, topic) as (name, _):
         write(bootstrap, topic, ["behind"])
         found = await get(console, "transactions", q=name)
-        (row,) = [one for one in found["held"] if one["topic"] == topic]
+        (row,) = [partition for partition in found["held"] if partition["topic"] == topic]
         assert (row["stable"], row["end"], row["behind"]) == (1, 3, 2)
         assert (row["transactional_id"], row["state"], row["hanging"]) == (name, "Ongoing", None)
         assert row["since_ms"] > 0
-        (waits,) = [one for one in row["groups"] if one["group"] == group]
+        (waits,) = [waiting for waiting in row["groups"] if waiting["group"] == group]
         assert waits["stuck"] is True
         (listed,) = found["transactions"]["rows"]
         assert listed["partitions"] == [f"{topic}:0"]
         assert listed["started_ms"] == row["since_ms"]
-        one = await get(console, "transaction", id=name)
-        assert [held["topic"] for held in one["held"]] == [topic]
+        transaction = await get(console, "transaction", id=name)
+        assert [held["topic"] for held in transaction["held"]] == [topic]
     ended = await get(console, "transactions", q=name)
-    assert not [one for one in ended["held"] if one["topic"] == topic]
+    assert not [partition for partition in ended["held"] if partition["topic"] == topic]
     assert ended["transactions"]["rows"][0]["started_ms"] is None
 
 
@@ -301,10 +305,10 @@ async def test_hanging_transaction_is_listed_at_the_worst_level(console, cluster
     name, producer_id = hang(cluster, topic)
     try:
         found = await get(console, "overview")
-        (matter,) = [one for one in found["attention"] if one.get("topic") == topic]
+        (matter,) = [notice for notice in found["attention"] if notice.get("topic") == topic]
         assert (matter["kind"], matter["level"]) == ("hanging", "bad")
         held = (await get(console, "transactions"))["held"]
-        (row,) = [one for one in held if one["topic"] == topic]
+        (row,) = [partition for partition in held if partition["topic"] == topic]
         assert row["producer_id"] == producer_id
         assert row["hanging"] == f"{name} is Empty"
     finally:
@@ -541,8 +545,8 @@ async def test_isolation_levels_report_the_hidden_records(console, bootstrap, to
             *("ABORT", "COMMIT", "COMMIT"),
         ]
         assert end["hidden"] == {}
-        one = await get(console, "record", topic=topic, partition=0, offset=1)
-        assert (one["state"], one["value"]["text"]) == ("aborted", "dead")
+        record = await get(console, "record", topic=topic, partition=0, offset=1)
+        assert (record["state"], record["value"]["text"]) == ("aborted", "dead")
         late = await get(console, "record", topic=topic, partition=0, offset=5)
         assert late["state"] == "open"
 
@@ -619,8 +623,8 @@ async def test_values_are_shown_as_text_base64_or_tombstone(console, bootstrap, 
     assert markup["text"] == MARKUP == rows[0]["key"]["text"]
     assert (long["size"], long["cut"]) == (10_000, True)
     assert long["text"] == "ü" * (limits.SHOWN_BYTES // 2)
-    one = await get(console, "record", topic=topic, partition=0, offset=4)
-    assert one["value"]["text"] == "ü" * 5000
+    record = await get(console, "record", topic=topic, partition=0, offset=4)
+    assert record["value"]["text"] == "ü" * 5000
     await get(console, "record", 404, topic=topic, partition=0, offset=5)
 
 
@@ -659,17 +663,19 @@ async def test_silent_brokers_are_checked_at_the_same_time():
     loop, pulse = asyncio.get_running_loop(), HealthProbe("127.0.0.1:1", timeout_s=5)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-        for broker, one in enumerate(listening):
-            one.setblocking(False)
-            address = f"127.0.0.1:{one.getsockname()[1]}"
+        for broker, listener in enumerate(listening):
+            listener.setblocking(False)
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
             pulse._clients[broker, address] = pulse._client(address)
         checking = asyncio.create_task(pulse.probe())
         async with asyncio.timeout(60):
-            connected = [stack.enter_context((await loop.sock_accept(one))[0]) for one in listening]
-            assert all([await loop.sock_recv(one, 1 << 16) for one in connected])
-        for one in connected:
+            connected = [
+                stack.enter_context((await loop.sock_accept(listener))[0]) for listener in listening
+            ]
+            assert all([await loop.sock_recv(connection, 1 << 16) for connection in connected])
+        for connection in connected:
             with pytest.raises(BlockingIOError):  # the check is still waiting
-                one.recv(1)
+                connection.recv(1)
         found = await checking
     pulse.close()
     assert found["silent"] == [0, 1, 2, 3]
@@ -758,13 +764,16 @@ async def test_views_name_groups_hidden_from_the_principal(tmp_path, headers):
                 return (await get(client, "overview"))["attention"]
 
             async def is_listed() -> bool:
-                return "rebalancing" in {one["kind"] for one in await look()}
+                return "rebalancing" in {notice["kind"] for notice in await look()}
 
             await until_async(is_listed, "the group among what needs attention")
             (created,) = cluster.call("create_acls", 3, creations=[acl])["results"]
             assert created["error_code"] == "none", created
-            rows = {one["kind"]: one for one in await look()}
-            listed = {one["group"]: one for one in (await get(client, "groups"))["groups"]["rows"]}
+            rows = {notice["kind"]: notice for notice in await look()}
+            listed = {
+                group_row["group"]: group_row
+                for group_row in (await get(client, "groups"))["groups"]["rows"]
+            }
             found = await get(client, "transactions")
     assert "GROUP_AUTHORIZATION_FAILED" in listed[group]["error"]
     assert rows.keys() == {"rebalancing", "held-back"}
@@ -772,7 +781,7 @@ async def test_views_name_groups_hidden_from_the_principal(tmp_path, headers):
     assert (row["group"], row["count"]) == (group, 0)
     assert "GROUP_AUTHORIZATION_FAILED" in row["error"]
     (held,) = found["held"]
-    assert [one["group"] for one in held["groups"]] == [other]
+    assert [waiting["group"] for waiting in held["groups"]] == [other]
     assert (held["topic"], held["hidden_groups"]) == ("t", [group])
     assert held["transactional_id"] == rows["held-back"]["transactional_id"]
     assert rows["held-back"]["hidden_groups"] == [group]
@@ -929,12 +938,12 @@ async def test_shown_headers_and_bytes_of_a_record_are_limited(
     many = {f"h{number:03}": b"" for number in range(limits.SHOWN_HEADERS + 1)}
     write(bootstrap, topic, ["x" * 10], headers=many)
     monkeypatch.setattr(messages, "RECORD_BYTES", 9)
-    one = await get(console, "record", topic=topic, partition=0, offset=0)
-    assert (len(one["headers"]), one["header_count"]) == (limits.SHOWN_HEADERS, len(many))
-    assert one["value"] == {"size": 10, "cut": True, "text": "x" * 9}
+    record = await get(console, "record", topic=topic, partition=0, offset=0)
+    assert (len(record["headers"]), record["header_count"]) == (limits.SHOWN_HEADERS, len(many))
+    assert record["value"] == {"size": 10, "cut": True, "text": "x" * 9}
     monkeypatch.setattr(messages, "RECORD_BYTES", 10)
-    one = await get(console, "record", topic=topic, partition=0, offset=0)
-    assert one["value"]["cut"] is False
+    record = await get(console, "record", topic=topic, partition=0, offset=0)
+    assert record["value"]["cut"] is False
 
 
 def test_cached_history_keeps_only_the_newest_entries(bootstrap, cluster, monkeypatch):
@@ -973,7 +982,9 @@ async def test_doctor_shows_a_breach_with_its_request(
         async def breach() -> Any:
             found = await get(console, "doctor")
             assert found["observes"]
-            return next((one for one in found["findings"] if topic in one["topics"]), None)
+            return next(
+                (finding for finding in found["findings"] if topic in finding["topics"]), None
+            )
 
         row = await until_async(breach, "the finding")
     assert (

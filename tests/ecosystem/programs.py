@@ -121,7 +121,7 @@ def fed(bootstrap: str, topic: str, total: int) -> Iterator[None]:
 def committed(bootstrap: str, topic: str) -> Counter[bytes]:
     """Return the count of each value of a topic that a ``read_committed`` consumer sees."""
     return Counter(
-        bytes(one.value() or b"") for one in Clients(bootstrap).messages(topic, PARTITIONS)
+        bytes(message.value() or b"") for message in Clients(bootstrap).messages(topic, PARTITIONS)
     )
 
 

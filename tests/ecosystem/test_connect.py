@@ -238,7 +238,7 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
         for bootstrap, mirror in sorted(ways):
             assert_exactly_once(bootstrap, mirror, TOTAL, child)
         assert_group_follows(clusters, topic, group, child)
-        assert_keeps_rules([*ways, *((one, topic) for one in clusters.values())])
+        assert_keeps_rules([*ways, *((address, topic) for address in clusters.values())])
     finally:
         child.kill()
 
@@ -258,14 +258,15 @@ def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child
     follower = consumer(clusters["b"], group)
     mirrors = [TopicPartition(f"a.{topic}", index) for index in range(PARTITIONS)]
     until(
-        lambda: all(one.offset > 0 for one in follower.committed(mirrors, timeout=30)),
+        lambda: all(position.offset > 0 for position in follower.committed(mirrors, timeout=30)),
         f"the group's offsets are translated: {child.tail(20)}",
         deadline_s=DEADLINE_S,
         poll_s=0.5,
     )
     positions = follower.committed(mirrors, timeout=30)
     assert all(
-        one.offset <= follower.get_watermark_offsets(one, timeout=30)[1] for one in positions
+        position.offset <= follower.get_watermark_offsets(position, timeout=30)[1]
+        for position in positions
     )
     follower.close()
 

@@ -61,7 +61,9 @@ def quix(tmp_path: Path) -> Program:
     return lambda *arguments: Child([*command, *arguments, str(tmp_path / "state")])
 
 
-@pytest.mark.parametrize("program", [spring, flink, streams, quix], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "program", [spring, flink, streams, quix], ids=lambda program: program.__name__
+)
 def test_copier_killed_inside_transactions_copies_each_record_once(
     fencepost: Daemon, program: Callable[[Path], Program], tmp_path: Path
 ) -> None:

@@ -72,12 +72,14 @@ def test_operator_commits_the_transactions_of_a_checkpoint_and_flink_continues(
         refusal.remove()
         opened = resolved()
         assert opened
-        for one in opened:
-            assert (one["verdict"], one["proof"]) == ("open", True)
-            assert one["transaction_version"] == 2
+        for transaction in opened:
+            assert (transaction["verdict"], transaction["proof"]) == ("open", True)
+            assert transaction["transaction_version"] == 2
         done = resolved("--commit", "--execute")
-        assert {one["action"] for one in done} == {"committed"}
-        assert {(one["verdict"], one["proof"]) for one in resolved()} == {("committed", True)}
+        assert {transaction["action"] for transaction in done} == {"committed"}
+        assert {(transaction["verdict"], transaction["proof"]) for transaction in resolved()} == {
+            ("committed", True)
+        }
         child = start()
         try:
             assert_exactly_once(broker.bootstrap, target, TOTAL, child)
@@ -94,8 +96,8 @@ def test_flink_reads_absolute_paths_written_by_the_unit_tests(tmp_path: Path) ->
     child = java(libs, "FlinkPaths", str(changed), classes=classes)
     assert child.wait(DEADLINE_S) == 0, child.tail()
     wanted = {
-        f"{parent}/{one.name} {one.stat().st_size}"
-        for one in folder.iterdir()
-        if one.name != METADATA
+        f"{parent}/{path.name} {path.stat().st_size}"
+        for path in folder.iterdir()
+        if path.name != METADATA
     }
     assert wanted == {line for line in child.lines if line.startswith(parent)}

@@ -134,7 +134,7 @@ async def test_json_message_ids_of_different_types_are_distinct(gateway: Gateway
     mapped = Mapped((Route("a/#", gateway.topic, qos=1),), MessageId.parse("json:id"))
     bridge = gateway.mapped_bridge(mapped)
     ids = (b"1", b'"1"', b"1.0", b"true", b'"True"', b"[1]", b'"[1]"', b"1e400", b"1e500", b'""')
-    messages = [b'{"id": %s}' % one for one in ids]
+    messages = [b'{"id": %s}' % message_id for message_id in ids]
     async with gateway.running(bridge):
         await gateway.publish(*messages, *messages, qos=1)
         await gateway.written(*messages)
@@ -249,7 +249,7 @@ async def test_retained_message_is_resent_to_a_new_connection_except_with_mqtt_5
 
 def test_client_ids_have_distinct_ledger_topics() -> None:
     ids = ["a", "a b", "a_b", "a/b", "x" * 200, "x" * 201, "x" * 202, "x" * 65_535]
-    topics = [ledger_topic(one) for one in ids]
+    topics = [ledger_topic(client_id) for client_id in ids]
     assert topics[0] == "mqtt-ledger.a"
     assert topics[4] == "mqtt-ledger." + "x" * 200
     assert len(set(topics)) == len(ids)

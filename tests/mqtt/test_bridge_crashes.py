@@ -174,7 +174,7 @@ def check(rig: Rig, count: int, told: str) -> None:
             f"(lost): {lost[:5]}; bridge:\n{said}\nbroker:\n"
             f"{rig.broker.child.tail(30) if rig.broker.child else ''}"
         )
-    doubled = {one: times for one, times in Counter(found).items() if times > 1}
+    doubled = {number: times for number, times in Counter(found).items() if times > 1}
     if doubled:
         numbers = sorted(doubled)
         pytest.fail(

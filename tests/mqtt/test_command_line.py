@@ -103,8 +103,8 @@ def started(gateway: Gateway) -> Iterator[list[Process]]:
     """Yield a list of processes, which are killed after the test."""
     processes: list[Process] = []
     yield processes
-    for one in processes:
-        one.child.kill()
+    for process in processes:
+        process.child.kill()
 
 
 async def test_sigterm_stops_the_bridge_with_status_0(

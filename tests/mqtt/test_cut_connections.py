@@ -246,15 +246,15 @@ async def test_two_bridges_with_one_client_id_duplicate_no_message(gateway: Gate
     """The bridges fence each other, in Kafka and in MQTT, until one of them gives up."""
     await queued(gateway)
     bridges = [gateway.bridge(), gateway.bridge()]
-    tasks = [asyncio.create_task(one.run(handle_signals=False)) for one in bridges]
+    tasks = [asyncio.create_task(bridge.run(handle_signals=False)) for bridge in bridges]
 
     async def fought() -> bool:
         return any(task.done() for task in tasks) or all(b.counters.restarts for b in bridges)
 
     await until_async(fought, "both were fenced")
     await gateway.publish(b"last")
-    for one in bridges[1:]:
-        one.stop()
+    for bridge in bridges[1:]:
+        bridge.stop()
     await gateway.written(*WANTED, b"last")
     bridges[0].stop()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):

@@ -54,8 +54,8 @@ def gateway(proxied: tuple[OwnBroker, LosingProxy], broker: Mosquitto) -> Iterat
 def started() -> Iterator[list[Process]]:
     processes: list[Process] = []
     yield processes
-    for one in processes:
-        one.child.kill()
+    for process in processes:
+        process.child.kill()
 
 
 async def ends(process: Process, number: int) -> None:
@@ -194,9 +194,9 @@ async def test_bridge_stops_in_time_while_its_connection_is_not_accepted(
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(server.getsockname())
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
         process = Process(gateway, *route(gateway), port=server.getsockname()[1])
         started.append(process)
         await process.says("bridge connects")

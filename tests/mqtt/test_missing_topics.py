@@ -62,7 +62,7 @@ async def at_work(made: Bridge) -> asyncio.Task[None]:
 async def reasons(gateway: Gateway, dead: str, count: int) -> list[bytes]:
     async with aio_consumer(gateway.bootstrap, dead, auto_offset_reset="earliest") as consumer:
         letters = [await asyncio.wait_for(consumer.getone(), 60) for _ in range(count)]
-    return [dict(one.headers)[REASON] for one in letters]
+    return [dict(letter.headers)[REASON] for letter in letters]
 
 
 async def test_messages_without_a_topic_become_dead_letters(

@@ -81,7 +81,7 @@ async def test_bridge_needs_exactly_the_documented_rights(owner: Realm, gateway:
     owner.revoke(user, [gateway.creation])  # the ledger topic exists now
     await gateway.publish(b"2")
     for right in rights:
-        poor = owner.new_user(*(one for one in rights if one != right))
+        poor = owner.new_user(*(other for other in rights if other != right))
         wanted = f"the right {right.operation} on the .* is missing to user '{poor}'"
         await gateway.refused(gateway.of(poor), NotAuthorizedError, wanted)
     async with gateway.running(gateway.of(user)):

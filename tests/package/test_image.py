@@ -125,7 +125,7 @@ def test_locked_versions_satisfy_the_package_requirements() -> None:
     locked = "".join((ROOT / "packaging" / name).read_text() for name in LOCKED)
     found = dict(re.findall(r"^([\w-]+)==(\S+)", locked, re.MULTILINE))
     assert len(found) == len(re.findall(r"^[^ #].* \\\n    --hash=sha256:", locked, re.MULTILINE))
-    for one in map(Requirement, wanted):
-        assert one.specifier.contains(found[canonicalize_name(one.name)], prereleases=True), (
-            f"make lock: {one}"
-        )
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(
+            found[canonicalize_name(requirement.name)], prereleases=True
+        ), f"make lock: {requirement}"

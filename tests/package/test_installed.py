@@ -189,9 +189,9 @@ def daemon(user: User) -> Iterator[Daemon]:
 
 def test_wheel_and_sdist_contain_one_package_without_links(built: Built) -> None:
     with tarfile.open(built.dists["sdist"]) as archive:
-        members = [one for one in archive.getmembers() if not one.isdir()]
-        assert all(one.isreg() for one in members)
-        sdist = {str(PurePosixPath(*PurePosixPath(one.name).parts[1:])) for one in members}
+        members = [entry for entry in archive.getmembers() if not entry.isdir()]
+        assert all(entry.isreg() for entry in members)
+        sdist = {str(PurePosixPath(*PurePosixPath(entry.name).parts[1:])) for entry in members}
     with zipfile.ZipFile(built.dists["wheel"]) as archive:
         wheel = set(archive.namelist())
     tops = {name.partition("/")[0] for name in wheel}
@@ -206,7 +206,7 @@ def test_wheel_and_sdist_contain_one_package_without_links(built: Built) -> None
     }
     wanted = {
         str(path if path.parts[0].endswith("fencepost") else Path("fencepost", path))
-        for path in (one.relative_to(ROOT) for one in kept)
+        for path in (file.relative_to(ROOT) for file in kept)
     }
     assert wanted == ours
     assert "fencepost/py.typed" in ours
@@ -249,15 +249,15 @@ def test_installed_brokers_run_in_a_user_process(user: User) -> None:
 def test_installed_daemon_serves_a_pipeline(user: User) -> None:
     command = user.packages / "bin" / "fencepost"
     with ExitStack() as stack:
-        one = user.serve(command)
-        stack.callback(one.stop)
+        served = user.serve(command)
+        stack.callback(served.stop)
         for step in ("fill", "copy", "verify"):
-            user.run(user.python, "words.py", step, bootstrap=one.bootstrap)
+            user.run(user.python, "words.py", step, bootstrap=served.bootstrap)
         listed = json.loads(
-            user.run(command, "groups", "list", "--format", "json", bootstrap=one.bootstrap)
+            user.run(command, "groups", "list", "--format", "json", bootstrap=served.bootstrap)
         )
         assert [row["group"] for row in listed] == ["shouters"]
-        read = user.run(command, "consume", "loud", "--format", "json", bootstrap=one.bootstrap)
+        read = user.run(command, "consume", "loud", "--format", "json", bootstrap=served.bootstrap)
         assert read.count("!") == 60
 
 

@@ -160,7 +160,7 @@ def test_invalid_security_arguments_are_refused(arguments: dict[str, Any], reaso
 def test_acl_rule_text_is_parsed() -> None:
     rule = parse_rule("Deny User:bob read,Write transactional-id:app-*")
     assert (rule.permission, rule.principal) == (Permission.DENY, "User:bob")
-    assert [one.name for one in rule.operations] == ["READ", "WRITE"]
+    assert [operation.name for operation in rule.operations] == ["READ", "WRITE"]
     assert (rule.pattern_type, rule.resource_name) == (PatternType.PREFIXED, "app-")
     anybody = parse_rule("* DESCRIBE cluster")
     assert (anybody.principal, anybody.resource_name) == ("User:*", "kafka-cluster")

@@ -37,7 +37,7 @@ def test_members_with_one_client_id_divide_the_partitions(kafka: Kafka) -> None:
         kafka.wait_for_fetch("shop", members=1)
         with member(kafka, **LATEST):
             both = kafka.wait_for_fetch("shop", members=2)
-            assert sorted(len(one.assigned) for one in both.members) == [2, 2]
+            assert sorted(len(consumer.assigned) for consumer in both.members) == [2, 2]
             kafka.produce("orders", *"abcd")
             kafka.wait_for_group("shop", lag=0)
         kafka.wait_for_fetch("shop", members=1)

@@ -130,7 +130,7 @@ def test_replay_repeats_rebalances_and_a_session_timeout(
     is_classic = protocol is CLASSIC
     expired = "session timed out" if is_classic else "no heartbeat came"
     assert result.whys("member-expired") == [expired]
-    assert any("Heartbeat" in one for one in result.failures) == is_classic
+    assert any("Heartbeat" in failure for failure in result.failures) == is_classic
 
 
 def test_replay_repeats_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_replay_repeats_a_poll_timeout_of_a_classic_member(kafka: Kafka, tmp_pat
     member = Consumer(conf | {"max.poll.interval.ms": 1000, "heartbeat.interval.ms": 100})
     member.subscribe(["orders"])
     polled_until(member, lambda: len(member.assignment()) == 2)
-    until(lambda: any(one.what == "member-left" for one in kafka.history("slow")), "it leaves")
+    until(lambda: any(event.what == "member-left" for event in kafka.history("slow")), "it leaves")
     path = record(kafka, tmp_path / "incident.json", "slow")
     result = replay(path)
     left = result.whys("member-left")
@@ -158,7 +158,7 @@ def test_replay_repeats_a_revocation_timeout(kafka: Kafka, tmp_path: Path) -> No
         until(lambda: "did not revoke in time" in reasons(), "the rebalance timeout ends")
 
     def reasons() -> str:
-        return " ".join(str(one.why) for one in kafka.history("keeps"))
+        return " ".join(str(event.why) for event in kafka.history("keeps"))
 
     conf = settings(kafka, group_id="keeps", client_id="keeps") | NEWER
     conf["max.poll.interval.ms"] = 1500
@@ -194,7 +194,7 @@ def test_replay_repeats_the_fencing_of_a_static_member(kafka: Kafka, tmp_path: P
     path = record(kafka, tmp_path / "incident.json", "static")
     result = replay(path)
     assert result.whys("member-fenced") == causes_of(path, "member-fenced") != []
-    assert any("FENCED_INSTANCE_ID" in one for one in result.failures)
+    assert any("FENCED_INSTANCE_ID" in failure for failure in result.failures)
     second.close()
 
 
@@ -249,7 +249,7 @@ def test_replay_repeats_a_transaction_timeout(kafka: Kafka, tmp_path: Path) -> N
         slow.commit_transaction(20)
     path = record(kafka, tmp_path / "incident.json", "payments")
     result = replay(path)
-    assert [one.what for one in result.causes if one.trigger == "timer txn-timeout"] == [
+    assert [cause.what for cause in result.causes if cause.trigger == "timer txn-timeout"] == [
         *("transaction-aborted", "epoch-bumped", "producer-fenced", "transaction-timed-out")
     ]
     assert len(result.failures) == 1
@@ -294,7 +294,7 @@ def test_replay_repeats_expired_acquisition_locks(
     result = kafka_replay(path)
     assert result.whys("share-records-returned") == ["acquisition lock expired"]
     assert result.whys("share-records-given-up") == ["acquisition lock expired, delivery limit 2"]
-    late = [one.split(": ")[1] for one in result.failures if "Acknowledge" in one][:1]
+    late = [failure.split(": ")[1] for failure in result.failures if "Acknowledge" in failure][:1]
     assert late == ["ShareAcknowledge of rdkafka returned INVALID_RECORD_STATE"]
 
 
@@ -309,7 +309,7 @@ def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> Non
     path = record(kafka, tmp_path / "incident.json", "payments")
     replay(path)
     steps = json.loads(path.read_text())["steps"]
-    (end,) = [one for one in steps if one["api"] == "EndTxn"]
+    (end,) = [step for step in steps if step["api"] == "EndTxn"]
 
     def commits(incident: dict[str, Any]) -> None:
         del incident["steps"][end["number"] - 1]["response"]["error_code"]
@@ -322,7 +322,7 @@ def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> Non
         replay(edited(path, commits))
 
     def times_out(incident: dict[str, Any]) -> None:
-        (fenced,) = [one for one in incident["causes"] if one["what"] == "producer-fenced"]
+        (fenced,) = [cause for cause in incident["causes"] if cause["what"] == "producer-fenced"]
         fenced["why"] = "timeout"
 
     with pytest.raises(
@@ -339,7 +339,7 @@ def test_replay_names_the_step_that_differs(kafka: Kafka, tmp_path: Path) -> Non
         replay(edited(path, class_from_a_file))
 
     def no_batch(incident: dict[str, Any]) -> None:
-        produce = next(one for one in incident["steps"] if one["api"] == "Produce")
+        produce = next(step for step in incident["steps"] if step["api"] == "Produce")
         produce["request"]["topic_data"][0]["partition_data"][0]["records"] = "AAAA"
 
     with pytest.raises(IncidentError, match=r"step \d+ has no batch"):

@@ -60,7 +60,9 @@ def test_every_form_of_a_message(kafka: Kafka) -> None:
     assert [record.offset for record in written] == [0, 1, 2, 3, 4, 0, 0]
     assert written[-1].timestamp_ms == 1_234
     assert all(before <= record.timestamp_ms <= kafka.clock.now_ms() for record in written[:-1])
-    assert kafka.records(topic) == sorted(written, key=lambda one: (one.partition, one.offset))
+    assert kafka.records(topic) == sorted(
+        written, key=lambda record: (record.partition, record.offset)
+    )
     assert kafka.records(topic, partition=2) == [written[5]]
     copies = kafka.produce("copies", *written)
     assert [copy[3:] for copy in copies] == [record[3:] for record in written]
@@ -110,8 +112,10 @@ def test_keys_get_the_partitions_of_other_clients(own: Kafka) -> None:
     for key in keys:
         producer.produce(topic, b"theirs", key)
     producer.flush()
-    theirs = {one.key: one.partition for one in own.records(topic) if one.value == b"theirs"}
-    assert {one.key: one.partition for one in ours} == theirs
+    theirs = {
+        record.key: record.partition for record in own.records(topic) if record.value == b"theirs"
+    }
+    assert {record.key: record.partition for record in ours} == theirs
     assert len(set(theirs.values())) > 3
 
 
@@ -284,7 +288,7 @@ def test_wait_for_group_waits_for_members_state_and_lag(protocol: str, kafka: Ka
         kafka.assert_committed("shop", {"orders": dict.fromkeys(range(4), 1)})
         with member(kafka, **settings, **{"client.id": "two"}):
             both = kafka.wait_for_group("shop", members=2)
-            assert {one.client_id for one in both.members} == {"one", "two"}
+            assert {consumer.client_id for consumer in both.members} == {"one", "two"}
             with pytest.raises(
                 TimeoutError, match="Stable with 3 members: it is Stable with 2 members"
             ):
@@ -421,11 +425,11 @@ def test_group_member_survives_a_restart(kafka: Kafka) -> None:
 
 
 def test_several_brokers_in_one_process_are_independent() -> None:
-    with Kafka() as one, Kafka() as other:
-        one.produce("orders", "one")
+    with Kafka() as kafka, Kafka() as other:
+        kafka.produce("orders", "one")
         other.produce("orders", "other")
-        assert values(one.records("orders")) == [b"one"]
-        assert one.bootstrap != other.bootstrap
+        assert values(kafka.records("orders")) == [b"one"]
+        assert kafka.bootstrap != other.bootstrap
 
 
 def test_testing_package_works_without_pytest() -> None:

@@ -63,7 +63,9 @@ def test_cluster_has_records_groups_transactions_and_history(kafka_cluster: Clus
     producer.begin_transaction()
     producer.produce("orders", b"cocoa")
     producer.flush(30)
-    assert [one.transactional_id for one in kafka_cluster.transactions()] == ["till"]
+    assert [transaction.transactional_id for transaction in kafka_cluster.transactions()] == [
+        "till"
+    ]
     assert len(kafka_cluster.records("orders", isolation="read_committed")) == 2
     producer.abort_transaction(30)
     entries = kafka_cluster.history("till")
@@ -114,9 +116,9 @@ def test_advanced_cluster_clock_fences_no_broker(kafka_cluster: Cluster) -> None
     producer.flush(30)
     before = kafka_cluster.partition("orders")
     fired = kafka_cluster.clock.advance(seconds=120)
-    assert ("transaction", "till") in [(one.what, one.who) for one in fired]
+    assert ("transaction", "till") in [(deadline.what, deadline.who) for deadline in fired]
     # The follower lags for some seconds of real time; an advanced clock must not shrink the ISR.
-    followers = [one for one in kafka_cluster.brokers if one != before.leader]
+    followers = [broker for broker in kafka_cluster.brokers if broker != before.leader]
     kafka_cluster.partition_network(followers[:1], [before.leader])
     behind = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "acks": 1})
     behind.produce("orders", b"coffee")

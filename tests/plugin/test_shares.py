@@ -71,7 +71,7 @@ def polled(member: ShareConsumer) -> list[Any]:
 
 
 def rows(shares: list[ShareRecords]) -> list[tuple[Any, ...]]:
-    return [(one.first, one.last, one.state, one.delivery_count) for one in shares]
+    return [(share.first, share.last, share.state, share.delivery_count) for share in shares]
 
 
 def test_shares_shows_state_owner_count_and_lock(kafka: Kafka) -> None:
@@ -80,12 +80,12 @@ def test_shares_shows_state_owner_count_and_lock(kafka: Kafka) -> None:
     workers = group(kafka, "workers")
     with consumer(kafka, workers, "orders") as member:
         first, second, third = polled(member)
-        (one,) = kafka.shares(workers)
-        assert (one.topic, one.partition, one.first, one.last) == ("orders", 0, 0, 2)
-        assert (one.state, one.delivery_count, one.is_pending) == ("ACQUIRED", 1, False)
-        assert one.locked_until_ms == kafka.clock.now_ms() + LOCK_MS
+        (share,) = kafka.shares(workers)
+        assert (share.topic, share.partition, share.first, share.last) == ("orders", 0, 0, 2)
+        assert (share.state, share.delivery_count, share.is_pending) == ("ACQUIRED", 1, False)
+        assert share.locked_until_ms == kafka.clock.now_ms() + LOCK_MS
         (described,) = kafka.wait_for_group(workers, members=1).members
-        assert one.member == described.member_id
+        assert share.member == described.member_id
         member.acknowledge(first, AcknowledgeType.RELEASE)
         member.acknowledge(second, AcknowledgeType.ACCEPT)
         member.acknowledge(third, AcknowledgeType.REJECT)
@@ -116,7 +116,7 @@ def test_written_states_are_shown_after_the_last_session(kafka: Kafka) -> None:
     seen = kafka.wait_for_shares(workers, ("orders", 0, 1), until="AVAILABLE")
     assert rows(seen)[0][:3] == (1, 1, "AVAILABLE")
     assert rows(seen)[1:] == [(2, 2, "ARCHIVED", 1)]
-    assert {(one.member, one.locked_until_ms) for one in seen} == {(None, None)}
+    assert {(share.member, share.locked_until_ms) for share in seen} == {(None, None)}
 
 
 def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafka) -> None:
@@ -126,9 +126,9 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
     with consumer(kafka, workers, "orders") as member:
         assert polled(member)[0].delivery_count() == 1
         fired = kafka.clock.advance(ms=LOCK_MS)
-        assert [(one.what, one.who) for one in fired if one.what == "share-lock"] == [
-            ("share-lock", workers)
-        ]
+        assert [
+            (deadline.what, deadline.who) for deadline in fired if deadline.what == "share-lock"
+        ] == [("share-lock", workers)]
     # The first consumer's lock has expired. The limit allows one more delivery, the second.
     with consumer(kafka, workers, "orders") as member:
         assert polled(member)[0].delivery_count() == 2
@@ -137,7 +137,7 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
         kafka.clock.advance(ms=LOCK_MS)
         kafka.wait_for_shares(workers, tea, until="ARCHIVED", delivery_count=2)
         kafka.wait_for_shares(workers)
-    (event,) = [one for one in kafka.history(workers) if one.what == "share-records-given-up"]
+    (event,) = [entry for entry in kafka.history(workers) if entry.what == "share-records-given-up"]
     assert (event.detail["delivery_count"], event.why) == (
         2,
         "acquisition lock expired, delivery limit 2",
@@ -259,8 +259,8 @@ def test_faults_of_fetches_and_heartbeats_only_delay_records(kafka: Kafka) -> No
         kafka.faults.add(api="ShareFetch", delay_ms=50),
     ]
     with consumer(kafka, workers, "orders") as member:
-        assert [one.value() for one in polled(member)] == [b"tea"]
-    assert [one.hits for one in faults] == [1] * len(faults)
+        assert [message.value() for message in polled(member)] == [b"tea"]
+    assert [fault.hits for fault in faults] == [1] * len(faults)
 
 
 @pytest.mark.kafka(topics={"orders": 3})
@@ -329,9 +329,9 @@ def test_dead_letter_queue_on_another_broker(kafka_cluster: Cluster) -> None:
         b"%d" % number,
     )
     (event,) = [
-        one
-        for one in kafka.history(workers)
-        if one.what == "share-records-dead-lettered" and one.detail["queue"] == name
+        entry
+        for entry in kafka.history(workers)
+        if entry.what == "share-records-dead-lettered" and entry.detail["queue"] == name
     ]
     assert (event.detail["first"], event.detail["last"]) == (number, number)
 

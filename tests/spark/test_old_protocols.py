@@ -61,7 +61,9 @@ def set_level(cluster: Cluster, level: int) -> None:
         told = cluster.call(
             "api_versions", 3, client_software_name="t", client_software_version="1"
         )
-        levels = {one["name"]: one["max_version_level"] for one in told["finalized_features"]}
+        levels = {
+            feature["name"]: feature["max_version_level"] for feature in told["finalized_features"]
+        }
         return int(levels.get(FEATURE, 0))
 
     before = finalized()
@@ -71,7 +73,7 @@ def set_level(cluster: Cluster, level: int) -> None:
     update = {"feature": FEATURE, "max_version_level": level, "upgrade_type": direction}
     answer = cluster.call("update_features", 1, feature_updates=[update])
     assert answer["error_code"] == "none", answer
-    assert all(one["error_code"] == "none" for one in answer["results"]), answer
+    assert all(result["error_code"] == "none" for result in answer["results"]), answer
     until(lambda: finalized() == level, f"{FEATURE} is {level}")
 
 

@@ -102,7 +102,7 @@ def test_query_needs_exactly_the_documented_rights(
         wanted[4]: f"the right READ on the group '{job.transactional_id}-progress'",
     }
     for right in wanted:
-        poor = with_rights(owner, job, [one for one in wanted if one != right])
+        poor = with_rights(owner, job, [granted for granted in wanted if granted != right])
         with pytest.raises(Exception, match=f"AccessError: .*({told[right]})") as refused:
             run(spark, replace(poor, checkpoint=f"{job.checkpoint}-{right}"))
         assert is_fatal(refused.value), right

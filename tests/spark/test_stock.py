@@ -236,22 +236,22 @@ def test_stream_has_the_stock_connectors_batches_offsets_and_lag(
         )
         assert query.awaitTermination(300)
         told[kind] = [progress.sources[0] for progress in query.recentProgress]
-    assert sum(one.numInputRows for one in told["kafka"]) == RECORDS
+    assert sum(reported.numInputRows for reported in told["kafka"]) == RECORDS
 
     def offsets(kind: str) -> list[tuple[Any, ...]]:
         return [
             (
-                json.loads(one.startOffset) if one.startOffset != "None" else None,
-                json.loads(one.endOffset),
-                json.loads(one.latestOffset),
-                one.numInputRows,
+                json.loads(reported.startOffset) if reported.startOffset != "None" else None,
+                json.loads(reported.endOffset),
+                json.loads(reported.latestOffset),
+                reported.numInputRows,
             )
-            for one in told[kind]
+            for reported in told[kind]
         ]
 
     assert offsets("fencepost") == offsets("kafka")
-    lags = [behind_latest(one) for one in told["fencepost"]]
-    assert lags == [{key: one.metrics[key] for key in lags[0]} for one in told["kafka"]]
+    lags = [behind_latest(reported) for reported in told["fencepost"]]
+    assert lags == [{key: reported.metrics[key] for key in lags[0]} for reported in told["kafka"]]
 
 
 def test_query_continues_after_a_change_of_connector(

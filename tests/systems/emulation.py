@@ -163,8 +163,8 @@ def _become_windows() -> None:
     _select = select.select
 
     def sockets_only(reading: Any, *others: Any) -> Any:
-        for one in reading:
-            if isinstance(one, int) and not _is_socket(one):
+        for source in reading:
+            if isinstance(source, int) and not _is_socket(source):
                 raise OSError(errno.ENOTSOCK, "not a socket")
         return _select(reading, *others)
 

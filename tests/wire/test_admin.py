@@ -111,7 +111,7 @@ def test_request_for_too_many_partitions_creates_no_topic(cluster: Cluster) -> N
             for count in counts
         ]
         answer = cluster.call("create_topics", 5, topics=topics, timeout=10_000, validate_only=True)
-        return [one["error_code"] for one in answer["topics"]]
+        return [topic["error_code"] for topic in answer["topics"]]
 
     assert codes(4_000, 5_000) == ["none", "none"]
     assert codes(4_000, 6_001) == ["policy_violation", "policy_violation"]
@@ -267,12 +267,12 @@ def test_kafka_python_gets_log_dirs_and_errors_of_a_lone_broker(
         (answer,) = admin.describe_log_dirs({name: [0, 1]})
         (directory,) = answer["log_dirs"]
         parts = directory["topics"][0]["partitions"]
-        sizes = {one["partition_index"]: one["partition_size"] for one in parts}
+        sizes = {part["partition_index"]: part["partition_size"] for part in parts}
         assert sizes[0] > sizes[1] == 0
         node = answer["broker"]
         for path, error in ((directory["log_dir"], "NoError"), ("/nowhere", "LogDirNotFoundError")):
             moved = admin.alter_replica_log_dirs({(name, 0, node): path})
-            assert [one.__name__ for one in moved.values()] == [error]
+            assert [returned.__name__ for returned in moved.values()] == [error]
         (quorum,) = admin.describe_metadata_quorum()["topics"]
         assert quorum["partitions"][0]["leader_id"] == node
         assert not admin.list_partition_reassignments()

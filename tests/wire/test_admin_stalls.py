@@ -26,13 +26,16 @@ __all__ = ["crowded"]
 def log_dirs(make: Make, topics: object) -> dict[str, object]:
     return {
         "topics": [
-            make.DescribableLogDirTopic(topic=one, partitions=list(many)) for one, many in topics
+            make.DescribableLogDirTopic(topic=topic, partitions=list(many))
+            for topic, many in topics
         ]
     }
 
 
 def moves(make: Make, topics: object) -> dict[str, object]:
-    named = [make.AlterReplicaLogDirTopic(name=one, partitions=list(many)) for one, many in topics]
+    named = [
+        make.AlterReplicaLogDirTopic(name=topic, partitions=list(many)) for topic, many in topics
+    ]
     return {"dirs": [make.AlterReplicaLogDir(path="/elsewhere", topics=named)]}
 
 
@@ -40,7 +43,7 @@ def elections(make: Make, topics: object) -> dict[str, object]:
     return {
         "election_type": 0,
         "topic_partitions": [
-            make.TopicPartitions(topic=one, partitions=list(many)) for one, many in topics
+            make.TopicPartitions(topic=topic, partitions=list(many)) for topic, many in topics
         ],
         "timeout_ms": 1000,
     }
@@ -50,7 +53,8 @@ def reassignments(
     make: Make, replicas: list[int] | None, count: int = HALF - 2
 ) -> dict[str, object]:
     parts = [
-        make.ReassignablePartition(partition_index=one, replicas=replicas) for one in range(count)
+        make.ReassignablePartition(partition_index=index, replicas=replicas)
+        for index in range(count)
     ]
     return {
         "timeout_ms": 1000,
@@ -99,7 +103,9 @@ CASES = {
             "topics": [
                 make.TopicData(
                     topic_name="nowhere",
-                    partitions=[make.PartitionData(partition_index=one) for one in range(MOST - 2)],
+                    partitions=[
+                        make.PartitionData(partition_index=index) for index in range(MOST - 2)
+                    ],
                 )
             ]
         },
@@ -189,7 +195,7 @@ CASES = {
     "users": Case(
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
         0,
-        lambda make: {"users": [make.UserName(name=one) for one in UNKNOWN]},
+        lambda make: {"users": [make.UserName(name=user) for user in UNKNOWN]},
     ),
     "passwords": Case(
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
@@ -197,7 +203,8 @@ CASES = {
         lambda make: {
             "deletions": [],
             "upsertions": [
-                make.ScramCredentialUpsertion(name=one, mechanism=1, **PASSWORD) for one in UNKNOWN
+                make.ScramCredentialUpsertion(name=user, mechanism=1, **PASSWORD)
+                for user in UNKNOWN
             ],
         },
     ),

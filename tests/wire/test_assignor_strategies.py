@@ -37,8 +37,8 @@ def consumer(bootstrap: str, topic: str, group: str, strategy: str) -> AIOKafkaC
     )
 
 
-def indexes(one: AIOKafkaConsumer) -> set[int]:
-    return {partition.partition for partition in one.assignment()}
+def indexes(reader: AIOKafkaConsumer) -> set[int]:
+    return {partition.partition for partition in reader.assignment()}
 
 
 @pytest.mark.parametrize("strategy", BUILT_IN)
@@ -100,13 +100,13 @@ async def test_cooperative_sticky_members_of_three_clients_share_partitions(boot
 
                 def parts() -> list[set[int]]:
                     rd.poll(0.05)
-                    theirs = {one.partition for one in rd.assignment()}
+                    theirs = {partition.partition for partition in rd.assignment()}
                     javas = set() if java is None else owned_by_java(java)
                     return [indexes(ours), theirs, javas]
 
                 async def are(*sizes: int) -> bool:
                     found = parts()
-                    everything = [index for one in found for index in one]
+                    everything = [index for part in found for index in part]
                     return sorted(map(len, found)) == sorted(sizes) and sorted(everything) == list(
                         range(PARTITIONS)
                     )
@@ -143,7 +143,7 @@ async def test_cooperative_sticky_member_shares_with_consumer_protocol_member(bo
             async def shared() -> bool:
                 theirs.poll(0.05)
                 mine = indexes(ours)
-                other = {one.partition for one in theirs.assignment()}
+                other = {partition.partition for partition in theirs.assignment()}
                 return len(mine) == len(other) == 3 and not mine & other
 
             await until_async(shared, "three each, one in each protocol", deadline_s=60)

@@ -151,14 +151,14 @@ def check(broker: BrokerThread, frame: bytes, label: str) -> None:
     A busy machine prolongs both times, so a request that seems too long is repeated.
     """
     client, seen = Client(broker), []
-    while not seen or (len(seen) < MOST_ASKED and not all(one.is_short for one in seen[-1])):
+    while not seen or (len(seen) < MOST_ASKED and not all(watch.is_short for watch in seen[-1])):
         with watched_loop() as loop, LockWatch() as lock:
             client.ask(frame)
             client.ask(framed(ApiKey.API_VERSIONS, 0))
         print(f"{label}: {loop.cpu.cpu_ms:.1f} ms on the loop, lock {lock.longest_ms:.1f} ms")
         seen.append((loop, lock))
-    min((loop for loop, _ in seen), key=lambda one: one.cpu.judged_ms).check()
-    shortest = min((lock for _, lock in seen), key=lambda one: one.longest_ms)
+    min((loop for loop, _ in seen), key=lambda watch: watch.cpu.judged_ms).check()
+    shortest = min((lock for _, lock in seen), key=lambda watch: watch.longest_ms)
     assert shortest.is_short, f"{shortest.where} kept the lock for {shortest.longest_ms:.0f} ms"
 
 

@@ -480,7 +480,7 @@ def _(world: World) -> Names:
 
 def test_catalogue_has_thirty_causes_and_each_is_injected() -> None:
     assert len(CATALOGUE) >= 30
-    assert [one.key for one in CATALOGUE] == list(INJECTIONS)
+    assert [cause.key for cause in CATALOGUE] == list(INJECTIONS)
 
 
 def filled(text: str, names: Names) -> str:
@@ -628,7 +628,7 @@ def test_entries_of_the_causes_match_the_schema(world: World) -> None:
         for value in world.client.values(HISTORY_TOPIC):
             assert value is not None
             entry = json.loads(value)
-            assert [one.message for one in schema.iter_errors(entry)] == []
+            assert [error.message for error in schema.iter_errors(entry)] == []
             done.add(entry["what"])
         return {"member-expired", "transaction-aborted", "share-records-given-up"} <= done
 

@@ -209,7 +209,7 @@ def test_transactions_are_listed_and_described(bootstrap, topic):
         told = cli(bootstrap, "txns", "describe", name, "--format", "json")
         return rows(told)[0]
 
-    after = until(lambda: (one := described())["state"] == "CompleteCommit" and one, "the commit")
+    after = until(lambda: (row := described())["state"] == "CompleteCommit" and row, "the commit")
     assert after["open_seconds"] is None, "it is not open any more"
     told = cli(bootstrap, "txns", "history", name)
     assert "the history leaves out commits that a producer requested" in told.stderr

@@ -74,7 +74,7 @@ def rows(bootstrap: str, *arguments: str, status: int = 0) -> list[dict[str, obj
 
 def short(found: list[dict[str, object]]) -> list[str]:
     keys = ("permission", "operation", "principal", "host", "resource", "pattern", "name")
-    return sorted(" ".join(str(one[key]) for key in keys) for one in found)
+    return sorted(" ".join(str(row[key]) for key in keys) for row in found)
 
 
 def listed(bootstrap: str, expected: list[str], *options: str) -> None:
@@ -89,10 +89,10 @@ def test_rules_are_added_listed_and_removed(clean):
     read = f"ALLOW READ User:alice * topic literal {name}"
     configs = f"ALLOW DESCRIBE_CONFIGS User:alice * topic literal {name}"
     assert short(added) == sorted([read, configs])
-    assert {one["result"] for one in added} == {"added"}
+    assert {row["result"] for row in added} == {"added"}
     listed(clean, [read, configs], "--topic", name)
     again = rows(clean, *allow, "--operation", "DescribeConfigs", "--operation", "Write")
-    assert {one["operation"]: one["result"] for one in again} == {
+    assert {row["operation"]: row["result"] for row in again} == {
         "DESCRIBE_CONFIGS": "was there", "WRITE": "added",
     }  # fmt: skip
     write = f"ALLOW WRITE User:alice * topic literal {name}"
@@ -117,12 +117,12 @@ def test_acl_rules_for_hosts_and_denials_are_listed_and_removed(clean):
         "--resource-pattern-type", "prefixed", "--cluster", "--operation", "all",
     )  # fmt: skip
     where = "group prefixed app", "cluster literal kafka-cluster"
-    expected = [f"ALLOW ALL User:* * {one}" for one in where]
-    expected += [f"DENY ALL User:eve 10.0.0.{n} {one}" for n in (1, 2) for one in where]
+    expected = [f"ALLOW ALL User:* * {resource}" for resource in where]
+    expected += [f"DENY ALL User:eve 10.0.0.{n} {resource}" for n in (1, 2) for resource in where]
     listed(clean, expected)
-    listed(clean, [one for one in expected if "eve" in one], "--principal", "User:eve")
+    listed(clean, [rule for rule in expected if "eve" in rule], "--principal", "User:eve")
     cli(clean, "acls", "remove", "--deny-host", "10.0.0.1", "--execute")
-    listed(clean, [one for one in expected if "10.0.0.1" not in one])
+    listed(clean, [rule for rule in expected if "10.0.0.1" not in rule])
     cli(clean, "acls", "remove", "--principal", "User:eve", "--execute")
     listed(clean, expected[:2])
     cli(clean, "acls", "remove", "--cluster", "--execute")
@@ -156,7 +156,8 @@ def test_producer_and_consumer_options_add_all_required_acls(clean):
     who = ("--allow-principal", "User:app", "--topic", "t", "--producer", "--idempotent")
     rows(clean, "add", *who, "--transactional-id", "x", "--consumer", "--group", "g")
     topic = [
-        f"ALLOW {one} User:app * topic literal t" for one in ("READ", "WRITE", "CREATE", "DESCRIBE")
+        f"ALLOW {operation} User:app * topic literal t"
+        for operation in ("READ", "WRITE", "CREATE", "DESCRIBE")
     ]
     others = [
         "ALLOW WRITE User:app * transactional-id literal x",

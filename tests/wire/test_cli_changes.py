@@ -162,8 +162,10 @@ def test_cluster_info_lists_broker_features_and_apis(bootstrap, request):
     told = json.loads(run(bootstrap, "cluster", "info", "--apis", "--format", "json").stdout)
     (broker,) = told["brokers"]
     assert (f"{broker['host']}:{broker['port']}", broker["controller"]) == (bootstrap, True)
-    assert {"transaction.version", "group.version"} <= {one["feature"] for one in told["features"]}
-    produce = next(one for one in told["apis"] if one["api"] == "Produce")
+    assert {"transaction.version", "group.version"} <= {
+        feature["feature"] for feature in told["features"]
+    }
+    produce = next(api for api in told["apis"] if api["api"] == "Produce")
     assert (produce["key"], produce["lowest"]) == (0, 0)
     assert broker["apis"] == len(told["apis"])
     if request.config.getoption("--target") == "kafka":

@@ -222,7 +222,7 @@ def test_every_listing_accepts_bootstrap_anywhere_and_prints_json(broker: str, l
     ]
     if rest:
         told.append(run(f"-b nowhere:1 {group} --bootstrap-server {broker} {more}"))
-    assert {one.exit_code for one in told} == {0}, [one.output for one in told]
+    assert {result.exit_code for result in told} == {0}, [result.output for result in told]
     as_json = ["--format json"] if line == "consume" else ["--format json", "--json"]
     for option in as_json:
         shown = run(f"{whole} {option} -b {broker}")

@@ -206,10 +206,10 @@ def test_random_consume_range_is_a_slice_of_the_full_output(bootstrap, cluster):
 
 def test_follow_starts_at_from_and_ends_at_until(bootstrap, ten):
     options = ("--follow", "--from", "11", "--until", "13", "-p", "0")
-    with consuming(bootstrap, ten, *options) as one:
+    with consuming(bootstrap, ten, *options) as child:
         send(bootstrap, ten, *((None, b"%d" % n) for n in range(10, 14)))
-        assert one.wait(60) == 0
-        assert one.tail().split()[-2:] == ["11", "12"]
+        assert child.wait(60) == 0
+        assert child.tail().split()[-2:] == ["11", "12"]
 
 
 # --- formats ---
@@ -332,12 +332,12 @@ def test_consume_notes_records_held_back_by_an_open_transaction(bootstrap, topic
 def test_follow_notes_the_open_transaction_once(bootstrap, topic):
     with (
         open_transaction(bootstrap, topic, b"1") as (name, producer),
-        consuming(bootstrap, topic, "-f", "-n", "1") as one,
+        consuming(bootstrap, topic, "-f", "-n", "1") as child,
     ):
-        until(lambda: name in one.tail(), "the hint")
+        until(lambda: name in child.tail(), "the hint")
         producer.commit_transaction(60)
-        assert one.wait(60) == 0
-        assert one.tail().count(name) == 1
+        assert child.wait(60) == 0
+        assert child.tail().count(name) == 1
 
 
 # --- as a member of a group ---
@@ -375,9 +375,9 @@ def test_from_applies_only_to_a_group_without_committed_offsets(bootstrap, ten):
 
 def test_consume_in_a_group_shares_partitions_with_other_members(bootstrap, ten):
     group = unique("readers")
-    with consuming(bootstrap, ten, "-g", group, "-f") as one:
+    with consuming(bootstrap, ten, "-g", group, "-f") as child:
         # The consumer also prints its commits.
-        until(lambda: f"{ten}:0 at 10" in one.tail() and f"{ten}:1 at 2" in one.tail(), "all")
+        until(lambda: f"{ten}:0 at 10" in child.tail() and f"{ten}:1 at 2" in child.tail(), "all")
         assert committed(bootstrap, group) == {0: 10, 1: 2}
         with confluent_consumer(bootstrap, group_id=group) as consumer:
             consumer.subscribe([ten])
@@ -389,15 +389,15 @@ def test_consume_in_a_group_shares_partitions_with_other_members(bootstrap, ten)
                 producer.flush(60)
             message = until(lambda: consumer.poll(1.0), "a record")
             assert message.value() == b"new%d" % mine.partition
-            until(lambda: f"new{1 - mine.partition}" in one.tail(), "the other's record")
-            assert f"new{mine.partition}" not in one.tail()
+            until(lambda: f"new{1 - mine.partition}" in child.tail(), "the other's record")
+            assert f"new{mine.partition}" not in child.tail()
 
 
 def test_sigterm_makes_consume_leave_the_group(bootstrap, ten):
     group = unique("ended")
-    with consuming(bootstrap, ten, "-g", group, "-f") as one:
-        until(lambda: f"{ten}:0 at 10" in one.tail(), "its commit")
-        assert one.terminate() == 0
+    with consuming(bootstrap, ten, "-g", group, "-f") as child:
+        until(lambda: f"{ten}:0 at 10" in child.tail(), "its commit")
+        assert child.terminate() == 0
     assert cli(bootstrap, "groups", "describe", group).stdout.startswith(f"{group}: Empty")
 
 
@@ -405,12 +405,12 @@ def test_consume_joins_a_group_of_the_consumer_protocol(bootstrap, ten):
     group = unique("new")
     with member(bootstrap, group, ten) as consumer:
         until(lambda: owned(consumer) == [2], "both partitions")
-        with consuming(bootstrap, ten, "-g", group, "-f") as one:
+        with consuming(bootstrap, ten, "-g", group, "-f") as child:
             until(lambda: owned(consumer) == [1], "one of them")
             (mine,) = consumer.assignment()
             told = f"committed {ten}:{1 - mine.partition} at"
             # The consumer gives the partition up when it polls.
-            until(lambda: (owned(consumer), told in one.tail())[1], "the other")
+            until(lambda: (owned(consumer), told in child.tail())[1], "the other")
 
 
 def test_consume_in_a_group_with_another_assignor_fails_with_the_reason(bootstrap, topic):

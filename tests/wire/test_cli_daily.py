@@ -122,7 +122,7 @@ def test_profile_list_ends_quietly_when_its_reader_closes_the_pipe(tmp_path):
 )
 def test_nonexistent_name_is_one_line_and_status_1(bootstrap, arguments):
     name = unique("none")
-    named = [name if one == "T" else one for one in arguments]
+    named = [name if argument == "T" else argument for argument in arguments]
     done = cli(bootstrap, *named, stdin="x\n", status=1)
     assert done.stdout == ""
     assert done.stderr.startswith("Error: ")
@@ -281,7 +281,7 @@ def profiles(tmp_path, bootstrap):
 def test_bootstrap_option_precedes_environment_and_profile(
     bootstrap, profiles, options, env, status
 ):
-    told = [bootstrap if one == "HERE" else one for one in options]
+    told = [bootstrap if option == "HERE" else option for option in options]
     given = {key: bootstrap if value == "HERE" else value for key, value in env.items()}
     given = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILES": profiles, **given}
     done = cli(bootstrap, "topics", "list", *told, status=status, **given)

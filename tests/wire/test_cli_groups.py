@@ -214,7 +214,7 @@ def test_plan_of_a_rebalancing_group_names_the_awaited_member(request, bootstrap
 
         def rebalances() -> bool:
             second.poll(0.1)
-            (row,) = [one for one in rows(run(bootstrap, "list")) if one["group"] == group]
+            (row,) = [listed for listed in rows(run(bootstrap, "list")) if listed["group"] == group]
             return row["state"] == "PreparingRebalance"
 
         until(rebalances, "a rebalance that waits for the first member")

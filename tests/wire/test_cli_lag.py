@@ -80,13 +80,13 @@ def test_lag_counts_the_records_a_consumer_can_still_read(cluster, bootstrap, se
         ended = write(stack, bootstrap, topic, random.Random(seed))
 
         def markers() -> int:
-            return sum(one.is_control for one in cluster.read(topic, controls=True))
+            return sum(batch.is_control for batch in cluster.read(topic, controls=True))
 
         until(lambda: markers() == ended, "all markers")
         kinds = {
-            one.base_offset + number: value
-            for one in cluster.read(topic)
-            for number, value in enumerate(one.values)
+            batch.base_offset + number: value
+            for batch in cluster.read(topic)
+            for number, value in enumerate(batch.values)
         }
         cut = sorted(kinds)[len(kinds) // 5]
         delete_records(cluster, topic, cut)

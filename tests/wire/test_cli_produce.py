@@ -183,7 +183,7 @@ def test_live_input_is_written_line_by_line_across_a_restart(tmp_path):
                 until(
                     lambda number=number: (
                         [row["value"] for row in records(daemon.bootstrap, "live")]
-                        == [str(one) for one in range(number + 1)]
+                        == [str(line) for line in range(number + 1)]
                     ),
                     f"line {number}",
                 )

@@ -63,9 +63,9 @@ def test_ended_transaction_of_version_2_has_its_outcome_with_offsets(
     assert (marker["topic"], marker["partition"], marker["offset"]) == (topic, 0, 1)
     assert (marker["outcome"], marker["producer_epoch"]) == (outcome, identity[1] + 1)
     assert (marker["first_offset"], marker["coordinator_epoch"]) == (0, marker["coordinator_epoch"])
-    states = [one["state"] for one in row["records"]]
+    states = [record["state"] for record in row["records"]]
     assert states[:3] == ["Empty", "Ongoing", f"Prepare{outcome.capitalize()}"]
-    offsets = [one["offset"] for one in row["records"]]
+    offsets = [record["offset"] for record in row["records"]]
     assert offsets == sorted(set(offsets))
     # The Complete record already has the producer id and epoch of the next transaction.
     following = resolved(bootstrap, producer.name, (producer.producer_id, producer.epoch))
@@ -113,7 +113,7 @@ def test_open_transaction_shows_blocked_partitions_and_commands(
         (waiting,) = row["waiting"]
         assert (waiting["topic"], waiting["partition"]) == (topic, 0)
         assert (waiting["stable"], waiting["end"]) == (0, 3)
-        assert [one.partition(":")[0] for one in row["ended_by"]] == ["commits", "aborts"]
+        assert [command.partition(":")[0] for command in row["ended_by"]] == ["commits", "aborts"]
         planned = resolved(bootstrap, name, identity, "--abort")
         assert planned["action"].startswith(f"would abort it as producer {identity[0]}")
         assert cluster.lso(topic) == 0
@@ -150,7 +150,7 @@ def test_open_transaction_is_ended_under_its_identity_and_recorded(
         def recorded() -> list[str]:
             told = rows(cli(bootstrap, "txns", "history", name, *JSON))
             ends = ("transaction-committed", "transaction-aborted")
-            return [one["client"] for one in told if one["what"] in ends]
+            return [event["client"] for event in told if event["what"] in ends]
 
         assert until(recorded, "the history has the decision") == ["fencepost-resolve"]
 
@@ -192,7 +192,7 @@ def test_one_epoch_with_several_version_1_transactions_proves_nothing(
     settled(cluster, topic, 4)
     row = resolved(bootstrap, name, identity, status=UNDECIDED)
     assert (row["verdict"], row["proof"]) == ("mixed", False)
-    assert [one["outcome"] for one in row["markers"]] == ["commit", "abort"]
+    assert [marker["outcome"] for marker in row["markers"]] == ["commit", "abort"]
 
 
 def test_unknown_id_has_no_evidence(bootstrap: str) -> None:
@@ -276,11 +276,11 @@ def test_transactions_of_a_flink_checkpoint_are_resolved(bootstrap: str) -> None
     named = ("txns", "resolve", "--from-checkpoint", str(FLINK))
     found = rows(cli(bootstrap, *named, *JSON, status=UNDECIDED))
     assert len(found) == 2
-    assert {one["verdict"] for one in found} == {"no evidence left"}
-    names = [str(one["transactional_id"]) for one in found]
+    assert {row["verdict"] for row in found} == {"no evidence left"}
+    names = [str(row["transactional_id"]) for row in found]
     assert sorted(name.rpartition("-")[0] for name in names) == ["flink-copy-0", "flink-copy-1"]
-    one = cli(bootstrap, "txns", "resolve", names[0], *named[2:], *JSON, status=UNDECIDED)
-    assert [row["transactional_id"] for row in rows(one)] == names[:1]
+    result = cli(bootstrap, "txns", "resolve", names[0], *named[2:], *JSON, status=UNDECIDED)
+    assert [row["transactional_id"] for row in rows(result)] == names[:1]
     none = cli(bootstrap, "txns", "resolve", "other", *named[2:], status=1)
     assert "names no transaction of 'other'" in none.stderr
 
@@ -384,7 +384,9 @@ def test_markers_prove_the_outcome_after_the_id_has_expired(tmp_path, commit) ->
 
             def is_gone() -> bool:
                 listed = cluster.call("list_transactions", 0)["transaction_states"]
-                return producer.name not in {one["transactional_id"] for one in listed}
+                return producer.name not in {
+                    transaction["transactional_id"] for transaction in listed
+                }
 
             until(is_gone, "the expiry")
         row = resolved(daemon.bootstrap, producer.name, identity)

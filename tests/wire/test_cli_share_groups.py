@@ -110,8 +110,8 @@ def test_start_offsets_are_reset_and_restored(
 def test_share_group_offsets_are_deleted_only_for_whole_topics(
     cluster: Cluster, bootstrap: str, topic: str, group: str, tmp_path
 ) -> None:
-    one = ("delete-offsets", group, "--topic", f"{topic}:0", *execute(tmp_path))
-    assert "whole topics" in run(bootstrap, *one, status=1).output
+    command = ("delete-offsets", group, "--topic", f"{topic}:0", *execute(tmp_path))
+    assert "whole topics" in run(bootstrap, *command, status=1).output
     assert cluster_offsets(cluster, group) == {0: 1, 1: 0}
     run(bootstrap, "delete-offsets", group, "--topic", topic, *execute(tmp_path))
     assert cluster_offsets(cluster, group) == {}

@@ -306,7 +306,7 @@ def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) ->
     told.write_text(json.dumps(commands))
     ours, theirs = pty.openpty()
     profiles = tmp / "profiles.toml"
-    name = "".join(f"\\U{ord(one):08x}" for one in EVIL)
+    name = "".join(f"\\U{ord(character):08x}" for character in EVIL)
     profiles.write_text(f'["{name}"]\nbootstrap = "{name}"\n')
     environment = {
         **os.environ,
@@ -349,12 +349,12 @@ def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path
     asked = {**RUNS, **on_files(broker.data_dir, tmp_path)}
     commands = [[*path, *arguments] for path, runs in asked.items() for arguments in runs]
     shown = on_terminal(broker.bootstrap, commands, tmp_path)
-    for one in shown:
-        for line in one.text.split("\n"):
-            assert line.isprintable(), (one.arguments, line)
-            assert not line.startswith("FAKE"), one
-        assert "Traceback" not in one.text, one
-    named = {one.arguments[:2] for one in shown if "0;pwn" in one.text}
+    for screen in shown:
+        for line in screen.text.split("\n"):
+            assert line.isprintable(), (screen.arguments, line)
+            assert not line.startswith("FAKE"), screen
+        assert "Traceback" not in screen.text, screen
+    named = {screen.arguments[:2] for screen in shown if "0;pwn" in screen.text}
     # Most commands must show a hostile name, because otherwise the test would prove nothing.
     silent = {path for path in asked if not {name for name in named if name[: len(path)] == path}}
     assert silent <= {
@@ -391,7 +391,9 @@ def test_json_of_every_listing_is_valid_on_a_terminal(broker: Daemon, tmp_path: 
         ["txns", "list", *JSON],
         ["quotas", "list", *JSON],
     ]
-    found = [json.loads(one.text) for one in on_terminal(broker.bootstrap, commands, tmp_path)]
+    found = [
+        json.loads(screen.text) for screen in on_terminal(broker.bootstrap, commands, tmp_path)
+    ]
     assert [row["group"] for row in found[0]] == [GROUP_ID]
     assert [row["transactional_id"] for row in found[3]] == [TXN]
     assert CLIENT in {row["client"] for row in found[2]}

@@ -132,8 +132,8 @@ def test_producers_lists_producer_state_of_each_partition(bootstrap, topic):
             for row in found
         ] == [(1, described[0]["producer_id"], described[0]["epoch"], 0)]
         assert found[0]["last_sequence"] == 2
-    one = rows(cli(bootstrap, "txns", "producers", f"{topic}:1", "--format", "json"))
-    assert [row["start_offset"] for row in one] == [None]
+    producers = rows(cli(bootstrap, "txns", "producers", f"{topic}:1", "--format", "json"))
+    assert [row["start_offset"] for row in producers] == [None]
     only = ("txns", "producers", f"{topic}:1", "--open", "--format", "json")
     assert rows(cli(bootstrap, *only)) == []
     cli(bootstrap, "txns", "producers", f"{topic}:7", status=1)
@@ -224,7 +224,7 @@ def test_hanging_producer_with_expired_id_is_named_from_the_history(tmp_path):
 
             def is_gone() -> bool:
                 listed = cluster.call("list_transactions", 0)["transaction_states"]
-                return name not in {one["transactional_id"] for one in listed}
+                return name not in {transaction["transactional_id"] for transaction in listed}
 
             until(is_gone, "the expiry")
             find = ("txns", "find-hanging", "--max-transaction-timeout", "0", *JSON)
@@ -488,6 +488,6 @@ def test_blame_names_groups_hidden_from_the_principal(tmp_path):
         with open_transaction(broker.bootstrap, topic):
             told = cli(broker.bootstrap, "txns", "blame", topic, *JSON)
     (row,) = rows(told)
-    assert [one["group"] for one in row["groups"]] == ["waits"]
+    assert [group["group"] for group in row["groups"]] == ["waits"]
     assert row["hidden_groups"] == ["secret"]
     assert "may not describe: secret" in told.stderr

@@ -112,7 +112,7 @@ def _uuid(text: str | UUID) -> UUID:
 
 
 def test_api_versions_advertises_the_telemetry_apis(mine: Cluster) -> None:
-    keys = {one["api_key"] for one in mine.call("api_versions", 2)["api_keys"]}
+    keys = {api["api_key"] for api in mine.call("api_versions", 2)["api_keys"]}
     assert {71, 72} <= keys
 
 
@@ -257,7 +257,7 @@ def test_metrics_of_librdkafka_are_shown(ours: str) -> None:
 
     def idle() -> dict[str, Any] | None:
         consumer.poll(0.1)
-        found = [one for one in rows(ours) if one["client_id"] == "real-consumer"]
+        found = [listed for listed in rows(ours) if listed["client_id"] == "real-consumer"]
         return found[0] if found and "poll_idle_ratio" in found[0]["values"] else None
 
     row = until(idle, "the consumer pushes its metrics")
@@ -267,7 +267,7 @@ def test_metrics_of_librdkafka_are_shown(ours: str) -> None:
     producing = pushed(ours, "real-producer", "request_latency_max_ms")
     series = rows(ours, "--client-id", "real-producer")
     assert len(series) == producing["series_count"] > 1
-    assert all(one["metric"].startswith("org.apache.kafka.producer.") for one in series)
+    assert all(sample["metric"].startswith("org.apache.kafka.producer.") for sample in series)
     consumer.close()
     until(
         lambda: not rows(ours, "--client-id", "real-consumer"),
@@ -341,7 +341,7 @@ def test_history_names_the_poll_pause_that_expired_a_java_share_consumers_lock(
 
             def acquired() -> bool:
                 shown = cli(ours, "groups", "describe", group, "--format=json").stdout
-                return any(one["acquired"] for one in json.loads(shown))
+                return any(listed["acquired"] for listed in json.loads(shown))
 
             def is_stopped_with_a_record() -> bool:
                 """Stop the consumer while the broker holds its fetch, which a record completes."""
@@ -370,13 +370,13 @@ def test_history_names_the_poll_pause_that_expired_a_java_share_consumers_lock(
 
 def pauses_of_members(bootstrap: str, group: str) -> list[int | None]:
     shown = cli(bootstrap, "groups", "members", group, "--format=json").stdout
-    return [one["poll_pause_ms"] for one in json.loads(shown)]
+    return [row["poll_pause_ms"] for row in json.loads(shown)]
 
 
 def polling(bootstrap: str, cluster: Cluster, topic: str) -> dict[str, Any] | None:
     """Write a record, and return the row of the Java consumer once it has reported its polls."""
     cluster.produce(topic, [b"x"])
-    found = [one for one in rows(bootstrap) if one["client_id"] == "real-java"]
+    found = [row for row in rows(bootstrap) if row["client_id"] == "real-java"]
     return found[0] if found and "poll_idle_ratio" in found[0]["values"] else None
 
 
@@ -388,7 +388,7 @@ def told(
     def look() -> dict[str, Any] | None:
         meanwhile()
         shown = cli(bootstrap, "groups", "history", group, "--format=json", status=None).stdout
-        found = [one for one in json.loads(shown or "[]") if one["what"] == kind]
+        found = [row for row in json.loads(shown or "[]") if row["what"] == kind]
         return found[0] if found else None
 
     return until(look, f"{kind} of {group}")

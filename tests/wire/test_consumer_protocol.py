@@ -49,9 +49,9 @@ def topic(cluster: Cluster, bootstrap: str) -> str:
 
 def owned(*members) -> list[int]:
     """Poll every member once; return the sorted partition numbers that the members own."""
-    for one in members:
-        one.poll(0.02)
-    return sorted(len(one.assignment()) for one in members)
+    for consumer in members:
+        consumer.poll(0.02)
+    return sorted(len(consumer.assignment()) for consumer in members)
 
 
 def test_partitions_are_shared_out_and_every_record_is_read_once(bootstrap, topic):
@@ -61,7 +61,9 @@ def test_partitions_are_shared_out_and_every_record_is_read_once(bootstrap, topi
         with member(bootstrap, group, topic) as second, member(bootstrap, group, topic) as third:
             until(lambda: owned(first, second, third) == [2, 2, 2], "three members share")
             partitions = [
-                part.partition for one in (first, second, third) for part in one.assignment()
+                part.partition
+                for consumer in (first, second, third)
+                for part in consumer.assignment()
             ]
             assert sorted(partitions) == list(range(6))
         until(lambda: owned(first) == [6], "what the others left comes back")
@@ -108,8 +110,8 @@ def test_group_rebalances_when_its_topic_grows(cluster, bootstrap, protocol):
 def test_consumer_group_is_listed_described_and_deleted_by_admin_client(bootstrap, topic):
     group = unique("group")
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    with member(bootstrap, group, topic, client_id="me") as one:
-        until(lambda: owned(one) == [6], "the member owns everything")
+    with member(bootstrap, group, topic, client_id="me") as consumer:
+        until(lambda: owned(consumer) == [6], "the member owns everything")
         listed = {found.group_id: found for found in admin.list_consumer_groups().result().valid}
         assert listed[group].type is ConsumerGroupType.CONSUMER
         described = admin.describe_consumer_groups([group])[group].result()
@@ -133,7 +135,9 @@ def test_new_partition_is_assigned_without_a_restart(cluster, bootstrap, topic):
     from confluent_kafka.admin import NewPartitions
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    with member(bootstrap, unique("group"), topic, topic_metadata_refresh_interval_ms=200) as one:
-        until(lambda: owned(one) == [6], "the member owns everything")
+    with member(
+        bootstrap, unique("group"), topic, topic_metadata_refresh_interval_ms=200
+    ) as consumer:
+        until(lambda: owned(consumer) == [6], "the member owns everything")
         admin.create_partitions([NewPartitions(topic, 8)])[topic].result()
-        until(lambda: owned(one) == [8], "and the new partitions")
+        until(lambda: owned(consumer) == [8], "and the new partitions")

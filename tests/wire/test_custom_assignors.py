@@ -31,9 +31,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def daemon(tmp_path: Path, environment: dict[str, str]):
     names = "uniform,reversed,slow,raising,hanging,doubling"
     settings = {**SETTINGS, "group.consumer.assignors": names}
-    one = Daemon(tmp_path / "data", settings, env=environment).start()
-    yield one
-    one.stop()
+    broker = Daemon(tmp_path / "data", settings, env=environment).start()
+    yield broker
+    broker.stop()
 
 
 def test_failing_custom_assignor_does_not_disturb_other_groups(daemon: Daemon) -> None:
@@ -79,13 +79,13 @@ def test_assignment_is_computed_again_after_a_kill_during_it(
     with Cluster(daemon.bootstrap) as cluster:
         topic = cluster.create_topic(unique("custom"), 6)
     group = unique("slow")
-    with member(daemon.bootstrap, group, topic, group_remote_assignor="slow") as one:
-        until(lambda: (one.poll(0.02), note.exists() and note.read_text())[1], "it computes")
+    with member(daemon.bootstrap, group, topic, group_remote_assignor="slow") as consumer:
+        until(lambda: (consumer.poll(0.02), note.exists() and note.read_text())[1], "it computes")
         computing = int(note.read_text())
         daemon.kill()
         until(lambda: not is_alive(computing), "the assignor's process ends with its daemon")
         daemon.start()
-        until(lambda: owned(one) == [6], "the target, from a process of the new daemon")
+        until(lambda: owned(consumer) == [6], "the target, from a process of the new daemon")
         assert int(note.read_text()) != computing
 
 

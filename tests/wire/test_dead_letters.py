@@ -39,7 +39,9 @@ def cluster(bootstrap: str) -> Iterator[Cluster]:
     with Cluster(bootstrap) as client:
         asked = {"client_software_name": "raw", "client_software_version": "1"}
         features = client.call("api_versions", 3, **asked)["finalized_features"]
-        before = {one["name"]: one["max_version_level"] for one in features}["share.version"]
+        before = {feature["name"]: feature["max_version_level"] for feature in features}[
+            "share.version"
+        ]
         if before < LEVEL:
             set_share_version(client, LEVEL, UPGRADE)
         client.coordinator(unique("g"), GROUP)
@@ -105,8 +107,8 @@ class Queue:
         until(lambda: self.cluster.offset(self.name, partition) == count, f"records in {self.name}")
         return [
             (int(dict(headers)[b"__dlq.errors.offset"] or b""), key, value)
-            for one in self.batches(partition)
-            for key, value, headers in zip(one.keys, one.values, one.headers, strict=True)
+            for queued in self.batches(partition)
+            for key, value, headers in zip(queued.keys, queued.values, queued.headers, strict=True)
         ]
 
     def is_done(self, index: int) -> bool:
@@ -114,7 +116,7 @@ class Queue:
         topics = [{"topic_name": self.source, "partitions": [index]}]
         body = {"groups": [{"group_id": self.group, "topics": topics}]}
         (found,) = self.cluster.call("describe_share_group_offsets", 1, **body)["groups"]
-        ((row,),) = (one["partitions"] for one in found["topics"])
+        ((row,),) = (topic["partitions"] for topic in found["topics"])
         return bool(row["lag"] == 0)
 
 
@@ -152,7 +154,7 @@ def test_record_at_the_delivery_limit_is_queued_without_its_body(cluster: Cluste
         assert queue.fetch(1) == [(0, 0, count)]
         queue.acknowledge(1, 0, 0, RELEASE)
     assert queue.records(1) == [(0, None, None)]
-    ((headers,),) = (one.headers for one in queue.batches())
+    ((headers,),) = (queued.headers for queued in queue.batches())
     assert dict(headers)[b"__dlq.errors.delivery.count"] == b"2"
     message = b"Offset delivery count exceeded the threshold."
     assert dict(headers)[b"__dlq.errors.message"] == message
@@ -166,8 +168,8 @@ def test_dead_letter_batches_stay_within_max_message_bytes(cluster: Cluster) -> 
     assert queue.fetch(0) == [(0, 19, 1)]
     queue.acknowledge(0, 0, 19, REJECT)
     assert [offset for offset, _, _ in queue.records(20)] == list(range(20))
-    sizes = [one.size for one in queue.batches()]
-    counts = [len(one.values) for one in queue.batches()]
+    sizes = [queued.size for queued in queue.batches()]
+    counts = [len(queued.values) for queued in queue.batches()]
     assert max(sizes) <= 1000
     assert counts == [4] * 5, (sizes, counts)
 

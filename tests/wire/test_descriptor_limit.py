@@ -58,12 +58,12 @@ def test_partitions_past_the_limit_are_refused_without_leftovers(tmp_path: Path)
     finally:
         again.stop()
     fs = OsFileSystem()
-    directories = sorted(one for one in again.data_dir.iterdir() if one.is_dir())
+    directories = sorted(path for path in again.data_dir.iterdir() if path.is_dir())
     assert len(directories) >= PARTITIONS
-    assert not [one for one in directories if "stray" in one.name]
+    assert not [directory for directory in directories if "stray" in directory.name]
     assert not list(verify_data_directory(fs, str(again.data_dir)))
-    for one in directories:
-        assert not list(verify_partition(fs, str(one))), one
+    for directory in directories:
+        assert not list(verify_partition(fs, str(directory))), directory
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_connections_leave_descriptors_for_partitions(tmp_path: Path) -> None:
     ):
         assert created(cluster, "wide", PARTITIONS) == "none"
         clients = [stack.enter_context(RawClient(daemon.bootstrap)) for _ in range(MAX_FILES)]
-        answers = [versions(one) for one in clients]
+        answers = [versions(client) for client in clients]
         served = answers.index("")
         assert MAX_FILES - 2 * RESERVE < served < MAX_FILES - FEW
         assert set(answers[:served]) == {"none"}
@@ -155,8 +155,8 @@ def produced(cluster: Cluster, index: int) -> str:
 
 def created(cluster: Cluster, topic: str, partitions: int) -> str:
     """Create a topic without opening its partitions, unlike ``Cluster.create_topic``."""
-    one = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": []}
-    answer = cluster.call("create_topics", 5, timeout=10_000, topics=[one])
+    creation = {"name": topic, "num_partitions": partitions, "replication_factor": 1, "configs": []}
+    answer = cluster.call("create_topics", 5, timeout=10_000, topics=[creation])
     error: str = answer["topics"][0]["error_code"]
     return error
 
@@ -168,9 +168,9 @@ def open_files(pid: int) -> int:
 def held_for_good(pid: int, data: Path) -> int | None:
     """Return the number of open files; None while any is a folder or outside ``data``."""
     targets = []
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+    for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            targets.append(one.readlink())
-    files = [one for one in targets if one.is_absolute() and one.parts[1] != "dev"]
-    passing = [one for one in files if one.is_dir() or not one.is_relative_to(data)]
+            targets.append(path.readlink())
+    files = [target for target in targets if target.is_absolute() and target.parts[1] != "dev"]
+    passing = [file for file in files if file.is_dir() or not file.is_relative_to(data)]
     return None if passing else len(targets)

@@ -49,8 +49,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def cluster(daemon: Daemon) -> Iterator[Cluster]:
-    with Cluster(daemon.bootstrap) as one:
-        yield one
+    with Cluster(daemon.bootstrap) as client:
+        yield client
 
 
 class Copy:

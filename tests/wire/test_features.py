@@ -27,9 +27,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def finalized(cluster: Cluster) -> tuple[dict[str, int], int]:
     answer = cluster.call("api_versions", 4, client_software_name="t", client_software_version="1")
     levels = {
-        one["name"]: one["max_version_level"]
-        for one in answer["finalized_features"]
-        if one["name"] == FEATURE
+        feature["name"]: feature["max_version_level"]
+        for feature in answer["finalized_features"]
+        if feature["name"] == FEATURE
     }
     return levels, answer["finalized_features_epoch"]
 
@@ -80,9 +80,9 @@ def test_feature_change_is_recorded_in_the_cluster_history(daemon: Daemon) -> No
     def changes() -> list[tuple[str, str, str]]:
         told = cli(daemon.bootstrap, "cluster", "history", "--format", "json")
         return [
-            (one["subject"], one["change"], one["trigger"])
-            for one in json.loads(told.stdout)
-            if one["what"] == "feature-finalized"
+            (row["subject"], row["change"], row["trigger"])
+            for row in json.loads(told.stdout)
+            if row["what"] == "feature-finalized"
         ]
 
     expected = [

@@ -80,7 +80,7 @@ class Readers:
     def held(self, consumer: confluent_kafka.Consumer) -> set[tuple[str, int]]:
         # A consumer with a fatal error has no assignment.
         with contextlib.suppress(confluent_kafka.KafkaException):
-            return {(one.topic, one.partition) for one in consumer.assignment()}
+            return {(partition.topic, partition.partition) for partition in consumer.assignment()}
         return set()
 
     def until(self, probe: Callable[[], object], what: str) -> None:

@@ -181,10 +181,10 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
         # Do not compare the metadata. librdkafka copies it without a terminating NUL, so other
         # bytes may follow it. Once in some thousand runs these bytes are not UTF-8.
-        assert [one.offset for one in reader.committed(asked, timeout=60)] == [7, 9]
+        assert [position.offset for position in reader.committed(asked, timeout=60)] == [7, 9]
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
     told = cluster.call("offset_fetch", 5, group_id=group, topics=topics)["topics"][0]["partitions"]
-    assert [one["metadata"] for one in told] == ["état 🦔", ""]
+    assert [partition["metadata"] for partition in told] == ["état 🦔", ""]
     with kp_admin(bootstrap) as admin:
         listed = admin.list_group_offsets({group: None})[group]
     assert {(tp.partition, meta.offset) for tp, meta in listed.items()} == {(0, 7), (1, 9)}

@@ -300,8 +300,8 @@ def test_history_topic_is_readable_but_not_writable_for_clients(daemon: Daemon) 
             ),
         ):
             answer = cluster.call(api, version, **fields)
-            (one,) = answer.get("topics") or answer["responses"]
-            assert one["error_code"] == "invalid_topic_exception", api
+            (row,) = answer.get("topics") or answer["responses"]
+            assert row["error_code"] == "invalid_topic_exception", api
         # Meanwhile the broker itself writes entries about other groups.
         kept = cluster.values(HISTORY_TOPIC)
         assert len(kept) >= end

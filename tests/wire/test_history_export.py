@@ -111,7 +111,7 @@ def export(daemon: Daemon, *words: str, status: int | None = 0) -> Any:
 
 
 def of_subject(bodies: list[bytes], subject: str) -> list[dict[str, Any]]:
-    return [one for body in bodies if (one := json.loads(body))["subject"] == subject]
+    return [entry for body in bodies if (entry := json.loads(body))["subject"] == subject]
 
 
 def test_consumer_reads_entries_that_the_schema_describes(daemon: Daemon, cluster: Cluster) -> None:
@@ -123,18 +123,20 @@ def test_consumer_reads_entries_that_the_schema_describes(daemon: Daemon, cluste
         consumer.subscribe([HISTORY_TOPIC])
 
         def has_left() -> bool:
-            found.extend(one for one in consumer.consume(100, timeout=0.2) if one.error() is None)
-            return any(json.loads(one.key()) == ["group", group] for one in found) and any(
-                json.loads(one.value())["what"] == "member-left" for one in found
+            found.extend(
+                message for message in consumer.consume(100, timeout=0.2) if message.error() is None
+            )
+            return any(json.loads(message.key()) == ["group", group] for message in found) and any(
+                json.loads(message.value())["what"] == "member-left" for message in found
             )
 
         until(has_left, "the entries")
     for message in found:
         entry = json.loads(message.value())
-        assert [one.message for one in schema.iter_errors(entry)] == []
+        assert [error.message for error in schema.iter_errors(entry)] == []
         assert json.loads(message.key()) == [entry["scope"], entry["subject"]]
-    mine = of_subject([one.value() for one in found], group)
-    causes = {(one["what"], one["cause"]) for one in mine}
+    mine = of_subject([message.value() for message in found], group)
+    causes = {(event["what"], event["cause"]) for event in mine}
     assert ("rebalance-started", "member-joined") in causes
     assert ("rebalance-started", "member-left") in causes
 
@@ -151,7 +153,7 @@ def test_webhook_that_fails_first_gets_each_entry_once(
     assert "responded 503" in done.stderr
     assert "trying again" in done.stderr
     (first, second, third, *_) = receiver.requests
-    assert [one[3] for one in (first, second, third)] == [503, 500, 200]
+    assert [request[3] for request in (first, second, third)] == [503, 500, 200]
     assert first[1]["webhook-id"] == second[1]["webhook-id"] == third[1]["webhook-id"]
     assert first[2] == third[2]
     rows = of_subject(receiver.accepted(), group)
@@ -178,12 +180,12 @@ def test_next_run_begins_with_the_entry_that_failed(daemon: Daemon, cluster: Clu
     with receiving() as receiver:
         words = ("history", "export", "--webhook", receiver.url, "--group", name)
         cli(daemon.bootstrap, *words)
-        again = [one[1]["webhook-id"] for one in receiver.requests]
+        again = [request[1]["webhook-id"] for request in receiver.requests]
         assert refused[1]["webhook-id"] in again
         assert len(again) == len(set(again))
         receiver.requests.clear()
         cli(daemon.bootstrap, *words)
-    later = [one[1]["webhook-id"] for one in receiver.requests]
+    later = [request[1]["webhook-id"] for request in receiver.requests]
     assert set(later).isdisjoint(again), "their offsets are committed"
 
 
@@ -220,7 +222,7 @@ def test_killed_export_loses_no_entry(daemon: Daemon, cluster: Cluster) -> None:
 
                 def has_left(receiver: Receiver = receiver, subject: str = subject) -> bool:
                     mine = of_subject(receiver.accepted(), subject)
-                    return any(one["what"] == "member-left" for one in mine)
+                    return any(event["what"] == "member-left" for event in mine)
 
                 until(has_left, "the last entry of the group")
             finally:
@@ -228,13 +230,13 @@ def test_killed_export_loses_no_entry(daemon: Daemon, cluster: Cluster) -> None:
                     child.kill()
                 else:
                     assert child.terminate() == 0
-            seen |= {one[1]["webhook-id"] for one in receiver.requests}
-    offsets = {int(one.rpartition("-")[2]) for one in seen}
+            seen |= {request[1]["webhook-id"] for request in receiver.requests}
+    offsets = {int(entry_id.rpartition("-")[2]) for entry_id in seen}
     values = cluster.values(HISTORY_TOPIC)
     wanted = {
         offset for offset, value in enumerate(values) if json.loads(value)["scope"] == "group"
     }
-    assert {one for one in wanted if one <= max(offsets)} <= offsets
+    assert {offset for offset in wanted if offset <= max(offsets)} <= offsets
 
 
 def test_export_selects_kinds_and_refuses_invalid_options(daemon: Daemon, cluster: Cluster) -> None:
@@ -271,14 +273,14 @@ def test_recorded_requests_are_selected_by_scope_or_kind(
         Entry(1, GROUP_REQUEST, "g", REQUEST, "shard"),
         Entry(1, GROUP_REQUEST, "g", CONNECTION_CLOSED, "shard"),
     ]
-    assert {one.what for one in entries if selection.has(one)} == selected
+    assert {entry.what for entry in entries if selection.has(entry)} == selected
 
 
 def attributes(row: Any) -> dict[str, Any]:
     found = {}
-    for one in row.attributes:
-        kind = one.value.WhichOneof("value")
-        found[one.key] = getattr(one.value, kind)
+    for attribute in row.attributes:
+        kind = attribute.value.WhichOneof("value")
+        found[attribute.key] = getattr(attribute.value, kind)
     return found
 
 
@@ -312,17 +314,20 @@ def test_otlp_receiver_gets_logs_and_spans(daemon: Daemon, cluster: Cluster) -> 
         for scope in resource.scope_logs
         for log in scope.log_records
     ]
-    mine = [one for one in spans if one[1].get("fencepost.transactional_id") == name]
-    assert [(one[0].name, one[1]["fencepost.outcome"]) for one in mine] == [
+    mine = [span for span in spans if span[1].get("fencepost.transactional_id") == name]
+    assert [(span[0].name, span[1]["fencepost.outcome"]) for span in mine] == [
         ("transaction", "commit"),
         ("transaction", "abort"),
     ]
-    assert all(one.end_time_unix_nano >= one.start_time_unix_nano > 0 for one, _ in mine)
+    assert all(span.end_time_unix_nano >= span.start_time_unix_nano > 0 for span, _ in mine)
     rebalances = [
         fields for span, fields in spans if fields.get("messaging.consumer.group.name") == group
     ]
-    assert [one["fencepost.cause"] for one in rebalances] == ["member-joined", "member-left"]
-    assert {one["fencepost.outcome"] for one in rebalances} == {"complete"}
+    assert [rebalance["fencepost.cause"] for rebalance in rebalances] == [
+        "member-joined",
+        "member-left",
+    ]
+    assert {rebalance["fencepost.outcome"] for rebalance in rebalances} == {"complete"}
     whats = [fields["fencepost.what"] for _, fields in logs if fields["fencepost.subject"] == group]
     assert whats == [row["what"] for row in told(daemon, "groups", group, "member-left")]
     by_trace = {log.trace_id: fields["fencepost.what"] for log, fields in logs if log.trace_id}
@@ -355,7 +360,9 @@ def test_rebalance_of_the_consumer_protocol_ends_with_its_last_member(
         for fields in map(attributes, scope.spans)
         if fields.get("messaging.consumer.group.name") == group
     ]
-    assert [(one["fencepost.outcome"], one["fencepost.cause"]) for one in found] == [
+    assert [
+        (rebalance["fencepost.outcome"], rebalance["fencepost.cause"]) for rebalance in found
+    ] == [
         ("complete", "member-joined"),
         ("superseded", "member-left"),  # no member is left to complete it
         ("complete", "member-joined"),
@@ -381,8 +388,8 @@ def test_entries_of_every_broker_are_delivered_even_after_a_failover() -> None:
         def each_has_entries() -> bool:
             with receiving() as receiver:
                 cli(brokers.bootstrap, *words, receiver.url)
-            first.update(one[1]["webhook-id"] for one in receiver.requests)
-            return {one.split("-")[-2] for one in first} == {"0", "1", "2"}
+            first.update(request[1]["webhook-id"] for request in receiver.requests)
+            return {entry_id.split("-")[-2] for entry_id in first} == {"0", "1", "2"}
 
         until(each_has_entries, "an entry of each broker")
         brokers.kill(3)
@@ -392,9 +399,10 @@ def test_entries_of_every_broker_are_delivered_even_after_a_failover() -> None:
             with receiving() as receiver:
                 done = cli(brokers.bootstrap, *words, receiver.url, status=None)
             entries = [json.loads(body) for body in receiver.accepted()]
-            seen.update(one[1]["webhook-id"] for one in receiver.requests)
+            seen.update(request[1]["webhook-id"] for request in receiver.requests)
             return done.exit_code == 0 and any(
-                (one["what"], one["subject"]) == ("broker-fenced", "broker 3") for one in entries
+                (entry["what"], entry["subject"]) == ("broker-fenced", "broker 3")
+                for entry in entries
             )
 
         until(is_told, "the failover")

@@ -73,8 +73,8 @@ def age(daemon: Daemon, name: str, epoch: int) -> int:
         partition = services.logs.partition(TRANSACTION_STATE, index)
         found: TransactionMetadata | None = None
         for header, data in partition.reader.read_all():
-            for one in decode_records(data, 0, header):
-                decoded = records.decode(Record(one.key or b"", one.value))
+            for record in decode_records(data, 0, header):
+                decoded = records.decode(Record(record.key or b"", record.value))
                 if decoded is not None and decoded.transactional_id == name:
                     found = decoded.txn
         assert found is not None

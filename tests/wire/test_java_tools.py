@@ -156,9 +156,9 @@ def test_coordinator_records_parse_in_java(bootstrap: str, cluster: Cluster) -> 
         where = places[internal]
         # The tool ends after this number of records, so it need not wait for further records.
         count = sum(
-            len(one.values)
-            for one in cluster.read(internal, partition=where)
-            if one.base_offset >= begin[internal]
+            len(batch.values)
+            for batch in cluster.read(internal, partition=where)
+            if batch.base_offset >= begin[internal]
         )
         assert count > 0
         said = run_tool(

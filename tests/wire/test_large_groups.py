@@ -64,9 +64,9 @@ def until_shared(members: Sequence[confluent_kafka.Consumer], topics: int) -> No
     """Poll until each member has an equal share of the topics."""
 
     def parts() -> list[int]:
-        for one in members:
-            one.poll(0.05)
-        return [len(one.assignment()) for one in members]
+        for consumer in members:
+            consumer.poll(0.05)
+        return [len(consumer.assignment()) for consumer in members]
 
     equal = [topics // len(members)] * len(members)
     until(lambda: parts() == equal, "equal parts of the topics", deadline_s=60, poll_s=0)
@@ -160,14 +160,20 @@ async def test_second_aiokafka_member_takes_over_half_of_the_topics(broker: OwnB
         await until_true(lambda: len(first.assignment()) == len(NAMES), "all topics")
         async with aio_consumer(broker.bootstrap, *NAMES, **conf) as second:
             await until_true(
-                lambda: [len(one.assignment()) for one in (first, second)] == [len(NAMES) // 2] * 2,
+                lambda: (
+                    [len(consumer.assignment()) for consumer in (first, second)]
+                    == [len(NAMES) // 2] * 2
+                ),
                 "equal parts of the topics",
                 deadline_s=60,
             )
 
 
 def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str = "") -> Any:
-    protocols = [{"name": f"assignor-{at}", "metadata": one} for at, one in enumerate(metadata)]
+    protocols = [
+        {"name": f"assignor-{at}", "metadata": subscription}
+        for at, subscription in enumerate(metadata)
+    ]
     return cluster.call(
         "join_group",
         3,

@@ -71,7 +71,7 @@ def test_no_command_shows_a_secret_argument_in_help_or_usage_error(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", sorted(one for one in leaves(main) if one[0] not in STAYS), ids=" ".join
+    "path", sorted(leaf for leaf in leaves(main) if leaf[0] not in STAYS), ids=" ".join
 )
 def test_no_command_shows_a_secret_argument(path: tuple[str, ...], tmp_path: Path) -> None:
     soon = ("--timeout", "0.1")
@@ -103,7 +103,7 @@ def test_unusable_client_settings_are_not_quoted(text: str, tmp_path: Path) -> N
 
 
 def test_client_hides_every_config_of_type_password() -> None:
-    passwords = {one.name for one in SECURITY_KEYS if one.type is ConfigType.PASSWORD}
+    passwords = {key.name for key in SECURITY_KEYS if key.type is ConfigType.PASSWORD}
     assert passwords <= SECRETS
     security = Security.of(
         {

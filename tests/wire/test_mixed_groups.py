@@ -70,7 +70,11 @@ class New:
         self.consumer = self._stack.enter_context(member(bootstrap, group, topic))
 
     def read(self) -> list[str]:
-        found = [one.value().decode() for one in self.consumer.consume(50, 0.02) if not one.error()]
+        found = [
+            message.value().decode()
+            for message in self.consumer.consume(50, 0.02)
+            if not message.error()
+        ]
         if found:
             with contextlib.suppress(confluent_kafka.KafkaException):
                 self.consumer.commit(asynchronous=False)
@@ -93,13 +97,13 @@ class Group:
         self.seen: list[str] = []
 
     def add(self, kind: type[Old | New]) -> Old | New:
-        one = kind(self.bootstrap, self.group, self.topic)
-        self.members.append(one)
-        return one
+        client = kind(self.bootstrap, self.group, self.topic)
+        self.members.append(client)
+        return client
 
-    def remove(self, one: Old | New) -> None:
-        self.members.remove(one)
-        one.close()
+    def remove(self, client: Old | New) -> None:
+        self.members.remove(client)
+        client.close()
 
     def write(self, count: int = 60) -> None:
         with confluent_producer(self.bootstrap) as producer:
@@ -109,16 +113,16 @@ class Group:
 
     def is_shared(self) -> bool:
         """Return whether each partition has one owner and every member has partitions."""
-        for one in self.members:
-            self.seen += one.read()
-        owned = [one.owned() for one in self.members]
+        for client in self.members:
+            self.seen += client.read()
+        owned = [client.owned() for client in self.members]
         return all(owned) and sorted(p for mine in owned for p in mine) == list(range(PARTITIONS))
 
     def settle(self, what: str) -> None:
         try:
             until(self.is_shared, what, deadline_s=60)
         except TimeoutError as error:
-            error.add_note(f"owned: {[sorted(one.owned()) for one in self.members]}")
+            error.add_note(f"owned: {[sorted(client.owned()) for client in self.members]}")
             with ClusterSession(self.bootstrap, 10) as session:
                 error.add_note(str(describe_group(session, self.group)))
             raise
@@ -135,8 +139,8 @@ class Group:
 def group(bootstrap: str, topic: str) -> Iterator[Group]:
     made = Group(bootstrap, topic)
     yield made
-    for one in list(made.members):
-        made.remove(one)
+    for client in list(made.members):
+        made.remove(client)
 
 
 def kind_of(cluster: Cluster, name: str) -> Any:

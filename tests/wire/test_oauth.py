@@ -84,7 +84,7 @@ def test_token_with_a_foreign_signature_is_refused(bootstrap: str) -> None:
         librdkafka(bootstrap, STRANGER, error_cb=heard.append, **{"message.timeout.ms": 2_000})
     )
     assert error is not None
-    assert any("invalid_token" in one.str() for one in heard), heard
+    assert any("invalid_token" in report.str() for report in heard), heard
 
 
 def test_kafka_python_logs_in_with_a_token(bootstrap: str) -> None:
@@ -148,4 +148,4 @@ def test_unsecured_token_is_accepted_only_with_the_required_scope(tmp_path: Path
         bound = {"error_cb": heard.append, "message.timeout.ms": 2_000}
         (error,) = sent(settings | other | bound)
         assert error is not None
-        assert any("insufficient_scope" in one.str() for one in heard), heard
+        assert any("insufficient_scope" in report.str() for report in heard), heard

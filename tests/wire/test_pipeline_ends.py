@@ -223,7 +223,7 @@ async def test_pipeline_stops_in_time_while_the_broker_is_down(
 
         async def is_lost() -> bool:
             connections = pipeline._consumer._client._conns.values()
-            return not any(one.connected() for one in connections)
+            return not any(connection.connected() for connection in connections)
 
         async with ended_by(signal.SIGTERM, pipeline):
             await own.all_copied(RECORDS)

@@ -55,7 +55,7 @@ def colliding(cluster: Cluster) -> str:
 async def headers(bench: Bench, topic: str, count: int) -> list[dict[str, bytes]]:
     async with aio_consumer(bench.bootstrap, topic, auto_offset_reset="earliest") as consumer:
         found = [await asyncio.wait_for(consumer.getone(), 60) for _ in range(count)]
-    return [dict(one.headers) for one in found]
+    return [dict(record.headers) for record in found]
 
 
 # --- output topics ---
@@ -278,7 +278,7 @@ async def test_missing_input_topic_is_logged_by_a_continuous_pipeline(bench: Ben
             running = asyncio.create_task(pipeline.run(handle_signals=False))
 
             async def is_told() -> bool:
-                return any(f"no such input topic: '{source}'" in one["event"] for one in logs)
+                return any(f"no such input topic: '{source}'" in log["event"] for log in logs)
 
             await until_async(is_told, "a warning")
             pipeline.stop()

@@ -133,7 +133,7 @@ def test_last_record_is_found_in_bounded_memory(broker: Daemon, topic: str, last
 def test_all_records_are_read_in_bounded_memory(broker: Daemon) -> None:
     wanted = ["consume", LARGE, "--format", "%o\\n", "-b", broker.bootstrap]
     found = measured(MEASURED, *wanted)
-    assert found.output.split() == [b"%d" % one for one in range(BATCHES * LARGE_RECORDS)]
+    assert found.output.split() == [b"%d" % number for number in range(BATCHES * LARGE_RECORDS)]
     assert found.megabytes < MOST_MEGABYTES
 
 

@@ -40,7 +40,7 @@ def produce(make: Make) -> dict[str, object]:
         "acks": -1,
         "timeout_ms": 1000,
         "topic_data": [
-            make.TopicProduceData(name=one, partition_data=part) for one in UNKNOWN[:HALF]
+            make.TopicProduceData(name=topic, partition_data=part) for topic in UNKNOWN[:HALF]
         ],
     }
 
@@ -50,7 +50,7 @@ def deletion(make: Make) -> dict[str, object]:
     return {
         "group_id": "g",
         "topics": [
-            make.OffsetDeleteRequestTopic(name=one, partitions=part) for one in UNKNOWN[:HALF]
+            make.OffsetDeleteRequestTopic(name=topic, partitions=part) for topic in UNKNOWN[:HALF]
         ],
     }
 

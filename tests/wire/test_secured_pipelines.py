@@ -134,7 +134,7 @@ MISSING = [
 async def test_missing_right_is_named_by_the_pipeline(
     owner: Realm, copier: Copier, operation: str, kind: str, told: str
 ) -> None:
-    rights = [one for one in copier.rights if one[:2] != (operation, kind)]
+    rights = [right for right in copier.rights if right[:2] != (operation, kind)]
     user = owner.new_user(*rights)
     with pytest.raises(NotAuthorizedError, match=f"{told} .*is missing to user '{user}'"):
         await copier.run_to_end(owner.security(user))
@@ -143,7 +143,7 @@ async def test_missing_right_is_named_by_the_pipeline(
 
 @pytest.mark.parametrize(
     ("operation", "kind", "told"),
-    [MISSING[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in MISSING[1:])],
+    [MISSING[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in MISSING[1:])],
 )
 async def test_revoked_right_ends_the_pipeline_without_loss_or_duplicates(
     owner: Realm, copier: Copier, operation: str, kind: str, told: str
@@ -152,7 +152,7 @@ async def test_revoked_right_ends_the_pipeline_without_loss_or_duplicates(
     security = owner.security(user)
     async with copier.running(security) as task:
         await copier.until_copied()
-        lost = [one for one in copier.rights if one[:2] == (operation, kind)]
+        lost = [right for right in copier.rights if right[:2] == (operation, kind)]
         owner.revoke(user, lost)
         copier.fill(20)
         with pytest.raises(NotAuthorizedError, match=f"{told}.* is missing"):

@@ -214,7 +214,7 @@ def test_health_exit_status_is_0_for_a_live_and_3_for_a_stopped_broker(tmp_path:
 @pytest.mark.slow
 def test_each_listener_returns_its_own_advertised_address(tmp_path: Path) -> None:
     held = [hold_port() for _ in range(3)]
-    ports = [one.getsockname()[1] for one in held]
+    ports = [port.getsockname()[1] for port in held]
     settings = {
         "listeners": f"INSIDE://127.0.0.1:{ports[0]},OUTSIDE://127.0.0.1:{ports[1]},"
         f"PLAINTEXT://127.0.0.1:{ports[2]}",
@@ -236,5 +236,5 @@ def test_each_listener_returns_its_own_advertised_address(tmp_path: Path) -> Non
         with Cluster(f"127.0.0.1:{port}") as cluster:
             cluster.coordinator("group", 0)
     assert child.terminate(deadline_s=30) == 0
-    for one in held:
-        one.close()
+    for port in held:
+        port.close()

@@ -115,7 +115,7 @@ def offsets(member: Member, topic_id: uuid.UUID, **fields: int) -> list[tuple[in
 
 
 def acknowledge(member: Member, topic_id: uuid.UUID, kind: int, *ranges: tuple[int, int]) -> None:
-    answer = member.acknowledge({topic_id: {0: [(*one, kind) for one in ranges]}})
+    answer = member.acknowledge({topic_id: {0: [(*span, kind) for span in ranges]}})
     assert parts_of(answer)[0]["error_code"] == "none"
 
 
@@ -310,9 +310,9 @@ def test_deleted_topic_does_not_stop_deliveries_of_another(
         topics = member.fetch({}, max_wait=500)["responses"]
         return [
             row
-            for one in topics
-            if one["topic_id"] == str(topic_id)
-            for part in one["partitions"]
+            for owned in topics
+            if owned["topic_id"] == str(topic_id)
+            for part in owned["partitions"]
             for row in acquired(part)
         ]
 

@@ -140,7 +140,7 @@ def test_members_get_records_from_the_altered_start_offset(cluster: Cluster) -> 
     part = until(fetched, "records are acquired")
     assert (acquired(part), values(part)) == ([(2, 3, 1)], [b"2", b"3"])
     session.acknowledge({topic_id: {0: [(2, 3, ACCEPT)]}})
-    ((row,),) = (one["partitions"] for one in described(cluster, group, (topic, [0])))
+    ((row,),) = (result["partitions"] for result in described(cluster, group, (topic, [0])))
     assert (row["lag"], row["error_code"]) == (0, "none")
     assert beat(cluster, group, member, -1)["member_epoch"] == -1
     assert epoch > 0
@@ -153,7 +153,7 @@ def test_deleted_share_group_loses_its_start_offsets(cluster: Cluster) -> None:
     assert cluster.call("alter_share_group_offsets", 0, **alter)["error_code"] == "none"
 
     def start_offset() -> int:
-        ((row,),) = (one["partitions"] for one in described(cluster, group, (topic, [0])))
+        ((row,),) = (result["partitions"] for result in described(cluster, group, (topic, [0])))
         return int(row["start_offset"])
 
     until(lambda: start_offset() == 1, "the offset is altered")
@@ -182,8 +182,8 @@ def test_heartbeat_of_another_group_type_is_refused(cluster: Cluster) -> None:
         f"Group {other} is not a share group.",
     )
     listed = cluster.call("list_groups", 5, types_filter=["share"])["groups"]
-    assert group in {one["group_id"] for one in listed}
-    assert other not in {one["group_id"] for one in listed}
+    assert group in {row["group_id"] for row in listed}
+    assert other not in {row["group_id"] for row in listed}
 
 
 # --- Apache Kafka's tools ------------------------------------------------------------------------
@@ -235,5 +235,5 @@ def test_javas_share_consumer_gets_every_record(bootstrap: str, cluster: Cluster
     )
     values = [line for line in said.splitlines() if line.isdigit()]
     assert sorted(values, key=int) == [str(number) for number in range(RECORDS)]
-    ((row,),) = (one["partitions"] for one in described(cluster, group, None))
+    ((row,),) = (result["partitions"] for result in described(cluster, group, None))
     assert row["lag"] == 0

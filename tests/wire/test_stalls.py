@@ -115,8 +115,8 @@ def create(topics: list[tuple[str, int]], **fields: Any) -> bytes:
         ApiKey.CREATE_TOPICS,
         4,
         topics=[
-            make.CreatableTopic(name=one, num_partitions=count, replication_factor=1)
-            for one, count in topics
+            make.CreatableTopic(name=topic, num_partitions=count, replication_factor=1)
+            for topic, count in topics
         ],
         timeout_ms=60_000,
         **fields,
@@ -146,8 +146,8 @@ def fetch(make: Make, topics: list[tuple[str, range]], **fields: Any) -> dict[st
         "session_epoch": -1,
         "rack_id": "",
         "topics": [
-            make.FetchTopic(topic=one, partitions=[partition(index) for index in indexes])
-            for one, indexes in topics
+            make.FetchTopic(topic=topic, partitions=[partition(index) for index in indexes])
+            for topic, indexes in topics
         ],
         **fields,
     }
@@ -158,7 +158,7 @@ def list_offsets(make: Make, topics: list[tuple[str, range]], timestamp: int) ->
         "replica_id": -1,
         "topics": [
             make.ListOffsetsTopic(
-                name=one,
+                name=topic,
                 partitions=[
                     make.ListOffsetsPartition(
                         partition_index=index, current_leader_epoch=-1, timestamp=timestamp
@@ -166,7 +166,7 @@ def list_offsets(make: Make, topics: list[tuple[str, range]], timestamp: int) ->
                     for index in indexes
                 ],
             )
-            for one, indexes in topics
+            for topic, indexes in topics
         ],
     }
 
@@ -176,7 +176,7 @@ def leader_epochs(make: Make, topics: list[tuple[str, range]]) -> dict[str, Any]
         "replica_id": -1,
         "topics": [
             make.OffsetForLeaderTopic(
-                topic=one,
+                topic=topic,
                 partitions=[
                     make.OffsetForLeaderPartition(
                         partition=index, current_leader_epoch=-1, leader_epoch=0
@@ -184,7 +184,7 @@ def leader_epochs(make: Make, topics: list[tuple[str, range]]) -> dict[str, Any]
                     for index in indexes
                 ],
             )
-            for one, indexes in topics
+            for topic, indexes in topics
         ],
     }
 
@@ -194,13 +194,13 @@ def delete_records(make: Make, topics: list[tuple[str, range]]) -> dict[str, Any
         "timeout_ms": 60_000,
         "topics": [
             make.DeleteRecordsTopic(
-                name=one,
+                name=topic,
                 partitions=[
                     make.DeleteRecordsPartition(partition_index=index, offset=-1)
                     for index in indexes
                 ],
             )
-            for one, indexes in topics
+            for topic, indexes in topics
         ],
     }
 
@@ -212,10 +212,10 @@ def settings(make: Make, names: list[str], **operation: int) -> dict[str, Any]:
         "resources": [
             resource(
                 resource_type=TOPIC,
-                resource_name=one,
+                resource_name=topic,
                 configs=[entry(name="retention.ms", value="7200000", **operation)],
             )
-            for one in names
+            for topic in names
         ],
     }
 
@@ -225,7 +225,7 @@ def creation(make: Make, names: list[str], *, assignments: int = 0) -> dict[str,
         "timeout_ms": 60_000,
         "topics": [
             make.CreatableTopic(
-                name=one,
+                name=topic,
                 num_partitions=-1 if assignments else 1,
                 replication_factor=-1 if assignments else 1,
                 assignments=[
@@ -233,7 +233,7 @@ def creation(make: Make, names: list[str], *, assignments: int = 0) -> dict[str,
                     for index in range(assignments)
                 ],
             )
-            for one in names
+            for topic in names
         ],
     }
 
@@ -243,19 +243,19 @@ def growth(make: Make, names: list[str], count: int, assignments: int | None) ->
         "timeout_ms": 60_000,
         "topics": [
             make.CreatePartitionsTopic(
-                name=one,
+                name=topic,
                 count=count,
                 assignments=None
                 if assignments is None
                 else [make.CreatePartitionsAssignment(broker_ids=[1])] * assignments,
             )
-            for one in names
+            for topic in names
         ],
     }
 
 
 KNOWN = [name(index) for index in range(TOPICS)]
-ALL = [("wide", range(WIDE)), *((one, range(1)) for one in KNOWN)]
+ALL = [("wide", range(WIDE)), *((topic, range(1)) for topic in KNOWN)]
 UNKNOWN = [f"unknown-{index}" for index in range(MOST)]
 NOWHERE = [("nowhere", range(MOST - 1))]
 TOPIC, BROKER = 2, 4
@@ -285,7 +285,7 @@ CASES = {
         ApiKey.FETCH, 12, lambda make: fetch(make, ALL, max_wait_ms=10)
     ),
     "fetch of unknown topics": Case(
-        ApiKey.FETCH, 12, lambda make: fetch(make, [(one, range(1)) for one in UNKNOWN[:HALF]])
+        ApiKey.FETCH, 12, lambda make: fetch(make, [(topic, range(1)) for topic in UNKNOWN[:HALF]])
     ),
     "fetch session": Case(ApiKey.FETCH, 12, lambda make: fetch(make, NOWHERE, session_epoch=0)),
     "latest offsets": Case(ApiKey.LIST_OFFSETS, 7, lambda make: list_offsets(make, ALL, -1)),
@@ -299,7 +299,7 @@ CASES = {
         ApiKey.METADATA,
         12,
         lambda make: {
-            "topics": [make.MetadataRequestTopic(name=one) for one in UNKNOWN],
+            "topics": [make.MetadataRequestTopic(name=topic) for topic in UNKNOWN],
             "allow_auto_topic_creation": False,
         },
     ),
@@ -307,7 +307,7 @@ CASES = {
         ApiKey.METADATA,
         12,
         lambda make: {
-            "topics": [make.MetadataRequestTopic(name=one) for one in UNKNOWN[:FEW]],
+            "topics": [make.MetadataRequestTopic(name=topic) for topic in UNKNOWN[:FEW]],
             "allow_auto_topic_creation": True,
         },
     ),
@@ -328,7 +328,7 @@ CASES = {
         ApiKey.DELETE_TOPICS,
         6,
         lambda make: {
-            "topics": [make.DeleteTopicState(name=one) for one in UNKNOWN],
+            "topics": [make.DeleteTopicState(name=topic) for topic in UNKNOWN],
             "timeout_ms": 60_000,
         },
     ),
@@ -348,9 +348,9 @@ CASES = {
         lambda make: {
             "resources": [
                 make.DescribeConfigsResource(
-                    resource_type=TOPIC, resource_name=one, configuration_keys=None
+                    resource_type=TOPIC, resource_name=topic, configuration_keys=None
                 )
-                for one in KNOWN[:FEW]
+                for topic in KNOWN[:FEW]
             ],
             "include_synonyms": True,
             "include_documentation": True,
@@ -384,7 +384,7 @@ CASES = {
         0,
         lambda make: {
             "topics": [
-                make.TopicRequest(name=one, partition_indexes=list(many)) for one, many in ALL
+                make.TopicRequest(name=topic, partition_indexes=list(many)) for topic, many in ALL
             ]
         },
     ),
@@ -392,7 +392,7 @@ CASES = {
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
         0,
         lambda make: {
-            "topics": [make.TopicRequest(name=one) for one in UNKNOWN],
+            "topics": [make.TopicRequest(name=topic) for topic in UNKNOWN],
             "response_partition_limit": 2_000,
         },
     ),
@@ -415,7 +415,9 @@ CASES = {
         ApiKey.OFFSET_FETCH,
         9,
         lambda make: {
-            "groups": [make.OffsetFetchRequestGroup(group_id=one, topics=None) for one in UNKNOWN],
+            "groups": [
+                make.OffsetFetchRequestGroup(group_id=group, topics=None) for group in UNKNOWN
+            ],
             "require_stable": False,
         },
     ),
@@ -425,8 +427,8 @@ CASES = {
         lambda make: {
             "group_id": "g",
             "topics": [
-                make.OffsetFetchRequestTopic(name=one, partition_indexes=(0,))
-                for one in UNKNOWN[:HALF]
+                make.OffsetFetchRequestTopic(name=topic, partition_indexes=(0,))
+                for topic in UNKNOWN[:HALF]
             ],
             "require_stable": False,
         },
@@ -470,8 +472,8 @@ CASES = {
         lambda make: {
             "timeout_ms": 60_000,
             "feature_updates": [
-                make.FeatureUpdateKey(feature=one, max_version_level=1, upgrade_type=1)
-                for one in UNKNOWN[:HALF]
+                make.FeatureUpdateKey(feature=feature, max_version_level=1, upgrade_type=1)
+                for feature in UNKNOWN[:HALF]
             ],
         },
     ),

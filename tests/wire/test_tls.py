@@ -110,7 +110,7 @@ class Served:
     @property
     def principals(self) -> set[str]:
         """The principals of all connections."""
-        return {str(one.session.principal) for one in self.connections}
+        return {str(connection.session.principal) for connection in self.connections}
 
     def on(self, listener: str) -> str:
         """Return the address of a listener."""
@@ -355,11 +355,11 @@ def test_plaintext_and_tls_at_the_wrong_port_are_refused(
         assert served.failures == 1
         assert is_refused(served.on("PLAINTEXT"), trusting(authority))
         assert served.failures == 1
-    (failed,) = (one for one in said if one["event"] == "handshake failed")
+    (failed,) = (line for line in said if line["event"] == "handshake failed")
     assert (failed["listener"], failed["log_level"]) == ("SSL", "info")
     assert "a client that speaks PLAINTEXT?" in failed["reason"]
-    assert any("a client that speaks TLS?" in str(one.get("reason")) for one in said)
-    assert not [one for one in said if one["log_level"] == "error"]
+    assert any("a client that speaks TLS?" in str(line.get("reason")) for line in said)
+    assert not [line for line in said if line["log_level"] == "error"]
 
 
 def hello(context: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.MemoryBIO, bytes]:
@@ -457,7 +457,9 @@ def test_unread_response_is_not_buffered_by_the_broker(
             answers: list[Any] = []
             reader = threading.Thread(target=lambda: answers.append(client.fetch("t")))
             may_read = hold_back(client, reader)
-            (connection,) = (one for one in served.connections if one.listener.is_tls)
+            (connection,) = (
+                accepted for accepted in served.connections if accepted.listener.is_tls
+            )
             until(lambda: served.look(lambda _: not connection._writable), "the socket is full")
             held = served.look(lambda _: connection._transport.get_write_buffer_size())
             assert held < 2_000_000, "what is in the file stays there"
@@ -551,7 +553,7 @@ def test_pipelined_requests_are_answered_in_order(tmp_path: Path, authority: Aut
         serving(tmp_path, authority.server().keystore) as served,
         RawClient(served.bootstrap, tls=trusting(authority)) as client,
     ):
-        client.send_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in frames))
+        client.send_bytes(b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
         for number in range(500):
             assert client.receive_frame()[:4] == number.to_bytes(4, "big")
 
@@ -593,11 +595,11 @@ def test_stop_with_open_connections_logs_no_warning(
         idle.receive_frame()
     assert half_open.recv(1) == b""
     assert begun.recv(1) == b""
-    for one in (half_open, begun):
-        one.close()
+    for client in (half_open, begun):
+        client.close()
     idle.close()
     assert failures == 0
-    assert not [one for one in said if one["log_level"] in {"warning", "error"}]
+    assert not [line for line in said if line["log_level"] in {"warning", "error"}]
 
 
 # --- limits --------------------------------------------------------------------------------------
@@ -616,8 +618,8 @@ def test_half_open_handshakes_count_against_the_limits(
         waiting.pop().close()
         until(lambda: len(served.connections) == 2, "one has gone")
         assert versions(served.bootstrap, trusting(authority)) == "none"
-        for one in waiting:
-            one.close()
+        for client in waiting:
+            client.close()
 
 
 @pytest.mark.parametrize("sent", [0, 60])
@@ -681,11 +683,11 @@ async def test_many_handshakes_at_once_do_not_block_the_event_loop(
         await until_true(lambda: len(broker.server.connections) == count)
 
         def greet() -> None:
-            for one in there:
-                one.sendall(hello_bytes)
-            for one in there:
-                assert one.recv(5)[0] == 0x16, "the server's part"
-                one.close()
+            for client in there:
+                client.sendall(hello_bytes)
+            for client in there:
+                assert client.recv(5)[0] == 0x16, "the server's part"
+                client.close()
 
         greeted = asyncio.ensure_future(asyncio.to_thread(greet))
         longest_ms = 0.0
@@ -771,7 +773,9 @@ def test_failed_handshakes_leak_no_streams(tmp_path: Path, authority: Authority)
                         client.recv(100)
             until(lambda: served.failures == count, "all have failed")
             until(lambda: not served.connections, "none is left")
-            streams = [one for one in gc.get_objects() if isinstance(one, tls_stream.TlsStream)]
+            streams = [
+                tracked for tracked in gc.get_objects() if isinstance(tracked, tls_stream.TlsStream)
+            ]
         finally:
             gc.enable()
     assert len(streams) <= 1, "no collector was needed"
@@ -790,7 +794,7 @@ def test_unexpected_handshake_exception_closes_only_its_connection(
             patch.setattr(ListenerTls, "principal_of", broken)
             assert is_refused(served.bootstrap, trusting(authority))
         assert versions(served.bootstrap, trusting(authority)) == "none"
-    (told,) = (one for one in said if one["log_level"] == "error")
+    (told,) = (line for line in said if line["log_level"] == "error")
     assert (told["event"], told["what"]) == ("background work failed", "TLS")
 
 
@@ -804,8 +808,8 @@ def test_log_lines_about_failed_handshakes_are_rate_limited(
                 client.sendall(b"nothing of TLS")
                 assert client.recv(1) == b""
         assert served.failures == count
-    lines = [one for one in said if one["event"] == "handshake failed"]
-    more = sum(one["count"] for one in said if one["event"] == "more handshakes failed")
+    lines = [line for line in said if line["event"] == "handshake failed"]
+    more = sum(line["count"] for line in said if line["event"] == "more handshakes failed")
     assert LINES_PER_SECOND <= len(lines) < count
     assert len(lines) + more <= count
 
@@ -916,7 +920,7 @@ def test_renewed_truststore_decides_on_new_client_certificates(
             replace(file, content.encode())
             refresh(served)
             refused = is_refused(served.bootstrap, ours), is_refused(served.bootstrap, theirs)
-            assert refused == tuple(not one for one in come)
+            assert refused == tuple(not accepted for accepted in come)
 
 
 @pytest.mark.slow
@@ -951,8 +955,8 @@ def test_certificate_close_to_its_expiry_is_logged_once_a_day(
 
     def told() -> list[tuple[object, ...]]:
         events = {"certificate expires", "certificate has expired"}
-        found = (one for one in said if one["event"] in events)
-        return [(one["listener"], one["log_level"], one.get("days_left")) for one in found]
+        found = (line for line in said if line["event"] in events)
+        return [(line["listener"], line["log_level"], line.get("days_left")) for line in found]
 
     with serving(tmp_path, settings) as served:
         assert told() == [("SOON", "warning", 28), ("OVER", "error", None)]
@@ -1059,7 +1063,7 @@ def test_unusable_stored_config_does_not_prevent_certificate_renewal(
         Cluster(served.bootstrap, tls=trusting(authority)) as client,
     ):
         before = shown_to(served, authority)
-        served.look(lambda one: set_broker_configs(one.services.metadata, "1", kept))
+        served.look(lambda broker: set_broker_configs(broker.services.metadata, "1", kept))
         fresh = server.file.with_name("fresh.pem")
         authority.server("asked").write(fresh)
         assert altered(client, "1", (key, str(fresh)))["error_code"] == "none"
@@ -1078,7 +1082,9 @@ def test_keystore_path_of_another_broker_is_not_checked_locally(
         Cluster(served.bootstrap, tls=trusting(authority)) as client,
     ):
         served.look(
-            lambda one: decide(one.services.metadata, lambda _: ControllerResult(None, (other,)))
+            lambda broker: decide(
+                broker.services.metadata, lambda _: ControllerResult(None, (other,))
+            )
         )
         assert altered(client, "2", (key, "/on/its/host.pem"))["error_code"] == "none"
         assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_request"

@@ -83,20 +83,20 @@ def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
         for byte in hello:
             if leave.wait(DRIP_S):
                 return
-            for one in there[::2]:
+            for client in there[::2]:
                 with suppress(OSError):
-                    one.send(bytes((byte,)))
+                    client.send(bytes((byte,)))
 
     slow = threading.Thread(target=drip)
     slow.start()
     yield
     leave.set()
     slow.join()
-    for one in there:
-        one.setblocking(False)
+    for client in there:
+        client.setblocking(False)
         with pytest.raises(BlockingIOError):  # the broker has closed none of the connections
-            one.recv(1)
-        one.close()
+            client.recv(1)
+        client.close()
 
 
 def p99_ms(clients: list[RawClient]) -> float:
@@ -133,8 +133,8 @@ def test_unfinished_handshakes_do_not_slow_down_healthy_clients(
         print(f"p99 quiet {quiet:.2f} ms, with {STRANGERS} strangers {attacked:.2f} ms")
         if min(ratios) < MAX_SLOWER:
             break
-    for one in clients:
-        one.close()
+    for client in clients:
+        client.close()
     assert min(ratios) < MAX_SLOWER, ratios
 
 

@@ -323,10 +323,10 @@ async def test_describe_producers_shows_sequence_and_transaction_start(
         await producer.begin()
         await producer.send(topic, b"a")
         await producer.send(topic, b"b")
-        (one,) = active()
-        assert one["producer_epoch"] == 0
-        assert one["last_sequence"] == 1
-        assert one["current_txn_start_offset"] == 0
+        (state,) = active()
+        assert state["producer_epoch"] == 0
+        assert state["last_sequence"] == 1
+        assert state["current_txn_start_offset"] == 0
         await producer.commit()
         until(lambda: active()[0]["current_txn_start_offset"] == -1, "the end")
         assert active()[0]["coordinator_epoch"] >= 0

@@ -114,7 +114,7 @@ class Branch:
         wanted = [*range(self.count)]
         rows = [row[0] for row in self.sql(f"select value from {self.table} order by 1")]
         found = self.kafka.records(self.target, isolation="read_committed", at_least=self.count)
-        assert (rows, [int(one.value or b"") for one in found]) == (wanted, wanted)
+        assert (rows, [int(record.value or b"") for record in found]) == (wanted, wanted)
         self.kafka.assert_committed(self.name, {self.source: {0: self.count}})
         assert not self.kafka.transactions()
         assert not self.sql("select gid from pg_prepared_xacts")
@@ -204,7 +204,7 @@ def granted(branch: Branch, user: str, *on_id: str) -> None:
         f"{user} read topic:{branch.source}",
         f"{user} write topic:{branch.target}",
         f"{user} read group:{branch.name}",
-        *(f"{user} {one} transactional-id:{branch.name}" for one in on_id),
+        *(f"{user} {operation} transactional-id:{branch.name}" for operation in on_id),
     )
 
 

@@ -172,7 +172,7 @@ def test_kept_transaction_is_resolved_only_with_the_successor_epoch(daemon: Daem
     for identity in (prepared, successor):
         row = resolved(identity)
         assert (row["verdict"], row["proof"]) == ("committed", True)
-        assert [one["producer_epoch"] for one in row["markers"]] == [prepared[1] + 1]
+        assert [marker["producer_epoch"] for marker in row["markers"]] == [prepared[1] + 1]
 
 
 def state_of(client: WireClient, name: str) -> str:
@@ -192,7 +192,7 @@ def test_prepared_transaction_outlives_its_timeout_and_a_restart(daemon: Daemon)
             other = unique("one-phase")
             answer = init(client, other, two_phase=False)
             write(daemon.bootstrap, other, topic, b"late", answer, partition=1)
-            until(lambda one=other: state_of(client, one) == "CompleteAbort", "the timeout")
+            until(lambda other=other: state_of(client, other) == "CompleteAbort", "the timeout")
             assert state_of(client, name) == "Ongoing"
         if not restart:
             daemon.stop()

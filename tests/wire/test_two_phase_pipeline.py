@@ -116,7 +116,7 @@ class Bench:
     @property
     def records(self) -> list[int]:
         with Cluster(self.daemon.bootstrap) as cluster:
-            return [int(one) for one in cluster.values(self.target, isolation=READ_COMMITTED)]
+            return [int(value) for value in cluster.values(self.target, isolation=READ_COMMITTED)]
 
     @property
     def offset(self) -> int:
@@ -304,7 +304,7 @@ async def test_two_workers_with_one_transactional_id_never_tear_a_transaction(
         for name, prepare in (("a", False), ("b", True))
     ]
     ended = await asyncio.gather(*workers, return_exceptions=True)
-    assert all(isinstance(one, FencedTooOftenError | None) for one in ended), ended
+    assert all(isinstance(result, FencedTooOftenError | None) for result in ended), ended
     await bench.run(session_timeout_ms=1_000)
     bench.check(*range(40))
 

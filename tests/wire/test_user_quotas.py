@@ -26,7 +26,7 @@ def limit(admin: Cluster, rate: float | None, **entity: str) -> None:
 
     def heard() -> bool:
         answer = admin.call("describe_client_quotas", 1, components=asked, strict=True)
-        return [v["value"] for one in answer["entries"] for v in one["values"]] == (
+        return [v["value"] for entry in answer["entries"] for v in entry["values"]] == (
             [] if rate is None else [rate]
         )
 

@@ -24,7 +24,7 @@ INPUT, OUTPUT = TopicPartition("words", 0), TopicPartition("loud", 0)
 async def fill() -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=BOOTSTRAP)
     await admin.start()
-    await admin.create_topics([NewTopic(one.topic, 1, 1) for one in (INPUT, OUTPUT)])
+    await admin.create_topics([NewTopic(topic.topic, 1, 1) for topic in (INPUT, OUTPUT)])
     await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=BOOTSTRAP) as producer:
         for word in WORDS:

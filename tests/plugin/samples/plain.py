@@ -44,7 +44,7 @@ def test_confluent_clients_produce_consume_and_commit(kafka):
     for at in range(4):
         producer.produce(topic, str(at).encode(), partition=at % 2)
     producer.flush()
-    assert [one.value for one in kafka.records(topic, at_least=4)] == [b"0", b"2", b"1", b"3"]
+    assert [record.value for record in kafka.records(topic, at_least=4)] == [b"0", b"2", b"1", b"3"]
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap,
@@ -96,5 +96,5 @@ def test_records_and_address_survive_a_restart(kafka):
     before = kafka.bootstrap
     kafka.restart()
     assert kafka.bootstrap == before
-    assert [one.value for one in kafka.records("orders")] == [b"one"]
+    assert [record.value for record in kafka.records("orders")] == [b"one"]
     assert Path(kafka.data_dir, "orders-0").is_dir()

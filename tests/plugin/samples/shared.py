@@ -26,11 +26,15 @@ def test_topic_names_are_unique_to_the_test(
 ):
     assert kafka_session.bootstrap == address != kafka_module.bootstrap
     kafka_session.produce(application, value)
-    assert [one.value for one in kafka_session.records(application)] == [value.encode()]
+    assert [record.value for record in kafka_session.records(application)] == [value.encode()]
     assert kafka_module.records(kafka_module.name("orders"), partition=2) == []
-    assert len({one.partition for one in kafka_module.produce(kafka_module.name("x"), *"ab")}) == 2
     assert (
-        len({one.partition for one in kafka_session.produce(kafka_session.name("x"), *"ab")}) == 1
+        len({record.partition for record in kafka_module.produce(kafka_module.name("x"), *"ab")})
+        == 2
+    )
+    assert (
+        len({record.partition for record in kafka_session.produce(kafka_session.name("x"), *"ab")})
+        == 1
     )
     with Path(os.environ["ADDRESSES"]).open("a", encoding="utf-8") as file:
         print(address, file=file)

@@ -22,7 +22,7 @@ def test_crash_loses_no_acknowledged_record(kafka):
     with pytest.raises(RuntimeError, match=r"kafka\.restart"):
         kafka.records("orders")
     kafka.restart()
-    assert [one.value for one in kafka.records("orders")] == [b"one"]
+    assert [record.value for record in kafka.records("orders")] == [b"one"]
 
 
 def test_commit_with_a_lost_response_is_applied_once(kafka):
@@ -34,7 +34,7 @@ def test_commit_with_a_lost_response_is_applied_once(kafka):
     sender.commit_transaction()
     assert lost.hits == 1
     seen = kafka.records("orders", isolation="read_committed", at_least=1)
-    assert [one.value for one in seen] == [b"once"]
+    assert [record.value for record in seen] == [b"once"]
 
 
 @pytest.mark.kafka(topics={"orders": 1})
@@ -62,9 +62,9 @@ def test_stopped_clock_expires_the_transaction_only_when_advanced(kafka, kafka_c
     (open_one,) = kafka.transactions()
     assert (open_one.age_ms, open_one.timeout_ms) == (0, 60_000)
     assert "transaction" not in [fired.what for fired in kafka_clock.advance(seconds=59)]
-    assert [one.age_ms for one in kafka.transactions()] == [59_000]
+    assert [transaction.age_ms for transaction in kafka.transactions()] == [59_000]
     fired = kafka_clock.advance(seconds=2)
-    assert ("transaction", "payments") in [(one.what, one.who) for one in fired]
+    assert ("transaction", "payments") in [(deadline.what, deadline.who) for deadline in fired]
     assert kafka.transactions() == []
     assert kafka.records("orders", isolation="read_committed") == []
 
@@ -75,7 +75,7 @@ def test_advanced_clock_applies_retention(kafka):
     kafka.clock.advance(seconds=1_800)
     kafka.produce(topic, "new")
     kafka.clock.advance(seconds=2_400)
-    assert [one.value for one in kafka.records(topic)] == [b"new"]
+    assert [record.value for record in kafka.records(topic)] == [b"new"]
 
 
 def test_faults_of_a_shared_broker(kafka_session):

@@ -249,17 +249,23 @@ class ShareLedger:
                     f" acknowledged: {last.is_acknowledged}"
                 )
             epoch, newest = last.share.leader_epoch, max(known.by_leader)
+            if kind is AcknowledgeType.RELEASE:
+                # The response may be late: a later leader has read the state and delivers again.
+                if newest > epoch and known.by_leader[newest].count <= last.count:
+                    raise BrokenInvariantError(
+                        f"{member} released {offset} of partition {index} as delivery"
+                        f" {last.count}, and epoch {newest} does not know it"
+                    )
+                known.released = epoch, last.count
+                continue
             if newest > epoch:
                 # The later leader's read fences the writes of the earlier one.
                 raise BrokenInvariantError(
                     f"{member} ends {offset} of partition {index} under epoch {epoch}, and it was"
                     f" delivered under {newest}"
                 )
-            if kind is AcknowledgeType.RELEASE:
-                known.released = last.share.leader_epoch, last.count
-                continue
             last.is_acknowledged = True
-            known.ended_epoch = last.share.leader_epoch
+            known.ended_epoch = epoch
 
     def told_start(self, index: int, start_offset: int) -> None:
         """Check the persisted start offset of a DescribeShareGroupOffsets."""

@@ -61,8 +61,8 @@ async def test_collection_in_a_growing_process_traverses_only_new_objects(thawed
         gc.callbacks.remove(note)
     finally:
         collector.stop()
-    # A node consists of an object and its dictionary.
-    assert len(seen) >= 5
+    # A node consists of an object and its dictionary; Python 3.14 counts fewer blocks for it.
+    assert len(seen) >= 4
     assert max(seen) <= 2 * GROWTH_BLOCKS
     assert gc.get_freeze_count() - frozen > len(alive) / 2
 

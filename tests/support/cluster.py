@@ -86,11 +86,9 @@ class Cluster(RawClient):
             if kind == TRANSACTION:
                 listed = self.call("list_transactions", 0)
                 return bool(listed["error_code"] == "none")
-            # kfake answers OffsetFetch for an unknown group with GROUP_ID_NOT_FOUND.
             fetched = self.call("offset_fetch", 5, group_id=key, topics=[])
             listed = self.call("list_groups", 0)
-            answers = {fetched["error_code"], listed["error_code"]}
-            return answers <= {"none", "group_id_not_found"}
+            return fetched["error_code"] == listed["error_code"] == "none"
 
         until(probe, f"coordinator of {key}")
 

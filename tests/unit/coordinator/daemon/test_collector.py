@@ -57,12 +57,13 @@ async def test_collection_in_a_growing_process_traverses_only_new_objects(thawed
                 seen.append(len(gc.get_objects()))
 
         gc.callbacks.append(note)
-        alive = await grow(5 * GROWTH_BLOCKS)
+        # Before Python 3.13 a node takes two blocks, and since then one.
+        alive = await grow(7 * GROWTH_BLOCKS)
         gc.callbacks.remove(note)
     finally:
         collector.stop()
-    # A node consists of an object and its dictionary; Python 3.14 counts fewer blocks for it.
-    assert len(seen) >= 4
+    # A node consists of an object and its dictionary.
+    assert len(seen) >= 5
     assert max(seen) <= 2 * GROWTH_BLOCKS
     assert gc.get_freeze_count() - frozen > len(alive) / 2
 

@@ -1,4 +1,4 @@
-"""What the clients allow: workloads of other suites on a broker that does almost nothing."""
+"""Workloads of other suites beside kfake, a broker so light that the client is often the limit."""
 
 from __future__ import annotations
 

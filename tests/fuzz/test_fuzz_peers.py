@@ -33,7 +33,7 @@ from tests.unit.coordinator.daemon.test_controller_part import append, isr
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""How many responses are corrupted in a run, unless SPOILED_S seconds pass first."""
+"""The number of responses that a run corrupts, unless SPOILED_S seconds pass first."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
@@ -150,7 +150,7 @@ async def proxy(seed: int) -> AsyncIterator[SpoilingProxy]:
 
 
 async def spoil(through: SpoilingProxy, meanwhile: Callable[[], Awaitable[object]]) -> None:
-    """Corrupt ``SPOILED`` responses, or those of ``SPOILED_S`` seconds; check resource usage."""
+    """Corrupt responses until ``SPOILED`` or ``SPOILED_S`` is reached; check resource usage."""
     loop, kept = asyncio.get_running_loop(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, through.spoils = loop.time(), True
     while through.spoiled < SPOILED and loop.time() < began + SPOILED_S:

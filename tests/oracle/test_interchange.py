@@ -39,8 +39,8 @@ def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) 
 
     Kafka searches for a timestamp in one segment only: the first one whose largest timestamp is not
     below the given timestamp. If compaction or DeleteRecords has removed the record, Kafka finds no
-    record, whereas Fencepost searches the next segments. Kafka's largest timestamp may be that of a
-    deleted record, Fencepost's is not.
+    record, whereas Fencepost searches the next segments. Kafka's largest timestamp may belong to
+    a deleted record; Fencepost's always belongs to a record that exists.
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted

@@ -1,8 +1,8 @@
 """Live members and open transactions of Apache Kafka continue on Fencepost.
 
 Apache Kafka is killed while it has members and open transactions. Fencepost imports its log. Then
-Fencepost's responses to the members and producers must equal those of Apache Kafka, restarted on
-the same log.
+Fencepost must answer the members and producers exactly as an Apache Kafka does that is restarted
+on the same log.
 """
 
 from __future__ import annotations

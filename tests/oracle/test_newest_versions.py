@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Apache Kafka with the feature levels of 4.3, which are those of a new Fencepost broker."""
+    """Apache Kafka with the feature levels of 4.3, at which Fencepost starts as well."""
     words = ["--release-version", "4.3"]
     own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words)
     yield from served(own)

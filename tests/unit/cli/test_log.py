@@ -294,7 +294,7 @@ def test_log_commands_on_directory_of_running_broker_are_refused(
 
 
 def kafka_directory(root: Path, name: str, partitions: int) -> Path:
-    """Return directories like those of Apache Kafka for a new topic, with empty logs."""
+    """Return a directory as Apache Kafka leaves it after a topic is created, with empty logs."""
     with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
         cluster.create_topic(name, partitions)
         for index in range(partitions):

@@ -188,7 +188,7 @@ class ListLog:
         self.records += [(epoch, value) for epoch in epochs]
 
     def cut(self, offset: int, *, anew: bool = False) -> None:
-        """Truncate to ``offset``, or with ``anew`` restart empty at ``offset``."""
+        """Truncate to ``offset``; with ``anew``, delete all records and start at ``offset``."""
         if anew:
             self.records.clear()
             self.extra.clear()

@@ -266,7 +266,7 @@ def test_kip_903_late_fetch_of_former_incarnation_does_not_expand_isr():
 
 
 def test_kafka_15221_isr_expansion_has_the_broker_epoch_of_the_fetch():
-    """AlterPartition has the broker epoch of the fetch, not that of newer metadata."""
+    """AlterPartition has the broker epoch of the fetch, even if metadata has a newer one."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()

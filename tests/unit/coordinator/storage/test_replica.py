@@ -1,7 +1,7 @@
-"""A partition that the broker leads and that has other replicas: fetches and writes.
+"""Fetches from and writes to a partition that the broker leads and other brokers replicate.
 
-The rules are those of Apache Kafka's ``Partition`` and ``ReplicaManager``; docstrings and comments
-have the numbers of Kafka's issues.
+The expected behavior is specified by Apache Kafka's ``Partition`` and ``ReplicaManager``.
+Docstrings and comments give the numbers of Kafka's issues.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from tests.sim.watch import KEYED
 
 REQUEST_MS: Final = 2_500
 """The timeout of a request."""
+DOUBTS_MS: Final = 1_000
+"""For how long a reader asks again after OFFSET_OUT_OF_RANGE."""
 BACKOFF_MS: Final = 60
 LOST: Final = None
 """Stands for the answer to a request that got none."""
@@ -102,6 +104,15 @@ class Promises:
         known = self.read.setdefault(place, {})
         if known.setdefault(offset, value) != value and not self.is_void(place):
             raise BrokenInvariantError(f"{place}: {value} and {known[offset]} are at {offset}")
+
+    def group_began(self) -> None:
+        """Forget all generations.
+
+        An empty group that changes its protocol begins anew, and so do its generations
+        (``GroupMetadataManager.maybeDeleteEmptyConsumerGroup``).
+        """
+        self.generation = 0
+        self.owners.clear()
 
     def assign(self, generation: int, member: str, owned: Iterable[int]) -> None:
         """Record a member's assignment in a generation."""
@@ -491,8 +502,8 @@ class Reader(FrameClient):
         """Brokers to fetch from at random, as followers serve consumers too (KIP-392)."""
         self._asks_leader = True
         self.offset = 0
-        self._doubts = False
-        """Whether the last answer was OFFSET_OUT_OF_RANGE."""
+        self._doubts_since: int | None = None
+        """Since when every answer was OFFSET_OUT_OF_RANGE, in milliseconds; None: not now."""
 
     async def live(self) -> None:
         while not self.is_stopped:
@@ -510,9 +521,7 @@ class Reader(FrameClient):
             if code == ErrorCode.offset_out_of_range:
                 self.promises.look_at_starts()
                 low = self.promises.deleted.get(self.place, 0)
-                if self.offset >= low and not self._doubts:
-                    # A former leader without its disk may answer this until it has caught up.
-                    self._doubts = True
+                if self.offset >= low and self._may_doubt():
                     self.forget()
                     continue
                 if self.offset >= low and not self.promises.is_void(self.place):
@@ -520,11 +529,21 @@ class Reader(FrameClient):
                 self.offset = low
             elif code:
                 self.forget()
-            self._doubts = False
+            self._doubts_since = None
             for offset, value in found:
                 self.promises.see(self.place, offset, value, committed=self.committed)
             self.offset = after
             await self.wait(self.draw.randint(50, 300))
+
+    def _may_doubt(self) -> bool:
+        """Whether an OFFSET_OUT_OF_RANGE may come from a broker that has lost its disk.
+
+        Former leaders answer this until they have caught up, also one after the other.
+        """
+        now_ms = self.node.scheduler.now
+        if self._doubts_since is None:
+            self._doubts_since = now_ms
+        return now_ms - self._doubts_since < DOUBTS_MS
 
 
 RETRIED: Final = frozenset(

@@ -20,6 +20,7 @@ from fencepost.groups.assignors.client.protocol import (
     encode_assignment,
     encode_subscription,
 )
+from fencepost.groups.consumer_group import INITIAL_EPOCH
 from fencepost.protocol.messages import RequestFactory
 from tests.sim.framed import BACKOFF_MS, LOST, RETRIED, FrameClient, Promises
 from tests.sim.invariants import BrokenInvariantError
@@ -35,6 +36,9 @@ GOES: Final = 0.02
 COMMITS: Final = 0.6
 """The probability that a member commits between two heartbeats."""
 LEAVE_EPOCH: Final = -1
+FIRST_GENERATION: Final = 1
+FIRST_EPOCH: Final = INITIAL_EPOCH + 1
+"""The first epoch of a consumer group that has a member."""
 
 SETTINGS: Final = {
     "group.min.session.timeout.ms": 1,
@@ -298,6 +302,8 @@ class ClassicMember(FramedMember):
                 self.another_life()
         else:
             self.member_id, self.epoch = answer.member_id, answer.generation_id
+            if self.epoch == FIRST_GENERATION and not self.has_generations:
+                self.promises.group_began()
             return answer
         return None
 
@@ -448,6 +454,8 @@ class ConsumerMember(FramedMember):
             if answer.error_code not in RETRIED:
                 self.another_life()
             return False
+        if self.epoch == 0 and answer.member_epoch == FIRST_EPOCH:
+            self.promises.group_began()
         self.epoch, self.heard_ms = answer.member_epoch, sent_ms
         if says:
             self._said = owned

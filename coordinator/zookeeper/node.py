@@ -127,7 +127,7 @@ class ZooKeeperNode:
         self.passwords = Passwords(config, node_id=node_id)
         """Encodes and decodes the passwords among this broker's settings."""
         self._notifications = ChangeNotifications(self._session, clock, znodes.CONFIG_CHANGES)
-        self._request_applier = ControllerRequestApplier(node_id)
+        self._request_applier = ControllerRequestApplier(node_id, partial(self._mark, _TOPICS))
         self._arriving = asyncio.Lock()
         self._image = MetadataImage()
         self._publish: Callable[[MetadataImage], None] | None = None
@@ -146,8 +146,6 @@ class ZooKeeperNode:
         self.in_controlled_shutdown = False
         """Whether this broker has asked for a controlled shutdown. If so, it must not join an ISR
         or become the leader of a partition."""
-        self._maybe_gone: dict[UUID, None] = {}
-        """Topics known before the registration, which may have been deleted since."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -277,29 +275,25 @@ class ZooKeeperNode:
         """Register in this session. Raises MembershipError if another broker has the id."""
         if self._registration.is_of_this_session:
             return
-        self._maybe_gone |= dict.fromkeys(self._image.topics_by_id)
         await self._registration.make()
         self._mark(_TOPICS)
 
     async def _remove_deleted_topics(self) -> None:
-        """Remove topics that were deleted while this broker was not registered.
+        """Remove topics whose deletion no controller has reported to this broker.
 
-        A controller reports a deletion only to the brokers that are live at that time, but
-        completes it only after every broker with a replica has responded. So this broker can have
-        missed only deletions of topics of which it has no replica, and the removal deletes no data.
+        A controller reports a deletion only to the brokers that are registered at that time, and
+        drops the report when it resigns. But it completes the deletion only after every broker with
+        a replica has responded, so the removal deletes no data.
         """
         async with self._arriving:
-            # Even a lagging server has applied this session's registration. So it lists every
-            # topic that was created before the registration and still exists.
+            await self._session.sync()  # a lagging server may not list the newest topics yet
             there = set(await self._session.children(znodes.TOPICS))
             gone = [
                 topic
-                for topic_id in self._maybe_gone
-                if (topic := self._image.topics_by_id.get(topic_id)) is not None
-                and topic.name not in there
+                for name, topic in self._image.topics.items()
+                if name not in there
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
-            self._maybe_gone.clear()
             self._apply_records([self._request_applier.forget(topic.topic_id) for topic in gone])
 
     # --- election ---

@@ -11,7 +11,7 @@ Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -78,10 +78,13 @@ def without_leaders(image: MetadataImage, broker_id: int) -> Steps[MetadataImage
 
 
 class ControllerRequestApplier:
-    """Turns the controller's requests to broker ``node_id`` into metadata records."""
+    """Turns the controller's requests to broker ``node_id`` into metadata records.
 
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
+    ``on_failover`` is called when the first request of a later controller arrives.
+    """
+
+    def __init__(self, node_id: int, on_failover: Callable[[], None]) -> None:
+        self.node_id, self._on_failover = node_id, on_failover
         self.controller_epoch = 0
         """The highest controller epoch received."""
         self.controller_id = -1
@@ -111,6 +114,8 @@ class ControllerRequestApplier:
             return STALE_CONTROLLER_EPOCH
         if body.broker_epoch < broker_epoch:
             return STALE_BROKER_EPOCH
+        if 0 < self.controller_epoch < body.controller_epoch:
+            self._on_failover()
         self.controller_epoch, self.controller_id = body.controller_epoch, body.controller_id
         self._connected_s = connected_s
         return NONE

@@ -259,6 +259,10 @@ ZOOKEEPER: Final = (
         ((ZooKeeperNode._register, "self._mark(_TOPICS)", "pass"),),
     ),
     Bug(
+        "a broker does not look for deleted topics after a failover",
+        ((ControllerRequestApplier.refuses, "self._on_failover()", "pass"),),
+    ),
+    Bug(
         "the settings of a deleted topic stay in ZooKeeper",
         ((ZkController._finish_deletions, 'settings or ""', '""'),),
     ),

@@ -140,6 +140,12 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
     ),
     "the controller does not send completed deletions to a returning broker": Staged("return"),
     "a returning broker does not look for deleted topics": Staged("absence"),
+    "a broker does not look for deleted topics after a failover": {
+        **_CLUSTER,
+        "factor": 1,
+        "weather": Weather(latency_ms=(1, 10), slow=0.05, slow_ms=1_500),
+        "faults": ("disconnect_controller", "recreate", "recreate"),
+    },
     "the settings of a deleted topic stay in ZooKeeper": {
         **_CLUSTER,
         "faults": ("recreate", "alter_config", "kill_controller"),

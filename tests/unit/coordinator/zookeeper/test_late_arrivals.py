@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from fencepost.cluster.delta import MetadataDelta
@@ -67,7 +68,7 @@ BEFORE = _after(
 
 
 def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
-    broker = ControllerRequestApplier(1)
+    broker = ControllerRequestApplier(1, lambda: None)
     made = _requests(MetadataImage(), BEFORE)
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
     image = MetadataImage()
@@ -83,8 +84,20 @@ def test_late_leader_and_isr_does_not_restore_a_deleted_topic() -> None:
     assert not image.topics
 
 
+def test_first_request_of_a_later_controller_calls_on_failover() -> None:
+    """The former controller may have resigned before it reported a deletion."""
+    failovers: list[int] = []
+    broker = ControllerRequestApplier(1, lambda: failovers.append(broker.controller_epoch))
+    request = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
+    for epoch in (3, 3, 4, 3, 4, 6):
+        broker.refuses(replace(request, controller_epoch=epoch), EPOCH, 0.0)
+    assert failovers == [3, 4]
+
+
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
     """Otherwise the broker's ISR changes would have broker epoch -1 and would be refused."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
-    records = apply_update_metadata(ControllerRequestApplier(1), MetadataImage(), told_early, -1)
+    records = apply_update_metadata(
+        ControllerRequestApplier(1, lambda: None), MetadataImage(), told_early, -1
+    )
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

@@ -66,7 +66,7 @@ class Broker:
 
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
-        self.request_applier = ControllerRequestApplier(broker_id)
+        self.request_applier = ControllerRequestApplier(broker_id, lambda: None)
         self.image = finish(without_leaders(image, broker_id))
 
     def take(self, request: Any) -> None:

@@ -224,8 +224,13 @@ class Watch:
     def _judge(self, key: Key, now: PartitionRegistration) -> None:
         """Exempt a partition if all members of its ISR and ELR may have lost records."""
         members = {*now.isr, *now.elr}
-        if members <= self._suspects.keys() and (members or self._loses):
+        is_lost = all(self._is_suspect(member, key) for member in members)
+        if is_lost and (members or self._loses):
             self._voids(key)
+
+    def _is_suspect(self, broker_id: int, _key: Key) -> bool:
+        """Whether a replica may lack committed records, as its disk has lost records."""
+        return broker_id in self._suspects
 
     def _voids(self, key: Key) -> None:
         self._committed.setdefault(key, Committed()).is_void = True
@@ -249,7 +254,7 @@ class Watch:
                 if truth is None or truth.is_void or not truth.end:
                     continue
                 for member in (*now.isr, *now.elr):
-                    if member in self._suspects or (member, key) not in replicas:
+                    if self._is_suspect(member, key) or (member, key) not in replicas:
                         continue
                     self._look_at_member(key, truth, now, *replicas[member, key])
 

@@ -18,7 +18,7 @@ from tests.sim.daemon import Daemon
 from tests.sim.daemons import History, Result, played
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.machine import EPOCH_MS
-from tests.sim.watch import Watch
+from tests.sim.watch import Key, Watch
 from tests.sim.zk_client import Client
 from tests.sim.zk_options import ZooKeeperOptions, draw_options
 from tests.sim.zk_server import Ensemble
@@ -31,6 +31,34 @@ TOLD: Final = ("leader_and_isr", "update_metadata", "stop_replica")
 
 class ZooKeeperWatch(Watch):
     """The invariants of a cluster whose controller is elected on ZooKeeper."""
+
+    def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
+        super().__init__(unforced)
+        self._empty: set[tuple[int, Key]] = set()
+        """Replicas that have lost their disk and have been in the ISR ever since."""
+
+    def lost_records(self, daemon: Daemon) -> None:
+        """Record that a broker has lost its disk.
+
+        ZooKeeper knows no incarnations: a restarted broker stays in its ISRs until the controller
+        compares the zxid of its registration.
+        """
+        self._empty |= {(daemon.node_id, key) for key in self._known}
+        super().lost_records(daemon)
+
+    def _is_suspect(self, broker_id: int, key: Key) -> bool:
+        return (broker_id, key) in self._empty
+
+    def _judge(self, key: Key, now: PartitionRegistration) -> None:
+        self._empty = {
+            (broker_id, other)
+            for broker_id, other in self._empty
+            if other != key or broker_id in now.isr
+        }
+        if (now.leader, key) in self._empty:
+            # Kafka's controller on ZooKeeper elects such a replica, too.
+            self._voids(key)
+        super()._judge(key, now)
 
     def _look_at_settings(self, image: MetadataImage) -> None:
         """Check nothing: tools may delete settings."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tests.sim.daemon_faults import LOSING
 from tests.sim.daemons import Options, draw_members, draw_weather
 
 SHARED: Final = (
@@ -81,6 +82,9 @@ WITH_TOOLS: Final = 0.4
 WITH_POWER_LOSSES: Final = 0.15
 """The share of histories in which brokers lose power."""
 
+WITH_LOST_DISKS: Final = 0.15
+"""The share of histories in which brokers lose their disks."""
+
 AUTHORIZER: Final = "kafka.security.authorizer.AclAuthorizer"
 
 
@@ -120,10 +124,10 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
     if draw.random() < WITH_TOOLS:
         faults += tuple(draw.sample(TOOLS, draw.choice((1, 2, 4))))
-    # A generator of its own keeps the other options of each seed unchanged.
+    # Generators of their own keep the other options of each seed unchanged.
     if random.Random(f"zookeeper power losses {seed}").random() < WITH_POWER_LOSSES:
         faults += ("power_loss",)
-    return ZooKeeperOptions(
+    options = ZooKeeperOptions(
         seed=seed,
         brokers=brokers,
         factor=factor,
@@ -146,3 +150,14 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         servers=draw.choice((1, 1, 3)),
         member_lag_ms=draw.choice((0, 5, 40)),
     )
+    disks = random.Random(f"zookeeper lost disks {seed}")
+    if disks.random() < WITH_LOST_DISKS:
+        # Lost records may belong to transactions or be commits, so there are neither.
+        return replace(
+            options,
+            faults=(*options.faults, disks.choice(LOSING)),
+            unclean=disks.random() < 0.5,
+            transactions=0,
+            members=(),
+        )
+    return options

@@ -17,7 +17,7 @@ from typing import Any
 from bench.brokers import FENCEPOST
 
 FIGURE = re.compile(
-    r"[^:]+: (?P<what>.+?),? at (?P<count>[\d,]+) (?P<things>.+) (?P<unit>\S+)", re.ASCII
+    r"[^:]+: (?P<what>.+), with (?P<count>[\d,]+) (?P<things>.+?)s? \((?P<unit>\S+)\)"
 )
 """The name of a figure, as :func:`bench.suites.growth.at` makes it."""
 
@@ -31,7 +31,7 @@ def curves(figures: Mapping[str, Mapping[str, list[float]]]) -> Curves:
     for name, sides in figures.items():
         if match := FIGURE.fullmatch(name):
             count = int(match["count"].replace(",", ""))
-            line = found[match["things"], match["unit"]][match["what"]]
+            line = found[f"{match['things']}s", match["unit"]][match["what"]]
             line.append((count, statistics.median(sides[FENCEPOST])))
     return found
 

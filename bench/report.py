@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.brokers import FENCEPOST, KAFKA
-from bench.suite import BROKERS, Figures, lower_is_better
+from bench.suite import BROKERS, Figures, label_and_unit, lower_is_better
 
 KAFKA_VERSION = "4.4.0"
 
@@ -23,7 +23,7 @@ def no_samples() -> Samples:
     return defaultdict(lambda: defaultdict(list))
 
 
-STALL = "slowest ping of another client ms"
+STALL = "all workloads of the suite: slowest ping of another client (ms)"
 """The figure of :mod:`bench.ping`: per round, the maximum over all workloads of a suite."""
 
 
@@ -73,7 +73,8 @@ def _number(value: float) -> str:
 
 def plain(figures: Mapping[str, float]) -> str:
     """Return the figures of one run as a line."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+    named = ((*label_and_unit(name), value) for name, value in figures.items())
+    return "; ".join(f"{label}: {_number(value)} {unit}" for label, unit, value in named)
 
 
 def _spread(values: list[float]) -> str:
@@ -99,16 +100,22 @@ def detailed(measured: dict[str, Any], titles: Mapping[str, str] = BROKERS) -> s
     beside = any(sides.get(other) for sides in samples.values())
     lines = [heading(told), ""]
     if beside:
-        lines += [f"| figure | {titles[our]} | {titles[other]} | ratio |", "|---|---|---|---|"]
+        lines += _table_head(titles[our], titles[other], "ratio")
     else:
-        lines += ["| figure | value |", "|---|---|"]
-    for figure, sides in samples.items():
+        lines += _table_head("value")
+    for figure in sorted(samples, key=lambda figure: figure == STALL):  # which comes last
+        sides = samples[figure]
         ours, theirs = sides.get(our, []), sides.get(other, [])
-        cells = [figure, _spread(ours) if ours else "–"]
+        cells = [*label_and_unit(figure), _spread(ours) if ours else "–"]
         if beside:
             cells += [_spread(theirs), _ratio(figure, ours, theirs)] if theirs else ["–", "–"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _table_head(*values: str) -> list[str]:
+    columns = ("measurement", "unit", *values)
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
 
 
 def _ratio(figure: str, ours: list[float], theirs: list[float]) -> str:
@@ -117,7 +124,7 @@ def _ratio(figure: str, ours: list[float], theirs: list[float]) -> str:
     return f"{ratio(figure, statistics.median(ours), statistics.median(theirs)):.2f}"
 
 
-DETAILS = ("processor time", "a transaction ms", "slowest")
+DETAILS = ("CPU time", "per transaction (ms)", "slowest of", "slowest ping")
 """Figures with one of these in their name explain others, and are only in the full tables."""
 
 
@@ -133,8 +140,7 @@ def summary(result: dict[str, Any]) -> str:
             "All figures: [bench](../bench/README.md)."
         ),
         "",
-        "| figure | Fencepost | Apache Kafka | ratio |",
-        "|---|---|---|---|",
+        *_table_head("Fencepost", "Apache Kafka", "ratio"),
     ]
     for measured in result.values():
         for figure, sides in measured["figures"].items():
@@ -142,5 +148,6 @@ def summary(result: dict[str, Any]) -> str:
             if ours and theirs and not any(detail in figure for detail in DETAILS):
                 middle = statistics.median(ours), statistics.median(theirs)
                 told_as = " | ".join(_number(value) for value in middle)
-                lines.append(f"| {figure} | {told_as} | {_ratio(figure, ours, theirs)} |")
+                label, unit = label_and_unit(figure)
+                lines.append(f"| {label} | {unit} | {told_as} | {_ratio(figure, ours, theirs)} |")
     return "\n".join(lines)

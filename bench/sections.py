@@ -2,7 +2,7 @@
 
 A broker runs in a thread of this process, with clocks around the parts that a request passes. A
 separate process sends each kind of request, 32 ahead, and reads the responses. A part's time is the
-median of its calls, without the parts that it calls, times its calls per request; ``all`` is the
+median of its calls, without the parts that it calls, times its calls per request; ``total`` is the
 broker's processor time per request in a run without clocks, and ``rest`` is the difference: the
 loop, the kernel's share of wake-ups, and the connection's work between the parts.
 """
@@ -148,7 +148,7 @@ def kinds(bootstrap: str) -> dict[str, Frames]:
             "ConsumerGroupHeartbeat": [
                 framed("consumer_group_heartbeat", 1, **_again(member, epoch))
             ],
-            "OffsetCommit, 1 partition": [
+            "OffsetCommit of 1 partition": [
                 framed(
                     "offset_commit",
                     8,
@@ -157,9 +157,9 @@ def kinds(bootstrap: str) -> dict[str, Frames]:
                     topics=offsets,
                 )
             ],
-            "Fetch, nothing there": [framed("fetch", 11, **_fetch(empty))],
-            "Fetch, 1 record": [framed("fetch", 11, **_fetch(written))],
-            "Produce, 1 record": [framed("produce", 9, **_produce(empty, record))],
+            "Fetch without new records": [framed("fetch", 11, **_fetch(empty))],
+            "Fetch of 1 record": [framed("fetch", 11, **_fetch(written))],
+            "Produce of 1 record": [framed("produce", 9, **_produce(empty, record))],
             "AddPartitionsToTxn + EndTxn": [add, end],
             "AddOffsetsToTxn + TxnOffsetCommit + EndTxn": [
                 framed("add_offsets_to_txn", 3, group_id="bench", **txn),
@@ -264,18 +264,22 @@ def measured(frames: Frames, orders: Any, clocks: Clocks) -> dict[str, float]:
             }
             runs.append(parts)
         elif number:  # the first one warms up
-            runs[-1]["all"] = spent / count * 1e6
+            runs[-1]["total"] = spent / count * 1e6
     found = {
-        name: statistics.median(times.get(name, 0.0) for times in runs) for name in (*PARTS, "all")
+        name: statistics.median(times.get(name, 0.0) for times in runs)
+        for name in (*PARTS, "total")
     }
-    found["rest"] = found["all"] - sum(found[part] for part in PARTS)
+    found["rest"] = found["total"] - sum(found[part] for part in PARTS)
     return found
 
 
 def table() -> str:
     """Return a table with a row for each kind of request, in µs."""
-    columns = (*PARTS, "rest", "all")
-    lines = [f"| µs a request | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    columns = (*PARTS, "rest", "total")
+    lines = [
+        f"| CPU time per request, µs | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     clocks = Clocks()
     mine, theirs = multiprocessing.get_context("spawn").Pipe()
     with tempfile.TemporaryDirectory(prefix="fencepost-bench-") as home, clocks.placed():

@@ -97,8 +97,8 @@ class Clock:
         """Return rows per second, over the whole time unless given, and processor time."""
         wall = time.perf_counter() - self._wall
         return {
-            f"{what} rows/s": per_second or rows / wall,
-            f"{what}, processor time of all for 1 M rows s": self.cpu() / rows * 1e6,
+            f"throughput of the {what} query (rows/s)": per_second or rows / wall,
+            f"CPU time of the {what} query per million rows (s)": self.cpu() / rows * 1e6,
         }
 
     def cpu(self) -> float:
@@ -264,10 +264,10 @@ class Bench:
             written_s = clock.cpu()
             self.check(target, expected)
             return {
-                "source ms": source,
-                "source, processor time of all for each ms": read_s / SMALL_BATCHES * 1e3,
-                "sink ms": sink,
-                "sink, processor time of all for each ms": written_s / SMALL_BATCHES * 1e3,
+                "time per micro-batch of the source (ms)": source,
+                "CPU time per micro-batch of the source (ms)": read_s / SMALL_BATCHES * 1e3,
+                "time per micro-batch of the sink (ms)": sink,
+                "CPU time per micro-batch of the sink (ms)": written_s / SMALL_BATCHES * 1e3,
             }
 
         return run

@@ -1,6 +1,6 @@
 """The parts of a suite: workloads, and the figures that they return.
 
-A figure's name ends with its unit, and the unit says which direction is better.
+A figure's name is ``what was measured (unit)``, and the unit says which direction is better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.brokers import FENCEPOST, KAFKA, KFAKE, SIDES, Broker, Make
 
 Figures = dict[str, float]
 
-LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B", "%")
+LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "files", "% of a core")
 """Units in which less is better; in every other unit more is better."""
 
 DEFAULTS: Mapping[str, str] = {
@@ -40,6 +40,7 @@ class Workload:
     """
 
     name: str
+    """What the workload does. The names of its figures, after a colon, complete it in a table."""
     run: Callable[[Broker], Figures]
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
     sides: Mapping[str, Make] = field(default_factory=lambda: PRODUCTS)
@@ -83,10 +84,11 @@ class Suite:
     """Our side and the other one: names in samples, and titles of columns."""
 
 
-def unit(figure: str) -> str:
-    """Return the last word of a figure's name."""
-    return figure.rsplit(" ", 1)[-1]
+def label_and_unit(figure: str) -> tuple[str, str]:
+    """Split a figure's name: ``median latency (ms)`` is measured in ms."""
+    label, _, unit = figure.rpartition(" (")
+    return label, unit.removesuffix(")")
 
 
 def lower_is_better(figure: str) -> bool:
-    return unit(figure) in LOWER_IS_BETTER
+    return label_and_unit(figure)[1] in LOWER_IS_BETTER

@@ -43,10 +43,10 @@ def beside(broker: Broker) -> Figures:
         seconds = time.perf_counter() - begin
         processor = cpu_seconds(broker) - processor
     return {
-        "a ping meanwhile, median ms": statistics.median(waits),
-        "a ping meanwhile, p99 ms": statistics.quantiles(waits, n=100)[98],
-        "until half of it is gone s": seconds,
-        "processor time of the broker until then s": processor,
+        "median ping of another client (ms)": statistics.median(waits),
+        "p99 ping of another client (ms)": statistics.quantiles(waits, n=100)[98],
+        "time until half of the log is removed (s)": seconds,
+        "CPU time of the broker until half of the log is removed (s)": processor,
     }
 
 
@@ -82,6 +82,7 @@ def _produce(topic: str, records: bytes) -> bytes:
 
 CLEANER = Suite(
     "cleaner",
-    f"Clients beside the cleaner: {KEYS * TIMES:,} records of 100 bytes, each key {TIMES} times.",
-    (Workload("compaction", beside, _EAGER, fresh=True),),
+    f"The log cleaner compacts {KEYS * TIMES:,} records of 100 bytes with {KEYS:,} keys, while "
+    "another client sends pings.",
+    (Workload("compaction of a log", beside, _EAGER, fresh=True),),
 )

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from bench.brokers import CLUSTERS, Broker, Kafkas, Make, Members, Mixed, cpu_seconds, led_by_each
 from bench.clients import VALUE, create_topic, fill, until
 from bench.suite import DEFAULTS, Figures, Suite, Workload
-from bench.suites.txn import one_record
+from bench.suites.txn import ONE_RECORD, one_record
 
 SETTINGS = {
     **DEFAULTS,
@@ -64,8 +64,8 @@ def produce(partitions: int) -> Callable[[Broker], Figures]:
         megabytes = RECORDS * len(VALUE) / 1e6
         spent = cpu_seconds(cluster) - begin
         return {
-            "MB/s": megabytes / seconds,
-            "processor time of all brokers for 1 GB ms": spent / megabytes * 1e6,
+            "throughput (MB/s)": megabytes / seconds,
+            "CPU time of the cluster per GB (ms)": spent / megabytes * 1e6,
         }
 
     return run
@@ -74,7 +74,7 @@ def produce(partitions: int) -> Callable[[Broker], Figures]:
 def produce_mixed(broker: Broker) -> Figures:
     """Do :func:`produce` with one partition and then with six, in one cluster."""
     return {
-        f"{count}, {figure}": value
+        f"produce to {count}, {figure}": value
         for partitions, count in ((1, "1 partition"), (6, "6 partitions"))
         for figure, value in produce(partitions)(broker).items()
     }
@@ -121,10 +121,10 @@ def follower(rate: float) -> Callable[[Broker], Figures]:
         watch.join()
         until(lambda: sizes[1]() == sizes[0](), "the follower has all", DEADLINE_S)
         return {
-            "produced MB/s": sent * len(VALUE) / 1e6 / (end - begin),
-            "median lag MiB": statistics.median(lags) / (1 << 20),
-            "largest lag MiB": max(lags) / (1 << 20),
-            "has all after the last ack s": time.perf_counter() - end,
+            "produce throughput (MB/s)": sent * len(VALUE) / 1e6 / (end - begin),
+            "median lag (MiB)": statistics.median(lags) / (1 << 20),
+            "largest lag (MiB)": max(lags) / (1 << 20),
+            "time from the last acknowledgement to equal logs (s)": time.perf_counter() - end,
         }
 
     return run
@@ -146,8 +146,8 @@ def idle(broker: Broker) -> Figures:
     time.sleep(IDLE_S)
     passed = time.perf_counter() - begin
     return {
-        "a broker, of a core %": (cpu_seconds(victim) - of_one) / passed * 100,
-        "all processes, of a core %": (cpu_seconds(cluster) - of_all) / passed * 100,
+        "CPU usage of one broker (% of a core)": (cpu_seconds(victim) - of_one) / passed * 100,
+        "CPU usage of all processes (% of a core)": (cpu_seconds(cluster) - of_all) / passed * 100,
     }
 
 
@@ -166,7 +166,10 @@ def start(broker: Broker) -> Figures:
     cluster.start()
     listening = time.perf_counter() - begin
     fill(broker.bootstrap, topic, 1)
-    return {"all listen s": listening, "acks=all s": time.perf_counter() - begin}
+    return {
+        "time until all brokers listen (s)": listening,
+        "time until all acknowledge a record (s)": time.perf_counter() - begin,
+    }
 
 
 def _workload(
@@ -177,19 +180,19 @@ def _workload(
 
 CLUSTER = Suite(
     "cluster",
-    "Three brokers on one machine, three replicas and min.insync.replicas=2 where nothing else is "
-    "said. Fencepost's controller is a process of its own, Apache Kafka's is in its first broker. "
-    "Mixed clusters have Apache Kafka's controller, a process of its own; JPP is one broker of "
-    "Apache Kafka and two of Fencepost, JJP two and one, and all partitions are led by the "
-    "column's.",
+    "Three brokers on one machine, with three replicas, acks=all and min.insync.replicas=2 unless "
+    "a row says otherwise. Fencepost's controller is a process of its own; Apache Kafka's "
+    "controller is in its first broker. A mixed cluster has brokers of both products and Apache "
+    "Kafka's controller in a process of its own; the brokers of the column's product lead all "
+    "partitions.",
     (
-        _workload("produce, acks=all, 1 partition", produce(1)),
-        _workload("produce, acks=all, 6 partitions", produce(6)),
-        _workload("produce, acks=all, JPP", produce_mixed, led_by_each("JPP")),
-        _workload("produce, acks=all, JJP", produce_mixed, led_by_each("JJP")),
-        _workload("a follower, 150 MB/s to its leader", follower(150)),
-        _workload("one-record transactions", functools.partial(one_record, replicas=3)),
-        _workload("idle", idle),
-        _workload("start after a clean stop", start),
+        _workload("cluster of one product, produce to 1 partition", produce(1)),
+        _workload("cluster of one product, produce to 6 partitions", produce(6)),
+        _workload("cluster of 1 Kafka and 2 Fencepost brokers", produce_mixed, led_by_each("JPP")),
+        _workload("cluster of 2 Kafka and 1 Fencepost brokers", produce_mixed, led_by_each("JJP")),
+        _workload("follower of a leader that gets 150 MB/s, acks=1", follower(150)),
+        _workload(ONE_RECORD.name, functools.partial(one_record, replicas=3)),
+        _workload("idle cluster", idle),
+        _workload("start of a cluster after a clean stop", start),
     ),
 )

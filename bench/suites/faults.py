@@ -29,9 +29,9 @@ def _at_work(home: Path, layout: str, controllers: str, end: ExitStack) -> AtWor
 def _turn(work: AtWork, way: str, topic: str, index: int = 0) -> Figures:
     took = failover.turn(work.nodes, work.writer, way, topic, index)
     return {
-        f"{TAKEN[way]}, pause of the partition that it led s": took.led_pause_s,
-        f"{TAKEN[way]}, longest pause of any partition s": took.pause_s,
-        f"{TAKEN[way]}, from its return to full ISRs s": took.full_s,
+        f"{TAKEN[way]} of a leader, pause of the partition that it led (s)": took.led_pause_s,
+        f"{TAKEN[way]} of a leader, longest pause of any partition (s)": took.pause_s,
+        f"{TAKEN[way]} of a leader, time from the broker's return to full ISRs (s)": took.full_s,
     }
 
 
@@ -64,14 +64,14 @@ def both_ways(home: Path) -> Iterator[tuple[str, Figures]]:
 
 FAULTS = Suite(
     "faults",
-    "Three brokers, of which one is killed, stopped or frozen in turn, and comes back: the leader "
-    "of a topic's first partition, of the groups' and of the transactions' topic. In mixed "
-    "clusters, under Apache Kafka's controller, it is a leader of the column's whose successor is "
-    "the other's. An idempotent producer (acks=all), a transactional pipeline and groups of both "
-    "protocols go on meanwhile. broker.session.timeout.ms=2000, replica.lag.time.max.ms=2000, "
-    "min.insync.replicas=2.",
+    "One of three brokers is killed, stopped or frozen, and comes back. It leads the first "
+    "partition of a topic, of `__consumer_offsets` or of `__transaction_state`. In mixed clusters, "
+    "under Apache Kafka's controller, it is a broker of the column's product, and a broker of the "
+    "other product takes over. Meanwhile an idempotent producer (acks=all), a transactional "
+    "pipeline and groups of both protocols are at work. broker.session.timeout.ms=2000, "
+    "replica.lag.time.max.ms=2000, min.insync.replicas=2.",
     (
-        Pair("a leader goes", faults),
-        Pair("mixed, the other's takes over", both_ways),
+        Pair("cluster of one product", faults),
+        Pair("mixed cluster", both_ways),
     ),
 )

@@ -69,9 +69,10 @@ def first_assignment(protocol: str) -> Callable[[Broker], Figures]:
                     raise TimeoutError("no assignment after 30 s")
             samples.append(time.perf_counter() - begin)
             consumer.close()
+        what = "time to the first assignment"
         return {
-            "first assignment, median ms": statistics.median(samples) * 1e3,
-            "first assignment, slowest ms": max(samples) * 1e3,
+            f"{what}, median of {JOINS} groups (ms)": statistics.median(samples) * 1e3,
+            f"{what}, slowest of {JOINS} groups (ms)": max(samples) * 1e3,
         }
 
     return run
@@ -117,9 +118,9 @@ def _come_and_go(broker: Broker, topic: str, protocol: str) -> Figures:
     for member in members:
         member.close()
     return {
-        "ten come ms": (joined - begin) * 1e3,
-        "one leaves ms": (left - joined) * 1e3,
-        "broker's processor time ms": processor * 1e3,
+        "time to assign all partitions after 10 members join (ms)": (joined - begin) * 1e3,
+        "time to reassign the partitions after one member leaves (ms)": (left - joined) * 1e3,
+        "CPU time of the broker for both rebalances (ms)": processor * 1e3,
     }
 
 
@@ -140,18 +141,18 @@ def requests(broker: Broker) -> Figures:
         commit = _commit_frame("bench-simple", topic, 1)
     burst = Burst(broker.bootstrap, 4)
     figures = {}
-    for name, frame, count in (
-        ("heartbeats, classic protocol, /s", beat, 10_000),
-        ("heartbeats, consumer protocol, /s", new_beat, 10_000),
-        ("commits of one offset /s", commit, 5_000),
+    for kind, what, frame, count in (
+        ("heartbeat", "of the classic protocol", beat, 10_000),
+        ("heartbeat", "of the consumer protocol", new_beat, 10_000),
+        ("commit", "of one offset", commit, 5_000),
     ):
         burst.run([[frame] * (count // 20)] * 4)  # warms the JVM and the caches up
         processor = cpu_seconds(broker)
-        figures[name] = 4 * count / burst.run([[frame] * count] * 4)
-        spent = (cpu_seconds(broker) - processor) / (4 * count)
-        figures[f"{name.removesuffix(' /s').rstrip(',')}, processor time of the broker µs"] = (
-            spent * 1e6
+        figures[f"rate of {kind}s {what} (requests/s)"] = (
+            4 * count / burst.run([[frame] * count] * 4)
         )
+        spent = (cpu_seconds(broker) - processor) / (4 * count)
+        figures[f"CPU time of the broker per {kind} {what} (µs)"] = spent * 1e6
     burst.close()
     return figures
 
@@ -173,8 +174,8 @@ def synchronous_commits(broker: Broker) -> Figures:
     seconds, processor = time.perf_counter() - begin, cpu_seconds(broker) - processor
     consumer.close()
     return {
-        "commits/s": commits / seconds,
-        "processor time of the broker for a commit µs": processor / commits * 1e6,
+        "rate (commits/s)": commits / seconds,
+        "CPU time of the broker per commit (µs)": processor / commits * 1e6,
     }
 
 
@@ -251,9 +252,9 @@ def memory(broker: Broker) -> Figures:
             _new_style_member(cluster, "crowd", topic)
         crowd = resident_mib(broker)
     return {
-        "a classic group of one member KiB": (classic - rest) * 1024 / GROUPS_COUNT,
-        "a consumer group of one member KiB": (new_style - classic) * 1024 / GROUPS_COUNT,
-        "a member of a group of 1,000 KiB": (crowd - new_style) * 1024 / 1_000,
+        "group of one member, classic protocol (KiB)": (classic - rest) * 1024 / GROUPS_COUNT,
+        "group of one member, consumer protocol (KiB)": (new_style - classic) * 1024 / GROUPS_COUNT,
+        "each member of a group of 1,000 (KiB)": (crowd - new_style) * 1024 / 1_000,
     }
 
 
@@ -279,9 +280,9 @@ def loading(broker: Broker) -> Figures:
         if len(answer["topics"][0]["partitions"]) != OFFSETS_EACH:
             raise RuntimeError("offsets were lost")
     return {
-        "offsets committed, 100 a request, /s": GROUPS_COUNT * OFFSETS_EACH / written,
-        "from a kill until it listens s": listening,
-        "from a kill to all offsets s": loaded,
+        "rate of writing them, 100 per request (offsets/s)": GROUPS_COUNT * OFFSETS_EACH / written,
+        "time from the restart after kill -9 until the broker listens (s)": listening,
+        "time from the restart after kill -9 until all can be fetched (s)": loaded,
     }
 
 
@@ -300,22 +301,25 @@ FAST = {
     "group.consumer.min.heartbeat.interval.ms": str(BEAT_MS),
 }
 
+SYNCHRONOUS_COMMITS = Workload("synchronous commits of one consumer", synchronous_commits)
+
 GROUPS = Suite(
     "groups",
-    "Groups with confluent-kafka; heartbeats, commits in bulk and memory with raw requests. "
-    "`group.initial.rebalance.delay.ms=0`; heartbeats of 100 ms in the large rebalances.",
+    "Rebalances and synchronous commits use confluent-kafka; the other workloads send requests "
+    "directly. `group.initial.rebalance.delay.ms=0`; with 900 partitions, members send a "
+    "heartbeat every 100 ms.",
     (
-        Workload("classic protocol", first_assignment(CLASSIC)),
-        Workload("consumer protocol", first_assignment(CONSUMER)),
-        Workload("10 consumers, 900 partitions, classic protocol", rebalance(CLASSIC)),
+        Workload("new group of one member, classic protocol", first_assignment(CLASSIC)),
+        Workload("new group of one member, consumer protocol", first_assignment(CONSUMER)),
+        Workload("group with 900 partitions, classic protocol", rebalance(CLASSIC)),
         Workload(
-            "10 consumers, 900 partitions, consumer protocol",
+            "group with 900 partitions, consumer protocol",
             rebalance(CONSUMER),
             FAST,
             fresh=True,
         ),
-        Workload("requests", requests),
-        Workload("one consumer, synchronous", synchronous_commits),
+        Workload("pipelined requests", requests),
+        SYNCHRONOUS_COMMITS,
         Workload("100,000 committed offsets", loading, fresh=True),
         Workload(
             "memory",

@@ -1,6 +1,6 @@
 """Growth of cost: the broker's processor time and memory over a growing number of items.
 
-A figure's name gives its place on a curve: ``WHAT at NUMBER THINGS UNIT``, from which
+A figure's name gives its place on a curve: ``WHAT, with NUMBER THINGS (UNIT)``, from which
 :mod:`bench.plot` draws the plots.
 """
 
@@ -41,7 +41,7 @@ LONG_MS, SETTLE_S = 900_000, 300.0
 
 def at(what: str, count: int, things: str, unit: str) -> str:
     """Return the name of a figure on a curve."""
-    return f"{what} at {count:,} {things} {unit}"
+    return f"{what}, with {count:,} {things if count > 1 else things[:-1]} ({unit})"
 
 
 class Meter:
@@ -76,9 +76,11 @@ def consumer_members(broker: Broker) -> Figures:
             before = resident_mib(broker)
             with Meter(broker, count) as joins:
                 _come(broker, group, names, topic)
-            figures[at("a join, consumer protocol,", count, "members", "µs")] = joins.each_us
+            figures[at("CPU time of a join, consumer protocol", count, "members", "µs")] = (
+                joins.each_us
+            )
             grown = resident_mib(broker) - before
-            figures[at("memory,", count, "members", "MiB")] = grown
+            figures[at("memory", count, "members", "MiB")] = grown
             epochs = _settled(broker, cluster, group)
             frames = [
                 framed("consumer_group_heartbeat", 1, **_beat(group, *member_epoch))
@@ -87,7 +89,9 @@ def consumer_members(broker: Broker) -> Figures:
             rounds = max(1, REPEATS // count)
             with Meter(broker, rounds * count) as beats:
                 _burst(broker, frames * rounds)
-            figures[at("a heartbeat, consumer protocol,", count, "members", "µs")] = beats.each_us
+            figures[at("CPU time of a heartbeat, consumer protocol", count, "members", "µs")] = (
+                beats.each_us
+            )
             _burst(broker, [_leave(group, name) for name in names])
     return figures
 
@@ -185,7 +189,7 @@ def classic_members(broker: Broker) -> Figures:
             members = [stack.enter_context(Cluster(broker.bootstrap)) for _ in range(count)]
             with Meter(broker, count) as joins:
                 joined = joined_group(members, group)
-            figures[at("a join and sync, classic protocol,", count, "members", "µs")] = (
+            figures[at("CPU time of a join and sync, classic protocol", count, "members", "µs")] = (
                 joins.each_us
             )
             frames = [
@@ -201,7 +205,9 @@ def classic_members(broker: Broker) -> Figures:
             rounds = max(1, REPEATS // count)
             with Meter(broker, rounds * count) as beats:
                 _burst(broker, frames * rounds)
-            figures[at("a heartbeat, classic protocol,", count, "members", "µs")] = beats.each_us
+            figures[at("CPU time of a heartbeat, classic protocol", count, "members", "µs")] = (
+                beats.each_us
+            )
     return figures
 
 
@@ -228,12 +234,14 @@ def fetches(broker: Broker) -> Figures:
             )
         for count in FETCHED:
             rounds = max(4, REPEATS // count)
-            for what, offset in (("a fetch", 0), ("a fetch of nothing new", 1)):
+            for what, offset in (("one new record in each", 0), ("no new records", 1)):
                 frame = _fetch(topic, count, offset)
                 _burst(broker, [frame] * 2)
                 with Meter(broker, rounds * count) as meter:
                     _burst(broker, [frame] * rounds, 1)
-                figures[at(f"{what}, for each", count, "partitions", "µs")] = meter.each_us
+                figures[at(f"CPU time per partition, {what}", count, "partitions", "µs")] = (
+                    meter.each_us
+                )
     return figures
 
 
@@ -274,15 +282,19 @@ def transactions(broker: Broker) -> Figures:
             held = count
             rounds = REPEATS // 4
 
-            figures[at("memory,", count, "open ids", "MiB")] = resident_mib(broker) - before
+            figures[at("memory", count, "open transactions", "MiB")] = resident_mib(broker) - before
             with Meter(broker, rounds) as meter:
                 for _ in range(rounds):
                     _add(cluster, ours, mine, topic)
                     _end(cluster, ours, mine)
-            figures[at("a transaction,", count, "open ids", "µs")] = meter.each_us
+            figures[at("CPU time of another transaction", count, "open transactions", "µs")] = (
+                meter.each_us
+            )
             with Meter(broker, count) as meter:
                 cluster.call("list_transactions", 0)
-            figures[at("listing, for each", count, "open ids", "µs")] = meter.each_us
+            figures[at("CPU time per listed transaction", count, "open transactions", "µs")] = (
+                meter.each_us
+            )
     return figures
 
 
@@ -346,7 +358,7 @@ def memory_of_partitions(broker: Broker) -> Figures:
             body = [{"name": topic, "partition_data": data}]
             _burst(broker, [framed("produce", 8, acks=-1, timeout=LONG_MS, topic_data=body)])
             held = count
-            figures[at("memory,", count, "partitions", "MiB")] = resident_mib(broker) - rest
+            figures[at("memory", count, "partitions", "MiB")] = resident_mib(broker) - rest
     return figures
 
 
@@ -361,16 +373,19 @@ def memory_of_connections(broker: Broker) -> Figures:
                 client = stack.enter_context(Cluster(broker.bootstrap))
                 client.call("api_versions", 0)
             held = count
-            figures[at("memory,", count, "connections", "MiB")] = resident_mib(broker) - rest
+            figures[at("memory", count, "connections", "MiB")] = resident_mib(broker) - rest
     return figures
 
 
 def look_ups(home: Path) -> Figures:
     """Measure finding the batch of an offset, in a log of a growing number of segments."""
-    return {
-        at("a look-up,", count, "segments", "µs"): lookup(count)(home / str(count))["median µs"]
-        for count in SEGMENTS
-    }
+    figures: Figures = {}
+    for count in SEGMENTS:
+        found = lookup(count)(home / str(count))
+        figures[at("median time to find an offset", count, "segments", "µs")] = found[
+            "median time (µs)"
+        ]
+    return figures
 
 
 def _burst(broker: Broker, frames: Iterable[bytes], connections: int = 4) -> None:
@@ -400,15 +415,15 @@ def _workload(
 
 GROWTH = Suite(
     "growth",
-    "How cost grows. Processor time of the broker for one thing, and its memory, while there are "
-    "more and more of something. A look-up is the median of what it takes, by the clock.",
+    "CPU time and memory of the broker while the number of items grows; the memory is the "
+    "increase since before the first item.",
     (
-        _workload("groups", consumer_members, _CROWDED),
-        _workload("classic groups", classic_members, _ONE_PHASE),
-        _workload("fetch", fetches),
+        _workload("group", consumer_members, _CROWDED),
+        _workload("classic group", classic_members, _ONE_PHASE),
+        _workload("Fetch", fetches),
         _workload("transactions", transactions),
-        _workload("partitions", memory_of_partitions),
-        _workload("connections", memory_of_connections),
-        Local("segments", look_ups),
+        _workload("partitions with a record", memory_of_partitions),
+        _workload("idle connections", memory_of_connections),
+        Local("log", look_ups),
     ),
 )

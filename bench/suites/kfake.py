@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.brokers import FENCEPOST, KFAKE
-from bench.suite import BESIDE_KFAKE, Suite, Workload
-from bench.suites.data import end_to_end, librdkafka
-from bench.suites.groups import synchronous_commits
-from bench.suites.txn import consume_transform_produce, one_record
+from bench.suite import BESIDE_KFAKE, Suite
+from bench.suites.data import LATENCY_AT_1000, LIBRDKAFKA_16
+from bench.suites.groups import SYNCHRONOUS_COMMITS
+from bench.suites.txn import ONE_RECORD, PIPELINE_OF_100
+
+REPEATED = (LIBRDKAFKA_16, LATENCY_AT_1000, SYNCHRONOUS_COMMITS, ONE_RECORD, PIPELINE_OF_100)
 
 KFAKE_SUITE = Suite(
     "kfake",
     "confluent-kafka on Fencepost and on kfake, franz-go's broker for tests, which is compiled Go "
     "and keeps everything in memory. Where kfake is no faster, the client is the limit.",
-    tuple(
-        Workload(name, run, sides=BESIDE_KFAKE, is_pinged=False)
-        for name, run in (
-            ("librdkafka, 16 partitions", librdkafka(16)),
-            ("end to end, 1,000 records/s", end_to_end(1_000)),
-            ("one consumer, synchronous", synchronous_commits),
-            ("one-record transactions", one_record),
-            ("consume-transform-produce, 100 a transaction", consume_transform_produce(100)),
-        )
-    ),
+    tuple(replace(workload, sides=BESIDE_KFAKE, is_pinged=False) for workload in REPEATED),
     sides={FENCEPOST: "Fencepost", KFAKE: "kfake"},
 )

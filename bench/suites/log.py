@@ -72,9 +72,9 @@ def _raw(home: Path, size: int) -> Figures:
     path.unlink()
     megabytes = count * size / 1e6
     return {
-        "raw page cache, write MB/s": megabytes / (written - begin),
-        "raw disk, write and sync MB/s": megabytes / (synced - begin),
-        "raw page cache, read MB/s": megabytes / (read - synced),
+        "plain writes to the page cache (MB/s)": megabytes / (written - begin),
+        "plain writes and fdatasync (MB/s)": megabytes / (synced - begin),
+        "plain reads from the page cache (MB/s)": megabytes / (read - synced),
     }
 
 
@@ -104,10 +104,10 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
         if got != count * len(data):
             raise RuntimeError(f"{got} bytes came back of {count * len(data)}")
         return figures | {
-            "append MB/s": megabytes / (appended - begin),
-            "append and flush MB/s": megabytes / (flushed - begin),
-            "read MB/s": megabytes / (done - flushed),
-            "append µs": (appended - begin) / count * 1e6,
+            "appends to the log (MB/s)": megabytes / (appended - begin),
+            "appends to the log and a flush (MB/s)": megabytes / (flushed - begin),
+            "reads from the log (MB/s)": megabytes / (done - flushed),
+            "time of an append (µs)": (appended - begin) / count * 1e6,
         }
 
     return run
@@ -136,8 +136,8 @@ def lookup(segments: int) -> Callable[[Path], Figures]:
         OsFileSystem().remove_tree(partition.rename_deleted())
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return {
-            "median µs": statistics.median(samples) * 1e6,
-            "p99 µs": statistics.quantiles(samples, n=100)[98] * 1e6,
+            "median time (µs)": statistics.median(samples) * 1e6,
+            "p99 time (µs)": statistics.quantiles(samples, n=100)[98] * 1e6,
         }
 
     return run
@@ -170,14 +170,17 @@ def recovery(home: Path) -> Figures:
         if partition.log_end_offset != end:
             raise RuntimeError(f"{partition.log_end_offset} records of {end}")
         partition.close()
-    return {f"after a {how} s/GiB": s * 1024 * MIB / size for how, s in seconds.items()}
+    return {f"time after a {how} (s/GiB)": s * 1024 * MIB / size for how, s in seconds.items()}
 
 
 def compaction(home: Path) -> Figures:
     """Measure one round over a log that has each key four times, in small and large records."""
     return {
-        f"{shown}: read once and cleaned MB/s": _cleaned(home / str(size), size, keys)
-        for shown, size, keys in (("records of 100 bytes", 80, 200_000), ("1 KiB", 1_024, 40_000))
+        f"{shown} (MB/s)": _cleaned(home / str(size), size, keys)
+        for shown, size, keys in (
+            ("records of 100 bytes", 80, 200_000),
+            ("records of 1 KiB", 1_024, 40_000),
+        )
     }
 
 
@@ -215,15 +218,18 @@ def _cleaned(home: Path, value_bytes: int, keys: int) -> float:
 LOG = Suite(
     "log",
     "The log without a broker: 256 MiB of records of 1 KiB, beside plain reads and writes of the "
-    "same size. Recovery is scaled up to a GiB.",
+    "same size.",
     (
         Local("batches of 16 records", append_and_read(16)),
         Local("batches of 900 records", append_and_read(900)),
         *(
-            Local(f"index look-up, {count:,} segment{'s' if count > 1 else ''}", lookup(count))
+            Local(
+                f"search for an offset in {count:,} segment{'s' if count > 1 else ''}",
+                lookup(count),
+            )
             for count in (1, 100, 10_000)
         ),
-        Local("recovery", recovery),
-        Local("compaction", compaction),
+        Local("opening a log", recovery),
+        Local("compaction of a log", compaction),
     ),
 )

@@ -32,7 +32,7 @@ TURNS = 6
 SCRAPE_EVERY_S = 1.0
 WARM_UP_S = 1.0
 
-OFF, ON, SCRAPED = "metrics off", "metrics on", "scraped each second"
+OFF, ON, SCRAPED = "without metrics", "with metrics", "with a scrape each second"
 
 
 def _scrape(url: str, wanted: Event) -> None:
@@ -106,18 +106,23 @@ def _measure(off: Daemon, on: Daemon, url: str, partitions: int) -> Figures:
     figures: Figures = {}
     for kind, times in took.items():
         cuts = statistics.quantiles(times, n=1000)
-        figures |= {f"{kind}: p50 ms": cuts[499], f"{kind}: p99 ms": cuts[989]}
-        figures[f"{kind}: p99.9 ms"] = cuts[998]
-        figures[f"{kind}: broker's processor time of an append µs"] = spent[kind] / len(times) * 1e6
+        figures |= {f"{kind}, median (ms)": cuts[499], f"{kind}, p99 (ms)": cuts[989]}
+        figures[f"{kind}, p99.9 (ms)"] = cuts[998]
+        figures[f"{kind}, CPU time of the broker (µs)"] = spent[kind] / len(times) * 1e6
     (last,) = (line for line in text.splitlines() if line.startswith("fencepost_scrape_seconds "))
-    return {**figures, "one scrape ms": float(last.split()[1]) * 1000, "series": text.count("\n")}
+    return {
+        **figures,
+        "time of one scrape (ms)": float(last.split()[1]) * 1000,
+        "lines of one scrape (lines)": text.count("\n"),
+    }
 
 
 METRICS = Suite(
     "metrics",
-    "One append of 1 KiB after the other, without metrics, with them, and scraped each second",
+    "Appends of 1 KiB, one after the other: without metrics, with metrics, and with a scrape each "
+    "second.",
     tuple(
-        Local(f"append, {partitions:,} partitions", watched(partitions))
+        Local(f"append to one of {partitions:,} partitions", watched(partitions))
         for partitions in (100, 1_000)
     ),
 )

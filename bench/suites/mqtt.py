@@ -71,8 +71,8 @@ async def end_to_end(broker: Broker, qos: int) -> Figures:
     if len(found) != expected or len(set(found)) != expected:
         raise RuntimeError(f"{len(found)} records, {len(set(found))} apart, of {expected}")
     return {
-        "messages/s": MESSAGES / seconds,
-        "broker's processor time for 1,000 messages ms": brokers / MESSAGES * 1e6,
+        "throughput (messages/s)": MESSAGES / seconds,
+        "CPU time of the broker per 1,000 messages (ms)": brokers / MESSAGES * 1e6,
     }
 
 
@@ -84,9 +84,9 @@ def bridge(qos: int) -> Callable[[Broker], Figures]:
 MQTT = Suite(
     "mqtt",
     "MQTT messages of 100 B through Mosquitto and the bridge, from the first publish to the last "
-    "commit; publisher and bridge share a process.",
+    "commit. Publisher and bridge share a process.",
     (
-        Workload("MQTT, QoS 1", bridge(1), fresh=True),
-        Workload("MQTT, QoS 2", bridge(2), fresh=True),
+        Workload("MQTT with QoS 1", bridge(1), fresh=True),
+        Workload("MQTT with QoS 2", bridge(2), fresh=True),
     ),
 )

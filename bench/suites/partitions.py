@@ -40,20 +40,20 @@ def many(broker: Broker) -> Figures:
     burst.close()
     held, each = resident_mib(broker), open_files(broker) - files
     figures = {
-        "memory, all written to MiB": held,
-        "memory a partition KiB": (held - rest) * 1024 / PARTITIONS,
-        "open files a partition": each / PARTITIONS,
-        "first batch in each s": first,
+        "memory after a write to each (MiB)": held,
+        "memory per partition (KiB)": (held - rest) * 1024 / PARTITIONS,
+        "open files per partition (files)": each / PARTITIONS,
+        "time to write a first batch to each (s)": first,
     }
     broker.kill()
-    figures |= _started(broker, "a kill")
+    figures |= _started(broker, "kill -9")
     begin = time.perf_counter()
     broker.stop(deadline_s=DEADLINE_S)
-    figures["clean stop s"] = time.perf_counter() - begin
+    figures["time of a clean stop (s)"] = time.perf_counter() - begin
     figures |= _started(broker, "a clean stop")
     _check(broker, topic)
     for name, value in figures.items():
-        if name.endswith(" MiB") and value > LIMIT_MIB:
+        if name.endswith(" (MiB)") and value > LIMIT_MIB:
             raise RuntimeError(f"{name}: {value:.0f}; the limit is {LIMIT_MIB}")
     return figures
 
@@ -63,9 +63,9 @@ def _started(broker: Daemon, after: str) -> Figures:
     begin = time.perf_counter()
     broker.start(deadline_s=DEADLINE_S)
     return {
-        f"after {after}: until it serves s": time.perf_counter() - begin,
-        f"after {after}: processor time until then s": cpu_seconds(broker),
-        f"after {after}: memory MiB": resident_mib(broker),
+        f"time to start after {after} (s)": time.perf_counter() - begin,
+        f"CPU time to start after {after} (s)": cpu_seconds(broker),
+        f"memory after {after} and a start (MiB)": resident_mib(broker),
     }
 
 

@@ -90,9 +90,9 @@ async def copied(broker: Broker, side: str, source: str, size: int) -> Figures:
     if len(found) != RECORDS or len(set(found)) != RECORDS:
         raise RuntimeError(f"{len(found)} records, {len(set(found))} apart, of {RECORDS}")
     return {
-        "records/s": RECORDS / seconds,
-        "processor time of the client for 1 M records s": own / RECORDS * 1e6,
-        "processor time of the broker for 1 M records s": brokers / RECORDS * 1e6,
+        "throughput (records/s)": RECORDS / seconds,
+        "CPU time of the client per million records (s)": own / RECORDS * 1e6,
+        "CPU time of the broker per million records (s)": brokers / RECORDS * 1e6,
     }
 
 
@@ -128,9 +128,9 @@ PIPELINES = Suite(
     f"Copying {RECORDS:,} records of 100 B from one topic to another: the exactly-once runner "
     "beside plain aiokafka, which is at-least-once, on the same broker.",
     (
-        Pair("5,000 a transaction", copying(5_000)),
-        Pair("500 a transaction", copying(500)),
-        Pair("on Apache Kafka: 5,000 a transaction", copying(5_000, KAFKA)),
+        Pair("5,000 records per transaction", copying(5_000)),
+        Pair("500 records per transaction", copying(500)),
+        Pair("5,000 records per transaction, on Apache Kafka", copying(5_000, KAFKA)),
     ),
     sides={ONCE: "runner, exactly once", PLAIN: "plain aiokafka, at least once"},
 )

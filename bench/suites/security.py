@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.brokers import FENCEPOST, JAVA_OPTIONS, KAFKA, cpu_seconds
 from bench.clients import VALUE, create_topic, delete_topics, drain, fill
 from bench.suite import DEFAULTS, Figures, Pair, Suite
+from bench.suites.data import CONSUMED, CPU_CONSUMED, CPU_PRODUCED, PRODUCED
 from fencepost.client.client import WireClient
 from fencepost.client.security import Security
 from fencepost.tools.ports import hold_port
@@ -79,9 +80,9 @@ def _data(broker: SecuredDaemon | WarmKafka) -> Figures:
     }
     figures: Figures = {}
     for what, listener, settings in (
-        ("in clear", "", CLEAR),
-        ("TLS", "TLS", {"security.protocol": "ssl", **trusted}),
-        ("TLS and SCRAM", "SAFE", {"security.protocol": "sasl_ssl", **trusted, **login}),
+        ("without TLS", "", CLEAR),
+        ("with TLS", "TLS", {"security.protocol": "ssl", **trusted}),
+        ("with TLS and SCRAM", "SAFE", {"security.protocol": "sasl_ssl", **trusted, **login}),
     ):
         bootstrap = broker.listeners[listener] if listener else broker.bootstrap
         topic = create_topic(broker.bootstrap, 1)
@@ -92,10 +93,10 @@ def _data(broker: SecuredDaemon | WarmKafka) -> Figures:
         read = drain(bootstrap, topic, 1, RECORDS, settings)
         end = cpu_seconds(broker)
         figures |= {
-            f"{what}: produce MB/s": megabytes / written,
-            f"{what}: consume MB/s": megabytes / read,
-            f"{what}: produce, processor time for 1 GB ms": (middle - begin) / megabytes * 1e6,
-            f"{what}: consume, processor time for 1 GB ms": (end - middle) / megabytes * 1e6,
+            f"{what}, {PRODUCED}": megabytes / written,
+            f"{what}, {CONSUMED}": megabytes / read,
+            f"{what}, {CPU_PRODUCED}": (middle - begin) / megabytes * 1e6,
+            f"{what}, {CPU_CONSUMED}": (end - middle) / megabytes * 1e6,
         }
     return figures
 
@@ -123,15 +124,15 @@ def _connections(broker: SecuredDaemon | WarmKafka) -> Figures:
             client.versions()
     logins = time.perf_counter() - begin
     return {
-        "TLS handshakes/s": HANDSHAKES / handshakes,
-        "TLS handshake, processor time of the broker ms": spent / HANDSHAKES * 1e3,
-        "logins by SCRAM-SHA-512/s": LOGINS / logins,
+        "rate of TLS handshakes (handshakes/s)": HANDSHAKES / handshakes,
+        "CPU time of the broker per TLS handshake (ms)": spent / HANDSHAKES * 1e3,
+        "rate of logins with SCRAM-SHA-512 (logins/s)": LOGINS / logins,
     }
 
 
 SECURITY = Suite(
     "security",
-    f"librdkafka with acks=all, {RECORDS:,} records of 1 KiB, in clear and encrypted; connections "
-    "of a Python client, one after the other.",
+    f"librdkafka with acks=all, {RECORDS:,} records of 1 KiB, with and without encryption; "
+    "connections that a Python client opens one after the other.",
     (Pair("security", measured),),
 )

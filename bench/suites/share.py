@@ -74,8 +74,8 @@ def consuming(members: int) -> Callable[[Broker], Figures]:
             raise RuntimeError(f"{sum(received)} records of {WARM + MEASURED}")
         count = WARM + MEASURED - first
         return {
-            "records/s": count / (times[1] - times[0]),
-            "broker's processor time for a record µs": processor / count * 1e6,
+            "throughput (records/s)": count / (times[1] - times[0]),
+            "CPU time of the broker per record (µs)": processor / count * 1e6,
         }
 
     return run
@@ -115,16 +115,17 @@ def acknowledging(broker: Broker) -> Figures:
         processor = cpu_seconds(broker) - processor
     cuts = statistics.quantiles(samples[WARM_ACKS:], n=100)
     return {
-        "p50 ms": cuts[49] * 1e3,
-        "p99 ms": cuts[98] * 1e3,
-        "broker's processor time for fetch and acknowledgement µs": processor / ACKS * 1e6,
+        "median response time (ms)": cuts[49] * 1e3,
+        "p99 response time (ms)": cuts[98] * 1e3,
+        "CPU time of the broker, with the fetch of the record (µs)": processor / ACKS * 1e6,
     }
 
 
 SHARE = Suite(
     "share",
-    "Share groups with confluent-kafka, records of 1 KiB in 10 partitions; acknowledgements by raw "
-    f"requests. Both sides are warmed up by {WARM:,} records or {WARM_ACKS:,} acknowledgements.",
+    "Share consumers of confluent-kafka read records of 1 KiB in 10 partitions; the suite sends "
+    "the acknowledgements of single records itself. Unmeasured before each workload: "
+    f"{WARM:,} records or {WARM_ACKS:,} acknowledgements.",
     (
         Workload("1 share consumer", consuming(1)),
         Workload("10 share consumers", consuming(10)),

@@ -169,20 +169,20 @@ def _measure(home: Path, serve: Callable[[socket.socket, Source], Awaitable[None
     seconds, processor = time.perf_counter() - begin, time.process_time() - processor
     source.close()
     return {
-        "MB/s": TOTAL_BYTES / 1e6 / seconds,
-        "processor time for 1 GB ms": processor / (TOTAL_BYTES / 1e9) * 1e3,
+        "throughput (MB/s)": TOTAL_BYTES / 1e6 / seconds,
+        "CPU time of the sender per GB (ms)": processor / (TOTAL_BYTES / 1e9) * 1e3,
     }
 
 
 SOCKETS = Suite(
     "sockets",
-    "From a file in the page cache to a loopback socket, answers of 1 MiB with a header each.",
+    "Responses of 1 MiB, each with a header, from a file in the page cache to a loopback socket.",
     (
-        Local("mmap slice to transport.write", through_transport(_mapped)),
+        Local("mmap and two calls of transport.write", through_transport(_mapped)),
         Local("os.sendfile on the raw socket", lambda home: _measure(home, _sendfile_by_hand)),
-        Local("os.pread, header and records apart", through_transport(_apart)),
+        Local("os.pread and two calls of transport.write", through_transport(_apart)),
         Local("loop.sendfile", lambda home: _measure(home, _loop_sendfile)),
-        Local("os.pread, joined", through_transport(_joined)),
-        Local("os.pread, transport.writelines", through_transport(_lines)),
+        Local("os.pread and one call of transport.write", through_transport(_joined)),
+        Local("os.pread and transport.writelines", through_transport(_lines)),
     ),
 )

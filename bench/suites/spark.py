@@ -50,19 +50,19 @@ SPARK = Suite(
     "spark",
     'Spark, 500,000 rows with keys of 16 bytes, 4 partitions, local[2]: format("fencepost") beside '
     "Spark's own Kafka connector, whose sink is at-least-once, on the same broker. Sources write "
-    "to noop, sinks read the same Parquet files, small batches the stock source. Streaming: "
-    "micro-batches of 100,000 rows from the second on, whole.",
+    "to noop; sinks read the same Parquet files, and in micro-batches of 10 rows the stock source. "
+    "The streaming throughput counts micro-batches of 100,000 rows from the second on.",
     (
-        Pair("source, 100 B", driver("source")),
-        Pair("sink, 100 B", driver("sink")),
+        Pair("source, rows of 100 B", driver("source")),
+        Pair("sink, rows of 100 B", driver("sink")),
         Pair("micro-batches of 10 rows", driver("fixed")),
-        Pair("source, 1 KB", driver("source", 1000)),
-        Pair("sink, 1 KB", driver("sink", 1000)),
-        Pair("sink after prepare, 100 B", driver("direct")),
-        Pair("sink after prepare, 1 KB", driver("direct", 1000)),
-        Pair("on Apache Kafka: source, 100 B", driver("source", broker=KAFKA)),
-        Pair("on Apache Kafka: sink, 100 B", driver("sink", broker=KAFKA)),
-        Pair("on Apache Kafka: micro-batches of 10 rows", driver("fixed", broker=KAFKA)),
+        Pair("source, rows of 1 KB", driver("source", 1000)),
+        Pair("sink, rows of 1 KB", driver("sink", 1000)),
+        Pair("sink after prepare(), rows of 100 B", driver("direct")),
+        Pair("sink after prepare(), rows of 1 KB", driver("direct", 1000)),
+        Pair("source, rows of 100 B, on Apache Kafka", driver("source", broker=KAFKA)),
+        Pair("sink, rows of 100 B, on Apache Kafka", driver("sink", broker=KAFKA)),
+        Pair("micro-batches of 10 rows, on Apache Kafka", driver("fixed", broker=KAFKA)),
     ),
     sides={FENCEPOST: 'format("fencepost")', STOCK: "Spark's connector"},
 )

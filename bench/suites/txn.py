@@ -39,8 +39,8 @@ TIMEOUT_MS = 600_000
 
 def _latencies(seconds: list[float]) -> Figures:
     return {
-        "median ms": statistics.median(seconds) * 1e3,
-        "p99 ms": statistics.quantiles(seconds, n=100)[98] * 1e3,
+        "median duration (ms)": statistics.median(seconds) * 1e3,
+        "p99 duration (ms)": statistics.quantiles(seconds, n=100)[98] * 1e3,
     }
 
 
@@ -60,9 +60,9 @@ def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
     processor = (cpu_seconds(broker) - processor) / len(samples)
     samples = samples[len(samples) // 10 :]  # the first tenth warms up
     return {
-        "transactions/s": len(samples) / sum(samples),
+        "rate (transactions/s)": len(samples) / sum(samples),
         **_latencies(samples),
-        "broker's processor time a transaction µs": processor * 1e6,
+        "CPU time of the broker per transaction (µs)": processor * 1e6,
     }
 
 
@@ -72,10 +72,16 @@ def init(broker: Broker, *, to_all: bool = False) -> Figures:
     samples = [init_ms(bootstrap, f"bench-{number}", to_all=to_all) for number in range(FRESH)]
     ordered = sorted(samples)
     quantiles = {
-        f"quantile {share} % ms": ordered[round((FRESH - 1) * share / 100)]
-        for share in (0, 25, 50, 75, 100)
+        f"{name} (ms)": ordered[round((FRESH - 1) * share / 100)]
+        for share, name in (
+            (0, "shortest time"),
+            (25, "25th percentile of the times"),
+            (50, "median time"),
+            (75, "75th percentile of the times"),
+            (100, "longest time"),
+        )
     }
-    return {"first ms": samples[0], **quantiles}
+    return {"time of the first client (ms)": samples[0], **quantiles}
 
 
 def init_to_all(broker: Broker) -> Figures:
@@ -105,7 +111,7 @@ def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
         messages = consumer.consume(1, timeout=30)
         if not messages:
             raise TimeoutError("no record after 30 s")
-        spent = dict.fromkeys(("consume", "produce", "send offsets", "commit"), 0.0)
+        spent = dict.fromkeys(("consume", "produce", "send the offsets", "commit"), 0.0)
         done = transactions = 0
         processor = cpu_seconds(broker)
         begin = end = time.perf_counter()
@@ -121,7 +127,7 @@ def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
             producer.send_offsets_to_transaction(
                 consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
             )
-            now = _lap(spent, "send offsets", now)
+            now = _lap(spent, "send the offsets", now)
             producer.commit_transaction(30)
             end = _lap(spent, "commit", now)
             done += len(messages)
@@ -130,9 +136,12 @@ def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
         processor = cpu_seconds(broker) - processor
         consumer.close()
         return {
-            "records/s": done / seconds,
-            "broker's processor time a transaction ms": processor / transactions * 1e3,
-        } | {f"{phase} a transaction ms": s / transactions * 1e3 for phase, s in spent.items()}
+            "throughput (records/s)": done / seconds,
+            "CPU time of the broker per transaction (ms)": processor / transactions * 1e3,
+        } | {
+            f"client's time to {phase}, per transaction (ms)": seconds / transactions * 1e3
+            for phase, seconds in spent.items()
+        }
 
     return run
 
@@ -177,7 +186,7 @@ def two_phase(broker: Broker) -> Figures:
         if cluster.lso(topic) != 2 * PREPARED:
             raise RuntimeError(f"last stable offset {cluster.lso(topic)} after {PREPARED} commits")
     samples = samples[len(samples) // 10 :]  # the first tenth warms up
-    return {f"found and committed, {name}": value for name, value in _latencies(samples).items()}
+    return _latencies(samples)
 
 
 def open_ids(broker: Broker) -> Figures:
@@ -210,12 +219,12 @@ def open_ids(broker: Broker) -> Figures:
         until(lambda: len(_listed(cluster, ongoing=True)) == IDS, "all are open again")
         recovered = time.perf_counter() - begin
     figures = {
-        "InitProducerId/s": IDS / made,
-        "AddPartitionsToTxn/s": IDS / added,
-        "from a kill to all of them listed s": recovered,
+        "rate of InitProducerId (requests/s)": IDS / made,
+        "rate of AddPartitionsToTxn (requests/s)": IDS / added,
+        "time from the restart after kill -9 until all are listed (s)": recovered,
     }
     if broker.name == FENCEPOST:
-        figures["memory MiB"] = grown
+        figures["memory (MiB)"] = grown
     return figures
 
 
@@ -258,24 +267,33 @@ def _listed(cluster: Cluster, *, ongoing: bool = False) -> dict[str, int]:
 TWO_PHASE = {**DEFAULTS, "transaction.two.phase.commit.enable": "true"}
 """Apache Kafka 4.4 refuses KeepPreparedTxn, so the two-phase commits have no figures of it."""
 
+
+def _pipeline(records: str, size: int) -> Workload:
+    return Workload(
+        f"consume-transform-produce, {records} per transaction", consume_transform_produce(size)
+    )
+
+
+ONE_RECORD = Workload("transactions of one record", one_record)
+PIPELINE_OF_100 = _pipeline("100 records", 100)
+
 TXN = Suite(
     "txn",
-    "Transactions with confluent-kafka, one after the other; a record has 1 KiB. The last rows: "
-    "raw requests over 8 connections, one transaction left open per id.",
+    "Transactions with confluent-kafka, one after the other; a record has 1 KiB. The two-phase "
+    "commits and the open transactions are made by requests that the suite sends directly.",
     (
-        Workload("one-record transactions", one_record),
-        Workload("init_transactions of new clients", init, is_pinged=False, fresh=True),
+        ONE_RECORD,
+        Workload(f"init_transactions of {FRESH} clients", init, is_pinged=False, fresh=True),
         Workload(
-            "init_transactions of new clients that connect to all",
+            f"init_transactions of {FRESH} clients without sparse connections",
             init_to_all,
             is_pinged=False,
             fresh=True,
         ),
-        *(
-            Workload(f"consume-transform-produce, {size:,} a transaction", run)
-            for size, run in ((n, consume_transform_produce(n)) for n in (1, 100, 10_000))
-        ),
-        Workload("two-phase commits", two_phase, TWO_PHASE, sides=ALONE, fresh=True),
-        Workload("10,000 open transactional ids", open_ids, fresh=True),
+        _pipeline("1 record", 1),
+        PIPELINE_OF_100,
+        _pipeline("10,000 records", 10_000),
+        Workload("commit of a prepared transaction", two_phase, TWO_PHASE, sides=ALONE, fresh=True),
+        Workload("10,000 open transactions", open_ids, fresh=True),
     ),
 )

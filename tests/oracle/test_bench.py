@@ -13,6 +13,7 @@ import pytest
 from bench.brokers import FENCEPOST, KAFKA, KFAKE, SIDES, cpu_seconds, open_files, resident_mib
 from bench.clients import create_topic
 from bench.plot import curves, draw
+from bench.report import STALL
 from bench.suite import DEFAULTS
 from bench.suites.growth import at
 from tests.support.cluster import Cluster
@@ -22,10 +23,10 @@ from tests.support.daemon import ROOT
 def test_curves_of_figures_by_count_are_drawn(tmp_path: Path) -> None:
     measured = {
         f"groups: {at(what, count, 'members', unit)}": {FENCEPOST: [1.0 * count, 3.0 * count]}
-        for what, unit in (("a join,", "µs"), ("a heartbeat,", "µs"), ("memory,", "MiB"))
+        for what, unit in (("a join", "µs"), ("a heartbeat", "µs"), ("memory", "MiB"))
         for count in (10, 1_000)
     }
-    found = curves({**measured, "slowest ping of another client ms": {FENCEPOST: [1.0]}})
+    found = curves({**measured, STALL: {FENCEPOST: [1.0]}})
     points = [(10, 20.0), (1_000, 2_000.0)]
     assert found == {
         ("members", "µs"): {"a join": points, "a heartbeat": points},

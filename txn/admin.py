@@ -119,9 +119,10 @@ def expire_transactional_ids(
     token: Token,
     _command: ExpireTransactionalIds,
 ) -> None:
-    """Expire transactional ids that have been at rest for too long, within one decision's limits.
+    """Expire some of the transactional ids that have been at rest for too long.
 
-    The next decision continues where this one stopped; that position is soft state.
+    The decision stops at the limits ``max_sweep`` and ``max_sweep_looks``. The next decision
+    continues at the same position, which is soft state.
     """
     oldest_ms = decision.now_ms - shard.limits.transactional_id_expiration_ms
     to_sweep = shard.to_sweep

@@ -113,9 +113,9 @@ class AddPartitionsResult:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class EndTxn:
-    """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
+    """Commit or abort. ``client_transaction_version`` is 2 for EndTxn v5 and above, otherwise 0.
 
-    ``by_operator`` says that an operator chose the outcome; the history records this.
+    ``by_operator`` says that an operator chose the outcome; the event history records this.
 
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
     InvalidTransactionState, ProducerIdsUnavailable.

@@ -86,7 +86,7 @@ previous one."""
 def verdict(
     state: TransactionState, *, commit: bool, relation: EpochRelation, transaction_version: int
 ) -> EndTxnVerdict:
-    """Return the result of an EndTxn with the stored producer id or the previous one."""
+    """Return the verdict on an EndTxn whose producer id is the stored id or the previous id."""
     if relation is EpochRelation.FENCED:
         return EndTxnVerdict.FENCED
     if transaction_version >= TV2:
@@ -164,7 +164,7 @@ def _rules(transaction_version: int) -> int:
 
 
 def relate(request: ProducerIdentity, txn: TransactionMetadata, version: int) -> EpochRelation:
-    """Compare the identity in an EndTxn request with the client's, by the rules of ``version``."""
+    """Compare an EndTxn's identity with the stored client's, by the rules of ``version``."""
     if version < TV2:
         relation = epochs.relate_tv1(request, txn.client_identity)
     else:

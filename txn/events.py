@@ -1,11 +1,12 @@
-"""The kinds of transaction events in the history."""
+"""The kinds of transaction events in the event history."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 RESOLVER_CLIENT_ID = "fencepost-resolve"
-"""The client id of ``fencepost txns resolve``, whose commits the history records."""
+"""The client id of ``fencepost txns resolve``. The event history records the commits that have
+it."""
 
 
 class EventKind(StrEnum):

@@ -29,26 +29,26 @@ class TxnLimits:
     hold back consumers for ever: an operator must enable it."""
 
     max_partitions_per_transaction: int = 10_000
-    """Partitions. Each addition writes the whole set in one record, which must fit a batch: 10,000
-    partitions with topic names of 30 characters take about 0.4 MiB of the topic's 1 MiB."""
+    """The maximum number of partitions in a transaction. Each addition writes the whole set in one
+    record, which must fit a batch of 1 MiB: 10,000 partitions with topic names of 30 characters
+    take about 0.4 MiB."""
 
     max_parked_requests: int = 1_000
-    """InitProducerId requests per shard that wait for markers. Further ones are answered
-    CONCURRENT_TRANSACTIONS at once, and the client retries, as with Kafka."""
+    """The maximum number of InitProducerId requests that wait for markers in a shard. Further
+    requests are answered CONCURRENT_TRANSACTIONS at once, and the client retries, as with Kafka."""
 
     max_park_ms: int = 5_000
-    """Milliseconds that such a request waits before it is answered CONCURRENT_TRANSACTIONS. Markers
-    take one turn of the event loop unless a partition is offline. The connection serves no other
-    request meanwhile, and clients give up after 30 s."""
+    """The time, in milliseconds, after which a waiting InitProducerId is answered
+    CONCURRENT_TRANSACTIONS. Markers take one turn of the event loop unless a partition is offline.
+    While the request waits, its connection serves no other request. Clients give up after 30 s."""
 
     max_sweep: int = 100
-    """The number of ids that one decision of an expiry sweep may expire. The decision writes one
-    batch, and one log line per id, in a single turn of the event loop, during which no other
+    """The maximum number of ids that one decision of an expiry sweep expires. The decision writes
+    one batch, and one log line per id, in a single turn of the event loop, during which no other
     request is served."""
 
     max_sweep_looks: int = 5_000
-    """The number of ids that one decision of an expiry sweep may examine, which takes about 2
-    ms."""
+    """The maximum number of ids that one decision of an expiry sweep examines, in about 2 ms."""
 
     retry_backoff_ms: int = 1_000
     """The pause before a timed-out transaction is aborted again, if no producer id was reserved the

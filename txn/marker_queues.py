@@ -115,7 +115,7 @@ class WrittenMarkers:
 
 @dataclass(frozen=True, slots=True)
 class CancelledMarkers:
-    """No further marker of a request is sent, for the given cause."""
+    """A request whose remaining markers are not sent, and the cause."""
 
     request: WriteMarkers
     cause: str
@@ -133,7 +133,7 @@ class _PendingMarkers:
     """The number of partitions without a marker. Each is unrouted, in a queue, in flight or
     waiting."""
     routes: int = 0
-    """The number of entries that the job has in ``MarkerQueues._unrouted``."""
+    """The number of entries for this request in ``MarkerQueues._unrouted``."""
     waiting: list[TopicPartition] = field(default_factory=list)
     """Partitions that wait for a retry."""
 
@@ -145,13 +145,14 @@ _Queue = dict[_PendingMarkers, list[TopicPartition]]
 class _MarkerDestination:
     queue: _Queue = field(default_factory=dict)
     sent: dict[int, _Queue] = field(default_factory=dict)
-    """The requests in flight, by number: at most one, except for this broker's own."""
+    """The requests in flight, by number. Only the broker's requests to itself can be several."""
 
 
 class MarkerQueues:
     """The markers that one broker's transaction coordinator sends to the partitions' leaders.
 
-    ``own_id`` is the id of that broker, whose own markers do not wait for earlier answers.
+    ``own_id`` is the id of that broker. Its markers for the partitions that it leads itself do not
+    wait for earlier answers.
     """
 
     def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf, own_id: int | None = None) -> None:
@@ -220,7 +221,8 @@ class MarkerQueues:
         """Queue markers for the leaders of their partitions until ``is_over()`` returns True.
 
         Markers of deleted partitions count as written. At least one chunk of partitions is routed.
-        Transactions take turns, so that no transaction waits for a large one.
+        The chunks of different transactions alternate, so that no transaction waits for a large
+        one.
         """
         results: list[Result] = []
         while self._unrouted:
@@ -363,7 +365,7 @@ class MarkerQueues:
         )
 
     def _is_current(self, job: _PendingMarkers) -> bool:
-        """Whether a job is the latest of its id, and its coordinator epoch is current."""
+        """Whether no later request replaced this one, and its coordinator epoch is current."""
         transactional_id = job.request.transactional_id
         if self._jobs.get(transactional_id) is not job:
             return False

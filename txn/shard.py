@@ -150,7 +150,7 @@ def refuse_fenced(
     stored: ProducerIdentity,
     during: str,
 ) -> None:
-    """Answer PRODUCER_FENCED, and record the fenced producer's request in the history."""
+    """Answer PRODUCER_FENCED, and record the fenced producer's request in the event history."""
     decision.event(
         EventKind.PRODUCER_REFUSED,
         transactional_id,
@@ -173,7 +173,7 @@ def report_identity(
     after: ProducerIdentity,
     cause: str,
 ) -> None:
-    """Record in the history that ``after`` has replaced ``before``, unless they are equal."""
+    """Record in the event history that ``after`` has replaced ``before``, unless they are equal."""
     if after == before:
         return
     detail: dict[str, object] = {

@@ -29,7 +29,7 @@ INVALID_TXN_STATE: Final = "INVALID_TXN_STATE"
 NONE: Final = "NONE"
 
 MAX_TRANSACTIONS_PER_REQUEST: Final = 1_000
-"""Further transactions go into the next request."""
+"""The maximum number of transactions in a request. Further transactions go into the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _CoordinatorDestination:
 
 
 class Verifications:
-    """The verifications that one broker requests from others."""
+    """The verifications that one broker requests from transaction coordinators."""
 
     def __init__(self, coordinator_of: CoordinatorOf) -> None:
         self._coordinator_of = coordinator_of

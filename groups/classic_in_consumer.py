@@ -172,7 +172,10 @@ def _subscription(command: JoinGroup) -> Subscription:
 def _replace_last(
     shard: Shard, decision: DecisionBuilder, update: MemberUpdate, owner: str
 ) -> bool:
-    """Convert the group if only ``owner`` speaks the consumer protocol; return whether it did."""
+    """Convert the group if only ``owner`` speaks the consumer protocol.
+
+    Return whether the group was converted.
+    """
     group = update.group
     if group.members[owner].classic is not None or not may_downgrade(
         shard, group, [owner], joining=1
@@ -191,7 +194,7 @@ def _replace_last(
 
 
 def _is_reconciled(update: MemberUpdate, replaced: str) -> bool:
-    """Whether all members, and the one that replaces ``replaced``, have their newest targets."""
+    """Whether all members, and the successor of ``replaced``, have reached their newest targets."""
     group, epoch = update.group, update.draft.epoch.epoch
     currents = [group.current(name) for name in group.members if name != replaced]
     return not update.needs_target and all(

@@ -46,7 +46,7 @@ class ClassicMember:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the member without its assignment, which the group counts."""
+        """Memory of the member without its assignment; the group counts the assignments."""
         strings = text_bytes(
             self.member_id, self.group_instance_id, self.client_id, self.client_host
         )
@@ -68,9 +68,9 @@ class ClassicMember:
 def select_protocol(members: Sequence[ClassicMember]) -> str:
     """Return the protocol of the next generation.
 
-    Candidates are the names that all members offer; each member votes for the first candidate in
-    its own order. On a tie, the candidate with the earliest first vote wins (in Kafka, the order of
-    a hash table decides).
+    Candidates are the names that all members offer. Each member votes for the candidate that it
+    lists first. On a tie, the candidate that received its first vote earliest wins; in Kafka, the
+    order of a hash table decides.
     """
     candidates = frozenset.intersection(*(member.protocol_names for member in members))
     votes: Counter[str] = Counter()

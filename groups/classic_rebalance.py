@@ -19,8 +19,8 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
 
 MAX_AWAITED_NAMES = 3
-"""While at most this many members are missing, the history records each change of their number;
-while more are missing, it records only powers of two."""
+"""While at most this many members are missing, the event history records each change of the number
+of missing members. While more are missing, it records the number only if that is a power of two."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:

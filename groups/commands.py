@@ -185,7 +185,7 @@ class OffsetToCommit(NamedTuple):
 @fast_init
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Commit offsets. ``retention_time_ms`` ≥ 0 only in v2 to v4.
+    """Commit offsets. Only OffsetCommit v2 to v4 may have a ``retention_time_ms`` of 0 or more.
 
     Errors of the whole request: GroupIdNotFound (v9 and later) or IllegalGeneration for a missing
     group, UnknownMemberId, FencedInstanceId, IllegalGeneration, RebalanceInProgress,
@@ -204,10 +204,11 @@ class CommitOffsets:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class TxnCommitOffsets:
-    """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
+    """Commit offsets inside ``producer``'s transaction.
 
-    The caller must have verified or added the partition at the transaction coordinator. Errors as
-    for :class:`CommitOffsets` (GroupIdNotFound from v6), and InvalidGroupId.
+    The offsets become visible once the transaction's marker is replayed. The caller must first have
+    the transaction coordinator verify or add the partition of ``__consumer_offsets``. Errors:
+    InvalidGroupId, and those of :class:`CommitOffsets` (GroupIdNotFound from v6).
     """
 
     group_id: str
@@ -377,7 +378,7 @@ class ExpireOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ForgottenResult:
-    """Counts of deleted offsets and groups. ``more``: send the command again."""
+    """The numbers of deleted offsets and groups; ``more`` says to send the command again."""
 
     offsets: int
     groups: int

@@ -81,8 +81,8 @@ class ConsumerSettings:
     assignment_interval_ms: int = 1_000
     """``group.consumer.assignment.interval.ms``: at most one target is computed in this time."""
     max_size: int = 1_000
-    """``group.consumer.max.size``, members. Kafka's default is unlimited; a target of this many
-    members still fits one batch."""
+    """``group.consumer.max.size``: the maximum number of members. Kafka's default is unlimited; the
+    target of a group of this size still fits one batch."""
     assignors: AssignorRegistry = field(
         default_factory=lambda: AssignorRegistry((UniformAssignor(), RangeAssignor()))
     )
@@ -102,10 +102,10 @@ class ShareSettings:
     assignment_interval_ms: int = 1_000
     """``group.share.assignment.interval.ms``: at most one target is computed in this time."""
     max_size: int = 200
-    """``group.share.max.size``, members."""
+    """``group.share.max.size``: the maximum number of members."""
     initialize_retry_ms: int = 30_000
     """``group.share.initialize.retry.interval.ms``: the time that the share coordinator has to
-    answer."""
+    answer before the group coordinator asks it again."""
 
 
 @dataclass(frozen=True, slots=True)

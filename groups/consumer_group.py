@@ -97,7 +97,7 @@ class ConsumerGroup(GroupBase):
         self.refused_regexes: dict[str, str] = {}
         """Regular expressions that cannot be matched, and why; their last topics stay valid."""
         self.scan: RegexScan | None = None
-        """The matching in progress, which the timer continues."""
+        """The matching of regular expressions that is in progress; a timer continues it."""
         self.joining: set[str] = set()
         """Classic members that were told to rejoin: their join timers run."""
         self.syncing: set[str] = set()
@@ -372,7 +372,8 @@ class ConsumerGroup(GroupBase):
     def tombstones(self, names: Mapping[str, str] | None = None) -> Iterator[Record]:
         """See :class:`ClassicGroup`.
 
-        ``names`` maps the id of a replaced member to the id under which its records are now.
+        If a decision has already moved the records of a member to another id, ``names`` maps the
+        member id to that id.
         """
         group_id, renamed = self.group_id, names or {}
         for kind, member_ids in (

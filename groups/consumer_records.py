@@ -203,7 +203,7 @@ def member(group_id: str, member_id: str, value: ConsumerMemberValue) -> Record:
 
 
 def _classic(value: ClassicMemberMetadata | None) -> bytes:
-    """Encode a nullable structure in a tag, after a varint that shows whether it is present."""
+    """Encode the content of the tagged field: a varint, 0 for None, and then the structure."""
     writer = FieldWriter(None, flexible=True)
     if value is None:
         writer.uvarint(0)

@@ -22,10 +22,10 @@ from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
 
 PAUSE_MS: Final = 5
-"""Pause between two slices, so that other groups get at least half of the time."""
+"""The pause between two slices, so that other groups get at least half of the time."""
 EPOCH_BYTES: Final = 512
-"""The bytes in a batch besides an expression's record: the batch header, and the record of the
-group epoch without the group's id."""
+"""The size of everything in a batch except an expression's record and the group's id: the batch
+header, and the record of the group epoch."""
 SHOWN_CHARS: Final = 100
 """The maximum number of characters of an expression that events and reasons show."""
 
@@ -33,9 +33,10 @@ SHOWN_CHARS: Final = 100
 def refresh_regexes(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]
 ) -> None:
-    """Resolve new expressions, or all if the topics have changed, and remove unused ones.
+    """Begin to match new expressions, and forget unused ones.
 
-    Reasons to bump the epoch are added to ``reasons``.
+    If the topics have changed, all expressions are matched again. Reasons to bump the group epoch
+    are added to ``reasons``.
     """
     used = draft.subscriptions.expressions
     # A loaded group may exceed the limit; only a member that adds an expression is refused.
@@ -87,14 +88,14 @@ def _start_scan(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> N
 
 
 def _most_bytes(shard: Shard, group_id: str) -> int:
-    """Return the largest size of an expression's record, which has a batch of its own."""
+    """Return the maximum size of an expression's record. Each such record gets its own batch."""
     return shard.max_batch_bytes() - EPOCH_BYTES - len(group_id.encode())
 
 
 def _continue_scan(
     shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], room: int
 ) -> None:
-    """Match for one slice, and append finished results that fit into ``room`` bytes."""
+    """Match for one slice; append the records of finished expressions, up to ``room`` bytes."""
     scan = draft.scan
     if scan is None:
         return
@@ -119,8 +120,8 @@ def _continue_scan(
         draft.scan = None
         _start_scan(shard, decision, draft)  # expressions that were added meanwhile
     group = draft.group
-    # A timer needs the group's ``visibility``, which is not stored for a group that this decision
-    # creates; the next heartbeat starts the matching again.
+    # A timer would need the group's ``visibility``, but a group that this decision creates has not
+    # stored it yet. For such a group the next heartbeat starts the matching again.
     is_remembered = draft.visibility is None or shard.groups.get(group.group_id) is group
     if draft.scan is not None and is_remembered:
         decision.arm(group.timer("regex"), PAUSE_MS)
@@ -155,9 +156,9 @@ def _update_topics(
 def _report_refused(decision: DecisionBuilder, draft: GroupDraft, scan: RegexScan) -> None:
     """Keep the topics of an unusable expression, and report it once.
 
-    A member that subscribes with such an expression is refused. A log of another broker may contain
-    such an expression, however, and an error here would lock out all members of the group, even
-    those that subscribe by name.
+    A member that subscribes with an unusable expression is refused. However, the log of another
+    broker may contain such an expression. An error here would lock out all members of the group,
+    even members that subscribe by topic name.
     """
     for regex, reason in scan.refused.items():
         if draft.refused_regexes.get(regex) != reason:

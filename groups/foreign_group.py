@@ -65,7 +65,7 @@ class ForeignValue:
 
 
 class ForeignGroup(GroupBase):
-    """The known part of a group of another kind: the keys of its records, and its member ids."""
+    """A group whose protocol this broker does not support: its record keys and its member ids."""
 
     type_name: ClassVar[str] = "foreign"
 
@@ -75,7 +75,7 @@ class ForeignGroup(GroupBase):
 
     @property
     def members(self) -> Mapping[str, None]:
-        """The ids of its members, to which no limit applies."""
+        """The ids of the group's members. No limit applies to their number."""
         ids = (key.member_id for key in self.keys if key.kind is _Type.STREAMS_MEMBER_METADATA)
         return MappingProxyType(dict.fromkeys(ids))
 

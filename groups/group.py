@@ -12,24 +12,27 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 GROUP_BYTES: Final = 1_536
-"""Memory of a group without its id and its members. This size and the next ones are measured."""
+"""Bytes of memory of a group without its id and its members. This constant and the next three were
+measured."""
 MEMBER_BYTES: Final = 1_024
-"""Memory of a member without its strings, with its timers and its part of the group's record."""
+"""Bytes of memory of a member without its strings: its fields, its timers, and its part of the
+group's record."""
 NAME_BYTES: Final = 64
-"""Memory of one string without its characters."""
+"""Bytes of memory of a string without its characters."""
 PARTITION_BYTES: Final = 512
-"""Memory of a partition in the assignment and the target of a consumer group's member."""
+"""Bytes of memory of one partition of a consumer group, which is in a member's current assignment
+and in its target."""
 
 
 @dataclass(slots=True)
 class ShardTotals:
-    """The memory of a shard's groups, and the member ids that they gave out.
+    """The memory of a shard's groups, and the member ids that the groups gave out.
 
-    The groups update it; ``GroupMachine.check`` recounts it.
+    The groups update these totals; ``GroupMachine.check`` recounts them.
     """
 
     memory: Account = field(default_factory=Account)
-    """Bytes of all groups with their members; see :data:`GROUP_BYTES` and the sizes after it."""
+    """Bytes of all groups with their members; see :data:`GROUP_BYTES` and the next constants."""
     pending: dict[tuple[str, str], None] = field(default_factory=dict)
     """(group id, member id) of members that have not rejoined with their id, oldest first."""
 
@@ -73,8 +76,8 @@ def not_found(group: object, group_id: str, kind: str = "") -> GroupIdNotFoundEr
 class GroupBase:
     """Base of all kinds of groups; ``totals`` counts the memory of the group's shard.
 
-    ``offsets.py`` and ``admin.py`` call the same methods of every kind; ``ClassicGroup`` describes
-    them.
+    ``offsets.py`` and ``admin.py`` call the same methods for every kind of group; the docstrings of
+    ``ClassicGroup`` describe these methods.
     """
 
     type_name: ClassVar[str]

@@ -10,77 +10,80 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Bounds of one shard. Each is tested at the limit and one past it.
+    """The constant limits of one shard.
 
-    Two more bounds are not constant: the records of a decision must fit one batch of the topic (see
-    ``Shard.max_batch_bytes``), and budgets limit the memory of all shards together
+    Two other limits are not constant: the records of a decision must fit one batch of the topic
+    (``Shard.max_batch_bytes``), and budgets limit the memory of all shards together
     (``logcore/budget.py``).
     """
 
     min_session_timeout_ms: int = 6_000
-    """``group.min.session.timeout.ms``, as in Kafka. Pauses of a client would end shorter
-    sessions."""
+    """``group.min.session.timeout.ms``, as in Kafka. A shorter session would end at each pause of
+    the client."""
 
     max_session_timeout_ms: int = 1_800_000
-    """``group.max.session.timeout.ms``, as in Kafka. Until a session ends, the partitions of a dead
-    member stay unread."""
+    """``group.max.session.timeout.ms``, as in Kafka. The partitions of a dead member stay unread
+    until its session ends."""
 
     new_member_join_timeout_ms: int = 300_000
-    """Lifetime of a member whose first JoinGroup still waits; fixed in Kafka's code. Clients give
-    up within their request timeout, and a waiting member sends no heartbeats."""
+    """The time, fixed in Kafka's code, after which a member is removed if its first JoinGroup still
+    waits. A waiting member sends no heartbeats, and its client gives up at the request timeout."""
 
     max_group_size: int = 1_000
-    """``group.max.size``, members. Kafka's default is unlimited; the group's record, rewritten at
-    each generation, must fit one batch, and clients cannot manage larger groups anyway."""
+    """``group.max.size``: the maximum number of members. Kafka's default is unlimited. Here the
+    group's record, which is written again for each generation, must fit one batch."""
 
     max_string_bytes: int = 32_767
-    """UTF-8 bytes of a group, member, instance, client or rack id, a client's host, a protocol's
-    type or name, a regular expression, or a topic's name in a subscription. As in Kafka, the limit
-    is the longest string that a record can hold."""
+    """The maximum size, in UTF-8 bytes, of a group, member, instance, client or rack id, of a
+    client's host, of a protocol's type or name, of a regular expression, and of a topic's name in a
+    subscription. As in Kafka, it is the size of the longest string that a record can hold."""
 
     max_protocols: int = 32
-    """Protocols that one member may offer; clients offer at most a handful."""
+    """The maximum number of protocols that a member may offer; clients offer at most a handful."""
 
     max_pending_members: int = 1_000
-    """Members per group that were given an id and have not rejoined with it (KIP-394). The oldest
-    is forgotten first: a real client rejoins within milliseconds, so a flood of joins evicts its
-    own ids."""
+    """The maximum number of a group's members that were given an id and have not rejoined with it
+    (KIP-394). The oldest id is forgotten first. A real client rejoins within milliseconds, so a
+    sender of too many joins mostly evicts its own ids."""
 
     max_shard_pending_members: int = 10_000
-    """Pending members of all groups of a shard together. Ids that consumer groups gave out are
-    counted separately, with the same limit."""
+    """The maximum number of such pending members in all classic groups of a shard together. The
+    pending members of consumer groups are counted separately, with the same limit."""
 
     max_groups: int = 20_000
-    """Groups per shard. A group costs about a kilobyte; the next expiry sweep removes unused
-    groups."""
+    """The maximum number of groups in a shard. A group takes about a kilobyte of memory; the next
+    expiry sweep removes unused groups."""
 
     max_offset_metadata_bytes: int = 4_096
-    """``offset.metadata.max.bytes``, the limit of the string stored with an offset. As in Kafka, it
-    counts UTF-16 units despite its name. A string of more than 32,767 bytes is refused as well: the
-    record's length field cannot hold more."""
+    """``offset.metadata.max.bytes``: the maximum length of the string that a client stores with an
+    offset. As in Kafka, the limit counts UTF-16 units despite its name. A string of more than
+    32,767 bytes is refused as well, because the record's length field cannot hold more."""
 
     max_group_offsets: int = 100_000
-    """Offsets, committed or pending, of one group; deleting the group tombstones them in one
-    batch."""
+    """The maximum number of committed and pending offsets of a group. When the group is deleted,
+    one batch contains the tombstones of all of them."""
 
     max_looks_per_pass: int = 1_000
-    """Offsets and groups that one ExpireOffsets or TopicsDeleted checks, and may write tombstones
-    for: less than 20 ms of work, most of it log lines for removed groups."""
+    """The maximum number of offsets and groups that one ExpireOffsets or TopicsDeleted command
+    checks. The work takes less than 20 ms, most of it for the log lines of removed groups."""
 
     max_subscribed_topics: int = 50_000
-    """Topic names that one consumer may subscribe to. Each assignment reads all of them."""
+    """The maximum number of topic names in a consumer's subscription. Each assignment reads all of
+    them."""
 
     min_regex_refresh_interval_ms: int = 1_000
-    """Minimum interval for matching a group's expressions against all topics again when topics
-    change. The matching takes about ten milliseconds for an expression and a thousand topics.
-    Kafka's interval is fixed at 10 s, which delays new topics."""
+    """When topics change, a group's expressions are matched against all topics again, at most once
+    in this interval. The matching takes about ten milliseconds for an expression and a thousand
+    topics. Kafka's interval is fixed at 10 s, which delays the reading of new topics."""
 
     max_regex_steps_per_turn: int = 20_000
-    """Steps of matching that one heartbeat, or one turn of a timer, may take: about 3 ms, enough
-    for a thousand topics. Further steps follow in later turns of the event loop."""
+    """The maximum number of matching steps in one heartbeat, or at one expiry of the timer. They
+    take about 3 ms, and suffice for a thousand topics. Further steps follow in later turns of the
+    event loop."""
 
     max_group_regexes: int = 100
-    """Distinct expressions in one consumer group; all are matched against all topics."""
+    """The maximum number of distinct expressions in a consumer group. Each is matched against all
+    topics."""
 
     max_reason_chars: int = 256
-    """Characters of a client's join or leave reason kept in events."""
+    """The maximum number of characters that events keep of a client's reason to join or leave."""

@@ -177,13 +177,13 @@ class GroupMachine:
 
     @property
     def share_rebalances(self) -> int:
-        """The number of heartbeats, since the load, that required new targets of a share group."""
+        """The number of share group heartbeats since the load that required new targets."""
         return self._shard.share_rebalances
 
     # --- deciding --------------------------------------------------------------------------------
 
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
-        """Return the decision on a command; raise one of the errors that its class lists."""
+        """Return the decision on a command, or raise an error that the command's class lists."""
         handler = HANDLERS.get(type(command))
         if handler is None:
             raise InvariantViolation(f"not a command: {type(command).__name__}")
@@ -304,8 +304,8 @@ class GroupMachine:
         shard = self._shard
         successor = None
         if shard.pending_install is not None and shard.pending_install.group.group_id == group_id:
-            # The last record of a conversion. The tombstones before it have removed the old group,
-            # or left a simple group because there are offsets.
+            # The last record of a conversion. The tombstones before it have removed the old group.
+            # If the group has offsets, they left a simple group.
             if not isinstance(group, ConsumerGroup):
                 group = shard.pending_install.group
                 shard.put_group(group)
@@ -317,7 +317,7 @@ class GroupMachine:
         group.install(value, successor)
 
     def _group_of_kind(self, kind: type[G], group_id: str, *, exists: bool) -> G | None:
-        """Return the group whose record is replayed; None for a tombstone of another kind of group.
+        """Return the group whose record is replayed; None if a tombstone finds no such group.
 
         A group is of one kind at a time. The latest value determines the kind, and the last
         tombstone removes the group.
@@ -403,7 +403,7 @@ class GroupMachine:
         return hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()
 
     def check(self) -> None:
-        """Verify every group, the offsets, and the totals behind the limits."""
+        """Verify every group, the offsets, and the totals that the limits are compared with."""
         shard = self._shard
         memory = sum(pending_bytes(*given) for given in shard.pending_member_ids)
         pending: set[tuple[str, str]] = set()

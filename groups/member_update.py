@@ -1,9 +1,9 @@
 """The update of a consumer group's member, in either protocol, as a sequence of steps.
 
-The steps: replacement of a static member, the subscription, the group epoch, the target, the
-member's reconciliation. A heartbeat of the consumer protocol runs them, as does a JoinGroup to a
-consumer group. All steps work on a :class:`MemberUpdate`, which has the state that the group will
-have once the decision's records are replayed.
+The steps are: replacement of a static member, the subscription, the group epoch, the target, the
+member's reconciliation. A heartbeat of the consumer protocol takes these steps, and so does a
+JoinGroup to a consumer group. All steps work on a :class:`MemberUpdate`, which has the state that
+the group will have once the decision's records are replayed.
 
 Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 ``classicGroupJoinToConsumerGroup``.
@@ -76,7 +76,7 @@ class MemberUpdate:
 
 
 def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -> None:
-    """Update the member's subscription, and bump the group epoch if that changes anything."""
+    """Update the member's subscription; bump the group epoch if the group needs a new target."""
     _subscribe(shard, decision, update)
     cause: dict[str, object] = {}
     if update.reasons:
@@ -211,7 +211,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
 def _subscription_has_changed(
     draft: GroupDraft, old: cr.ConsumerMemberValue, new: cr.ConsumerMemberValue
 ) -> bool:
-    """Whether a member's new subscription bumps the group epoch by itself."""
+    """Whether the change of a member's subscription alone requires a new group epoch."""
     if new.subscribed_topic_names != old.subscribed_topic_names:
         return True
     regex = new.subscribed_topic_regex

@@ -1,7 +1,8 @@
 """Committed and pending offsets of a shard. Only replay changes them.
 
 A *pending* offset belongs to an open transaction. Until the transaction's marker is replayed,
-OffsetFetch does not return it, and with ``require_stable`` gets UNSTABLE_OFFSET_COMMIT.
+OffsetFetch does not return the offset; an OffsetFetch with ``require_stable`` gets
+UNSTABLE_OFFSET_COMMIT.
 
 Source: Kafka's ``OffsetMetadataManager`` (its replay methods) and ``OffsetAndMetadata``.
 """
@@ -18,13 +19,13 @@ from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
 
 OFFSET_BYTES: Final = 400
-"""Measured memory of an offset without its metadata."""
+"""Bytes of memory of an offset without its metadata, as measured."""
 
 TopicPartition = tuple[str, int]
 
 
 class StoredOffset(NamedTuple):
-    """A commit and its log offset, which decides between competing commits."""
+    """A commit and its record's log offset. Of competing commits, the highest log offset wins."""
 
     value: OffsetCommitValue
     log_offset: int
@@ -111,7 +112,7 @@ class OffsetStore:
         self._drop_if_empty(group_id)
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """Replay a marker. A plain commit at a higher log offset wins over the transaction's."""
+        """Replay a marker. A plain commit at a higher log offset wins over a transactional one."""
         for group_id, partitions in self._open.pop(producer_id, {}).items():
             offsets = self._groups[group_id]
             for partition in partitions:

@@ -53,11 +53,12 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_OFFSETS: Final = GroupOffsets()
 
 MAX_OFFSETS_PER_TURN: Final = 10_000
-"""The maximum number of offsets that a fetch looks up in one turn. If there are more, the turn only
-copies the tables, and the offsets are looked up while the response is encoded."""
+"""The maximum number of offsets that an OffsetFetch looks up in one turn of the event loop. For a
+larger fetch, the turn only copies the tables of offsets, and the offsets are looked up while the
+response is encoded."""
 
 _TopicQuery = tuple[str, Iterable[int], bytes | None]
-"""A topic, its partitions, and its id if that is known."""
+"""A topic's name, its partitions, and its id if known."""
 
 
 # --- committing ----------------------------------------------------------------------------------
@@ -93,10 +94,10 @@ def txn_commit_offsets(
 def _group_of_commit(
     shard: Shard, command: CommitOffsets | TxnCommitOffsets, generation_id: int, *, in_txn: bool
 ) -> Group | None:
-    """Return the group, or None for one that the commit creates (a *simple* group).
+    """Return the group, or None if the commit creates it as a *simple* group.
 
-    Raises a ``GroupError`` if the sender may not commit. The check omits offsets with too large
-    metadata, which are refused for every sender.
+    Raises a ``GroupError`` if the sender may not commit. The check ignores offsets whose metadata
+    is too large, because these offsets are refused in any case.
     """
     group = shard.groups.get(command.group_id)
     if group is not None:
@@ -244,7 +245,7 @@ def _is_of_topic(stored: StoredOffset, topic_id: bytes | None) -> bool:
 def delete_offsets(
     shard: Shard, decision: DecisionBuilder, token: Token, command: DeleteOffsets
 ) -> None:
-    """Decide on an OffsetDelete: topics that members still consume are refused."""
+    """Decide on an OffsetDelete, which does not delete offsets of topics that members consume."""
     if not command.group_id:
         raise InvalidGroupIdError("offsets are deleted from a group with a name")
     group = shard.groups.get(command.group_id)
@@ -360,7 +361,7 @@ def _is_expired(
 
 
 def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> None:
-    """Append the group's tombstones; the tombstones of its offsets precede them."""
+    """Append the group's tombstones. The caller must have appended those of the group's offsets."""
     for record in group.tombstones():
         decision.append(record)
     decision.event(EventKind.GROUP_DELETED, group.group_id, reason=reason)
@@ -371,7 +372,7 @@ def tombstone_group(decision: DecisionBuilder, group: Group, reason: str) -> Non
 
 
 def _all_offsets(shard: Shard) -> Iterator[OffsetScanItem]:
-    """Yield the shard's offsets; None ends each group. Other turns may run between two steps."""
+    """Yield the shard's offsets; None ends each group. The shard may change between two steps."""
     for group_id in list(shard.groups):
         offsets = shard.offsets.of_group(group_id) or _NO_OFFSETS
         for partition in offsets.partitions():
@@ -382,10 +383,10 @@ def _all_offsets(shard: Shard) -> Iterator[OffsetScanItem]:
 def _next_pass(
     shard: Shard, command: Hashable, walk: Iterator[OffsetScanItem]
 ) -> tuple[list[tuple[str, list[TopicPartition | None]]], bool]:
-    """Take ``max_looks_per_pass`` items of ``walk``, or of the walk that ``command`` has begun.
+    """Take ``max_looks_per_pass`` items of the scan that an earlier pass began, or of ``walk``.
 
-    Return the partitions by group, and whether more may follow. The position of the walk is soft
-    state: a reloaded shard starts again.
+    Return the partitions by group, and whether more items may follow. The position of the scan is
+    soft state: after a reload, the shard starts a new scan.
     """
     walk = shard.upkeep_passes.pop(command, walk)
     entries = list(islice(walk, shard.limits.max_looks_per_pass))

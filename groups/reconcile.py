@@ -115,7 +115,7 @@ def reconcile(
 def _owns(
     owned: AbstractSet[TopicIdPartition] | None, revoked: Mapping[TopicIdPartition, int]
 ) -> bool:
-    """Whether the member may still own some of ``revoked``; without a report it may."""
+    """Whether the member may still own some of ``revoked``; ``owned`` is None without a report."""
     return bool(revoked) and (owned is None or not owned.isdisjoint(revoked.keys()))
 
 

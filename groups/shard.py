@@ -62,21 +62,21 @@ class Shard:
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
     max_batch_bytes: Callable[[], int] = lambda: MAX_BATCH_BYTES
-    """``max.message.bytes`` of the offsets topic: the records of a decision are one batch there."""
+    """``max.message.bytes`` of ``__consumer_offsets``: a decision's records form one batch."""
     environment: Callable[[str], Environment] = lambda _: Environment()
-    """Called with the group id by each decision that needs the environment: on a command, on an
-    expired timer, or when the shard is loaded."""
+    """Returns the environment of a group. It is called by each decision that needs the environment:
+    on a command, on an expired timer, or when the shard is loaded."""
     pending_install: PendingInstall | None = None
     """The soft state of the decision whose records are not replayed yet."""
     pending_member_ids: dict[tuple[str, str], None] = field(default_factory=dict)
     """The pending members of consumer groups: (group id, member id), oldest first; at most
     ``max_shard_pending_members``."""
     upkeep_passes: dict[Hashable, Iterator[OffsetScanItem]] = field(default_factory=dict)
-    """By command (ExpireOffsets, TopicsDeleted), the items that its scan has yet to examine."""
+    """ExpireOffsets or TopicsDeleted command → the items that its scan has yet to examine."""
     share_rebalances: int = 0
-    """Heartbeats that required a new assignment of a share group."""
+    """The number of heartbeats that required a new assignment of a share group."""
     _retry_at_ms: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By group and assignor, when to ask a remote assignor again; oldest first."""
+    """(group, remote assignor) → when the group may ask the assignor again; oldest first."""
 
     def note_assignor_request(self, group_id: str, assignor: str, now_ms: int) -> None:
         """Note a request to a remote assignor."""

@@ -1,10 +1,10 @@
 """The commands of share groups (KIP-932), and their results.
 
-As in ``fencepost.groups.commands``: a command goes into ``GroupMachine.decide``, and its result or
-a :class:`fencepost.groups.errors.GroupError` comes back. The machine never talks to the share
-coordinator. Where the state of share partitions must be initialized or deleted, the result of the
-first command lists the partitions; the caller asks the share coordinator and reports with a second
-command.
+As in ``fencepost.groups.commands``, a command goes into ``GroupMachine.decide``, and its result or
+a :class:`fencepost.groups.errors.GroupError` comes back. The state machine sends no requests to the
+share coordinator. If the state of share partitions must be initialized or deleted, the result of
+the first command lists the partitions; the caller sends the request to the share coordinator, and
+reports the response with a second command.
 
 Source: the ShareGroupHeartbeat, ShareGroupDescribe, AlterShareGroupOffsets and
 DeleteShareGroupOffsets schemas of Apache Kafka, and ``GroupCoordinatorService``.
@@ -210,7 +210,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class AlteredShareOffsets:
-    """The result of AlterShareGroupOffsets: partitions that do not exist, and those that failed."""
+    """The result of AlterShareGroupOffsets: unknown partitions, and partitions that failed."""
 
     unknown: frozenset[tuple[str, int]]
     """(topic, partition)."""
@@ -220,7 +220,7 @@ class AlteredShareOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeletedShareOffsets:
-    """The result of DeleteShareGroupOffsets: the topics concerned, and those that failed."""
+    """The result of DeleteShareGroupOffsets: the requested topics, and the topics that failed."""
 
     begun: StateToDelete
     failed: Mapping[bytes, DomainError]

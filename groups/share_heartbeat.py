@@ -311,8 +311,8 @@ def remove_member(
 ) -> None:
     """Remove a member; the next heartbeat of any other member computes the new target.
 
-    The leaders of its partitions do not learn of the removal: records that the member has acquired
-    stay locked.
+    The leaders of the member's partitions do not learn of the removal, so records that the member
+    has acquired stay locked.
     """
     group_id = group.group_id
     decision.event(kind, group_id, reason=reason, **identity(member_id, group.members[member_id]))

@@ -93,7 +93,7 @@ class ShareAssignmentValue:
 
 @dataclass(frozen=True, slots=True)
 class StateTopic:
-    """Partitions of one topic in record 15."""
+    """Partitions of one topic in a record of type 15."""
 
     topic_id: bytes
     name: str
@@ -102,7 +102,7 @@ class StateTopic:
 
 @dataclass(frozen=True, slots=True)
 class StatePartitionsValue:
-    """Type 15: the partitions for which the share coordinator has state, or is asked to change it.
+    """Type 15: the partitions with state at the share coordinator, and pending changes of it.
 
     ``deleting`` are (topic id, name).
     """

@@ -248,7 +248,7 @@ def topics_deleted(
 ) -> None:
     """Forget deleted topics in all groups; the share coordinator deletes their state itself.
 
-    Stops once the records may fill half a batch: the next pass finds the remaining groups.
+    A pass ends once its records may fill half a batch. The next pass handles the remaining groups.
     """
     size, more = 0, False
     for group in shard.groups.values():

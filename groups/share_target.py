@@ -27,16 +27,16 @@ from fencepost.groups.share_group import ShareGroup
 from fencepost.logcore.machine import DecisionBuilder
 
 Partitions = Mapping[bytes, tuple[str, frozenset[int]]]
-"""Topic id → name and partitions, as in record 15."""
+"""Topic id → name and partitions, as in a record of type 15."""
 
 
 def by_topic_id(topics: Iterable[sr.StateTopic]) -> dict[bytes, tuple[str, frozenset[int]]]:
-    """Return one list of record 15 by topic id."""
+    """Return a list of a record of type 15, by topic id."""
     return {topic.topic_id: (topic.name, frozenset(topic.partitions)) for topic in topics}
 
 
 def state_topics(partitions: Partitions) -> tuple[sr.StateTopic, ...]:
-    """Return a list of record 15, without topics that have no partition."""
+    """Return a list for a record of type 15; topics without partitions are omitted."""
     return tuple(
         sr.StateTopic(topic_id, name, tuple(sorted(indexes)))
         for topic_id, (name, indexes) in sorted(partitions.items())

@@ -1,7 +1,7 @@
 """The subscriptions of a consumer group's members, counted.
 
 Each join and each leave computes the group's topics again. Most members of a large group have the
-same subscription, so the few distinct subscriptions are counted, and not all members scanned.
+same subscription, so the computation reads the few distinct subscriptions instead of all members.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Subscriptions:
         return other
 
     def change(self, old: ConsumerMemberValue | None, new: ConsumerMemberValue | None) -> None:
-        """Count a member as ``new`` and not as ``old``; None if it joins or leaves."""
+        """Replace a member's old subscription by the new one. None: the member joins or leaves."""
         for member, by in ((old, -1), (new, 1)):
             if member is not None:
                 subscription = member.subscribed_topic_names, member.subscribed_topic_regex or ""

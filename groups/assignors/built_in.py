@@ -18,4 +18,4 @@ KAFKA_CLASSES: Final[Mapping[str, str]] = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }
-"""Names of assignors by their classes in Apache Kafka, which a configuration may also name."""
+"""Assignor names by Apache Kafka's class names, which a configuration may contain instead."""

@@ -16,8 +16,7 @@ TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""
 
 MAX_ASSIGNORS: Final = 16
-"""The maximum number of a coordinator's assignors: each runs its own code, and every heartbeat may
-name one."""
+"""The maximum number of assignors that a coordinator offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ def checked(
 
 
 def member_order(item: tuple[str, MemberSpec]) -> tuple[bool, str]:
-    """Return a sort key: static members first by instance id, then dynamic ones by member id."""
+    """Return a sort key: static members by instance id, then dynamic members by member id."""
     member_id, spec = item
     if spec.instance_id is None:
         return True, member_id

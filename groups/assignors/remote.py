@@ -1,9 +1,9 @@
 """Custom server-side assignors: they run in another process, have a timeout, and are not trusted.
 
-The machine requests a target with the effect :class:`ComputeTarget` and continues with its current
-target; :class:`TargetComputed` later brings the result or the problem. A result is used only if the
-group has not changed since the request, and if the result passes the check that every assignor's
-result must pass. The group keeps its last target until then, and after a failure.
+The group coordinator requests a target with the effect :class:`ComputeTarget`, and the group keeps
+its current target; :class:`TargetComputed` later brings the new target or the problem. A new target
+is used only if the group has not changed since the request, and if the target passes the check that
+the targets of all assignors must pass. After a failure, the group keeps its last target.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, Gro
 from fencepost.logcore.values import dataclass
 
 RETRY_MS: Final = 30_000
-"""The time after which the coordinator repeats its request to an assignor that failed or did not
-answer, by a timer or at a heartbeat. It is short enough for an assignor that recovers, and causes
-little work for one that does not."""
+"""If an assignor fails or does not answer, the coordinator repeats the request after this time, at
+a heartbeat or when a timer fires. The time is short enough for an assignor that recovers, and
+causes little work for an assignor that does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ OFFSET_OF_ANOTHER_MEMBER: Final = "Member is not the owner of offset"
 RENEW_DISABLED: Final = "Renewing acquisition locks is not enabled for the group."
 
 MAX_EXPIRED_RUNS: Final = 400
-"""The maximum number of runs of offsets whose locks end in one step, which takes about 10 ms. For
-further runs, the timer fires again at once."""
+"""The maximum number of runs (see ``in_flight.py``) that one step releases because their locks have
+ended. The step takes about 10 ms. For further runs, the timer fires again at once."""
 
 _CAUSES: Final = {
     AcknowledgeType.GAP: Cause.NO_RECORD,
@@ -67,8 +67,8 @@ def acknowledge(
 ) -> None:
     """Answer ``token`` with :class:`Acknowledged` once the new states are written.
 
-    The first batch with an error fails the request and undoes the batches before it, but not
-    renewals.
+    If a batch has an error, the request fails. The batches before it are undone, except renewals of
+    locks.
     """
     write_id = partition.next_write_id()
     changed: list[Run] = []
@@ -171,7 +171,7 @@ def _past_deadline(partition: SharePartition, now_ms: int) -> Iterator[Run]:
 
 
 def released_state(partition: SharePartition, run: Run) -> RecordState:
-    """Return the state of a record that its owner did not finish."""
+    """Return the new state of a run whose owner releases it, or whose lock ends."""
     settings = partition.settings()
     if run.count < settings.delivery_count_limit:
         return RecordState.AVAILABLE
@@ -201,7 +201,7 @@ def undo(partition: SharePartition, run: Run) -> None:
 
 
 def ranges_of(runs: Sequence[Run]) -> tuple[tuple[int, int], ...]:
-    """Return the offsets of runs, which may be split or joined before the write ends."""
+    """Return the offsets of runs; the runs may be split or joined until the write ends."""
     ranges: list[tuple[int, int]] = []
     for run in runs:
         if ranges and ranges[-1][1] + 1 == run.first:

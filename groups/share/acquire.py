@@ -139,9 +139,9 @@ class _Acquisition:
         return self.acquired
 
     def _skip_hole(self, first_read: int) -> None:
-        """Archive available offsets that the log no longer has, and count gaps there as read.
+        """Handle the offsets from the fetch offset to ``first_read``, where the log has no batch.
 
-        The log was read from the fetch offset on, and had no batch before ``first_read``.
+        Available offsets are archived; gaps between the persisted batches count as read.
         """
         first = self.fetched.fetch_offset
         if first < first_read:
@@ -153,7 +153,7 @@ class _Acquisition:
             self.has_passed_over = True
 
     def record_archived(self, ranges: Sequence[tuple[int, int]], cause: Cause) -> None:
-        """Record in the history that offsets have no record to deliver."""
+        """Record in the event history that offsets have no record to deliver."""
         kind = EventKind.SHARE_RECORDS_GIVEN_UP
         self.partition.record_ranges(self.decision, kind, ranges, cause=cause.value)
 
@@ -171,8 +171,8 @@ class _Acquisition:
                     return
             is_throttled = self._is_throttled(batch, first_read)
             if is_throttled and self.count > 0:
-                # A throttled batch may only be the first of a response, so this acquisition ends
-                # before the batch.
+                # A throttled batch must be the first batch of a response, so this acquisition ends
+                # before it.
                 self.room = 0
                 return
             is_partial = (

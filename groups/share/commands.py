@@ -57,9 +57,10 @@ class ShareSettings:
     record_lock_duration_ms: int = 30_000
     """``share.record.lock.duration.ms``: the time that a member has to acknowledge a record."""
     delivery_count_limit: int = 5
-    """``share.delivery.count.limit``, deliveries of one record."""
+    """``share.delivery.count.limit``: the maximum number of deliveries of one record."""
     max_record_locks: int = 2_000
-    """``share.partition.max.record.locks``: offsets from the start to the end offset."""
+    """``share.partition.max.record.locks``: the maximum number of offsets between the start offset
+    and the end offset."""
     renew_acknowledge_enabled: bool = True
     """``share.renew.acknowledge.enable`` (KIP-1222)."""
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
@@ -140,7 +141,7 @@ class AcknowledgeBatch:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The state of the acknowledged offsets is written (or none had to be); the error is NONE."""
+    """The new state of the acknowledged offsets is written, if any had to be; the error is NONE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +196,10 @@ class WriteState:
 
 @dataclass(frozen=True, slots=True)
 class SendToDeadLetterQueue:
-    """Produce records to the dead-letter queue, and call ``dead_lettered`` for parts or for all.
+    """Produce records to the dead-letter queue, and call ``dead_lettered`` with the result.
 
-    The queue is best effort: the records are archived even if producing them has failed.
+    The results may be reported in several calls. The records are archived even if producing them
+    has failed.
     """
 
     key: SharePartitionKey

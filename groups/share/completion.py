@@ -25,7 +25,7 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError
 def state_written(
     partition: SharePartition, decision: DecisionBuilder, write_id: int, error: DomainError | None
 ) -> None:
-    """End a WriteState: confirm its transitions or undo them, and answer its request."""
+    """End a write: confirm or undo its transitions, and answer the request that waits for it."""
     pending = partition.writes.pop(write_id)
     runs = list(_runs_of(partition, write_id, pending)) if pending.is_transition else []
     if error is not None and isinstance(error, FENCING_ERRORS):
@@ -87,7 +87,7 @@ def dead_lettered(
 
 
 def _runs_of(partition: SharePartition, write_id: int, pending: PendingWrite) -> Iterator[Run]:
-    """Yield the runs still in the write's transition; the log's start may have passed others."""
+    """Yield the runs that still wait for the write. The log start may have passed other runs."""
     for first, last in pending.ranges:
         for batch in partition.records.overlapping(first, last):
             for run in batch.overlapping(first, last):

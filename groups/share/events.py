@@ -1,4 +1,4 @@
-"""The kinds of share-partition events in the history."""
+"""The kinds of share-partition events in the event history."""
 
 from __future__ import annotations
 

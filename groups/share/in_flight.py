@@ -25,7 +25,7 @@ _FIRST: Final = attrgetter("first")
 
 
 class Transition:
-    """A transition under way: its state is being written, and a failure undoes it."""
+    """A transition under way: its new state is being written. If that fails, it is undone."""
 
     __slots__ = ("cause", "member_id", "write_id")
 
@@ -144,14 +144,14 @@ class InFlightBatch:
         return None
 
     def cut(self, first: int) -> None:
-        """Make a run begin at ``first``, if the offset is inside the batch."""
+        """Split the run that contains ``first``, if any, so that a run begins at this offset."""
         index = bisect_right(self.runs, first, key=_FIRST) - 1
         if index >= 0 and self.runs[index].first < first <= self.runs[index].last:
             self.runs.insert(index + 1, self.runs[index].split(first))
             self.is_divided = True
 
     def carve(self, first: int, last: int) -> list[Run]:
-        """Return runs that cover exactly the offsets of the batch in the range."""
+        """Split runs at the ends of the range, and return the runs inside the range."""
         self.cut(first)
         self.cut(last + 1)
         return self.overlapping(first, last)

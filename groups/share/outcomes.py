@@ -1,4 +1,4 @@
-"""The outcomes of deliveries in one step, merged into few events for the history.
+"""The outcomes of deliveries in one step, merged into few events for the event history.
 
 One acknowledgement may cover thousands of records with different outcomes. Records with the same
 outcome share an event, which has up to :data:`RANGES_PER_EVENT` ranges.
@@ -14,7 +14,7 @@ from fencepost.groups.share.in_flight import Run
 from fencepost.groups.share.states import Cause, RecordState
 
 RANGES_PER_EVENT: Final = 50
-"""The ranges in one event; the history truncates longer lists."""
+"""The maximum number of ranges in an event; the event history truncates longer lists."""
 
 AT_LIMIT: Final = frozenset(
     {Cause.RELEASED, Cause.LOCK_EXPIRED, Cause.SESSION_CLOSED, Cause.CONNECTION_CLOSED}
@@ -64,9 +64,10 @@ class Outcomes:
 
 
 def in_portions(ranges: list[list[int]]) -> Iterator[dict[str, object]]:
-    """Yield the fields of events that name the offsets in ``ranges``, which are in order.
+    """Divide ``ranges``, which are in ascending order, among events; yield each event's fields.
 
-    The field ``ranges`` is left out for a single range, whose bounds are ``first`` and ``last``.
+    The fields ``first`` and ``last`` are the lowest and the highest offset. An event with a single
+    range has no field ``ranges``.
     """
     for begin in range(0, len(ranges), RANGES_PER_EVENT):
         part = ranges[begin : begin + RANGES_PER_EVENT]

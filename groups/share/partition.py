@@ -45,10 +45,10 @@ from fencepost.logcore.machine import DecisionBuilder, DomainError, InvariantVio
 from fencepost.logcore.values import dataclass
 
 LOADED: Final = "opened by a fetch; records acquired before are available again"
-"""The reason that the history gives when a state is read; acquisitions are not persisted."""
+"""The reason in the event history when a state has been read; acquisitions are not persisted."""
 
 LOCK_TIMER: Final = "share-lock"
-"""The first part of the timer's key; the second is the share partition's."""
+"""The first part of the timer's key. The second part is the key of the share partition."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class SharePartition:
     ) -> None:
         self.key = key
         self.topic = topic
-        """The name of the topic, for the history."""
+        """The name of the topic, for the event history."""
         self.leader_epoch = leader_epoch
         self.settings = settings
         self.state = PartitionState.EMPTY
@@ -100,9 +100,9 @@ class SharePartition:
         """The last in-flight offset, or the next offset to fetch if none is in flight: SPEO."""
         self.records = InFlightRecords()
         self.delivery_complete_count = 0
-        """The offsets from the start offset on that are in a terminal state."""
+        """The number of offsets at or after the start offset that are in a terminal state."""
         self.acquired_count = 0
-        """The offsets that members have acquired."""
+        """The number of offsets that members have acquired."""
         self.gap: GapWindow | None = None
         self.may_be_available = False
         """Whether an in-flight record may be available: ``findNextFetchOffset``. If not, the next
@@ -111,7 +111,7 @@ class SharePartition:
         self._write_ids = 0
         self._waiting: list[Token] = []
         self._lock_deadline_ms: int | None = None
-        """The time for which the timer is set; no acquisition lock ends earlier."""
+        """When the timer of the acquisition locks fires; no lock ends earlier."""
         self._fetch_lock: object | None = None
 
     # --- initialization --------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class SharePartition:
         return True
 
     def release_fetch_lock(self, fetch: object) -> None:
-        """End the reading of ``fetch``; the lock of another fetch stays."""
+        """Release the fetch lock if ``fetch`` holds it."""
         if self._fetch_lock is fetch:
             self._fetch_lock = None
 
@@ -278,7 +278,7 @@ class SharePartition:
 
     @property
     def in_flight_count(self) -> int:
-        """The offsets that count towards ``share.partition.max.record.locks``."""
+        """The number of offsets that count towards ``share.partition.max.record.locks``."""
         return self.end_offset - self.start_offset + 1 if self.records else 0
 
     def can_acquire(self) -> bool:
@@ -375,7 +375,10 @@ class SharePartition:
             decision.arm(self._timer_key, deadline_ms - decision.now_ms)
 
     def earliest_lock_end(self) -> int | None:
-        """Return when the first lock ends. Locks in transition are watched after a rollback."""
+        """Return when the first acquisition lock ends.
+
+        The locks of runs in transition do not count: a rollback sets the timer for them.
+        """
         return min(
             (
                 run.deadline_ms
@@ -498,7 +501,7 @@ class SharePartition:
         )
 
     def record_outcomes(self, decision: DecisionBuilder, outcomes: Outcomes) -> None:
-        """Record in the history why records will be delivered again, or never again."""
+        """Record in the event history why records will be delivered again, or never again."""
         for kind, detail in outcomes.events(self.settings().delivery_count_limit):
             self._event(decision, kind, **detail)
 
@@ -509,7 +512,7 @@ class SharePartition:
         ranges: Iterable[tuple[int, int]],
         **detail: object,
     ) -> None:
-        """Record an event of ranges of offsets in the history."""
+        """Record an event about ranges of offsets in the event history."""
         for part in in_portions([[first, last] for first, last in ranges]):
             self._event(decision, kind, **part, **detail)
 

@@ -74,9 +74,9 @@ class ShareSession:
             self.partitions.pop(partition, None)
 
     def include(self, partition: TopicPartition, *, has_records: bool, has_error: bool) -> bool:
-        """Return whether a response contains a fetched partition, and note that it is sent.
+        """Return whether the response contains a fetched partition, and prepare the next response.
 
-        The response that opens the session contains all fetched partitions, and changes nothing.
+        Do not call this for the response that opens the session: it contains all partitions.
         """
         is_due = self.partitions.get(partition)
         if is_due is not None:
@@ -93,7 +93,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def rotated(partitions: list[TopicPartition], epoch: int) -> list[TopicPartition]:
-    """Return the order in which a fetch reads partitions: the first one changes each time.
+    """Return the order in which a fetch reads partitions; each fetch begins with another one.
 
     Source: ``PartitionRotateStrategy``.
     """
@@ -113,9 +113,9 @@ class ShareSessions:
         """Every session that was opened on a connection, even if it has ended since."""
         self._group_sizes: dict[str, int] = {}
         self.partition_count = 0
-        """The partitions of all sessions."""
+        """The number of partitions in all sessions."""
         self.evictions = 0
-        """Sessions that ended with their connections: ShareSessionEvictionsPerSec."""
+        """The number of sessions that ended with their connections: ShareSessionEvictionsPerSec."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -138,10 +138,10 @@ class ShareSessions:
         forgotten: Iterable[TopicPartition] = (),
         has_acknowledgements: bool = False,
     ) -> ShareSession:
-        """Begin a ShareFetch. Epoch 0 opens a session; -1 ends one with :meth:`end` afterwards.
+        """Begin a ShareFetch. Epoch 0 opens a session; after epoch -1, call :meth:`end` as well.
 
-        The answer SHARE_SESSION_LIMIT_REACHED should wait for MaxWaitMs, since clients try again at
-        once.
+        The caller should delay the answer SHARE_SESSION_LIMIT_REACHED by MaxWaitMs, because clients
+        try again at once.
         """
         if epoch == INITIAL_EPOCH:
             if has_acknowledgements:

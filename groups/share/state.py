@@ -68,9 +68,9 @@ and must fit a record of 1 MiB. Kafka has no limit."""
 TOO_MANY_BATCHES: Final = f"The state of a share partition has at most {MAX_STATE_BATCHES} batches."
 
 ENTRY_BYTES: Final = 700
-"""Approximate memory of a state without its batches and its group id."""
+"""Approximate bytes of memory of a state without its batches and its group id."""
 BATCH_BYTES: Final = 170
-"""Memory of a state batch: a tuple with two large numbers."""
+"""Bytes of memory of a state batch: a tuple with two large numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +78,18 @@ class ShareStateLimits:
     """The limits of one shard."""
 
     update_records_per_snapshot: int = 500
-    """``share.coordinator.snapshot.update.records.per.snapshot``: the number of updates between two
-    snapshots of a share partition, which bounds the records that are read for it when the shard is
-    loaded."""
+    """``share.coordinator.snapshot.update.records.per.snapshot``: the maximum number of updates
+    between two snapshots of a share partition. When the shard is loaded, at most that many updates
+    of each share partition are read."""
 
     cold_snapshot_interval_ms: int = 300_000
-    """``share.coordinator.cold.partition.snapshot.interval.ms``: a share partition whose state is
-    not written would otherwise keep the log from being pruned."""
+    """``share.coordinator.cold.partition.snapshot.interval.ms``: the maximum age of a snapshot. The
+    log is pruned only up to the oldest snapshot, so old snapshots are written again."""
 
     max_sweep_bytes: int = 524_288
-    """Bytes of records that one decision of a sweep writes; they must fit a batch of 1 MiB. The
-    largest snapshot, of 10,000 offsets in alternating states, takes about 0.2 MiB."""
+    """The maximum size, in bytes, of the records that one decision of a sweep writes. They must fit
+    a batch of 1 MiB. The largest snapshot, of 10,000 offsets in alternating states, takes about
+    0.2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +182,18 @@ class _Entry:
     snapshot_offset: int
     """The offset of its latest snapshot record."""
     leader_epoch: int
-    """The highest leader epoch of any record: reads and writes below it are fenced. The epoch in
-    ``value`` falls back to 0 when the state is initialized again."""
+    """The highest leader epoch of any record; reads and writes with a lower epoch are fenced. The
+    epoch in ``value`` becomes 0 again when the state is initialized again."""
     state_epoch: int
     updates: int = 0
-    """Update records since the snapshot."""
+    """The number of update records since the snapshot."""
 
 
 class ShareStateMachine:
-    """The machine; ``partition_count`` returns the partitions of a topic id, None if unknown.
+    """The state machine of a share coordinator's partition.
 
-    ``memory`` counts the bytes of all states.
+    ``partition_count`` returns the number of partitions of a topic id; None if the topic is
+    unknown. ``memory`` counts the bytes of all states.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class ShareStateMachine:
         self._redundant_offset = 0
         self._is_serving = False
         self.skipped_records = 0
-        """Records of types and versions that this broker does not know."""
+        """The number of records whose type or version this broker does not know."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -216,8 +218,9 @@ class ShareStateMachine:
     def redundant_offset(self) -> int:
         """Return the offset below which the log can be deleted; it never falls.
 
-        The offset is the lowest of all latest snapshots, because updates build on their snapshot.
-        The snapshot of a deleted share partition does not count (KAFKA-19695).
+        Of each share partition the latest snapshot is needed, because updates build on it. The
+        result is the lowest offset of these snapshots. The snapshot of a deleted share partition
+        does not count (KAFKA-19695).
         """
         offsets = [entry.snapshot_offset for entry in self._entries.values()]
         # Without any entry, the last record is a tombstone or has an unknown type.
@@ -228,7 +231,8 @@ class ShareStateMachine:
     def states_of(self, group_id: str) -> dict[SharePartitionKey, tuple[int, list[InFlightRange]]]:
         """Return start offset and in-flight records of a group's share partitions, for inspection.
 
-        The written start offset is one step behind: complete records at the front are skipped.
+        The written start offset may be behind the start offset in the leader's memory, so complete
+        records at the front are skipped.
         """
         states: dict[SharePartitionKey, tuple[int, list[InFlightRange]]] = {}
         for key, entry in self._entries.items():
@@ -493,9 +497,9 @@ class ShareStateMachine:
         decision.reply(token, StateChanged())
 
     def _snapshot_cold(self, decision: DecisionBuilder, token: Token) -> None:
-        """Repeat old snapshots, unless all of them are repetitions already.
+        """Write old snapshots again, unless every snapshot is already a repetition.
 
-        Otherwise a coordinator without traffic would write for ever.
+        Without this exception, a coordinator without traffic would write snapshots for ever.
         """
         interval_ms = self._limits.cold_snapshot_interval_ms
         size, has_more = 0, False
@@ -552,7 +556,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _is_possible(batch: StateBatch) -> bool:
-    """Whether replay accepts the batch. Kafka writes any batch, and fails when it is read."""
+    """Whether replay accepts the batch. Kafka writes any batch; replaying an invalid one fails."""
     return (
         0 <= batch.first <= batch.last
         and batch.state in PERSISTED_STATES

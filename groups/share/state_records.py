@@ -51,8 +51,8 @@ class Snapshot(NamedTuple):
     start_offset: int
     create_timestamp_ms: int
     write_timestamp_ms: int
-    """Later than the creation if the snapshot only repeats an older state, so that the records
-    before it can be pruned."""
+    """When the snapshot was written. This is later than the creation time if the snapshot only
+    repeats an older one, so that earlier records can be pruned."""
     batches: tuple[StateBatch, ...]
     delivery_complete_count: int
 

@@ -52,12 +52,12 @@ class PartitionState(Enum):
     FAILED = "failed"
     """Reading its state failed: the next fetch begins with a new share partition."""
     FENCED = "fenced"
-    """Dropped by the broker: another broker leads, the state epoch is later, or no session is
-    left."""
+    """The broker has dropped the share partition, because another broker leads the partition,
+    because the share coordinator has a later state epoch, or because no session is left."""
 
 
 class Cause(Enum):
-    """The reason for a transition, as the history and the dead-letter queue report it."""
+    """The reason for a transition; the event history and the dead-letter queue report it."""
 
     FETCHED = "fetched"
     ACKNOWLEDGED = "acknowledged"

@@ -1,6 +1,6 @@
-"""A view of a share partition for people: counts of records, and the first incomplete record.
+"""A view of a share partition for operators: counts of records, and the first incomplete record.
 
-It costs one pass over the ranges in flight, 10,000 at most.
+Computing the view takes one pass over the in-flight ranges, of which there are at most 10,000.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fencepost.groups.share.states import RecordState
 
 
 class FirstOpen(NamedTuple):
-    """The offsets that keep the start offset from moving, all with one state."""
+    """The first incomplete offsets, all in one state. They keep the start offset from moving."""
 
     first: int
     last: int
@@ -36,11 +36,13 @@ class PartitionView(NamedTuple):
     end_offset: int
     acquired: int
     available: int
-    """In-flight records that a fetch may acquire; nearly all of them were delivered before."""
+    """The number of in-flight records that a fetch may acquire, most of them not for the first
+    time."""
     complete: int
-    """Records after the start offset that are acknowledged or archived."""
+    """The number of records after the start offset that are acknowledged or archived."""
     unwritten: int
-    """Records whose new state is being written, or that go to the dead-letter queue."""
+    """The number of records whose new state is being written, or that go to the dead-letter queue.
+    """
     max_delivery_count: int
     """The highest delivery count of the records that are not complete."""
     first_lock_end_ms: int | None

@@ -58,7 +58,8 @@ def table_order(keys: Iterable[str]) -> list[str]:
 def computed_order(keys: Iterable[str]) -> list[str]:
     """Return the order of keys that were inserted by ``computeIfAbsent``.
 
-    That method puts a key in front of the others in its slot, and grows the table one key later.
+    ``computeIfAbsent`` puts a key in front of the other keys in the slot, and grows the table one
+    key later than ``put`` does.
     """
     unique = list(dict.fromkeys(keys))
     return _by_slot(unique[::-1], _slots_for(len(unique) - 1))

@@ -94,7 +94,7 @@ def subscribed(topics: Topics, members: Mapping[str, Subscription]) -> dict[str,
 
 
 def member_order(item: tuple[str, Subscription]) -> tuple[bool, bytes]:
-    """Return a sort key: static members first by instance id, then dynamic ones by member id.
+    """Return a sort key: static members by instance id, then dynamic members by member id.
 
     Source: ``AbstractPartitionAssignor.MemberInfo``.
     """
@@ -107,7 +107,10 @@ def member_order(item: tuple[str, Subscription]) -> tuple[bool, bytes]:
 def racks_matter(
     consumer_racks: frozenset[str] | set[str], partition_racks: Iterable[Racks]
 ) -> bool:
-    """Whether racks can help: a consumer's rack has replicas, and partitions' racks differ.
+    """Whether rack awareness can help.
+
+    It can if a rack has both a consumer and a replica, and if not every partition has replicas in
+    the same racks.
 
     Source: ``AbstractPartitionAssignor.useRackAwareAssignment``.
     """

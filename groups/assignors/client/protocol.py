@@ -137,7 +137,7 @@ def decode_cooperative_data(data: bytes | None) -> int:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Return topic → indexes, both in the order given."""
+    """Return topic → indexes; topics and indexes keep the order of ``partitions``."""
     grouped: dict[str, list[int]] = {}
     for topic, index in partitions:
         grouped.setdefault(topic, []).append(index)

@@ -52,7 +52,10 @@ class RackInfo:
     def next_reader(
         self, partition: TopicPartition, members: Sequence[str], start: int
     ) -> int | None:
-        """Return the position of the rack's next member, searching cyclically from ``start``."""
+        """Return the position of the next member in a rack of the partition; None without one.
+
+        The search begins at ``start``, and continues at the first member after the last one.
+        """
         replicas = self.of_partition.get(partition)
         if not replicas:
             return None

@@ -100,7 +100,8 @@ def _match_racks(parts: Sequence[_Topic], result: Result) -> None:
     """Assign the partitions that can be read within racks."""
     alike: dict[tuple[tuple[tuple[str, str | None], ...], int], list[_Topic]] = {}
     for part in parts:
-        # Kafka compares the tables of racks per partition, which are empty if no member has a rack.
+        # Kafka compares one table of racks per partition. The table is empty if no member has a
+        # rack.
         count = len(part.racks) if any(part.consumers.values()) else 0
         key = (tuple(sorted(part.consumers.items(), key=lambda item: item[0])), count)
         alike.setdefault(key, []).append(part)

@@ -1,7 +1,7 @@
 """The sticky assignment of members that all subscribe to the same topics.
 
-Each member gets the quotient of partitions and members, and some members get one partition more
-until the remainder is used up. Members keep owned partitions up to that number. The other
+With P partitions and M members, each member gets P // M partitions, and some members get one more
+until the remainder is used up. A member keeps at most that many of its owned partitions. The other
 partitions are assigned in turn, first within racks if matching racks helps.
 
 Source: ``AbstractStickyAssignor.ConstrainedAssignmentBuilder``.
@@ -18,9 +18,9 @@ from fencepost.groups.assignors.client.sticky_model import Parts, ValidOwnership
 class EvenBuilder:
     """Computes one assignment. Afterwards ``moving`` maps each moved partition to its new owner.
 
-    ``_quota`` is Kafka's *min quota*, the quotient. ``_below_quota`` has the members with fewer
-    partitions, ``_exactly_at_quota`` the members that have exactly this number and may get one
-    more.
+    ``_quota`` is Kafka's *min quota*, the quotient P // M. ``_below_quota`` has the members with
+    fewer partitions. ``_exactly_at_quota`` has the members with exactly ``_quota`` partitions,
+    which may get one more.
     """
 
     def __init__(self, parts: Parts, racks: RackInfo, owned: ValidOwnership) -> None:
@@ -113,7 +113,7 @@ class EvenBuilder:
         return True
 
     def _assign_round_robin(self, unassigned: list[TopicPartition]) -> None:
-        """Fill members up to the quotient in turn, then give one more to those that may get it."""
+        """Fill members up to the quota in turn, then give one more to members that may have it."""
         position = 0
         for partition in unassigned:
             if self._below_quota:

@@ -40,7 +40,10 @@ class Movements:
             pairs.setdefault((source, to), TableSet(partition_hash)).add(partition)
 
     def better(self, partition: TopicPartition, source: str, to: str) -> TopicPartition:
-        """Return a partition of the topic that moved the opposite way, else ``partition``."""
+        """Return a partition of the same topic that moved from ``to`` to ``source``.
+
+        Return ``partition`` if no such partition exists.
+        """
         if partition in self._by_partition:
             source = self._by_partition[partition][0]
         back = self._by_topic.get(partition[0], {}).get((to, source))

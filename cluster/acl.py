@@ -107,8 +107,7 @@ CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the one resource of type CLUSTER."""
 
 ANYTHING: Final = "*"
-"""The name of a literal pattern that matches every resource; the host that matches every
-address."""
+"""As the name of a literal pattern it matches every resource, and as a host every address."""
 
 ANYBODY: Final = "User:*"
 """The principal of an ACL for every user."""
@@ -163,7 +162,7 @@ class AclFilter:
     resource_name: str | None = None
     principal: str | None = None
     host: str | None = None
-    """Compared literally: ``*`` matches ACLs for every address, and no others."""
+    """Compared literally: ``*`` selects only the ACLs whose host is ``*``."""
     operation: Operation = Operation.ANY
     permission: Permission = Permission.ANY
 
@@ -197,8 +196,8 @@ class AclLimits:
     ``MAX_RECORDS_PER_USER_OP``."""
 
     max_change_bytes: int = 8 << 20
-    """The maximum size, in bytes, of all texts of the ACLs that one request creates. The largest
-    batch of Kafka's metadata log has the same size."""
+    """The maximum total size, in bytes, of the texts of the ACLs that one request creates. The
+    largest batch of Kafka's metadata log has the same size."""
 
     max_text_bytes: int = 1_024
     """The maximum size of a resource name, a principal or a host in bytes of UTF-8. Topic names are

@@ -19,7 +19,7 @@ RETRY_MS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class AlterPartitionRequest:
-    """An AlterPartition request, with the epoch that this broker had when it was built."""
+    """An AlterPartition request, with this broker's epoch at the time of the request."""
 
     broker_id: int
     broker_epoch: int
@@ -65,8 +65,8 @@ class AlterPartitions:
     ) -> tuple[tuple[IsrChange, int | AlteredPartition], ...]:
         """Return each answered change with its answer, to pass to the partition's leader.
 
-        Answered changes leave the queue first, so that leaders may submit further ones while they
-        handle the answers. A partition that the answer omits is sent again. After a top-level
+        Answered changes leave the queue first, so that leaders may submit further changes while
+        they handle the answers. A partition that the answer omits is sent again. After a top-level
         error, such as STALE_BROKER_EPOCH or a lost connection (NETWORK_EXCEPTION), all partitions
         are sent again after ``RETRY_MS``. The channel to the controller handles NOT_CONTROLLER.
         """

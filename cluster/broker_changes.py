@@ -1,8 +1,8 @@
-"""The changes of brokers, features and topics between two images, as events of the history.
+"""The changes of brokers, features and topics between two images, as events.
 
-A separate controller process has no topic for its history, and Apache Kafka's controller keeps no
-history, so brokers record the changes that they see in the metadata. Several brokers record the
-same event; ``coordinator.history.repeats`` drops the repetitions.
+A separate controller process has no topic for an event history, and Apache Kafka's controller keeps
+no such history, so brokers record the changes that they see in the metadata. Several brokers record
+the same event; ``coordinator.history.repeats`` drops the repetitions.
 """
 
 from __future__ import annotations

@@ -35,12 +35,12 @@ def diverging_epoch(
 ) -> tuple[int, int] | None:
     """Return the diverging epoch in a leader's answer to a fetch; None if the logs agree.
 
-    ``last_fetched_epoch`` is the epoch of the follower's last record, and ``end_of_epoch`` the
-    result of :meth:`EpochEnds.end_of_epoch` of the leader's log for it. The diverging epoch is
-    (epoch, its end offset in the leader's log), to which the follower must truncate. An answer with
-    a diverging epoch has no records, and the leader does not count the fetch as progress of the
-    follower. Raises OffsetOutOfRangeError for an epoch above all epochs of the leader, and for an
-    offset below the start of the leader's log, whether the logs diverge or not.
+    ``last_fetched_epoch`` is the epoch of the follower's last record. ``end_of_epoch`` is the
+    result of :meth:`EpochEnds.end_of_epoch` for this epoch in the leader's log. The diverging epoch
+    is returned with its end offset in the leader's log, to which the follower must truncate. An
+    answer with a diverging epoch has no records, and the leader does not count the fetch as
+    progress of the follower. Raises OffsetOutOfRangeError for an epoch above all epochs of the
+    leader, and for an offset below the start of the leader's log, whether the logs diverge or not.
     """
     if last_fetched_epoch == NO_EPOCH:
         return None
@@ -59,8 +59,8 @@ def diverging_epoch(
 def truncation_offset(log: EpochEnds, epoch: int, end: int, start: int) -> int:
     """Return the offset to truncate a follower's log to, if the leader's ``epoch`` ends at ``end``.
 
-    The result is ``start`` if the leader knows no end. If the follower's log lacks that epoch, it
-    is truncated to the end of the largest smaller epoch, and the next fetch compares again.
+    The result is ``start`` if the leader knows no end. If the follower's log lacks that epoch, the
+    log is truncated to the end of its largest smaller epoch, and the next fetch compares again.
     """
     own_end = log.log_end_offset
     if end == UNKNOWN_OFFSET:

@@ -1,7 +1,7 @@
 """The error codes that replication handles, and the errors that a leader raises.
 
-Error codes in the answers of other brokers decide the next step of a replication machine, so this
-is the only package of state machines that knows Kafka's numbers.
+The error codes in the answers of other brokers decide what replication does next, so this is the
+only package of state machines that knows the numbers of Kafka's errors.
 """
 
 from __future__ import annotations

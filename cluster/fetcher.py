@@ -1,7 +1,8 @@
 """One fetcher: the partitions that a broker fetches from one leader over one connection.
 
-Partitions take turns, and at most one request is in flight. With an incremental fetch session
-(KIP-227), a request names only the partitions that have changed.
+At most one request is in flight. A partition that received records moves to the end of the next
+request. With an incremental fetch session (KIP-227), a request names only the partitions that have
+changed.
 
 Source: ``AbstractFetcherThread.maybeFetch``, ``RemoteLeaderEndPoint.buildFetch``,
 ``FetchSessionHandler``.

@@ -1,9 +1,10 @@
 """One partition that this broker follows: what to fetch next, and how to apply an answer.
 
-The caller owns the log. The machine reads the log's end and epochs through :class:`FollowerLog` and
-returns the necessary action as a :class:`FollowerStep`; the caller reports that the action is done
-(:meth:`PartitionFollower.on_appended`, :meth:`~PartitionFollower.on_truncated`) or has failed. Only
-leader epochs decide where a log is truncated; a lower high watermark alone truncates nothing.
+The caller owns the log. :class:`PartitionFollower` is a state machine that reads the log's end and
+epochs through :class:`FollowerLog`. It returns the necessary action as a :class:`FollowerStep`, and
+the caller reports that the action is done (:meth:`PartitionFollower.on_appended`,
+:meth:`~PartitionFollower.on_truncated`) or has failed. Only leader epochs decide where a log is
+truncated; a lower high watermark alone truncates nothing.
 
 Source: ``AbstractFetcherThread``, ``ReplicaFetcherThread``, ``PartitionFetchState``; KIP-101,
 KIP-279, KIP-320, KIP-595 (truncation on fetch).
@@ -160,13 +161,13 @@ class PartitionResponse:
     diverging: tuple[int, int] | None = None
     """(epoch, end offset) if the leader's log diverges from the follower's."""
     records: Any = None
-    """The records in any form that the caller can append; the machine reads only ``size``."""
+    """The records, in any form that the caller can append. The follower reads only ``size``."""
     size: int = 0
-    """Bytes of records."""
+    """The size of the records in bytes."""
 
 
 class OffsetSpec(Enum):
-    """An end of the leader's log, as the timestamp that selects it in ListOffsets."""
+    """The start or the end of the leader's log, as ListOffsets' timestamp for this offset."""
 
     LATEST = -1
     EARLIEST = -2
@@ -182,7 +183,7 @@ class ListOffsetsRequest:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Truncate the log to ``offset``; with ``full``, delete everything and restart it there.
+    """Truncate the log to ``offset``; with ``full``, delete all records, and continue there.
 
     Indexes, leader epochs that begin at or after the offset, and producer states are truncated as
     well. With ``full`` the high watermark becomes the offset, too (KAFKA-9491).
@@ -203,8 +204,8 @@ class FollowerStep:
     """Append the answer's records, but skip batches of a higher leader epoch (KAFKA-18723)."""
     truncate: Truncation | None = None
     offset_request: ListOffsetsRequest | None = None
-    """Send ListOffsets as a replica: with this broker's id, the leader answers with its log end
-    offset."""
+    """Send this ListOffsets request with this broker's id as the replica id. To a replica, the
+    leader answers with its log end offset instead of its high watermark."""
     high_watermark: int | None = None
     """Set the replica's high watermark to this offset, even if it is lower, and wake waiting
     consumers."""
@@ -299,8 +300,8 @@ class PartitionFollower:
     def _set_position(self) -> None:
         """Set the fetch position to the end of the log.
 
-        It is not called for an answer without records: the epoch that the leader compares must not
-        change after such an answer (KAFKA-15510).
+        Do not call this after an answer without records, because the epoch that the leader compares
+        must not change then (KAFKA-15510).
         """
         self.fetch_offset = self._log.log_end_offset
         self.last_fetched_epoch = self._log.latest_epoch

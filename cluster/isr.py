@@ -105,14 +105,14 @@ class IsrChange:
     index: int
     leader_epoch: int
     partition_epoch: int
-    """The partition epoch that the controller must have."""
+    """The partition epoch that the partition must still have at the controller."""
     new_isr: tuple[tuple[int, int], ...]
     """Members, each with the broker epoch of its last fetch; −1 if it has not fetched in this
     leader epoch."""
     joins: tuple[int, ...]
     leaves: tuple[int, ...]
     reason: str
-    """An explanation for the history."""
+    """An explanation for the event history."""
     leader_recovery_state: int = LEADER_RECOVERED
 
 

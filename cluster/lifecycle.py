@@ -1,4 +1,4 @@
-"""The life of one broker in a cluster, from its registration to its controlled shutdown.
+"""The states of a broker in a cluster, from its registration to its controlled shutdown.
 
 The caller sends :meth:`BrokerLifecycleManager.next_request`, one request at a time, passes in each
 response, and acts on the returned :class:`LifecycleEvent`s. It also reports that the broker has

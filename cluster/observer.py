@@ -1,9 +1,9 @@
 """A broker's replica of the metadata log: where to fetch from, and which records are committed.
 
-The machine stores no log. Committed records live in its image, uncommitted ones in a short tail; a
-starting broker fetches from offset 0 and receives a snapshot. The caller sends
-:meth:`Observer.next_request`, one request at a time, passes in each answer, and publishes the
-returned images in order.
+:class:`Observer` stores no log. It has an image of the committed records, and a short tail of
+batches that are not committed yet. A starting broker fetches from offset 0 and receives a snapshot.
+The caller sends the requests that :meth:`Observer.next_request` returns, one at a time, passes in
+each answer, and publishes the returned images in order.
 
 Source: ``KafkaRaftClient`` (``buildFetchRequest``, ``handleFetchResponse``,
 ``handleFetchSnapshotResponse``, ``maybeHandleCommonResponse``), ``FollowerState``,

@@ -18,20 +18,20 @@ USER, CLIENT_ID, IP = "user", "client-id", "ip"
 ENTITY_TYPES: Final = frozenset({USER, CLIENT_ID, IP})
 
 DEFAULT: Final = None
-"""The name of a type's default."""
+"""Stands in place of a name for the default of an entity type."""
 
 PRODUCE, FETCH = "producer_byte_rate", "consumer_byte_rate"
 REQUEST, MUTATION = "request_percentage", "controller_mutation_rate"
 CONNECTIONS: Final = "connection_creation_rate"
 CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
-"""The quotas of users and clients: bytes per second of requests and of responses, percent of the
-event loop's time, partitions per second that are created or deleted."""
+"""The quotas of users and clients. They limit produced bytes per second, fetched bytes per second,
+the percentage of the event loop's time, and partitions created or deleted per second."""
 
 _LONG, _INT = float(2**63 - 1), float(2**31 - 1)
 WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
 """The largest value of each quota that must be a whole number."""
 FRACTION: Final = 1e-6
-"""The largest fractional part that such a quota may have."""
+"""The largest fractional part of a quota that must be a whole number."""
 
 Entity = frozenset[tuple[str, str | None]]
 """Pairs of a type and a name."""

@@ -1,1 +1,1 @@
-"""The controller machine: decisions on the cluster's state, and the records that follow."""
+"""The controller's state machine: decisions on the metadata, and the resulting records."""

@@ -1,10 +1,11 @@
 """ACLs: which of them are valid, and the records that create and delete them.
 
 The controller checks a request for thousands of ACLs in steps, and splits it into several
-decisions, between which it handles no other request for ACLs. Brokers apply each decision by
-itself, and must not allow, even for a moment, an operation that neither the old nor the new ACLs
-allow: denials are created first and deleted last. A decision skips ACLs that exist already or no
-longer exist: on ZooKeeper, another broker may have changed them meanwhile.
+decisions, between which it handles no other request for ACLs. Brokers apply the decisions one by
+one. Between two decisions they must not allow an operation that neither the old nor the new ACLs
+allow, so denials are created first and deleted last. On ZooKeeper, another broker may change ACLs
+between the decisions, so a decision skips new ACLs that exist already, and ACLs to delete that no
+longer exist.
 
 Source: ``AclControlManager``.
 """

@@ -30,7 +30,7 @@ METADATA_VERSION: Final = "metadata.version"
 """The feature for which every cluster has a finalized level."""
 ELR_VERSION: Final = "eligible.leader.replicas.version"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
-"""The in-sync replicas that a Produce request with acks=all needs."""
+"""The topic setting for the number of in-sync replicas that acks=all requires."""
 
 _ANY_TOPIC: Final = UUID(int=0)
 
@@ -66,7 +66,7 @@ def bootstrap(
 
 
 def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
-    """Return the record at ``offset`` that registers the broker, unfenced, as its logs are open."""
+    """Return the broker's registration record for ``offset``; unfenced, as the logs are open."""
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,

@@ -161,7 +161,7 @@ def _check_min_isr(
     after: Mapping[str, str],
     changes: Mapping[str, str | None],
 ) -> None:
-    """Raise InvalidConfigError if brokers would differ in ``min.insync.replicas`` with ELRs."""
+    """Raise InvalidConfigError if ELRs are enabled and brokers' ``min.insync.replicas`` differ."""
     kind, name = resource
     if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in changes or not view.elr_enabled:
         return

@@ -85,10 +85,10 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 
 
 def balance_leaders(view: ControllerView) -> ControllerResult[bool]:
-    """Elect the preferred leaders of partitions that have another leader, or none.
+    """Elect the preferred leader of each partition that it does not lead at present.
 
-    With ``leader_imbalance_percentage``, a broker is skipped if at most this percentage of the
-    partitions for which it is the preferred leader have another leader, or none. The answer says
+    With ``leader_imbalance_percentage``, the partitions that have the same preferred leader are
+    skipped if the broker already leads all but at most this percentage of them. The answer says
     whether elections may remain.
 
     Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
@@ -164,8 +164,9 @@ def elect_restarted_leaders(
 ) -> ControllerResult[bool]:
     """Hold an election for partitions whose leaders have restarted unnoticed (ZooKeeper).
 
-    The same broker may win, in a new leader epoch. It may have lost records that followers have;
-    in the former epoch it could write others at their offsets, and no replica would notice.
+    The same broker may win, but in a new leader epoch. The broker may have lost records that its
+    followers still have. If it wrote other records at the same offsets in the former leader epoch,
+    no replica would notice the difference.
     """
     changes: list[PartitionChange] = []
     for name, index in partitions:

@@ -28,7 +28,7 @@ class ControllerResult(Generic[T_co]):
     answer: T_co
     records: Sequence[MetadataRecord] = ()
     events: tuple[Event, ...] = ()
-    """Events for the history, each with its cause."""
+    """Events for the event history, each with its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PartitionChange:
 
 
 def events_of(changes: Iterable[PartitionChange]) -> Iterator[Event]:
-    """Yield the events about leaders, ISRs and reassignments that changes add to the history."""
+    """Yield the events about leaders, ISRs and reassignments that result from changes."""
     for change in changes:
         old, new, subject = change.before, change.after, f"{change.topic}-{change.index}"
         if new.leader_epoch != old.leader_epoch:

@@ -13,7 +13,7 @@ from fencepost.cluster.controller.view import ControllerView
 from fencepost.cluster.records import ProducerIdsRecord
 
 BLOCK_SIZE: Final = 1_000
-"""Producer ids in a block."""
+"""The number of producer ids in a block."""
 _MAX_INT64: Final = (1 << 63) - 1
 
 

@@ -43,7 +43,7 @@ class ClientQuotaAlteration(NamedTuple):
 
 
 class CheckedAlteration(NamedTuple):
-    """An entity's change, and its error."""
+    """The change of an entity's quotas, and the error of this change."""
 
     alteration: ClientQuotaAlteration
     error: DomainError | None

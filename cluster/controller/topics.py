@@ -181,7 +181,7 @@ def topic_head(
 
 
 def check_partition_limit(view: ControllerView, topics: int, partitions: int) -> None:
-    """Raise PolicyViolationError if that many more topics and partitions exceed a limit."""
+    """Raise PolicyViolationError if adding so many topics and partitions exceeds a limit."""
     image, settings = view.image, view.settings
     for key, amount, most in (
         ("fencepost.max.topics", len(image.topics) + topics, settings.max_topics),
@@ -358,7 +358,7 @@ def _records(
     first: int,
     assignments: Iterable[tuple[int, ...]],
 ) -> Steps[TopicRecords]:
-    """Return the records of new partitions; partitions with the same replicas share a form."""
+    """Return the records of new partitions; see :class:`TopicRecords` for the shared form."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     similar_forms = []
     for replicas in assignments:

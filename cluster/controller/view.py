@@ -54,8 +54,8 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics for which only ElectLeaders holds an unclean election, regardless of their
-    settings."""
+    """Topics for which the controller holds an unclean election only if an ElectLeaders request
+    asks for it, whatever the topics' settings are."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000

@@ -31,7 +31,7 @@ from fencepost.logcore.record_window import RecordWindow
 Buffer = bytes | bytearray | memoryview
 
 LOG_OVERHEAD: Final = 12
-"""Size of the base offset and the length field, which the length does not include."""
+"""The size of the base offset and the length field. The length does not include these bytes."""
 
 HEADER_SIZE: Final = 61
 MAGIC: Final = 2
@@ -42,8 +42,8 @@ NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 
 DEFAULT_MAX_OUTPUT_BYTES: Final = 128 * 1024 * 1024
-"""Limit of one batch's decompressed records, in bytes: 128 times the default ``max.message.bytes``,
-a ratio that compressed text does not reach."""
+"""The maximum size of a batch's decompressed records, in bytes: 128 times the default
+``max.message.bytes``, a ratio that compressed text does not reach."""
 
 MIN_RECORD_SIZE: Final = 7
 """The size of a record with null key, null value and no headers, its length byte included."""
@@ -83,8 +83,8 @@ class ControlType(IntEnum):
 class BatchHeader(NamedTuple):
     """The first 61 bytes of a batch.
 
-    ``size`` is the whole batch. ``base_timestamp`` is the raw field: with ``has_delete_horizon`` it
-    holds the horizon, to which the records' deltas then refer.
+    ``size`` is the size of the whole batch. ``base_timestamp`` is the base of the records'
+    timestamp deltas; in a batch with ``has_delete_horizon`` it is the delete horizon.
     """
 
     base_offset: int
@@ -161,7 +161,7 @@ class BatchHeader(NamedTuple):
 
 
 class ControlRecord(NamedTuple):
-    """A decoded control record; the epoch is −1 unless it ends a transaction."""
+    """A decoded control record; the epoch is −1 unless the record ends a transaction."""
 
     type: ControlType
     coordinator_epoch: int
@@ -231,7 +231,7 @@ def record_window(
     """Return a window over the records of the batch at ``pos``, decompressed on demand.
 
     ``max_record_bytes`` bounds each record of a compressed batch. Raises CorruptRecordError for
-    missing bytes; the window raises it for bytes that do not decompress.
+    missing bytes. The window raises the same error for bytes that do not decompress.
     """
     pieces = _record_pieces(buf, pos, header, max_output_bytes)
     return RecordWindow(pieces, max_record_bytes if header.codec is not Codec.NONE else None)
@@ -296,7 +296,7 @@ def record_bytes(
     header: BatchHeader,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> bytes:
-    """Return the decompressed bytes after the header of the batch at ``pos``: encoded records.
+    """Return the encoded records of the batch at ``pos``, decompressed.
 
     Raises CorruptRecordError for bytes that are missing or do not decompress.
     """
@@ -331,7 +331,7 @@ def encode_batch(
     last_offset_delta: int | None = None,
     max_timestamp_ms: int | None = None,
 ) -> bytes:
-    """Encode ``records``, ascending in offset but possibly with holes, as one batch.
+    """Encode ``records`` as one batch. Their offsets must ascend, but may have holes.
 
     ``base_offset`` defaults to the first record's offset, ``last_offset_delta`` to the last
     record's distance from ``base_offset``, ``max_timestamp_ms`` to the largest timestamp. Without
@@ -399,9 +399,9 @@ def batch_of_payload(
     base_sequence: int,
     transactional: bool,
 ) -> bytes:
-    """Put a header before ``count`` records, already encoded and compressed with ``codec``.
+    """Put a header before ``payload``: ``count`` records, encoded and compressed with ``codec``.
 
-    Their offsets are 0 to ``count - 1``, as in a producer's batch.
+    The records' offsets are 0 to ``count - 1``, as in a producer's batch.
     """
     attributes = int(codec) | (TRANSACTIONAL_BIT if transactional else 0)
     times = base_timestamp_ms, max_timestamp_ms
@@ -411,7 +411,10 @@ def batch_of_payload(
 
 
 def with_fewer_records(header: BatchHeader, payload: Iterable[Buffer]) -> bytes:
-    """Encode a batch with ``header``, but a new size and CRC; ``payload`` is not compressed yet."""
+    """Encode a batch with the fields of ``header``, but a new size and CRC.
+
+    ``payload`` is not compressed yet.
+    """
     stored = b"".join(compressed_pieces(header.codec, payload))
     return assemble(header.base_offset, header.leader_epoch, AFTER_CRC.pack(*header[5:]), stored)
 

@@ -14,21 +14,21 @@ from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.errors import CorruptRecordError
 
 MAX_OFFSET: Final = (1 << 62) - 1
-"""Limit of a record's offset."""
+"""The maximum offset of a record."""
 
 MAX_PRODUCER_ID: Final = (1 << 62) - 1
 
 MAX_LEADER_EPOCH: Final = (1 << 30) - 1
-"""Limit of a partition's leader epoch; it grows with every election and every start."""
+"""The maximum leader epoch of a partition, which grows with every election and every start."""
 
 MAX_GROUP_EPOCH: Final = (1 << 30) - 1
-"""Limit of a group's epoch or generation, of its members' epochs and of their assignments'."""
+"""The maximum epoch or generation of a group, and epoch of a member or an assignment."""
 
 MAX_PARTITION: Final = (1 << 31) - 1
-"""Limit of a partition's index."""
+"""The maximum index of a partition."""
 
 MAX_PRODUCER_EPOCH: Final = (1 << 15) - 1
-"""Limit of a producer's epoch; after it the producer gets another id."""
+"""The maximum epoch of a producer. After this epoch, the producer gets another id."""
 
 
 def check_offsets(header: BatchHeader) -> None:

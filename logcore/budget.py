@@ -13,7 +13,7 @@ _UNBOUNDED: Final = 1 << 62
 
 
 class Budget:
-    """Bytes that the open accounts may hold together; ``key`` is the setting with the limit."""
+    """The bytes that all open accounts together may hold; ``key`` is the setting with the limit."""
 
     __slots__ = ("key", "limit", "used")
 
@@ -48,7 +48,7 @@ class Account:
             self.budget.used += amount
 
     def has_room(self, amount: int) -> bool:
-        """Return whether ``amount`` more bytes fit; a change that adds none always does."""
+        """Return whether ``amount`` more bytes fit; an ``amount`` of 0 or less always fits."""
         return amount <= 0 or self.budget.used + amount <= self.budget.limit
 
     def close(self) -> None:

@@ -36,7 +36,8 @@ CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 QUORUM_STATE: Final = "quorum-state"
-"""File beside the metadata log: a Kafka node's vote, or text that keeps Kafka from starting."""
+"""A file beside the metadata log. It has the vote of a Kafka node or, in a directory of this
+broker, text that keeps Kafka from starting on the directory."""
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 _BROKER_EPOCH: Final = re.compile(rb'"brokerEpoch":\s*(-?\d{1,18})\b')
@@ -44,12 +45,13 @@ LOCK: Final = ".lock"
 
 COPY_SUFFIX: Final = ".copy"
 COPIED_CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT)
-"""Checkpoints that decide on truncation, visibility or cleaning. A start needs no others."""
+"""The checkpoints that decide on truncation, visibility or cleaning. A start needs no others."""
 
 _VERSION: Final = "0"
 _SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
-"""Last line of a copy: CRC-32C of its text, of the file that the new checkpoint replaces, and of
-the copy up to here. After a kill between the two renames the older checkpoint is still valid."""
+"""The last line of a copy. It has the CRC-32C of the copied text, of the previous checkpoint file,
+and of the whole copy up to this number. The copy is renamed into place before the checkpoint. After
+a kill in between, the checkpoint is still the previous one, which its CRC shows to be valid."""
 
 MAX_NODE_ID: Final = (1 << 31) - 1
 
@@ -125,10 +127,11 @@ def write_offsets(
     *,
     copied: bool = False,
 ) -> None:
-    """Write one of the four offset checkpoints of a data directory: (topic, index) to offset.
+    """Write one of the four offset checkpoints of a data directory.
 
-    ``copied``: keep a copy beside a checkpoint of COPIED_CHECKPOINTS. False in a directory of
-    Apache Kafka, which writes checkpoints without copies; an existing copy is then removed.
+    ``offsets`` maps (topic, index) to an offset. With ``copied``, each of COPIED_CHECKPOINTS gets a
+    copy. ``copied`` must be False in a directory of Apache Kafka, which would leave the copy
+    outdated; an existing copy is then removed.
     """
     lines = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
     text = _text_of(lines)
@@ -138,7 +141,8 @@ def write_offsets(
     elif name in COPIED_CHECKPOINTS:
         before = fs.read_file(f"{directory}/{name}") or b""
         head = text + b"crc32c %08x before %08x " % (crc32c(text), crc32c(before))
-        # The directory sync below covers both names; power loss before it may undo either rename.
+        # The directory sync below covers both names. Power loss before that sync may undo either
+        # rename.
         write_file(fs, path + TEMPORARY_SUFFIX, head + b"all %08x\n" % crc32c(head), sync=True)
         fs.rename(path + TEMPORARY_SUFFIX, path)
     replace_file(fs, directory, name, text)
@@ -223,7 +227,8 @@ def write_partition_metadata(
 ) -> None:
     """Write ``partition.metadata``, which has no newline at its end.
 
-    Without ``sync``, power loss may remove or empty the file, until another call syncs it.
+    After a call without ``sync``, power loss may remove or empty the file until another call syncs
+    it.
     """
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}"
     replace_file(fs, directory, PARTITION_METADATA, text.encode(), sync=sync)

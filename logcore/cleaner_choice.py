@@ -1,9 +1,10 @@
 """The choice of the partition to compact next, and the cleaner's progress on each partition.
 
-The cleaner takes the compacted partition of a data directory with the largest share of dirty
-bytes, if that share is above its ``min_cleanable_dirty_ratio`` or its oldest dirty data exceeds
-``max_compaction_lag_ms``. After a failed round a partition is skipped until the next start: the
-same damage would fail every round, and the log can be used without compaction.
+A compacted partition needs cleaning if its share of dirty bytes is above
+``min_cleanable_dirty_ratio``, or if its oldest dirty data exceeds ``max_compaction_lag_ms``. Of
+these partitions in a data directory, the cleaner takes the one with the largest share of dirty
+bytes. After a failed round a partition is skipped until the next start: the same damage would fail
+every round, and the log can be used without compaction.
 
 All methods run on the thread that owns the partitions.
 

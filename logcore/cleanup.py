@@ -49,11 +49,11 @@ class Cleanup:
     # --- log start and retention ---
 
     def delete_records_before(self, offset: int) -> int:
-        """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
+        """Move the log start up to ``offset``, and return it; −1 stands for the high watermark.
 
         The next :meth:`delete_old_segments` removes the files; the owner must checkpoint the log
-        start. Raises OffsetOutOfRangeError for other negative offsets, and beyond the high
-        watermark.
+        start. Raises OffsetOutOfRangeError for any other negative offset, and for an offset above
+        the high watermark.
         """
         self._marks.raise_if_stopped()
         target = self._marks.high_watermark if offset == -1 else offset
@@ -77,8 +77,9 @@ class Cleanup:
     def delete_old_segments(self, now_ms: int) -> DiskSteps[int]:
         """Remove the segments below the log start, or over the size or age limit; return how many.
 
-        Their files are renamed ``.deleted``, and a later call removes them after
-        ``file_delete_delay_ms``. There may be thousands: each step between two yields is short.
+        The files of these segments are renamed ``.deleted``, and a later call removes them after
+        ``file_delete_delay_ms``. There may be thousands of segments, so each step between two
+        yields is short.
         """
         self._marks.raise_if_stopped()
         removed, mark = 0, self._marks.high_watermark

@@ -13,9 +13,10 @@ A round has three kinds of steps, so that a daemon can run the long steps outsid
 Retention continues during a round. It deletes the oldest segments, so the rest of the round stays
 valid: a deleted segment is skipped, and a group that has lost a segment is rewritten.
 
-Every output segment keeps its last batch, without records if necessary: it tells recovery how far
-an interrupted replacement reaches. (Kafka keeps only the last batch of the round.) A batch's CRC is
-checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
+Every output segment keeps its last batch, without records if necessary: this batch tells recovery
+how far an interrupted replacement reaches. (Kafka keeps only the last batch of the round.) A
+batch's CRC is checked before the batch is decoded, so that damage is reported and never rewritten
+with a good checksum.
 
 Messages of format v0 and v1 become v2 batches, whose tombstones get their delete horizon in that
 round; Kafka removes tombstones of these formats by the age of their segment.
@@ -52,10 +53,11 @@ from fencepost.logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segmen
 from fencepost.logcore.values import dataclass
 
 DEDUPE_BUFFER_BYTES: Final = 134_217_728
-"""``log.cleaner.dedupe.buffer.size``: memory of a round for the keys of the dirty part."""
+"""``log.cleaner.dedupe.buffer.size``: the memory that a round may use for the keys of the dirty
+part."""
 
 MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
-"""Positions in the offset index are signed 32-bit numbers."""
+"""The maximum size of a segment: positions in the offset index are signed 32-bit numbers."""
 
 _MIN_WAIT_SECONDS: Final = 0.01
 """Shorter debts of the throttle are carried over, because a sleep would cost more."""
@@ -480,7 +482,7 @@ class CompactionRound:
             self._filter.last_offset = -1
 
     def _aborts_between(self, start: int, end: int) -> list[AbortedTxn]:
-        """Return the transaction index entries to retain whose markers lie in [start, end)."""
+        """Return the retained transaction index entries whose markers lie in [start, end)."""
         if self._filter is None:
             return []
         retained = self._filter.transactions.retained_aborts
@@ -504,7 +506,8 @@ class CompactionRound:
 def grouped(sources: Sequence[CompactionSource], config: LogConfig) -> list[list[CompactionSource]]:
     """Group neighbours that together fit one segment (``Cleaner.groupSegmentsBySize``).
 
-    An index has at most one entry per ``index_interval_bytes`` of log, which bounds its size.
+    An index has at most one entry per ``index_interval_bytes`` of log, so a limit on the log's size
+    also limits the index.
     """
     max_bytes = min(
         config.segment_bytes,

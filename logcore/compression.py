@@ -41,7 +41,8 @@ class Codec(IntEnum):
 _GZIP_WBITS: Final = 31
 _GZIP_LEVEL: Final = -1
 _FIRST_CHUNK: Final = 1024
-"""Bytes of input for the first call on each gzip member or zstd frame after the first."""
+"""The number of input bytes in the first call for a gzip member or zstd frame, except the first
+member or frame of the data."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)

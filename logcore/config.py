@@ -56,14 +56,15 @@ class LogConfig:
 
     @property
     def max_record_bytes(self) -> int | None:
-        """``max_decompressed_message_bytes``; None where the bound of a whole batch is tighter."""
+        """``max_decompressed_message_bytes``; None if the limit of a whole batch is lower."""
         bound = self.max_decompressed_message_bytes
         return bound if bound < DEFAULT_MAX_OUTPUT_BYTES else None
 
     def roll_after_ms(self, name: str, base_offset: int) -> int:
         """Return ``segment_ms`` less a jitter per segment, so that segments roll at various times.
 
-        A compacted log rolls within ``max_compaction_lag_ms``: the active segment is never cleaned.
+        A compacted log rolls within ``max_compaction_lag_ms``, because the active segment is never
+        cleaned.
         """
         segment_ms = self.segment_ms
         if self.is_compacted and self.max_compaction_lag_ms > 0:

@@ -25,8 +25,8 @@ from fencepost.logcore.producers import ProducerStateManager
 from fencepost.logcore.segment import Segment
 
 SEALED_AT_ONCE: Final = 16
-"""Sealed segments in one flush. After an upgrade, or a kill, thousands may be due; the recovery
-point moves after each flush, and other logs get their turn in between."""
+"""The maximum number of sealed segments in one flush. After an upgrade, or a kill, thousands may be
+due. The recovery point moves after each flush, and other logs are flushed in between."""
 
 
 class FlushScheduler(Protocol):
@@ -84,10 +84,10 @@ class FlushState:
             marks.notify()
 
     def recovered(self, now_ms: int) -> None:
-        """Flush the records of a killed process that it was still to flush for ``flush.messages``.
+        """Flush records that ``flush.messages`` made due before the process was killed.
 
-        They were neither visible nor acknowledged then. Now they are visible, and a producer that
-        sends them again is answered at once, because they are duplicates.
+        Before the kill, these records were neither visible nor acknowledged. Now they are visible,
+        and a producer that sends them again is answered at once, because they are duplicates.
         """
         if self._log.log_end_offset - self.marks.recovery_point >= self._log.config.flush_messages:
             self.run(now_ms)
@@ -135,7 +135,7 @@ class FlushState:
     def plan_sealed(self) -> Flush | None:
         """Plan a flush of the oldest sealed segments that are not on disk; None without any.
 
-        One flush may not cover all of them.
+        A flush covers at most SEALED_AT_ONCE segments.
         """
         self.marks.raise_if_stopped()
         if not self.has_sealed:

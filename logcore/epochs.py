@@ -33,9 +33,9 @@ def check_leader_epoch(requested: int, current: int) -> None:
 class LeaderEpochs:
     """Epochs and their start offsets, both strictly increasing, mirrored in a file.
 
-    A flush of the log writes the file, before the recovery point moves: recovery restores epochs
-    lost in a kill or a power loss from the batch headers after that point. The file is synced
-    before it is renamed; otherwise power loss could take the older epochs with it.
+    A flush of the log writes the file before the recovery point moves. If a kill or a power loss
+    removes epochs, recovery restores them from the batch headers after the recovery point. The file
+    is synced before it is renamed; otherwise power loss could remove the older epochs as well.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -122,7 +122,7 @@ class LeaderEpochs:
             self.is_synced = False
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove epochs that end by ``start_offset``, and let that offset's epoch begin there."""
+        """Remove epochs that end at or before ``start_offset``; its own epoch then begins at it."""
         above = bisect_right(self._starts, start_offset)
         if above == 0 or (above == 1 and self._starts[0] == start_offset):
             return

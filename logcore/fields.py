@@ -15,8 +15,8 @@ from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import InvariantViolation
 
 MAX_STRING_BYTES: Final = 32_767
-"""The longest UTF-8 text of a string: the length of a plain one is a signed int16, and Kafka's
-readers enforce the same limit for a flexible one."""
+"""The maximum size of a string in bytes of UTF-8. In the plain encoding, its length is a signed
+int16, and Kafka's readers enforce the same limit in the flexible encoding."""
 
 _INT8, _INT16 = struct.Struct(">b"), struct.Struct(">h")
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
@@ -139,7 +139,7 @@ class FieldReader:
         return self.raw(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """Read an array's length. It is at most the remaining bytes: no element is empty."""
+        """Read an array's length; each element takes a byte, so the unread bytes bound it."""
         count = self.uvarint() - 1 if self.flexible else self.int32()
         if not 0 <= count <= self.remaining:
             raise CorruptRecordError(f"array of {count} elements in {self.remaining} bytes")

@@ -19,8 +19,9 @@ MIN_RANGE_BYTES: Final = 4_096
 class FileRange:
     """The bytes of a segment's file from ``start`` to ``end``, read once, front to back.
 
-    Its length is the number of unread bytes. It keeps the file open, even after a renaming or a
-    removal, until it is garbage-collected. It belongs to its partition's thread.
+    The length of the range is the number of unread bytes. The range keeps the file open, even if
+    the file is renamed or removed, until the range is garbage-collected. Only the partition's
+    thread may use it.
     """
 
     __slots__ = ("_end", "_file", "_start")

@@ -24,7 +24,7 @@ from fencepost.logcore.tracebacks import without_traceback
 class Flush:
     """Forces a log to disk up to ``end``. ``files`` are paths, and may be removed before the flush.
 
-    A truncation of the log lowers ``end``: the flush does not cover appends that follow it.
+    A truncation of the log lowers ``end``: the flush does not cover appends after the truncation.
     """
 
     def __init__(

@@ -32,12 +32,14 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a full quota, and a file at its size limit."""
 
 NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors of opening a file at the limit of the process or of the system, before any effect."""
+"""The errors when a file cannot be opened because the process, or the system, has too many open
+files. The failed call has no effect."""
 
 RESERVED_HANDLES: Final = 256
-"""File descriptors that the logs of a process leave free for its connections and for short-lived
-files, and that the connections leave for the logs; a quarter of the process's limit
-(``RLIMIT_NOFILE``) if that is less. So neither side can exhaust the descriptors of the other."""
+"""The number of file descriptors that the logs of a process leave free for connections and
+short-lived files, and that the connections leave free for the logs. A quarter of the process's
+limit (``RLIMIT_NOFILE``) applies if it is less. So the logs cannot exhaust the descriptors of the
+connections, nor the connections those of the logs."""
 
 
 def handle_limit() -> tuple[int, int]:

@@ -27,7 +27,8 @@ from typing import Final, NamedTuple
 from fencepost.logcore.fs import FileMap, FileSystem, opened, replace_file, sync_path
 
 WARM_BYTES: Final = 8192
-"""Readers near the log end look up the last entries; a search tries these pages first."""
+"""A search begins with this many bytes at the index's end, because most readers are near the log
+end."""
 
 ALLOCATION_BYTES: Final = 4096
 """Disk blocks are reserved a page ahead: a store into a map without room on disk raises SIGBUS,
@@ -149,9 +150,10 @@ class MappedIndex:
             self._allocate(start, end)
 
     def _following(self, offset: int, lowest: int) -> int:
-        """Return ``offset`` as a new entry holds it: relative to the base.
+        """Return the relative offset that a new entry for ``offset`` holds.
 
-        CorruptIndexError if it is below ``lowest`` when there are entries, or beyond the format.
+        Raises CorruptIndexError if the format cannot hold the offset, or if the index has entries
+        and the offset is below ``lowest``.
         """
         relative = offset - self.base_offset
         if not 0 <= relative <= MAX_RELATIVE_OFFSET or (self._entries and offset < lowest):
@@ -360,7 +362,7 @@ class TimeIndex(MappedIndex):
 
 
 class AbortedTxn(NamedTuple):
-    """An aborted transaction: offsets of its first batch, its marker, and the LSO after it."""
+    """An aborted transaction: the offsets of its first batch and marker, and the LSO after it."""
 
     producer_id: int
     first_offset: int

@@ -38,9 +38,9 @@ MAGIC_POS: Final = 16
 """Position of the magic byte in every format, v2 included."""
 
 RUN_BYTES: Final = 64 * 1024
-"""Maximum bytes of uncompressed messages that the conversion joins into one batch, in one step:
-enough to amortise the batch header's 61 bytes, and small enough for a small fetch and for one turn
-of the event loop (14 ms for empty messages)."""
+"""The maximum size of the uncompressed messages that the conversion joins into one batch, in one
+step. It is large enough to amortise the batch header's 61 bytes, and small enough for a small fetch
+and for one turn of the event loop (14 ms for empty messages)."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _LOG_APPEND_TIME: Final = 0x08
@@ -130,7 +130,7 @@ def as_batch_header(message: MessageHeader) -> BatchHeader:
     """Return a batch header for a message, for a walk over headers, without decoding the message.
 
     Size, magic and CRC are the message's. The first offset of a wrapper cannot be known without
-    decoding it: both base and last offset are its last message's.
+    decoding the wrapper, so both base and last offset are the offset of its last message.
     """
     return BatchHeader(
         base_offset=message.offset,

@@ -33,7 +33,7 @@ class LogFile:
         self._pins = 0
         self._closing = False
         self.size = fs.size(self._handle)
-        """Bytes of batches. The file is longer while it is preallocated."""
+        """The size of the batches in bytes. A preallocated file is longer."""
         self._preallocated = fresh and 0 < preallocate_bytes > self.size
         if self._preallocated:
             try:

@@ -126,16 +126,16 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An entry for the history and the log: a rebalance, a fence, an expiry, an epoch bump."""
+    """An entry for the event history and the broker's log, such as a rebalance or an epoch bump."""
 
     kind: str
-    """Words joined by hyphens, as the history and the log show them."""
+    """Words joined by hyphens, as the event history and the broker's log show them."""
     subject: str
     detail: Mapping[str, object] = field(default_factory=dict)
     routine: bool = False
-    """Whether the event recurs in normal operation: the history omits it."""
+    """Whether the event recurs in normal operation. The event history omits such events."""
     quiet: bool = False
-    """Whether the event changed nothing for other members: the log has it only at debug level."""
+    """Whether the event changed nothing for other members; if so, it is logged at debug level."""
 
 
 @fast_init
@@ -159,8 +159,8 @@ class Decision:
 class DecisionBuilder:
     """A mutable builder of a :class:`Decision`.
 
-    ``now_ms`` is part of it because the whole decision happens at one instant. If a timer is set
-    twice, the later call wins. ``stamp`` becomes the decision's stamp.
+    ``now_ms`` is part of the builder because the whole decision happens at one instant. If a timer
+    is set twice, the later call wins. ``stamp`` becomes the decision's stamp.
     """
 
     __slots__ = ("_effects", "_events", "_replies", "_timers", "now_ms", "records", "stamp")

@@ -48,7 +48,7 @@ class Marks:
         self.recovery_point = loaded.recovery_point
         """The offset below which everything survives power loss."""
         self.recovery_limit = MAX_INT64
-        """Upper bound of the recovery point, while a truncation to this offset is planned."""
+        """An upper bound of the recovery point: the offset of a planned truncation, if any."""
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
         self.stopped: StorageError | None = None
@@ -68,7 +68,7 @@ class Marks:
     def move_flushed_end(self, offset: int) -> None:
         """Move :attr:`flushed_end` to ``offset``; :meth:`notify` must follow.
 
-        Without other replicas, the high watermark moves with it.
+        Without other replicas, the high watermark moves to the same offset.
         """
         self.flushed_end = offset
         """This replica's end in the computation of the high watermark: the log end offset, or the

@@ -25,7 +25,7 @@ class _File:
     """Bytes of ``source`` below ``limit``, zeros above, overlaid by the written pages."""
 
     source: str = ""
-    """Path of a file of the base, empty if there is none."""
+    """The path of the file in the base file system; empty if the base has no such file."""
     limit: int = 0
     size: int = 0
     pages: dict[int, bytearray] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _File:
 
 
 class _Folder:
-    """A directory that does not exist under this name in the base."""
+    """A directory that does not exist under this name in the base file system."""
 
 
 class _Map:

@@ -16,9 +16,9 @@ from typing import Final
 from fencepost.logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
-"""``max.producer.ids``: remembered producers, counted once for each partition they write to. With
-five cached batches each they take 190 MiB, with one batch each 95 MiB; a producer that writes to a
-hundred partitions counts a hundred times."""
+"""``max.producer.ids``: the maximum number of remembered producers. A producer that writes to a
+hundred partitions counts a hundred times. With five cached batches each, so many producers take
+190 MiB, and with one batch each 95 MiB."""
 
 Producers = dict[int, ProducerEntry]
 """The producers of one partition by their id."""

@@ -68,7 +68,7 @@ class LogReader:
 
         ``at_least_one`` returns the first batch even if it is larger. The result may begin before
         ``offset`` and comes from one segment; if it has ``min_range_bytes`` or more, it is a range
-        of the file. Raises OffsetOutOfRangeError outside of log start … end.
+        of the file. Raises OffsetOutOfRangeError if ``offset`` is outside of the log.
         """
         log, marks = self._log, self._marks
         marks.raise_if_stopped()

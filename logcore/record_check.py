@@ -29,23 +29,25 @@ from fencepost.logcore.values import dataclass
 from fencepost.logcore.varint import ONE_BYTE, read_varint, read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
-"""Records of one batch that its error response lists. Kafka lists all of them: a response of 60 MB
-to a request of 1 MB. Clients use the list only to tell the invalid records of the batch from the
-valid ones."""
+"""The maximum number of invalid records that the error response for a batch lists. Kafka lists all
+of them, which can make a response of 60 MB to a request of 1 MB. Clients use the list only to tell
+the invalid records of the batch from the valid ones."""
 
 MAX_RECORD_HEADERS: Final = 250_000
-"""Limit of the headers of one record. Checking so many takes a tenth of a second, during which no
-other batch is handled."""
+"""The maximum number of headers of a record. Checking so many headers takes a tenth of a second,
+during which no other batch is handled."""
 
 TURN_RECORDS: Final = 10_000
-"""Records checked in one turn of the event loop: about 5 ms. Clients fill a batch with fewer
-(``batch.num.messages`` of librdkafka is 10,000)."""
+"""The maximum number of records that are checked in one turn of the event loop, in about 5 ms.
+Clients put no more records into a batch (``batch.num.messages`` of librdkafka is 10,000)."""
 
 TURN_BYTES: Final = 4 << 20
-"""Bytes decompressed in one turn: about 10 ms of gzip, the slowest codec."""
+"""The maximum number of bytes that are decompressed in one turn. For gzip, the slowest codec, this
+takes about 10 ms."""
 
 COMPRESSED_BYTE_COST: Final = 64
-"""A compressed byte counts as this many decompressed ones: streams may consist of tiny pieces."""
+"""A compressed byte counts as this many decompressed bytes, because a stream may consist of tiny
+pieces."""
 
 _UINT32_MAX: Final = 0xFFFFFFFF
 _VARINT_BYTES: Final = 5

@@ -38,7 +38,7 @@ LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
 class RecordBase(NamedTuple):
     """The fields of a batch's header that its records refer to.
 
-    ``append_time`` is the timestamp of all of them, None if each has its own.
+    ``append_time`` is the timestamp of all records, None if each record has its own.
     """
 
     offset: int

@@ -61,7 +61,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class LastRecord(NamedTuple):
-    """A producer's last data offset, −1 if its current epoch has no data, and that epoch."""
+    """The last data offset of a producer's current epoch, −1 without data; and that epoch."""
 
     last_data_offset: int
     producer_epoch: int
@@ -100,7 +100,7 @@ def _digest(key: bytes) -> bytes:
 
 
 class Transactions:
-    """Follows the transactions of a log from its aborted list, batch by batch in offset order."""
+    """Follows a log's transactions in offset order, given the list of the aborted ones."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._waiting = [(entry.first_offset, entry) for entry in set(aborted)]
@@ -311,9 +311,9 @@ class RecordFilter:
     ) -> bytes:
         """Return the batch with only the chosen records.
 
-        The header gets their count and largest timestamp; its base timestamp becomes the first
-        record's or the horizon; its other fields stay. The batch is read a second time, so that
-        only one chunk of it is decompressed at a time.
+        The header gets the count and the largest timestamp of these records. The base timestamp
+        becomes the first record's timestamp or the delete horizon. All other fields stay. The batch
+        is read a second time, so that only one chunk of it is decompressed at a time.
         """
         window = self._window(header, buf)
         chunks = span_chunks(header, window)

@@ -94,10 +94,11 @@ def _walk(  # noqa: C901 - inlined for speed
 
 
 def joined(data: bytes, spans: Sequence[Span], later_ms: int, time: int | None = None) -> bytes:
-    """Return the bytes of these records, for a batch whose base timestamp is ``later_ms`` later.
+    """Return the bytes of these records for a new batch.
 
-    ``time``, if given, becomes each record's timestamp delta. Unchanged neighbours are copied in
-    one piece.
+    The new batch's base timestamp is ``later_ms`` later than the old one, so the records' timestamp
+    deltas are reduced. ``time``, if given, becomes each record's timestamp delta instead. Unchanged
+    neighbours are copied in one piece.
     """
     if later_ms or time is not None:
         out: list[bytes] = []

@@ -19,13 +19,14 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 CHUNK_RECORDS: Final = 1_000
-"""Records that are read in one step: about a millisecond."""
+"""The number of records that are read in one step, in about a millisecond."""
 
 LENGTH_BYTES: Final = 5
-"""The longest encoding of a record's length."""
+"""The maximum number of bytes that a record's length takes."""
 
 START_BYTES: Final = 21
-"""The longest encoding of a record up to its key: length, attributes, timestamp, offset delta."""
+"""The maximum number of bytes before a record's key length: length, attributes, timestamp, offset
+delta."""
 
 _EVERYWHERE: Final = 1 << 62
 
@@ -61,7 +62,7 @@ class RecordWindow:
     def over(cls, data: Buffer, pos: int) -> RecordWindow:
         """Return a window over uncompressed records, which are read in place.
 
-        Slices of them have the type of ``data``.
+        Slices of the records have the type of ``data``.
         """
         window = cls(iter(()))
         window.data, window.pos, window.is_last = cast("bytes", data), pos, True

@@ -1,10 +1,10 @@
 """Opening a partition's directory: recovery, truncation, and interrupted replacements.
 
-After a clean shutdown nothing is scanned. Otherwise every segment that holds data at or after the
-recovery point, and the active one always, is walked batch by batch: CRC, size, order of offsets,
-leader epoch. At the first batch that fails, the later segments are removed (from the end, so that a
-second kill leaves no hole) and then the file is truncated there. Indexes, transaction index,
-producer state and leader epochs of the walked segments are rebuilt.
+After a clean shutdown nothing is scanned. Otherwise the active segment, and every segment that
+holds data at or after the recovery point, is walked batch by batch. CRC, size, order of offsets and
+leader epoch are checked. If a batch fails, the later segments are removed (from the end, so that a
+second kill leaves no hole) and then the file is truncated at this batch. Indexes, transaction
+index, producer state and leader epochs of the walked segments are rebuilt.
 
 A torn tail after ``kill -9`` was never acknowledged. Good batches after a bad one mean that a disk
 has lost data. In both cases the log is truncated, as in Kafka; the report says which it was, and
@@ -68,7 +68,7 @@ class RecoveryReport:
     truncated_bytes: int = 0
     removed_segments: int = 0
     removed_records: int = 0
-    """The removed records, as far as the headers of their batches can be read."""
+    """The number of removed records, as far as the headers of their batches can be read."""
     kept: list[str] = field(default_factory=list)
     """Names of the files in the partition's directory that hold the removed bytes."""
     reason: str = ""
@@ -300,9 +300,10 @@ class _Loader:
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap is a loss unless compaction by Apache Kafka may have left it: below the recovery point
-        or the cleaner's checkpoint; without other replicas, also after a segment with gaps inside.
-        A follower that has fetched a gap flushes its log, which moves the recovery point past it.
+        A gap is a loss unless compaction by Apache Kafka may have left it. That is possible below
+        the recovery point, below the cleaner's checkpoint and, without other replicas, after a
+        segment with gaps inside. A follower that has fetched a gap flushes its log, which moves the
+        recovery point past the gap.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -368,8 +369,9 @@ class _Loader:
     def _is_strict(self, expected: int) -> bool:
         """Return whether a gap at ``expected`` in the active segment is damage.
 
-        The segment may have been compacted before a truncation made it the active one: below the
-        flushed offset or the cleaner's checkpoint, and in a fetched log, a gap is not damage.
+        The segment may have been compacted before a truncation made it the active one. Therefore a
+        gap is not damage below the flushed offset or the cleaner's checkpoint, nor in a fetched
+        log.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
@@ -419,8 +421,8 @@ class _Loader:
     def _settle_epoch(self, segment: Segment, next_position: int, header: BatchHeader) -> None:
         """Lower the current epoch if both this batch and the next one have a lower epoch.
 
-        Only batches below the flushed offset reach this method. A wrong epoch removes no batch
-        there, because readers do not need epochs.
+        Only batches below the flushed offset reach this method. Such a batch stays even if its
+        epoch is wrong, because readers do not need epochs.
         """
         if header.leader_epoch >= self._epoch:
             return
@@ -450,7 +452,10 @@ class _Loader:
             )
 
     def _note_epoch(self, header: BatchHeader, expected: int) -> None:
-        """Note a new epoch. If compaction removed its first batch, the checkpoint has its start."""
+        """Note a new epoch.
+
+        If compaction has removed the first batch of the epoch, the checkpoint has its start offset.
+        """
         self._epoch = max(self._epoch, header.leader_epoch)
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:
@@ -480,9 +485,10 @@ class _Loader:
     def _end_with(self, segment: Segment, end: int) -> None:
         """Remove the segments after ``segment``, and add an empty one at ``end``.
 
-        The active segment must have no gaps, and compaction may have left some in ``segment``. If
-        possible, the empty segment is created first, so that ``segment`` is not the last one after
-        a second kill. The last segment is removed first: a kill in between leaves no hole.
+        The empty segment becomes the active one, because compaction may have left gaps in
+        ``segment``, and the active segment must have none. If possible, the empty segment is
+        created first, so that ``segment`` is not the last one after a second kill. The last segment
+        is removed first: a kill in between leaves no hole.
         """
         log, later = self._log, self._log.from_offset(segment.base_offset)[1:]
         if not later:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Final
 
 MAX_REFUSED_PRODUCERS: Final = 1_000
-"""Unknown producers of one partition whose refused batches are remembered, about 150 bytes each;
-above the limit the oldest entries are dropped, and their producers may begin with any sequence."""
+"""The maximum number of unknown producers of a partition whose refused batches are remembered, with
+about 150 bytes each. Above it the oldest entries are dropped, and their producers may begin with
+any sequence."""
 
 
 class RefusedSequences:

@@ -28,13 +28,15 @@ from fencepost.logcore.steps import Steps, finish
 T = TypeVar("T")
 
 AT_ONCE: Final = 2_000
-"""States that are built or visited between two yields."""
+"""The number of states that are built or visited between two yields."""
 BUILD_STEPS: Final = 5
 """The cost of building one state, in steps; visiting a state costs one step."""
 MAX_CACHED_STATES: Final = 100_000
-"""States in all cached sets, a few megabytes; above the limit the cache is cleared."""
+"""The maximum number of states in all cached sets, which take a few megabytes; a larger cache is
+cleared."""
 MAX_KEPT_STATES: Final = 20_000
-"""The limit of cached states between two slices, when many expressions may be partly matched."""
+"""The maximum number of cached states of an expression between two slices. It is lower, because
+the matching of many expressions may be in progress."""
 
 _FINAL: Final = 0
 _NOTHING: Final = -1

@@ -117,7 +117,7 @@ _LL_CASES: Final = (
 )
 """The characters that case adds to ``Ll`` in RE2/J, whose table lacks most letters."""
 _DOTLESS_I: Final = 0x131
-"""Its upper case is I, but it is not a case of I."""
+"""The letter dotless i. Its upper case is I, but without regard to case it does not equal I."""
 _THREE_CASES: Final = b"ks"
 """The ASCII letters with a third case, which is outside of ASCII."""
 _EXTRA_CASES_END: Final = 0x2140

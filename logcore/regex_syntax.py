@@ -30,16 +30,16 @@ from fencepost.logcore.regex_sets import (
 )
 
 MAX_PIECES: Final = 65_536
-"""Pieces of one expression with its repetitions multiplied. Without a counted repetition no
-expression that fits a string of a record has this many."""
+"""The maximum number of pieces in an expression; a counted repetition multiplies the pieces that it
+repeats. An expression that fits a string of a record exceeds this only with counted repetitions."""
 MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``: RE2's."""
 SHOWN_CHARS: Final = 200
-"""Characters of an expression in the error message."""
+"""The maximum number of characters of an expression that an error message shows."""
 CHARS_AT_ONCE: Final = 2_000
-"""Characters that the parser reads between two yields."""
+"""The number of characters that the parser reads between two yields."""
 READ_STEPS: Final = 5
-"""Steps that reading a character takes; :mod:`fencepost.logcore.regex` defines a step."""
+"""The cost of reading a character, in steps; :mod:`fencepost.logcore.regex` defines a step."""
 
 
 class Assertion(IntEnum):
@@ -444,7 +444,8 @@ _STEPS: Final[Mapping[str, Callable[[_Parser], None]]] = {
     "^": _Parser._caret,
     "$": _Parser._dollar,
 }
-"""The parsing method for a character. As attributes of the parser they would form a cycle."""
+"""The parsing method for each character. As attributes of a parser, these bound methods would form
+a reference cycle with it."""
 
 
 def parse(pattern: str) -> Generator[int, None, Piece]:

@@ -38,7 +38,7 @@ from fencepost.logcore.values import dataclass
 from fencepost.logcore.verify import bases_of, verify_partition
 
 COPY_BYTES: Final = 1 << 20
-"""Bytes of one read during a copy."""
+"""The number of bytes that each read of a copy requests."""
 
 
 @dataclass(slots=True)

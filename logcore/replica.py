@@ -69,7 +69,7 @@ class _Batch(NamedTuple):
     header: BatchHeader
     position: int
     aborts: bool
-    """Whether it is the marker of an aborted transaction."""
+    """Whether the batch is the marker of an aborted transaction."""
 
 
 class ReplicaLog:
@@ -182,7 +182,7 @@ class ReplicaLog:
                 self._producers.map_end_offset = log.log_end_offset
                 self._flushes.appended(began, now_ms)
         if self._has_skipped:
-            # Recovery takes a gap between segments for a loss, except below flushed data.
+            # Recovery takes a gap between segments for a loss, unless later data was flushed.
             self._has_skipped = False
             self._flushes.begin(now_ms)
         return FollowerAppend(

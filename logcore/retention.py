@@ -16,7 +16,8 @@ from fencepost.logcore.log import Log
 from fencepost.logcore.segment import Segment
 
 REMOVED_AT_ONCE: Final = 64
-"""Segments removed in one turn: a few milliseconds of checks and renaming."""
+"""The maximum number of segments that one turn removes, with a few milliseconds of checks and
+renaming."""
 
 
 def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> list[Segment]:

@@ -27,7 +27,7 @@ from fencepost.logcore.legacy import (
 from fencepost.logcore.segment import SCAN_BYTES, Segment
 
 _HIGH_BYTES: Final = 4
-"""The leading bytes of a base offset, which hardly change within a segment."""
+"""The number of leading bytes of a base offset that hardly change within a segment."""
 
 
 def verified(

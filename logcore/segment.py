@@ -67,7 +67,7 @@ _WALK_BYTES: Final = 8192
 """Read-ahead of a walk over headers; twice the default distance of index entries."""
 
 _MAX_HINTS: Final = 64
-"""Limit of remembered (offset → position) pairs: offsets that readers will return to."""
+"""The maximum number of remembered positions, each of an offset that a reader will return to."""
 
 _NONE: Final = -1, 0
 """In place of the newest batch, if there is none."""
@@ -280,7 +280,7 @@ class Segment:
         return self.offset_index.is_full or self.time_index.is_full
 
     def age_ms(self, batch_max_timestamp: int, now_ms: int) -> int:
-        """Return the age: from the first batch's timestamp to the new one's, or since the open."""
+        """Return the time from the first batch's timestamp to the new one's, or since the open."""
         try:
             first = self.first_batch_timestamp
         except CorruptRecordError:

@@ -136,7 +136,8 @@ def sync_directory(path: str) -> None:
 
 
 _BLOCK_BYTES: Final = 4096
-"""At most the size of a disk block of the file systems in use: one write in each reserves it."""
+"""No file system in use has smaller disk blocks, so one write in each piece of this size reserves
+all blocks."""
 
 
 def _allocate(handle: int, position: int, count: int) -> None:

@@ -44,8 +44,8 @@ from fencepost.logcore.record_check import (
 from fencepost.logcore.steps import Steps, finish
 
 MAX_BATCH_RECORDS: Final = 2_000_000
-"""Limit of the records of one batch, twice librdkafka's. Kafka has none; without a limit a request
-of 1 MB could keep a thread busy for a quarter of a minute."""
+"""The maximum number of records in a batch, twice librdkafka's maximum. Kafka has no limit; without
+one, a request of 1 MB could keep a thread busy for a quarter of a minute."""
 
 _MAGIC_POSITION: Final = 16
 _CODEC_MASK: Final = 0x07
@@ -140,7 +140,7 @@ def _recompressed(
 ) -> Steps[bytes]:
     """Return the batch under another codec; it is decompressed again, since no output was kept.
 
-    ``inflated`` is the decompressed size of its records.
+    ``inflated`` is the decompressed size of the records.
     """
     stored = memoryview(data)[HEADER_SIZE:]
     pieces = inflated_pieces(header.codec, stored, DEFAULT_MAX_OUTPUT_BYTES)

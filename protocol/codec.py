@@ -58,7 +58,7 @@ _NOT_WRITTEN = (struct.error, TypeError, AttributeError, ValueError)
 """Errors of the writer for a value of the wrong type."""
 
 _TOO_MANY_HEADER_TAGS = 16
-"""The limit of header tags; no version of Kafka defines any."""
+"""The maximum number of tagged fields in a request header; no version of Kafka defines any."""
 
 ALL_VERSIONS: Mapping[int, tuple[int, int]] = {
     key: (api.min_version, api.stable_max) for key, api in APIS.items()
@@ -173,7 +173,7 @@ def _request(head: _Head, body: Entity) -> Request:
 
 
 def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
-    """Return the client id, an int16-length string in every header version, and its end."""
+    """Return the client id and the position after it: an int16-length string in all versions."""
     start = _HEADER.size
     if size < 0:
         if size != -1:
@@ -281,7 +281,7 @@ def _long_response(
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
 ) -> list[Chunk]:
-    """Encode a request frame as :func:`encode_response` does, with all values from memory.
+    """Encode a request frame, as :func:`encode_response` encodes a response frame.
 
     No value may be a range of a file.
     """
@@ -300,7 +300,7 @@ Written = tuple[int, list[Chunk | InFile]]
 
 
 def _write(entity: Entity) -> Written | Steps[Written]:
-    """Write a message: at once, like most, or in steps."""
+    """Write a message at once, or in steps if it has many parts."""
     cls: type = type(entity)
     parts: list[Chunk | InFile] = []
     try:
@@ -386,10 +386,10 @@ def decode_response(
 
 
 def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk | InFile]:
-    """Build the response to an unserved version of ApiVersions: v0, with our range (KIP-511).
+    """Build the response to an unserved version of ApiVersions (KIP-511).
 
-    ApiVersions is the only API whose unsupported versions get a response: the client retries with a
-    lower version.
+    The response has version 0 and contains the served versions of ApiVersions. Only ApiVersions has
+    a response to an unsupported version, so that the client can retry with a lower version.
     """
     make = response_factory(ApiKey.API_VERSIONS, 0)
     low, high = served

@@ -16,7 +16,7 @@ from fencepost.protocol.limits import LARGE_FRAME_BYTES, MAX_REQUEST_BYTES
 _LENGTH = struct.Struct(">i").unpack_from
 _PREFIX_BYTES = 4
 _GROWTH = 8
-"""The limit of the buffer's size, as a multiple of the received bytes of the frame."""
+"""The maximum size of the buffer, as a multiple of the received bytes of the frame."""
 KEPT_BUFFER_BYTES = 2 << 20
 """A buffer up to this size is kept for the next frame; a larger one is freed."""
 _SMALL_BUFFER_BYTES = 8192

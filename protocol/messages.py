@@ -149,11 +149,11 @@ RequestFactory = MessageFactory
 
 @cache
 def response_factory(api_key: int, version: int) -> ResponseFactory:
-    """Return the shared factory of that API and version, which looks up its classes once."""
+    """Return the factory of an API and version. It is shared, so classes are looked up once."""
     return ResponseFactory(api_key, version, "response")
 
 
 @cache
 def request_factory(api_key: int, version: int) -> RequestFactory:
-    """Return the shared factory of that API and version, which looks up its classes once."""
+    """Return the factory of an API and version. It is shared, so classes are looked up once."""
     return RequestFactory(api_key, version, "request")

@@ -45,9 +45,9 @@ class ArrayPosition(NamedTuple):
     """The position and field of a long array in a frame."""
 
     start: int
-    """The position of its count."""
+    """The position of the array's count."""
     first: int
-    """The position of its first element."""
+    """The position of the array's first element."""
     end: int
     field: FieldInfo
     flexible: bool
@@ -66,7 +66,7 @@ class Walk:
         self.long: dict[int, list[ArrayPosition]] = {}
         """The long arrays of a structure, by the structure's position."""
         self.ends: dict[int, int] = {}
-        """The ends of the structures with long arrays."""
+        """The end of each structure with long arrays, by the structure's position."""
 
 
 Walker = Callable[[Frame, int, int, Walk], int]

@@ -169,7 +169,7 @@ class ServerFirst:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientFinal:
-    """The client's last message, with the proof that it knows the password."""
+    """The client's last message, with the proof that the client knows the password."""
 
     unsigned: str
     """The signed part: the message without its proof."""

@@ -62,7 +62,7 @@ def _fields(acl: Acl | AclFilter) -> dict[str, Any]:
 
 
 def create(session: ClusterSession, rules: Sequence[Acl]) -> None:
-    """Create rules. Raises :class:`ApiError` for the first that the broker refuses."""
+    """Create rules. Raises :class:`ApiError` for the first rule that the broker refuses."""
     for at in range(0, len(rules), RULES_AT_ONCE):
         chunk = rules[at : at + RULES_AT_ONCE]
         answer = session.client.call(

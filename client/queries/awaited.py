@@ -1,6 +1,7 @@
-"""The members that a group's rebalance waits for; for a classic group, from the broker's history.
+"""The members that a group's rebalance waits for.
 
-The protocol reports that a group is rebalancing, but not which members have rejoined.
+The protocol reports that a classic group is rebalancing, but not which members have rejoined; the
+event history of Fencepost's brokers does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
 """States of a classic group in which no broker reports its members' subscriptions."""
 
 LOOK_BACK_MS = 3_600_000
-"""The history is searched this far back for a rebalance."""
+"""How far back, in milliseconds, the event history is searched for a rebalance."""
 
 _WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-deleted"})
 
@@ -79,6 +80,6 @@ def unreconciled(group: GroupView) -> Awaited | None:
 
 
 def awaited(session: ClusterSession, group: str) -> Awaited | None:
-    """Return the awaited members from the history; None on Apache Kafka, which keeps none."""
+    """Return the awaited members from the event history; None on Apache Kafka, which has none."""
     begin = OffsetPosition(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
     return awaited_by(entries_of(session, begin, subjects=[(GROUP, group)]))

@@ -45,12 +45,13 @@ Positions = dict[str, dict["Partition", "OffsetAndMetadata"]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A group that reads the partition and has not committed up to its end."""
+    """A group that reads the partition and has not committed up to the partition's end."""
 
     group: str
     committed: int | None
     lag: int | None
-    """Offsets from the committed offset to the high watermark; None without a commit."""
+    """The number of offsets from the committed offset to the high watermark; None without a commit.
+    """
     stuck: bool
     """Whether the group has read all stable records, so that a read_committed member waits."""
 

@@ -1,7 +1,7 @@
-"""The clients that were given producer ids and epochs, from the broker's history.
+"""The clients that were given producer ids and epochs, from the broker's event history.
 
-DescribeProducers identifies a producer by its id only. A coordinator can map the id to a
-transactional id until the latter expires; no Kafka API returns the client's id and host. Fencepost
+DescribeProducers identifies a producer by its id only. A coordinator can map a producer id to a
+transactional id until that expires; no Kafka API returns the client's id and host. Fencepost
 records transactional id, client id and host whenever it gives out a producer epoch, so that it can
 name the owner of a transaction that no coordinator knows. Apache Kafka keeps no such history.
 """
@@ -44,7 +44,7 @@ class ProducerEpochClaim:
 def claims_of(
     session: ClusterSession, producer_ids: Iterable[int]
 ) -> Mapping[int, Sequence[ProducerEpochClaim]]:
-    """Return the claims of each of ``producer_ids`` that the history still has, oldest first."""
+    """Return the claims of each producer id that the event history still has, oldest first."""
     ids = frozenset(producer_ids)
     claims: dict[int, list[ProducerEpochClaim]] = defaultdict(list)
     for entry in entries_of(session) if ids else ():

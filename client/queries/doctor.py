@@ -99,7 +99,7 @@ class Diagnosis:
     observes: bool
     """Whether the brokers have recorded observations of clients; Apache Kafka's do not."""
     dropped: int = 0
-    """Observations that brokers could not record."""
+    """The number of observations that brokers could not record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Subject:
     topic: str | None = None
 
     def includes(self, finding: Finding, pipelines: Iterable[Pipeline]) -> bool:
-        """Return whether a finding is about the subject, or about a pipeline that it is part of."""
+        """Return whether a finding is about the subject, or about a pipeline with the subject."""
         touched = [pipeline for pipeline in pipelines if _touches(pipeline, finding)]
         group, name = self.group, self.transactional_id
         return (
@@ -153,7 +153,7 @@ def diagnosed(
 def diagnosed_from(
     session: ClusterSession, entries: Iterable[Entry], subject: Subject
 ) -> Diagnosis:
-    """Check all rules against these entries of the history, and against the configuration."""
+    """Check all rules against entries of the event history, and against the configuration."""
     topics = {topic.name: topic for topic in session.topics()}
     observes = HISTORY_TOPIC in topics
     observations = Observations(entries)
@@ -238,12 +238,12 @@ def stem_of(name: str) -> str:
 
 
 def _new_ids(observations: Observations) -> Iterator[Finding]:
-    """Find transactional ids of one pattern, each used by only one start of a process.
+    """Find transactional ids of one pattern, each of which was used by only one run of a process.
 
-    Ids with a counter, such as Flink's, are not reported: the next process can derive the ids of
-    the former process. Neither are ids of producers that send a member's generation with their
-    offsets, as Kafka Streams does: the group coordinator fences the former process by its
-    generation, so the next process need not reuse its transactional id.
+    Ids with a counter, such as Flink's, are not reported, because the next process can derive the
+    ids of the former process. Ids of producers that send a member's generation with their offsets,
+    as Kafka Streams does, are not reported either: the group coordinator fences the former process
+    by its generation, so the next process need not reuse its transactional id.
     """
     with_member = list(observations.of(Observed.OFFSETS_ADDED_TO_TRANSACTION, by_member=True))
     fenced_ids = {entry.detail["transactional_id"] for entry in with_member}

@@ -1,4 +1,4 @@
-"""The entries of a broker's history."""
+"""The entries of a broker's event history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
 
 LOOK_AGAIN_S = 0.5
-"""Interval of requests to a broker that has no history yet."""
+"""The interval, in seconds, between requests to a broker that has no event history yet."""
 
 
 def entries_of(
@@ -30,13 +30,13 @@ def entries_of(
     subjects: Collection[tuple[str, str]] | None = None,
     follow: bool = False,
 ) -> Iterator[Entry]:
-    """Yield the entries of the history from ``begin``.
+    """Yield the entries of the event history from ``begin``.
 
-    With ``subjects``, pairs of a scope and a subject, yield only their entries; without it, leave
-    out recorded requests.
+    With ``subjects``, which are pairs of a scope and a subject, yield only entries about these
+    subjects. Without ``subjects``, omit recorded requests.
 
     In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
-    by time. On Apache Kafka there are none.
+    by time. Apache Kafka's brokers have no entries.
     """
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:
@@ -64,7 +64,7 @@ def entries_of(
 
 
 def last_election(session: ClusterSession) -> Entry | None:
-    """Return the last election of a controller on ZooKeeper; None if the history has none."""
+    """Return the last controller election on ZooKeeper; None if the event history has none."""
     entries = entries_of(session, subjects=[(CLUSTER, CONTROLLER_SUBJECT)])
     elections = [entry for entry in entries if entry.what == "controller-elected"]
     return max(elections, key=lambda election: int(election.detail["epoch"]), default=None)

@@ -60,9 +60,9 @@ class StateLog(NamedTuple):
 class EndMarker(NamedTuple):
     """An end marker of a producer in a partition's log.
 
-    ``first_offset`` is the offset of the transaction's first batch, if it has the requested epoch;
-    None if no such batch is left or was read. A ``first_sequence`` of 0 shows that this batch is
-    the first of its epoch in the partition.
+    ``first_offset`` is the offset of the transaction's first batch, if that batch has the requested
+    epoch; None if no such batch is left or was read. A ``first_sequence`` of 0 shows that this
+    batch is the first one of its epoch in the partition.
     """
 
     place: Partition

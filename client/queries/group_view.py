@@ -177,7 +177,7 @@ def texts(partitions: Iterable[Partition]) -> list[str]:
 
 
 def offset_rows(session: ClusterSession, groups: Iterable[GroupView]) -> list[dict[str, object]]:
-    """Return one row per group and partition that the group has committed or owns.
+    """Return one row for each partition that a group has committed an offset for, or owns.
 
     Lags are in records, as in :class:`fencepost.client.queries.lag.Lag`: ``lag`` for a
     read_committed consumer, ``held_back`` behind open transactions, ``lag_uncommitted`` for a

@@ -27,16 +27,16 @@ MAX_FILE_BYTES: Final = 32 << 20
 MAX_STEPS: Final = 20_000
 MAX_CAUSES: Final = 20_000
 MAX_NAMES: Final = 100
-"""The limit of groups, of transactional ids and of topics."""
+"""The maximum number of groups, of transactional ids, and of topics."""
 MAX_PARTITIONS: Final = 1_000
-"""The limit of partitions of all topics."""
+"""The maximum number of partitions of all topics together."""
 MAX_RECORDS: Final = 200_000
-"""The limit of records that a replay produces."""
+"""The maximum number of records that a replay produces."""
 MAX_SPAN_MS: Final = 7 * 86_400_000
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The end of the year 9999."""
 MAX_CHARACTERS: Final = 10_000
-"""The limit of a text outside of requests."""
+"""The maximum number of characters in a text outside of requests."""
 
 APIS_BY_NAME: Final[Mapping[str, int]] = {APIS[key].name: int(key) for key in SUBJECTS}
 
@@ -101,7 +101,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """An event of the history with its cause; ``after`` is the number of the step before it."""
+    """An event with its cause; ``after`` is the number of the step before the event."""
 
     at_ms: int
     after: int
@@ -121,7 +121,7 @@ class Payload(NamedTuple):
 
 
 Payloads = Mapping[str, Mapping[int, Mapping[int, Payload]]]
-"""By topic, partition and recorded offset."""
+"""Topic → partition → recorded offset → payload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from fencepost.client.requests import Partition
 
 EXACT_OFFSETS = 10_000
-"""The largest lag in offsets whose batches are fetched."""
+"""The largest lag, in offsets, for which the batches are fetched and their records counted."""
 
 EXACT_BYTES = 16 << 20
-"""Bytes of batches to fetch for all partitions of one query."""
+"""The maximum number of bytes to fetch for all partitions of one query."""
 
 FETCH_BYTES = 1 << 20
-"""Bytes of one fetch."""
+"""The maximum number of bytes in one fetch."""
 
 _GONE = frozenset(
     {
@@ -126,7 +126,7 @@ class ConsumerLags:
     def from_start(self, partition: Partition) -> Lag | None:
         """Return the lag from the log start: the largest that a group without a commit can have.
 
-        Its starting offset depends on the reset policy, which only the members know. Raises
+        Where such a group starts depends on the reset policy, which only the members know. Raises
         ApiError.
         """
         bounds = self.bounds.get(partition)

@@ -79,7 +79,7 @@ class Transaction:
 
 
 def is_two_phase(transaction: Transaction | None) -> bool:
-    """Return whether a transaction has no timeout because another system decides it (KIP-939)."""
+    """Return whether another system decides a transaction, which has no timeout then (KIP-939)."""
     return transaction is not None and transaction.timeout_ms == TWO_PHASE_TIMEOUT_MS
 
 
@@ -92,8 +92,7 @@ def partition_argument(text: str) -> tuple[str, int | None]:
 
 
 def partitions_of(session: ClusterSession, texts: Iterable[str]) -> list[Partition]:
-    """Return the partitions that ``texts`` name, by topic; without texts, all of the cluster.
-
+    """Return the partitions that ``texts`` name; without ``texts``, all partitions.
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
     arguments = [partition_argument(text) for text in texts]

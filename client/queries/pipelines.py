@@ -1,4 +1,4 @@
-"""The exactly-once pipelines of a cluster, from the observations in the history.
+"""The exactly-once pipelines of a cluster, from the observations in the event history.
 
 A pipeline reads topics as a group and writes topics in transactions. The protocol names both sides
 together in one request only, TxnOffsetCommit. A group without such a request belongs to the
@@ -43,17 +43,17 @@ class Pipeline:
 
     @property
     def topics(self) -> set[str]:
-        """All its topics."""
+        """All topics of the pipeline."""
         return self.inputs | self.outputs
 
 
 class Observations:
-    """The entries of the history that the rules need, by kind."""
+    """The entries of the event history that the rules need, by kind."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._by_kind: dict[str, list[Entry]] = defaultdict(list)
         self.transactions: list[Entry] = []
-        """The history of transactional ids."""
+        """The entries about transactional ids."""
         for entry in entries:
             if entry.scope == CLIENT:
                 self._by_kind[entry.what].append(entry)

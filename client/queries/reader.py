@@ -229,8 +229,8 @@ def visible_chunks(
 ) -> Iterator[tuple[list[LogRecord], int]]:
     """Yield the records of ``data`` visible to a consumer at ``position``, with the next offset.
 
-    They are yielded in chunks, since a compressed batch of some kilobytes may hold more than fits
-    in memory. The last chunk is empty. ``aborted`` is as in :func:`readable`.
+    The records are yielded in chunks, because a compressed batch of some kilobytes may hold more
+    records than fit in memory. The last chunk is empty. ``aborted`` is as in :func:`readable`.
     """
     for at, header in readable(data, aborted):
         for chunk in record_chunks(data, at, header):

@@ -1,4 +1,4 @@
-"""An incident from the history: the recorded requests of groups and transactional ids."""
+"""An incident from the event history: recorded requests of groups and transactional ids."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ from fencepost.protocol.writer import uvarint
 SETTING: Final = "fencepost.history.requests.enable"
 
 MAX_PAYLOAD_BYTES: Final = MAX_FILE_BYTES // 4
-"""The limit of keys, values and headers, which are longer in base64."""
+"""The maximum size, in bytes, of all keys, values and headers together. In the file they are
+longer, because they are in base64."""
 
 COMPARED: Final = frozenset(
     {
@@ -142,8 +143,8 @@ def _causes(entries: Sequence[Entry], requests: Sequence[Entry], start_ms: int) 
         elif entry.what in COMPARED and entry.scope not in REQUEST_SCOPES:
             if entry.at_ms < start_ms:
                 continue
-            # Of the requests that arrived in the event's millisecond, only the ones up to the last
-            # that was answered before the event count as earlier.
+            # Some requests may have arrived in the same millisecond as the event. Of these, the
+            # requests up to the last one that was answered before the event count as earlier.
             same_ms = bisect_right(times, entry.at_ms)
             after = max(bisect_left(times, entry.at_ms), min(last, same_ms))
             member = entry.detail.get("member")

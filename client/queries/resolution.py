@@ -89,7 +89,7 @@ class Evidence:
     searched: tuple[tuple[str, int], ...] = ()
     unread: tuple[str, ...] = ()
     expired_ms: int | None = None
-    """The time at which the id expired, from the broker's history."""
+    """The time at which the id expired, from the broker's event history."""
 
 
 @dataclass(frozen=True, slots=True)

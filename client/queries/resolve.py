@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     resolution: Resolution
     waiting: tuple[Blame, ...]
     history: tuple[Entry, ...]
-    """The entries about its end in the broker's history; Apache Kafka keeps none."""
+    """The entries about the transaction's end in the event history; Apache Kafka has none."""
 
     @property
     def is_unknown(self) -> bool:
@@ -217,7 +217,7 @@ def _history(session: ClusterSession, names: Iterable[str]) -> list[Entry]:
 
 
 class Abort(NamedTuple):
-    """The abort of a transaction in the broker's history."""
+    """The abort of a transaction, from the broker's event history."""
 
     at_ms: int
     client: str
@@ -229,7 +229,7 @@ class Abort(NamedTuple):
 def abort_of(
     session: ClusterSession, transactional_id: str, identity: tuple[int, int]
 ) -> Abort | None:
-    """Return the abort of a transaction; None if the history does not have it."""
+    """Return the abort of a transaction; None if the event history does not have it."""
     for entry in reversed(_history(session, [transactional_id])):
         entry_identity = entry.detail.get("producer_id"), entry.detail.get("producer_epoch")
         if entry.what == EventKind.TRANSACTION_ABORTED and entry_identity == identity:
@@ -261,7 +261,7 @@ def end_transaction(session: ClusterSession, resolution: Resolution, *, commit: 
     The request has the version that the transaction's producer uses, so that the producer's own
     retry gets the same answer. In two-phase commit each transaction has its own epoch: without the
     bump the producer would not notice the end, and would add another transaction's records to its
-    own. The broker's history recognises an operator's decision by the client id.
+    own. The client id tells the broker's event history that an operator has decided.
     """
     if resolution.ends_as is None:
         raise ApiError(ErrorCode.producer_fenced, "EndTxn", resolution.evidence.transactional_id)

@@ -29,7 +29,7 @@ from fencepost.client.requests import (
 from fencepost.client.security import PLAINTEXT, Security
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
-"""Bytes of one response, which bounds the memory of a fetch."""
+"""The maximum size of a fetch response in bytes, which bounds the memory of a fetch."""
 
 NO_EPOCH = -1
 """The value of a commit's leader epoch if there is none."""

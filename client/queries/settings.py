@@ -92,7 +92,7 @@ def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
 
 
 def describe_request(make: Any, resources: Sequence[Resource], keys: Sequence[str] | None) -> Any:
-    """Build a DescribeConfigs of resources: of ``keys``, or of all their keys if that is None."""
+    """Build a DescribeConfigs of ``resources``; without ``keys``, all keys are requested."""
     return make.message(
         resources=[
             make.DescribeConfigsResource(

@@ -1,7 +1,7 @@
 """The record that keeps the start offset of a share partition from moving, and its owner.
 
-The record's state comes from the partition's leader, its past from the history. Apache Kafka
-reports neither: only the start offset and the lag are known there.
+The record's state comes from the partition's leader, and its earlier events come from the event
+history. Apache Kafka reports neither; its brokers report only the start offset and the lag.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _with_view(row: Mapping[str, Any], report: InFlight) -> Row:
 
 
 def blame(session: ClusterSession, group: GroupView) -> list[Row]:
-    """Return one row per partition of a share group, with the history. Raises ApiError."""
+    """Return one row per partition of a share group, with earlier events. Raises ApiError."""
     _, rows = examine(session, group)
     if any(row["state"] is not None for row in rows):
         add_past(rows, entries_of(session, subjects=[(GROUP, group.group)]))

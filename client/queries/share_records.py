@@ -1,4 +1,4 @@
-"""Entries of the history about the records of share groups (KIP-932)."""
+"""Entries of the event history about the records of share groups (KIP-932)."""
 
 from __future__ import annotations
 

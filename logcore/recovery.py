@@ -300,10 +300,9 @@ class _Loader:
     def _discontinuity(self, base_offset: int, end: int) -> str:
         """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap is a loss unless compaction by Apache Kafka may have left it. That is possible below
-        the recovery point, below the cleaner's checkpoint and, without other replicas, after a
-        segment with gaps inside. A follower that has fetched a gap flushes its log, which moves the
-        recovery point past the gap.
+        A gap is a loss unless Apache Kafka's compaction may have left it: in flushed data, below
+        the cleaner's checkpoint or, without other replicas, after a segment with gaps. A follower
+        that has fetched a gap flushes its log, which moves the recovery point past the gap.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -369,9 +368,8 @@ class _Loader:
     def _is_strict(self, expected: int) -> bool:
         """Return whether a gap at ``expected`` in the active segment is damage.
 
-        The segment may have been compacted before a truncation made it the active one. Therefore a
-        gap is not damage below the flushed offset or the cleaner's checkpoint, nor in a fetched
-        log.
+        A gap below the flushed offset or the cleaner's checkpoint, or in a fetched log, may come
+        from compaction, which the segment went through before a truncation made it active.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
@@ -452,10 +450,7 @@ class _Loader:
             )
 
     def _note_epoch(self, header: BatchHeader, expected: int) -> None:
-        """Note a new epoch.
-
-        If compaction has removed the first batch of the epoch, the checkpoint has its start offset.
-        """
+        """Note a new epoch. The checkpoint has its start if compaction removed its first batch."""
         self._epoch = max(self._epoch, header.leader_epoch)
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:

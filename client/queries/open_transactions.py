@@ -93,6 +93,7 @@ def partition_argument(text: str) -> tuple[str, int | None]:
 
 def partitions_of(session: ClusterSession, texts: Iterable[str]) -> list[Partition]:
     """Return the partitions that ``texts`` name; without ``texts``, all partitions.
+
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
     arguments = [partition_argument(text) for text in texts]

@@ -456,7 +456,7 @@ class Services:
     # --- several services ---
 
     async def topics_forgotten(self) -> None:
-        """Wait until deleted topics' directories are renamed and their offsets deleted."""
+        """Wait until deleted topics' directories are renamed and the topics' offsets deleted."""
         await self.replicas.deletions_done()
         await self.groups.forgotten()
         await self.share_coordinator.forgotten()

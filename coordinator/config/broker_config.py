@@ -241,7 +241,7 @@ class BrokerConfig:
         return any(full in layer for layer in (*self._dynamic.values(), self._static))
 
     def settings(self, name: str) -> list[Setting]:
-        """Return the levels that set a broker key, the strongest first; the last is its default."""
+        """Return a broker key's settings by level, the strongest first; the last is the default."""
         default = Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)
         return [*self._settings_of_keys([name]), default]
 
@@ -338,7 +338,7 @@ class BrokerConfig:
         return self._dynamic[source]
 
     def check_dynamic(self, settings: Mapping[str, str], before: Mapping[str, str] = {}) -> None:
-        """Check the dynamic settings that differ from those ``before``.
+        """Check the dynamic settings that differ from the settings in ``before``.
 
         An unchanged setting is not checked: a controller of Apache Kafka accepts any key. Raises
         ConfigError for unknown keys, and InvalidRequestError for bad values and for keys that

@@ -114,7 +114,7 @@ def _illegal(settings: Mapping[str, str], pattern: str) -> ConfigError:
 
 
 def levels(name: str, settings: Mapping[str, str]) -> list[Setting]:
-    """Return the setting of a subscription's key; none if the key has its default."""
+    """Return a list with the setting of a subscription's key; empty if the key has its default."""
     if name not in settings:
         return []
     text = text_of(CLIENT_METRICS_KEYS[name].parse(settings[name]))

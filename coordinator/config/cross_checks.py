@@ -18,7 +18,8 @@ KINDS = {
     "share": (*_INTERVALS, *_SHARE_LIMITS),
     "streams": _INTERVALS,
 }
-"""Kind of group → its keys with bounds, ``group.KIND.min.KEY`` and ``group.KIND.max.KEY``."""
+"""The keys that have bounds, by kind of group; the keys of the bounds are ``group.KIND.min.KEY``
+and ``group.KIND.max.KEY``."""
 
 _ASCENDING = (
     ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),

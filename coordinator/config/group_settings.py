@@ -34,8 +34,8 @@ FIELDS = {
     "heartbeat.interval.ms": "heartbeat_interval_ms",
     "assignment.interval.ms": "assignment_interval_ms",
 }
-"""Keys of a group, without the prefix that is the group's kind, and their fields in
-:class:`ConsumerSettings` and :class:`ShareSettings`."""
+"""The names of keys of a group, without the prefix that names the group's kind. Each maps to a
+field of :class:`ConsumerSettings` and :class:`ShareSettings`."""
 
 SERVED_KINDS = ("consumer", "share")
 """The kinds of groups whose keys have an effect."""
@@ -129,7 +129,7 @@ def _capped(config: BrokerConfig, name: str, value: int) -> tuple[int, str]:
 
 
 def _is_offset_reset(text: str) -> bool:
-    """Return whether this is a reset policy."""
+    """Return whether ``text`` is a policy for the reset of offsets."""
     if text in {"earliest", "latest"}:
         return True
     duration_ms = reset_duration_ms(text)
@@ -137,7 +137,10 @@ def _is_offset_reset(text: str) -> bool:
 
 
 def reset_duration_ms(text: str) -> int | None:
-    """Return the duration in ``by_duration:…``, in Java's format; None for any other text."""
+    """Return the milliseconds of ``by_duration:DURATION``; None for any other text.
+
+    The duration is in Java's format, such as ``PT1H``.
+    """
     match = _DURATION.fullmatch(text)
     if match is None or not text.startswith("by_duration:"):
         return None
@@ -147,7 +150,10 @@ def reset_duration_ms(text: str) -> int | None:
 
 
 def number_in_force(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> int:
-    """Return the value of a numeric key: the group's own within the bounds, or the broker's."""
+    """Return the effective value of a numeric key.
+
+    It is the group's own value, limited to the broker's bounds, or else the broker's value.
+    """
     if name in settings:
         return _capped(config, name, int(settings[name]))[0]
     return config.int(broker_key(name))
@@ -197,5 +203,8 @@ def config_synonyms(config: BrokerConfig, name: str, settings: Mapping[str, str]
 
 
 def shown_value(name: str, text: str | None) -> str | None:
-    """Return a group's setting as DescribeConfigs shows it: of several assignors, the first."""
+    """Return the text that DescribeConfigs shows for a group's setting.
+
+    Of several assignors, DescribeConfigs shows the first.
+    """
     return text.partition(",")[0].strip() if name == STREAMS_ASSIGNOR and text else text

@@ -25,7 +25,8 @@ _JAVA_ONLY = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Escapes, groups and possessive quantifiers. Names of Unicode classes are not checked."""
+"""The syntax that Java has and RE2/J lacks: some escapes, groups and possessive quantifiers. Names
+of Unicode classes are not checked."""
 
 
 def _in_re2(match: re.Match[str]) -> str:

@@ -186,7 +186,10 @@ def counts_of_addresses(text: str) -> dict[str, int]:
 
 
 def plain_address(host: str) -> str:
-    """Return an IP address, or the IPv4 address if it is IPv4-mapped. Raises ValueError."""
+    """Return an IP address as text; for an IPv4-mapped address, the IPv4 address.
+
+    Raises ValueError.
+    """
     try:
         address = ip_address(host)
     except ValueError:

@@ -58,7 +58,8 @@ def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
     """Return the addresses of ``advertised.listeners``, by listener name.
 
-    A listener that is missing there advertises its own address. Raises ConfigError.
+    A listener without an entry in ``advertised.listeners`` advertises its own address. Raises
+    ConfigError.
     """
     listeners = _of_clients(config, ADVERTISED)
     text = _text(config, ADVERTISED)
@@ -179,7 +180,7 @@ def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
 
 
 def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
-    """Return ``ssl.client.auth`` of a listener; with SASL, ignore the broker-wide setting.
+    """Return a listener's ``ssl.client.auth``; with SASL, a broker-wide setting is ignored.
 
     Source: ``ChannelBuilders``.
     """

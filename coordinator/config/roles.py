@@ -43,7 +43,7 @@ class Roles:
     elects: bool = False
     """Whether the brokers elect the controller among themselves, on ZooKeeper."""
     decides_for_others: bool = False
-    """Whether the node has a controller listener, and so is the controller of other brokers too."""
+    """Whether the node is also the controller of other brokers: it has a controller listener."""
 
     @property
     def is_member(self) -> bool:

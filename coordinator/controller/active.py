@@ -44,7 +44,7 @@ LOGGED_EVENTS: Final = 20
 """The maximum number of events of one decision that are logged individually."""
 
 RETRY_MS: Final = 1_000
-"""The delay before the decision of a timer is retried after its records could not be written."""
+"""The delay before a timer's decision is retried if its records could not be written."""
 
 Remember = Callable[[Event, Origin | None, str | None], None]
 """Records an event for the history, with the request's origin and the API that caused it."""
@@ -176,7 +176,10 @@ class ActiveController:
     # --- by itself ---
 
     def start(self) -> None:
-        """Start the session timers, and serve observers; other nodes must be able to connect."""
+        """Start the session timers and serve observers.
+
+        Other nodes must be able to connect already.
+        """
         self._loop = asyncio.get_running_loop()
         self._sync()
         self.machine.begin(self.now_ms())

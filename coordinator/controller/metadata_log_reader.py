@@ -205,7 +205,7 @@ class MetadataLogReader:
         )
 
     def wait(self, offset: int, known_high_watermark: int, max_wait_ms: int) -> Work[None]:
-        """Wait for records at ``offset``, or for a high watermark above the known one."""
+        """Wait for records at ``offset``, or for a higher high watermark than the known one."""
         delayed = DelayedFetch(
             self.delayed,
             Isolation.LOG_END,

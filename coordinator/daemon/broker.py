@@ -405,8 +405,8 @@ class Broker:
     def open(self) -> str:
         """Lock the data directory and load it without serving it; :meth:`stop` closes it again.
 
-        Returns the cluster id. For commands that work on a stopped broker's data. Raises
-        BrokerError, MetadataError, LogError, OSError.
+        Returns the cluster id. Commands that work on the data of a stopped broker use this method.
+        Raises BrokerError, MetadataError, LogError, OSError.
         """
         directory = self._take_directory()
         meta = identify(self.fs, directory, self.config.int("node.id"))
@@ -438,7 +438,7 @@ class Broker:
                 yield BrokerEndpoint(name, host, advertised.port, number)
 
     def _keep_private(self, directory: str) -> None:
-        """Restrict the metadata directory to its owner: it holds the credentials of users."""
+        """Restrict the metadata directory to its owner, because it holds users' credentials."""
         try:
             self.fs.make_private(directory)
         except OSError as error:

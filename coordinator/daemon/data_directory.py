@@ -103,7 +103,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
 
 
 def _resume_standalone(fs: FileSystem, log: str) -> None:
-    """Resume as a standalone broker, which outdates the output of ``fencepost cluster promote``."""
+    """Resume as a standalone broker; any output of ``fencepost cluster promote`` is outdated."""
     snapshot = promoted_as(fs, log)
     if snapshot is not None:
         mark_standalone(fs, log)

@@ -64,8 +64,8 @@ class _Connection:
 
     number: int
     subjects: dict[tuple[str, str], Origin]
-    """The groups and transactional ids that the connection's requests named, by scope and name,
-    each with the client that named it."""
+    """The groups and transactional ids that this connection's requests have named. The key is the
+    scope and the name; the value is the client of the last such request."""
 
 
 class TooLargeError(Exception):
@@ -193,7 +193,7 @@ async def _observed_awaitable(
 
 
 def _frame(ctx: Context, message: Any, *, is_request: bool) -> bytes | int:
-    """Return the frame of a message without records; if it is not recorded, return its size."""
+    """Return a message's frame without records; for a message that is too large, its size."""
     key, version, correlation_id = ctx.api_key, ctx.version, ctx.correlation_id
     # No failure of the recording may fail the request.
     with swallow("request not recorded"), suppress(TooLargeError):

@@ -91,7 +91,7 @@ def _read(entry: Any) -> Steps[ClientQuotaAlteration]:
 
 
 def _characters(alteration: ClientQuotaAlteration) -> int:
-    """Return the size of the entity's names in the records of its quotas, in characters."""
+    """Return the total length of the entity's names in its quota records, in characters."""
     return len(alteration.ops) * sum(len(name or "") for name in alteration.named.values())
 
 

@@ -82,7 +82,7 @@ def _offsets(ctx: Context, closed: Collection[str]) -> Steps[tuple[tuple[str, in
 
 
 def _refusal(result: AlteredShareOffsets, topic: str, topic_id: UUID, index: int) -> Refusal | None:
-    """Return the error of a partition of an existing topic."""
+    """Return why a partition of an existing topic was refused; None if it was altered."""
     if (topic, index) in result.unknown:
         return UNKNOWN
     error = result.failed.get((topic_id.bytes, index))

@@ -57,7 +57,7 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Apply the valid changes; respond with one result per user, its first error if any."""
+    """Apply the valid changes; respond with one result per user: the user's first error, if any."""
     ctx.require_on_cluster(Operation.ALTER)
     alterations: list[ScramCredentialAlteration] = []
     for deletion in ctx.body.deletions:

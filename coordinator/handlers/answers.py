@@ -140,7 +140,7 @@ def code_and_message(error: DomainError | None) -> tuple[ErrorCode, str | None]:
 
 
 def before_producer_fenced(code: ErrorCode, *, known: bool) -> ErrorCode:
-    """Replace PRODUCER_FENCED by INVALID_PRODUCER_EPOCH for clients that lack it (KIP-588)."""
+    """Replace PRODUCER_FENCED (KIP-588) by INVALID_PRODUCER_EPOCH unless the client knows it."""
     if code is ErrorCode.producer_fenced and not known:
         return ErrorCode.invalid_producer_epoch
     return code

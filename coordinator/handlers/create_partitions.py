@@ -1,6 +1,7 @@
 """CreatePartitions (37): add partitions to topics.
 
-From version 3 on, a request over its quota fails; older clients are throttled afterwards.
+From version 3 on, a request that exceeds the client's quota fails; clients with older versions are
+throttled afterwards.
 
 Source: ``ReplicationControlManager.createPartitions``.
 """

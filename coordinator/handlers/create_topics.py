@@ -1,7 +1,7 @@
 """CreateTopics (19): create topics.
 
 Version 5 returns the partition count, replication factor and settings, version 6 refuses a request
-over its quota, version 7 returns the topic id.
+that exceeds the client's quota, version 7 returns the topic id.
 
 Source: ``ReplicationControlManager.createTopics``.
 """

@@ -1,7 +1,7 @@
 """DeleteTopics (20): delete topics by name or by id.
 
-Version 3 introduces TOPIC_DELETION_DISABLED, version 5 error messages and the refusal of a request
-over its quota, version 6 topic ids.
+Version 3 introduces TOPIC_DELETION_DISABLED. Version 5 adds error messages, and refuses a request
+that exceeds the client's quota. Version 6 adds topic ids.
 
 Source: ``ControllerApis.deleteTopics``.
 """

@@ -44,7 +44,7 @@ _AUTHORIZED: Final = {
         ErrorCode.transactional_id_authorization_failed,
     ),
 }
-"""The resource type of each key type, and the error for a client that may not describe it."""
+"""By key type: the resource type, and the error for a client that may not describe the resource."""
 
 Verdict = tuple[ErrorCode, str | None, Node | None]
 """An error, its message, and the coordinator if the error is NONE."""

@@ -174,8 +174,8 @@ def acknowledge_all(
 ) -> Steps[Acknowledgements]:
     """Acknowledge the records of all partitions that a request names.
 
-    As in Kafka, a partition without ranges only has a result beside a partition whose ranges are
-    checked by its leader's state machine.
+    As in Kafka, partitions without acknowledged ranges are in the result only if the leader's state
+    machine checks the ranges of at least one other partition.
     """
     found: Acknowledgements = {}
     for partition, batches in requested:

@@ -1,11 +1,12 @@
 """DescribeConfigs entries that show the in-flight records of share partitions.
 
 ``fencepost groups describe`` and ``groups blame`` show what the leader of a partition knows about
-the members of a share group, and Kafka has no API for that. A DescribeConfigs of the group that
-asks for ``fencepost.share.partition/TOPIC/PARTITION`` gets these records from the leader as
-read-only JSON. An empty object means that the broker does not have the share partition in memory.
-A response contains such a key only if the request names it. Apache Kafka leaves out keys that it
-does not know.
+the members of a share group, and Kafka has no API for that. A client sends the leader a
+DescribeConfigs request for the group that names the key
+``fencepost.share.partition/TOPIC/PARTITION``. The leader returns the in-flight records as read-only
+JSON. An empty object means that the broker does not have the share partition in memory. A response
+contains such a key only if the request names it. Apache Kafka leaves out keys that it does not
+know.
 """
 
 from __future__ import annotations

@@ -95,10 +95,11 @@ def zookeeper_registry(services: Services) -> Registry:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
     def decided_forwarded_or_written(forwarded: Run) -> Run:
-        """Handle configuration changes: as the controller, by forwarding, or by writing them here.
+        """Handle configuration changes in one of three ways.
 
-        This broker writes them to ZooKeeper itself if the controller does not support Envelope, or
-        if they contain passwords, which only this broker can read.
+        The controller decides on them. Another broker forwards them, or writes them to ZooKeeper
+        itself: if the controller does not support Envelope, or if the changes contain passwords,
+        which only this broker can read.
         """
 
         def run(ctx: Context) -> Any:

@@ -25,9 +25,9 @@ from fencepost.logcore.values import dataclass
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
 CLIENT = "client"
 GROUP_REQUEST, TRANSACTION_REQUEST = "group-request", "transaction-request"
-"""Scopes. The subject of an entry is the group id or the transactional id; for a partition, its
-directory's name; for the cluster, a broker, a feature, a deleted topic or the controller; for a
-client, its client id; for a recorded request, the group or transactional id."""
+"""The scopes of entries. The subject of an entry is the group id or the transactional id; for a
+partition, the name of its directory; for the cluster, a broker, a feature, a deleted topic or the
+controller; for a client, its client id; for a recorded request, the group or transactional id."""
 
 REQUEST_SCOPES = frozenset({GROUP_REQUEST, TRANSACTION_REQUEST})
 """Scopes of recorded requests (``recorded_apis.py``), which most readers skip."""
@@ -134,7 +134,10 @@ def encode_value(entry: Entry) -> bytes:
 
 
 def decode_value(raw: bytes) -> Entry | None:
-    """Decode a value; None for one of a later version. Raises ValueError if it is corrupt."""
+    """Return a decoded value; None for a value of a later version.
+
+    Raises ValueError if the value is corrupt.
+    """
     try:
         value = json.loads(raw) if raw[:1] == b"{" else msgpack.unpackb(raw)
         if value["version"] > ENTRY_VERSION:

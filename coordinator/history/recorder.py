@@ -46,7 +46,7 @@ FLUSH_MS = 50
 to write many events in one batch."""
 
 PLACE_RETRY_MS = 200
-"""Interval between attempts while there is no partition to write to."""
+"""The interval between attempts to write while the broker has no partition to write to."""
 
 COMPLAINT_INTERVAL_MS = 60_000
 """Minimum time between two log lines that report lost history entries."""
@@ -135,7 +135,7 @@ class HistoryRecorder:
         self.write_now()
 
     def write_now(self) -> None:
-        """Cancel the timer and write all queued entries: a caller is about to read the history."""
+        """Cancel the timer and write all queued entries, because a caller is about to read them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

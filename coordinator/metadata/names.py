@@ -28,13 +28,13 @@ INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_ST
 """Topics that Metadata marks as internal and that clients may not write to."""
 
 OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
-"""Internal topics that the broker never writes to in a transaction. They cannot be added to one,
-and no marker is written to them: a shard treats a record that it has not written as corruption."""
+"""Internal topics that the broker never writes to in a transaction. They cannot be added to a
+transaction, and get no marker: a shard treats a record that it has not written as corruption."""
 
 
 PROGRESS_SUFFIX, PROGRESS_BEGIN = "-progress", '{"b":'
-"""Suffix of the group in which Spark's sink commits its progress; prefix of the commit's metadata.
-"""
+"""The end of the id of a group in which Spark's sink commits its progress, and the beginning of the
+metadata of such a commit."""
 
 
 def is_progress(group_id: str, metadata: str) -> bool:

@@ -16,7 +16,7 @@ _SECRET_BYTES: Final = 32
 
 
 def server_secret(fs: FileSystem, directory: str) -> bytes:
-    """Return the secret of the server with this data directory, which never changes."""
+    """Return the server's secret from its data directory; create the secret at the first call."""
     secret = fs.read_file(f"{directory}/{SECRET_FILE}")
     return write_secret(fs, directory, os.urandom(_SECRET_BYTES)) if secret is None else secret
 

@@ -38,8 +38,9 @@ _VALUES: Final[dict[str, tuple[str, Callable[..., float], float]]] = {
     "commit_latency_max_seconds": ("commit_latency_max_ms", max, 1_000),
     "rebalances": ("rebalances", operator.add, 1),
 }
-"""By the last part of a family's name: the short name in ``HIGHLIGHTS`` (``telemetry/reports.py``),
-the function that combines the values of several instances, and the divisor for the unit."""
+"""For each family, by the last part of its name: the short name in ``HIGHLIGHTS``
+(``telemetry/reports.py``), the function that combines the values of several instances, and the
+divisor that converts the unit."""
 
 
 def series(services: Services) -> Iterator[Series]:

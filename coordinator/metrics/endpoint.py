@@ -54,7 +54,7 @@ LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class Endpoint:
-    """Serves HTTP for a broker, which updates ``services``, ``server`` and ``stage``."""
+    """Serves HTTP for a broker; the broker updates ``services``, ``server`` and ``stage``."""
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 LINES_PER_LOOK: Final = 10
-"""The number of samples between two checks of the time. Few, as some samples require a walk over a
-group's members."""
+"""The number of samples between two checks of the time. The number is low, because some samples
+require a walk over a group's members."""
 
 LINES_PER_PIECE: Final = 200
 """The number of lines in one part of the text, about 16 KiB."""

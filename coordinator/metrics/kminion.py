@@ -136,7 +136,7 @@ def _replication(view: MetricsView, topic: str) -> int:
 
 @dataclass(slots=True)
 class _Assigned:
-    """The number of members without partitions; members and partitions by topic."""
+    """Counts for one group: members without partitions; by topic, members and partitions."""
 
     empty: int = 0
     members: Counter[str] = field(default_factory=Counter)

@@ -46,7 +46,7 @@ class PartitionTally:
         """The offset at which the last compaction ended; another compaction makes this tally
         invalid."""
         self.times: dict[int, int] = {}
-        """Record timestamps by offset, for the consumers' next records."""
+        """Timestamps by offset, for the record that each consumer would read next."""
         self._aborts = aborts
         self._markers = 0
         self._quiet_from = 0
@@ -93,7 +93,7 @@ class PartitionTally:
     # --- learning ---
 
     def learn(self, limit: int) -> Iterator[None]:
-        """Scan the headers below ``limit`` that need to be scanned, some of them per step."""
+        """Scan the headers below ``limit``, in steps, except those that need no scan."""
         traffic = self.partition.traffic
         if traffic.markers != self._markers:
             self._markers = traffic.markers

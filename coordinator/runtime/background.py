@@ -162,7 +162,7 @@ class Repeated:
             self._task = None
 
     async def catch_up(self) -> None:
-        """Run a round that is due since the clock was moved; return at the next pause."""
+        """Run the round that became due when the clock was moved; return at the next pause."""
         if self._task is not None and not self._task.done():
             self._pausing.clear()
             self._wake.set()

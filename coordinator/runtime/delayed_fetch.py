@@ -25,7 +25,8 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 
 _KEPT_DEADLINES: Final = 64
-"""The number of deadlines of ended fetches that are always kept, so that removing them pays."""
+"""The number of deadlines of ended fetches that the queue may always hold: removing a few at a time
+would cost more than it saves."""
 
 
 class WatchedPartition(NamedTuple):
@@ -135,18 +136,20 @@ class DelayedFetch(Pause):
 class DelayedFetches:
     """All Fetch requests that wait for records (``services.fetches.delayed``).
 
-    They share one timer of the event loop. Most fetches end long before ``max_wait_ms`` has passed,
-    so neither their deadline nor the timer is removed then: the deadline stays in the queue until
-    it has passed or such deadlines are the majority.
+    They share one timer of the event loop. Most fetches end long before ``max_wait_ms`` has passed.
+    The end of a fetch removes neither its deadline nor the timer. The deadline stays in the queue
+    until it has passed, or until most deadlines in the queue belong to ended fetches.
     """
 
     def __init__(self, actions: ActionQueue | None = None) -> None:
         self.actions = ActionQueue() if actions is None else actions
         """Completes the fetches."""
         self._waiting: dict[DelayedFetch, None] = {}
-        """In the order of their arrival, which is the order of their responses."""
+        """The waiting fetches, in the order of their arrival; responses are sent in the same order.
+        """
         self._deadlines: list[tuple[float, int, DelayedFetch]] = []
-        """A heap. The number keeps fetches with the same deadline in order."""
+        """A heap of due time, number and fetch. The number orders fetches with the same due time.
+        """
         self._added = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0

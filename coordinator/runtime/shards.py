@@ -54,8 +54,8 @@ CountPartitions = Callable[[], int]
 class ShardSet(Generic[M_co]):
     """The shards of ``topic``, one for each partition that this broker leads.
 
-    :meth:`elected` adds them and :meth:`resigned` removes them. Belongs to the event loop that runs
-    when it is created.
+    :meth:`elected` adds a shard and :meth:`resigned` removes it. The object belongs to the event
+    loop that runs when the object is created.
 
     ``build`` returns an empty state machine for a partition; ``run_effect`` executes the effects of
     state machines, ``while_loading`` answers commands to a loading shard, ``remember`` records the
@@ -131,9 +131,9 @@ class ShardSet(Generic[M_co]):
             self._drop(index)
 
     def serve(self, index: int, leader_epoch: int) -> None:
-        """Call :meth:`elected`, and open the partition now: with an empty log it is active at once.
+        """Call :meth:`elected` and open the partition now; with an empty log the shard is active.
 
-        Raises the errors of :class:`PartitionSource` if it cannot be opened.
+        Raises the errors of :class:`PartitionSource` if the partition cannot be opened.
         """
         self.elected(index, leader_epoch)
         if index in self._unopened:

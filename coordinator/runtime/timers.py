@@ -46,13 +46,14 @@ class _Timer:
         self.owner = owner
         self.key = key
         self.due_ms = 0
-        """On the monotonic clock."""
+        """The due time on the monotonic clock."""
         self.deadline_ms = 0
-        """On the wall clock."""
+        """The deadline on the wall clock."""
         self.sequence = 0
-        """Timers with the same deadline fire in the order in which they were set."""
+        """The order in which the timers were set; it decides between timers with the same deadline.
+        """
         self.placed = 0, 0
-        """The due time and sequence number of its entry in the queue, which may be outdated."""
+        """The due time and sequence number of the timer's queue entry, which may be outdated."""
 
 
 Entry = tuple[int, int, _Timer]

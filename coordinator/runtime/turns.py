@@ -70,7 +70,7 @@ def _is_pending_work(kind: type) -> bool:
 
 
 is_pending_work: Callable[[type], bool] = cache(_is_pending_work)
-"""Returns whether instances of a class are generators or awaitables, and not results."""
+"""Returns whether instances of a class are generators or awaitables, rather than results."""
 
 
 async def completed(work: Work[T]) -> T:
@@ -149,7 +149,7 @@ class Job:
 class ActionQueue:
     """Completes waiting requests after the request that ended their wait.
 
-    An append only adds actions, and no action runs inside of it or of another action. The
+    An append only adds actions. No action runs inside an append or inside another action. The
     connection that serves the request releases the actions once its own responses are sent. The
     actions run in the same turn of the event loop, so that a record reaches a waiting consumer
     without another turn. Once the request's slice of time is used up, the remaining actions are
@@ -172,7 +172,8 @@ class ActionQueue:
     def hold(self) -> bool:
         """Keep actions until :meth:`release`, which the caller must call if this returns True.
 
-        Return False if an outer caller releases them: an action may itself serve requests.
+        The result is False if an earlier caller already holds the actions, and will release them:
+        an action may serve requests, which call this method again.
         """
         if self._is_held:
             return False

@@ -24,7 +24,7 @@ _REGISTERED: Final = re.compile(r"TLS_(?:(\w+)_)?WITH_(\w+)")
 
 
 def chosen_suites(names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
-    """Return the given suites of TLS 1.2 by OpenSSL's names, and whether any is of TLS 1.3."""
+    """Return OpenSSL's names of the TLS 1.2 suites in ``names``, and whether any is of TLS 1.3."""
     cipher_names = list(names)
     older = tuple(openssl_name(name) for name in cipher_names if name not in NEWER)
     return older, len(older) < len(cipher_names)

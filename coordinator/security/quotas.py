@@ -43,8 +43,8 @@ EXPIRES_MS: Final = 3_600_000
 """The time after which an unused budget is dropped."""
 
 MAX_DEBT_MS: Final = 30_000
-"""The maximum throttle time for processor time of threads, in milliseconds: clients give up a
-request after this time (``request.timeout.ms``)."""
+"""The maximum throttle time, in milliseconds, for the processor time that threads have spent on a
+request. Clients give up a request after this time (``request.timeout.ms``)."""
 
 ALL_BYTES: Final = 2**31 - 1
 """The maximum size that a Fetch can request."""

@@ -89,7 +89,7 @@ class RequestHead:
 
 
 def text_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
-    """Build a response of one line of plain text."""
+    """Build a response whose body is one line of plain text."""
     return HttpResponse(status, TEXT, f"{text}\n".encode(), headers or {})
 
 

@@ -31,8 +31,8 @@ would fail immediately. Clients wait in the backlog."""
 
 OWN_FILES = 16
 """The number of file descriptors that are kept free for short-lived files of the broker, such as a
-file being trimmed or a module being imported, even if the logs use their whole reserve; at most a
-quarter of that reserve."""
+file being trimmed or a module being imported, even if the logs use their whole reserve. At most a
+quarter of the reserve is kept free."""
 
 
 def first_reserved_file() -> int:

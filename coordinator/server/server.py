@@ -47,7 +47,7 @@ CLOSED_PER_TURN = 64
 """The maximum number of connections closed in one turn when the connection limit is exceeded."""
 
 _SWEEPS_PER_LIMIT = 4
-"""The number of sweeps for idle connections within the shortest time limit that sweeps enforce."""
+"""Idle connections are searched for this many times within the shortest limit on idle time."""
 
 
 def _always_unknown(_error: DomainError) -> int:

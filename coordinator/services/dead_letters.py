@@ -243,7 +243,7 @@ class DeadLetterQueues:
     async def _attempt(
         self, line: _Line, job: _Job, source: SourceRecords | None
     ) -> SourceRecords | None:
-        """Produce one batch; return the reader of bodies for the next one."""
+        """Produce one batch; return the reader of the source log, for the next batch."""
         topic = await self._queue(line.group_id, job)
         index = line.share.key.partition % len(topic.partitions)
         leader, pace = topic.partitions[index].leader, Pace()

@@ -1,9 +1,9 @@
 """The share coordinator of this broker: ``groups.share.state`` on ``__share_group_state``.
 
 It keeps the state that leaders of share partitions write. Its log is not compacted. Instead, the
-coordinator deletes the records below the oldest of the snapshots that are the latest of their share
-partitions. A share partition that is no longer written would prevent the deletion of all later
-records, so the upkeep writes old snapshots again.
+coordinator deletes all records that precede the latest snapshot of every share partition. A share
+partition that is no longer written would prevent the deletion of all later records, so the upkeep
+writes old snapshots again.
 
 Source: ``ShareCoordinatorService``.
 """
@@ -72,8 +72,8 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
         self._state_deletion: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
         self._redundant: dict[int, tuple[int, PendingRecords]] = {}
-        """By partition, the redundant offset at the last pruning, and the records on which it was
-        based."""
+        """The result of the last pruning, by partition: the offset below which no record is needed,
+        and the records from which the state machine computed this offset."""
         self._pruned: dict[int, int] = {}
         """The log start offset of each partition after its last pruning."""
 
@@ -175,9 +175,9 @@ class ShareCoordinator(ShardedCoordinator["ShareStateMachine"]):
             now = shard.machine.redundant_offset(), PendingRecords.of(partition)
             redundant[partition.index] = now
             former = self._redundant.get(partition.index, now)
-            # The redundant offset counts once all records are committed that the machine had
-            # replayed: an election may remove an uncommitted snapshot, and the state would then
-            # need the records below it. Source: CoordinatorRuntime, where a read waits for the
+            # The redundant offset is used only once all records that the state machine had replayed
+            # are committed: an election may remove an uncommitted snapshot, and the state would
+            # then need the records below it. Source: CoordinatorRuntime, where a read waits for the
             # commit of everything written before it.
             offset = next((known for known, end in (now, former) if _is_committed(end)), 0)
             if offset > partition.log_start_offset:

@@ -55,8 +55,8 @@ HEADERS_PER_STEP: Final = 64
 """How many batch headers are parsed, in well under a millisecond, between checks of the time."""
 
 MAX_GROUPS: Final = 1_000
-"""The number of groups with a histogram of lock waits at which the histograms of groups without a
-share session are removed."""
+"""The number of histograms of lock waits, one per group, above which the histograms of groups
+without a share session are removed."""
 
 
 @dataclass(slots=True)

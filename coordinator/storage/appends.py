@@ -144,8 +144,8 @@ class RequestCharges(Protocol):
 class Part:
     """One partition of a Produce request, and its result.
 
-    After the request ``appended`` or ``error`` is set, or both if the records were appended but not
-    committed. ``topic`` is None if no topic has the requested id.
+    When the request has ended, ``appended`` or ``error`` is set; both are set if the records were
+    appended but not committed. ``topic`` is None if no topic has the requested id.
     """
 
     topic: str | None

@@ -37,9 +37,9 @@ MAX_CACHED_PARTITIONS = 100_000
 limits the number of sessions: a session may have as many partitions as a request can contain."""
 
 EVICTION_MS = 120_000
-"""How many milliseconds after its last use a session may be evicted by any new session. So long
-after its creation, a session may also be evicted by a new session with at least as many partitions.
-Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
+"""The age in milliseconds at which a session may be evicted. If the session was last used this long
+ago, any new session may evict it. If it was created this long ago, a new session with at least as
+many partitions may evict it. Kafka's ``MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS``."""
 
 TopicKey = str | UUID | None
 """A topic's name, or its id from version 13 on; kio represents the all-zero id as None."""

@@ -101,7 +101,7 @@ class ReplicaManager:
         """Called when this broker begins to lead or follow a replica, and after a disk failure."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
         self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
-        """Starts with the first replicated partition."""
+        """The periodic check of the ISRs; it starts with the first replicated partition."""
         self._deleting: asyncio.Task[None] | None = None
         self._has_started = False
         config.listen(self._reconfigure)

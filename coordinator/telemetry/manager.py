@@ -135,7 +135,7 @@ class ClientTelemetry:
         self._with_series: OrderedDict[UUID, Report] = OrderedDict()
         """Reports of the instances whose values are kept, the least recent push first."""
         self._last_pauses: dict[UUID, ReportedPause] = {}
-        """By instance; instances without a long pause are left out."""
+        """The last long pause of each instance; instances without a long pause are left out."""
         self._series_bytes = 0
         """The sum of the reports' ``counted_bytes``."""
         self._swept_ms = clock.monotonic_ms()

@@ -192,7 +192,7 @@ async def _in_time(late: str) -> AsyncIterator[None]:
 
 
 async def reencode(session: ZkSession, node_id: int, passwords: Passwords) -> None:
-    """Re-encode with the new secret the passwords that a broker encoded with its old secret.
+    """Decode a broker's passwords with its old secret, and encode them with the new one.
 
     Raises ZooKeeperError.
     """

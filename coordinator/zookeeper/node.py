@@ -175,7 +175,10 @@ class ZooKeeperNode:
             raise MembershipError(str(error)) from error
 
     async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
-        """Return the metadata without leaders for own replicas. Raises MembershipError."""
+        """Return the metadata, in which this broker's partitions have no leaders.
+
+        Raises MembershipError.
+        """
         self._registration.end_points = tuple(end_points)
         try:
             await self._notifications.skip()

@@ -44,8 +44,8 @@ class BrokerZnodeRegistration:
         self.made = asyncio.Event()
         """Set once this process has registered.
 
-        The controller's requests wait for it: before that, one to this process cannot be told from
-        one to its predecessor, which may have had records that this process has lost.
+        The controller's requests wait for the registration. An earlier request may be meant for
+        this broker's previous process, which may have had records that this process has lost.
         """
         self._made_by = 0
         """The session that created the registration."""

@@ -160,7 +160,7 @@ class Services:
 
     @property
     def coordinators(self) -> Mapping[str, ShardedCoordinator[Any]]:
-        """Return the coordinators by their topics."""
+        """Return the coordinators, each by the name of its internal topic."""
         return {
             CONSUMER_OFFSETS: self.groups,
             TRANSACTION_STATE: self.txns,

@@ -84,7 +84,7 @@ class ConfigKey:
     high: float | None = None
     choices: tuple[str, ...] = ()
     updatable: bool = False
-    """Whether it can be changed while the broker runs (broker keys; topic keys always can)."""
+    """Whether a broker key can be changed while the broker runs. (A topic key always can.)"""
     inert: str = ""
     """Why the key has no effect here; empty for a key that has an effect. Keys without effect are
     accepted with a warning, so that a configuration made for Apache Kafka works."""

@@ -140,7 +140,7 @@ class ActiveController:
         return outcome.answer
 
     def replay_records(self, records: Sequence[MetadataRecord]) -> None:
-        """Replay the latest records, written by another controller; they may trigger decisions."""
+        """Replay the latest records of another controller; they may require decisions here."""
         image = self.store.image
         self.machine.install(image, records, image.offset - len(records) + 1, self.now_ms())
         self._sync()

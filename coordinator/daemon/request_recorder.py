@@ -40,7 +40,7 @@ MAX_PARTITIONS: Final = 1_000
 """The maximum number of elements of an array in a recorded request or response."""
 
 _LENGTH_BYTES: Final = 4
-"""The length prefix of a frame, which is not recorded."""
+"""The size of a frame's length prefix; the prefix is not recorded."""
 
 _LEFT_OUT: Final[Mapping[str, Callable[[Any], object]]] = {
     # A Produce request keeps the headers of its batches, which have the producer and the sequence.

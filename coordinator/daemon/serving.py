@@ -50,7 +50,8 @@ class Listeners:
         self.all = listeners
         """Listeners by name, in order."""
         self.advertised = advertised
-        """Advertised listeners by name; a listener that is missing advertises its bound address."""
+        """Advertised listeners by name; a listener without an entry advertises its bound address.
+        """
         self._bound: dict[str, list[socket.socket]] = {}
         """Sockets that are bound but not served yet."""
         self.server: Server | None = None

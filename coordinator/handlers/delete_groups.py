@@ -1,7 +1,7 @@
 """DeleteGroups (42): delete empty groups with all their offsets, or their share state.
 
-Version 3 adds an error message, which only GROUP_DELETION_FAILED has: an error of a plugin for
-streams groups, which Fencepost does not serve.
+Version 3 adds an error message. Only GROUP_DELETION_FAILED has one: it reports an error of a plugin
+for streams groups, which Fencepost does not serve.
 """
 
 from __future__ import annotations

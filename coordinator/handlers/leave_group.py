@@ -1,7 +1,8 @@
 """LeaveGroup (13): remove members from a group, on their own or an administrator's request.
 
-Below version 3 one member leaves, and its error is the top-level error; from version 3 on several
-members leave, also by instance id, each with its own error; version 5 adds a reason for each.
+Below version 3 one member leaves, and its error is the top-level error. From version 3 on several
+members may leave, each with its own error; a member may be named by its instance id. Version 5 adds
+a reason for each member.
 """
 
 from __future__ import annotations

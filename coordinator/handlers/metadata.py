@@ -1,13 +1,13 @@
 """Metadata (3): describe brokers, topics and partition leaders.
 
-Version 0 requests all topics with an empty list, later versions with null; version 4 lets the
-client disable the creation of topics; version 8 adds the authorized operations on topics, and until
-version 10 those on the cluster; version 10 adds topic ids to the response, version 12 to requests
-(versions 10 and 11 refuse a request that contains an id).
+Version 0 requests all topics with an empty list, later versions with null. Version 4 lets the
+client disable the creation of topics. Version 8 adds the authorized operations on topics; versions
+8 to 10 also have those on the cluster. Version 10 adds topic ids to the response, version 12 to
+requests (versions 10 and 11 refuse a request that contains an id).
 
-A request that causes the automatic creation of a topic gets UNKNOWN_TOPIC_OR_PARTITION for it, as
-in Kafka, where the broker does not wait for the controller; clients retry. They get the same error
-if the topic cannot be created.
+A request that causes the automatic creation of a topic gets UNKNOWN_TOPIC_OR_PARTITION for that
+topic. As in Kafka, the broker does not wait for the controller, and clients retry. They get the
+same error if the topic cannot be created.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Records the events of the coordinators' decisions, and their causes, in the history topic.
 
-A decision appends its events to a queue in the same turn of the loop; some milliseconds later the
-queue is written to a partition of ``__fencepost_history``, a topic that clients can read but not
-write, bounded by size and age. No request waits for the write: events beyond the queue's limit are
-dropped and counted, a failed write is logged and not retried, and a crash loses the events of the
-last :data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
+A decision appends its events to a queue in the same turn of the loop. Some milliseconds later the
+queue is written to a partition of ``__fencepost_history``. Clients can read this topic but not
+write it; its size and age are bounded. No request waits for the write: events beyond the queue's
+limit are dropped and counted, a failed write is logged and not retried, and a crash loses the
+events of the last :data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Metadata:
         """Return the topic if it has this partition. Raises UnknownTopicOrPartitionError."""
         topic = self.image.topics.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
-            # Without the name, which may be long: one request may name 100,000 partitions.
+            # The error omits the name, which may be long: one request may name 100,000 partitions.
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         return topic
 

@@ -33,8 +33,8 @@ transaction, and get no marker: a shard treats a record that it has not written 
 
 
 PROGRESS_SUFFIX, PROGRESS_BEGIN = "-progress", '{"b":'
-"""The end of the id of a group in which Spark's sink commits its progress, and the beginning of the
-metadata of such a commit."""
+"""How to recognize a commit of progress by Spark's sink: the end of its group id, and the beginning
+of its metadata."""
 
 
 def is_progress(group_id: str, metadata: str) -> bool:

@@ -57,7 +57,7 @@ def promoted_as(fs: FileSystem, directory: str) -> SnapshotId | None:
 
 
 def note_membership(fs: FileSystem, directory: str) -> None:
-    """Record that the broker has joined its controllers: its log is out of date. Raises OSError."""
+    """Record that this log is out of date: the broker has joined controllers. Raises OSError."""
     _write(fs, directory, {_MEMBER: True})
 
 

@@ -39,7 +39,8 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
         ErrorCode.kafka_storage_error: StorageError,
     }
 )
-"""Our exceptions for a leader's errors; others become NOT_LEADER_OR_FOLLOWER."""
+"""The exceptions that stand for a leader's error codes; for any other code,
+NotLeaderOrFollowerError."""
 
 
 class EndOffsets:

@@ -211,7 +211,7 @@ class ReplicaFetcherManager:
         fetcher.add(followed)
 
     def stop(self, partitions: Iterable[Key]) -> None:
-        """Stop fetching partitions; responses in flight are ignored for them."""
+        """Stop fetching these partitions; responses in flight no longer change their logs."""
         for key in partitions:
             self._remove(key)
 

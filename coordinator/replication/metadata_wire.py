@@ -150,7 +150,7 @@ def _hint(leader: Entity, answer: Entity) -> LeaderHint:
 
 
 def batches_reader(listener: str) -> Callable[[bytes], Iterator[MetadataBatch]]:
-    """Return a decoder of metadata batches, which reads the voters' addresses on ``listener``."""
+    """Return a decoder of metadata batches that finds the voters' addresses on ``listener``."""
 
     def read(data: bytes) -> Iterator[MetadataBatch]:
         view, pos = memoryview(data), 0

@@ -56,7 +56,8 @@ ERRORS: Mapping[ErrorCode, type[DomainError]] = MappingProxyType(
         ErrorCode.invalid_request: errors.InvalidShareRequestError,
     }
 )
-"""Our exceptions for a coordinator's errors; all other errors become SharePartitionFailedError."""
+"""The exceptions that stand for a coordinator's error codes; for any other code,
+SharePartitionFailedError."""
 
 MAX_COMBINED: Final = 1_000
 """The maximum number of commands in one request. Their responses are small, but each command may

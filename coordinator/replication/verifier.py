@@ -64,7 +64,8 @@ ERRORS: Mapping[str, type[DomainError]] = MappingProxyType(
         "POLICY_VIOLATION": TooManyPartitionsError,
     }
 )
-"""Our exceptions for a coordinator's errors; others become COORDINATOR_NOT_AVAILABLE."""
+"""The exceptions that stand for a coordinator's errors; for any other error,
+CoordinatorNotAvailableError."""
 
 Refused = Mapping[TopicPartition, DomainError]
 """The partitions that are not in the transaction, each with its error."""

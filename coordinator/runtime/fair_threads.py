@@ -48,7 +48,7 @@ class _Job:
         self.seconds = 0.0
         """The processor time used."""
         self.is_dropped = False
-        """Whether its result is no longer needed."""
+        """Whether the job's result is no longer needed."""
 
 
 class FairThreads:

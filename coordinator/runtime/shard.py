@@ -228,7 +228,7 @@ class ShardRuntime(Generic[M_co]):
     def report(self, command: object) -> None:
         """Handle the report of an effect: as part of the current turn, or in a new one.
 
-        A shard that is not active ignores it: loading emits the effect again.
+        A shard that is not active ignores the report, because loading emits the effect again.
         """
         if self._in_turn:
             self._inbox.append(command)

@@ -70,7 +70,7 @@ class QuotaUsage:
         """The sum of all throttle times."""
 
     def is_quiet(self, now_ms: int) -> bool:
-        """Return whether dropping the budget has no effect: it limits no client now."""
+        """Return whether the budget limits no client now, so that it may be dropped."""
         if self.bucket is not None:
             burst = self.bucket.window.full_ms / 1000 * self.limit
             return self.bucket.tokens(self.limit, now_ms) >= burst

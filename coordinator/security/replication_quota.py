@@ -18,7 +18,7 @@ from fencepost.logcore.clock import Clock
 
 
 class ReplicationSide(StrEnum):
-    """The side of replication; the value is the prefix of its keys."""
+    """Leader or follower; the value is the prefix of the side's configuration keys."""
 
     LEADER = "leader"
     FOLLOWER = "follower"

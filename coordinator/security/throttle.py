@@ -160,7 +160,7 @@ class RequestQuotas:
             )
 
     def take_partitions(self, count: int, *, is_strict: bool) -> None:
-        """Count partitions to create or delete; a request may call it several times.
+        """Count partitions that a request creates or deletes; may be called several times for it.
 
         Raises ThrottlingQuotaExceededError for a strict request that must wait.
         """

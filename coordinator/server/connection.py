@@ -327,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _mute(self, throttle_ms: int) -> None:
-        """Stop reading for the throttle time of a client over its quota (KIP-219)."""
+        """Stop reading for the throttle time, because the client has exceeded a quota (KIP-219)."""
         self._pause()
         self._muted = call_later(self._loop, throttle_ms, "read a client on", self._unmute)
 

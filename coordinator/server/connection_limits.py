@@ -178,7 +178,7 @@ class ConnectionQuotas:
         return max(0, self.count - self.bounds.broker.count)
 
     def gives_way(self, listener: str) -> bool:
-        """Return whether connections of the listener may be closed in favour of others."""
+        """Return whether the broker may close the listener's connections to admit others."""
         return not self._is_protected(listener)
 
     def _is_protected(self, listener: str) -> bool:

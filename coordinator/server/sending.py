@@ -39,8 +39,8 @@ def reset(transport: asyncio.BaseTransport) -> None:
 def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:
     """Send the next part of the unsent data, and return its size.
 
-    The transport must be open. ``target`` is its file descriptor, or -1 to send everything from
-    memory. Raises OSError if the part is in a file that cannot be read.
+    The transport must be open. ``target`` is the transport's file descriptor, or -1 to send
+    everything from memory. Raises OSError if the part is in a file that cannot be read.
     """
     room = WRITE_BYTES
     if target >= 0 and stream.is_in_file and not transport.get_write_buffer_size():

@@ -142,8 +142,8 @@ class Server:
     ) -> tuple[str, int]:
         """Listen on the address of ``listener``, with ``tls`` if it uses TLS; return the address.
 
-        May be called again for another listener. ``bound`` are its sockets, if :func:`bind` has
-        already created them. Raises OSError if the address cannot be bound.
+        May be called again for another listener. ``bound`` are the listener's sockets, if
+        :func:`bind` has already created them. Raises OSError if the address cannot be bound.
         """
         if listener.is_tls and tls is None:
             raise ValueError(f"nothing to encrypt {listener.name} with")

@@ -192,7 +192,7 @@ class DeadLetterQueues:
         done: Done,
         is_active: Callable[[], bool],
     ) -> None:
-        """Send records; ``done`` is called when they are in the queue, or given up.
+        """Send records; ``done`` is called once they are in the queue or were given up.
 
         Once ``is_active`` returns False, sending stops: a later share partition sends the records
         that remain.

@@ -29,7 +29,7 @@ def publish_elections(
     old: MetadataImage,
     image: MetadataImage,
 ) -> None:
-    """Notify ``coordinator`` of the partitions of its topic that a broker now leads or lost."""
+    """Notify ``coordinator`` of the partitions that a broker has begun or ceased to lead."""
     before, after = old.topics.get(topic), image.topics.get(topic)
     if before is after:
         return

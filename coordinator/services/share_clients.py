@@ -37,7 +37,7 @@ class ShareClients:
         return self._clients.get(key)
 
     def named(self, event: Event) -> Event:
-        """Return the event with the client of its member added.
+        """Add to an event the client of the member that the event names.
 
         The client that caused the event may be a different one.
         """

@@ -249,10 +249,10 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         event loop, in which the transaction cannot end before the append. The API's clients
         understand the returned errors (KIP-890, ``AddPartitionsToTxnManager``).
 
-        If a future is returned, call again with the same ``request_state`` once it is done. There
-        are three reasons: the record that adds the partitions to the transaction is not committed
-        yet, and if it were lost, the appended batches would belong to no transaction; the
-        coordinator is on another broker; or it is completing the previous transaction.
+        If a future is returned, call again with the same ``request_state`` once it is done. The
+        coordinator may be on another broker, or it may be completing the previous transaction. Or
+        the record that adds the partitions to the transaction is not committed yet: if that record
+        were lost, the appended batches would belong to no transaction.
         """
         adds = version >= FIRST_ADDING_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):

@@ -310,7 +310,7 @@ class Appends:
         ahead: set[asyncio.Future[None]],
         gate: asyncio.Future[None],
     ) -> None:
-        """Process a request after those ``ahead`` of it, over as many turns as needed."""
+        """Process a request after the requests in ``ahead``, over as many turns as needed."""
         if ahead:
             await asyncio.wait(ahead)
         while True:

@@ -66,7 +66,7 @@ class ClientInstance:
 def subscription_id(requested: RequestedMetrics, instance_id: UUID) -> int:
     """Return the subscription id, a signed 32-bit number that is the same on every broker.
 
-    For at most one metric it equals Kafka's subscription id. For several metrics, Kafka's id
+    With one metric or none, the result is Kafka's subscription id. With several metrics, Kafka's id
     depends on the order of Java's hash set.
     """
     text = f"[{', '.join(requested.metrics)}]{requested.interval_ms}"

@@ -308,7 +308,7 @@ class ClientTelemetry:
         instance.last_error = None
 
     def _check(self, instance: ClientInstance, push: Push) -> None:
-        """Raise the error if a push must be refused without reading its metrics."""
+        """Raise an error if a push must be refused before its metrics are read."""
         named = uuid_to_text(instance.instance_id)
         if instance.is_terminating:
             raise InvalidRequestError(f"client {named} had sent its last push before")

@@ -104,7 +104,7 @@ _NESTED: Final = {
     (_M.POINT, _tag(7, _BYTES)): _M.POINT_ATTRIBUTE,
     (_M.POINT_ATTRIBUTE, _tag(2, _BYTES)): _M.VALUE,
 }
-"""The kind of a nested message by the kind of its parent and its tag."""
+"""The kind of a nested message, by the kind of the enclosing message and the field's tag."""
 
 _ATTRIBUTES: Final = frozenset({_M.RESOURCE_ATTRIBUTE, _M.POINT_ATTRIBUTE})
 

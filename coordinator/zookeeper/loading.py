@@ -53,7 +53,7 @@ _NO_INCARNATION: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class KnownTopic:
-    """A topic with its partitions' states and their versions, by index."""
+    """A topic; ``states`` has each partition's state and the version of its znode, by index."""
 
     name: str
     node: TopicZnode

@@ -322,7 +322,8 @@ class ZooKeeperNode:
     async def _find_controller(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
-            # The broker has resigned, or the znode is of an earlier session: it is read again soon.
+            # The broker has resigned, or the znode is of an earlier session. Either way the znode
+            # will soon be read again.
             self.controller_id, self.controller = -1, None
             return
         address, takes_envelopes = None, self.takes_envelopes

@@ -31,7 +31,7 @@ from fencepost.protocol.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_pa
 from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
-"""The super user as which the methods of a broker under test log in."""
+"""The name of the super user with which the methods of a broker under test log in."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
@@ -85,8 +85,8 @@ class BrokerAccess:
     """A broker's authentication and authorization.
 
     ``users`` maps names to passwords. ``tls`` encrypts connections. ``acls`` are ACLs as texts (see
-    :func:`parse_rule`): if they are given, even as an empty list, any other operation is denied.
-    Raises TypeError, ValueError, ImportError.
+    :func:`parse_rule`). If the argument is given, even as an empty list, every operation that no
+    ACL allows is denied. Raises TypeError, ValueError, ImportError.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class BrokerAccess:
 
     @property
     def between_brokers(self) -> dict[str, str]:
-        """The settings for connections between brokers of a cluster, on the clients' listener."""
+        """The settings for connections between brokers, which use the clients' listener."""
         settings = {"inter.broker.listener.name": self.protocol}
         if self._certificates is not None:
             settings["ssl.truststore.type"] = "PEM"

@@ -33,9 +33,9 @@ class OwnBroker:
 
     ``config`` holds settings by Kafka's names; ``add_scram`` creates SCRAM users (see ``Broker``).
     With a :class:`fencepost.testing.clock.TestClock` as ``clock`` the test controls the broker's
-    time. ``forces=False`` skips all flushes to disk; only a power loss could tell the difference.
-    The address stays the same over crashes and restarts. Call all methods from the test's thread. A
-    context manager.
+    time. ``forces=False`` skips all flushes to disk, which makes a difference only in a power loss.
+    The address stays the same over crashes and restarts. Call all methods from the test's thread.
+    The object is a context manager.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class OwnBroker:
         return self.start()
 
     def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
-        """Run ``work`` on the broker's loop; BrokerDownError if the broker is down or paused."""
+        """Run ``work`` on the broker's loop. Raises BrokerDownError if the broker does not run."""
         broker = self._broker
         if broker is None:
             raise BrokerDownError("the broker is down; restart() starts it again")

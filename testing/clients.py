@@ -24,14 +24,14 @@ STYLES: Final = {
     "confluent_kafka": "confluent",
     "kafka": "kafka-python",
 }
-"""The ``style`` of the settings of a client, by the package of its class."""
+"""The ``style`` of a client's settings, by the package that has the client's class."""
 
 PACKAGES: Final = {
     "aiokafka": "aiokafka",
     "confluent_kafka": "confluent-kafka",
     "kafka": "kafka-python",
 }
-"""The packages to install, by the module of a client."""
+"""The package to install for a client, by the module that has the client's class."""
 
 CLOSE_S: Final = 1.0
 """How long the close of one client may wait for its broker."""
@@ -71,7 +71,7 @@ class Clients:
         settings: Mapping[str, Any],
         user: str | None,
     ) -> C:
-        """Call ``kind`` with the settings that connect it; see ``KafkaUnderTest.client``."""
+        """Call ``kind`` with settings that connect the client; see ``KafkaUnderTest.client``."""
         style = _style_of(kind)
         connects = self._kafka.client_config(user, style)
         if style == "confluent":

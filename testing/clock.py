@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROUNDS_PER_ADVANCE: Final = 100
-"""How often one advance runs each recurring task (retention, compaction, upkeep) at most, evenly
-spread: a week has 40,000 intervals of the cleaner."""
+"""The maximum number of times that one advance runs each recurring task (retention, compaction,
+upkeep), spread evenly. Without this limit, an advance of a week would run the cleaner 40,000 times.
+"""
 
 MAX_STEPS: Final = 100_000
-"""The limit of deadlines in one advance; more mean a bug in the test or in the broker."""
+"""The maximum number of deadlines in one advance. More deadlines mean a bug in the test or in the
+broker."""
 
 WALK_S: Final = 0.05
-"""The longest sleep of an advance with ``speed``: a client's request may have set an earlier
-deadline meanwhile."""
+"""The longest sleep of an advance with ``speed``, in seconds. Sleeps are short because a client's
+request may set an earlier deadline meanwhile."""
 
 MAX_KEPT: Final = 10_000
-"""The limit of :attr:`TestClock.fired`; the oldest entries are dropped first."""
+"""The maximum number of entries in :attr:`TestClock.fired`; the oldest entries are dropped first.
+"""
 
 
 @checked
@@ -57,7 +60,7 @@ class TestClock:
     __test__ = False  # tells pytest that this is no test class, in spite of its name
 
     between_nodes: Final[Clock] = SystemClock()
-    """The clock of heartbeats, replica fetches and ISR checks in a cluster, which is real time."""
+    """The clock for heartbeats, replica fetches and ISR checks in a cluster; it shows real time."""
 
     def __init__(self, now_ms: int | None = None, *, auto: bool = False) -> None:
         self._start_ms = machine_ms() if now_ms is None else now_ms
@@ -67,8 +70,9 @@ class TestClock:
         self._advancing = threading.Lock()
         self._brokers: dict[Broker, tuple[asyncio.AbstractEventLoop, Deadlines]] = {}
         self.fired: deque[Fired] = deque(maxlen=MAX_KEPT)
-        """The last deadlines that fired, newest last, within advances and outside of them. Outside,
-        a timer fires if it has no delay, or if the clock runs by itself (``auto``)."""
+        """The last deadlines that fired, newest last. Deadlines fire during an advance. Outside of
+        an advance a timer fires only if it has no delay, or if the clock runs by itself (``auto``).
+        """
 
     # --- the time ---
 
@@ -110,7 +114,7 @@ class TestClock:
         """Advance the time, do the work that is due on the way, and return what fired, in order.
 
         By default the advance takes only the real time that the work takes. With ``speed`` it
-        covers that many seconds per real second, slowly enough for clients to send heartbeats and
+        covers ``speed`` seconds per real second, so that clients have time to send heartbeats and
         to join a rebalance. Raises RuntimeError in a broker's own thread (see
         :meth:`advance_async`), ValueError for a negative time or one after :data:`LAST_MS`, and for
         an invalid speed.

@@ -65,12 +65,13 @@ DEFAULTS: Final[Mapping[str, str]] = {
 
 @checked
 class Cluster(KafkaUnderTest):
-    """Several brokers and a controller. A context manager; all methods are for the test's thread.
+    """Several brokers and a controller, as a context manager.
 
-    ``config`` holds settings of all nodes by Kafka's names. By default, replication factors are the
-    number of brokers, at most three, and ``min.insync.replicas`` is one less. ``users``, ``tls``,
-    ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``. Brokers use the clients' listener for
-    each other; the controller's listener has neither TLS nor authentication.
+    Call all methods from the test's thread. ``config`` holds settings of all nodes by Kafka's
+    names. By default, replication factors are the number of brokers, at most three, and
+    ``min.insync.replicas`` is one less. ``users``, ``tls``, ``acls``, ``now_ms`` and ``rename`` are
+    as for ``Kafka``. Brokers use the clients' listener for each other; the controller's listener
+    has neither TLS nor authentication.
 
     ``faults`` apply to clients' requests to any broker, ``brokers[1].faults`` to all requests to
     that broker. All brokers share ``clock``; heartbeats and fetches between nodes stay on real
@@ -202,7 +203,7 @@ class Cluster(KafkaUnderTest):
 
     @cached_property
     def aio(self) -> ClusterAio:
-        """The same methods for coroutines, on asyncio and on trio."""
+        """The methods of this object as coroutines, for asyncio and trio."""
         return ClusterAio(self)
 
     def kill(self, broker_id: int) -> None:
@@ -306,7 +307,7 @@ class Cluster(KafkaUnderTest):
         return self.controller.call(_image)
 
     def partition(self, topic: str, index: int = 0) -> PartitionRegistration:
-        """Return a partition from the controller's image. ValueError if it does not exist."""
+        """Return a partition from the controller's image. Raises ValueError if there is none."""
         registration = self._find(topic, index)
         if isinstance(registration, str):
             raise ValueError(registration)  # noqa: TRY004 - a sentence that there is none
@@ -371,7 +372,7 @@ class Cluster(KafkaUnderTest):
         return self._until(attempt, describe, timeout)
 
     def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_S) -> T:
-        """Repeat ``look`` until its result is true; AssertionError after ``timeout`` s.
+        """Repeat ``look`` until its result is true; raise AssertionError after ``timeout`` seconds.
 
         A LookupError counts as false.
         """

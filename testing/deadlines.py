@@ -35,10 +35,10 @@ SETTLES: Final = (
 """Name prefixes of the broker's asyncio tasks that an advance waits for."""
 
 SETTLE_S: Final = 10.0
-"""The time limit for these tasks, in real time."""
+"""The time limit, in real seconds, for the tasks that an advance waits for."""
 
 NAMES: Final = {"txn-timeout": "transaction", "txn-park": "init-producer-id"}
-""":attr:`Fired.what` of timers, if it differs from the first part of the timer's key."""
+""":attr:`Fired.what` by the first part of a timer's key, for the keys where the two differ."""
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class Deadlines:
         self._report_fired(self._current)
 
     def _event(self, entry: Entry) -> None:
-        """Add a history entry to the timer that caused it, or report it if a periodic timer did."""
+        """Add an event to the timer that caused it; report an event of the upkeep by itself."""
         cause = (entry.trigger or "").partition(" ")[0]
         current = self._current
         if cause == "timer" and current is not None and current.who == entry.subject:

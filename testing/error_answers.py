@@ -77,7 +77,7 @@ _ALIASES: Final = {
     "partition_id": ("partition_index", "partition", "index"),
     "index": ("partition_index", "partition"),
 }
-"""Names that a response's field may have in the request."""
+"""By the name of a response's field: the names that the same field may have in the request."""
 
 _NAMES: Final = frozenset({"group_id", "key", "name", "partition_index", "transactional_id"})
 """Fields of a response that hold an element of a plain list in the request, such as a group id."""
@@ -113,7 +113,7 @@ def error_answer(ctx: Context, code: ErrorCode, answer: Entity | None = None) ->
 
 
 def partition_errors(ctx: Context, code: ErrorCode, places: Iterable[tuple[object, int]]) -> Entity:
-    """Return a response with ``code`` in each of ``places``: a topic's name or id, and an index."""
+    """Return a response with ``code`` for each of ``places`` (topic name or id, and index)."""
     cls = message_class(ctx.api_key, ctx.version, "response")
     return _filled(cls, _by_topic(places), code, is_whole=True, deep=True)
 

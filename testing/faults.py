@@ -9,7 +9,7 @@
     lost.wait(timeout=5)
 
 Every method may be called from any thread. While there are no faults or observers, the broker's
-server uses its original registry of handlers, so that this module costs it nothing.
+server uses its original registry of handlers, so that this module costs nothing.
 """
 
 from __future__ import annotations
@@ -79,11 +79,12 @@ class Fault:
         self.close = close
         self.delay_ms = delay_ms
         self.only = frozenset(only)
-        """A request must name one of these partitions; an error is returned for these only."""
+        """A request must name one of these partitions; only these partitions get an error."""
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The matching requests."""
         self.failure: str | None = None
-        """The first exception that ``match`` raised, as a text. Its request counts as no match."""
+        """The first exception that ``match`` raised, as a text. A request for which it raises does
+        not match."""
         self._hits = 0
         self.owner = owner
         if isinstance(match, Mapping):

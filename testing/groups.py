@@ -12,12 +12,13 @@ from fencepost.testing.reading import no_topic
 from fencepost.testing.views import Partition
 
 NotFetched = Callable[[GroupView], list[Partition]]
-"""Returns the assigned partitions that no member has fetched since it looked up its offsets."""
+"""Returns the assigned partitions that were not fetched since their members looked up the offsets.
+"""
 
 
 @dataclass
 class GroupWait:
-    """A condition on a group of either protocol, and the state in which the last poll saw it.
+    """A condition on a group of either protocol, and the group as the last poll saw it.
 
     ``state`` is one of Kafka's names; by default it is *Stable*, or *Empty* for ``members=0``. With
     ``not_fetched`` every member must have a partition, and have fetched each of its partitions.
@@ -84,7 +85,7 @@ def misspelt(
     expected: Mapping[Partition, int | None],
     seen: Mapping[Partition, int],
 ) -> list[str]:
-    """Return sentences about names in an assertion that may be misspelt."""
+    """Return a sentence for each name in an assertion that does not exist, and may be misspelt."""
     sentences = []
     if not seen:
         groups = [str(row.group_id) for row in session.groups()]

@@ -1,8 +1,8 @@
 """Clock, faults and group states over HTTP, for tests in other languages: ``serve --test-hooks``.
 
-Access to the port controls the broker's time, so it is served on loopback only, and bodies must be
-``application/json``, which a page in a browser cannot send to another origin. The README has the
-paths.
+A client of this port controls the broker's time. The port is therefore served on loopback only, and
+bodies must be ``application/json``, which a page in a browser cannot send to another origin. The
+README has the paths.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ _FAULT_FIELDS: Final = ("api", "error", "drop", "close", "delay_ms", "times", "m
 class HookServer:
     """A clock and faults for one broker, and their HTTP server.
 
-    ``address`` is HOST:PORT, with port 0 for a free one; ValueError unless it is on loopback.
+    ``address`` is HOST:PORT, with port 0 for a free one. Raises ValueError unless the host is on
+    loopback.
     """
 
     paths: ClassVar[Mapping[str, tuple[str, ...]]] = _PATHS
@@ -90,7 +91,7 @@ class HookServer:
                 f"{self._host} is not loopback: every client that reaches it could move the clock"
             )
         self.clock = TestClock(auto=True)
-        """Runs until a test stops it."""
+        """The broker's clock, which runs until a test stops it."""
         self.faults = Faults()
         self._positions = FetchPositions()
         self._broker: Broker | None = None
@@ -198,7 +199,10 @@ class HookServer:
         return self._fault_json(number)
 
     async def _get_faults(self, request: HttpRequest, rest: str) -> object:
-        """Return all faults, or one; with ``hits``, after that many requests or ``wait_s`` s."""
+        """Return all faults, or the fault with a number.
+
+        With ``?hits=…``, first wait for that many matching requests, at most ``wait_s`` seconds.
+        """
         if not rest:
             return {"faults": [self._fault_json(number) for number in self._handles]}
         fault = self._handle(rest)

@@ -109,7 +109,7 @@ class Kafka(OwnBroker, KafkaUnderTest):
 
     @cached_property
     def aio(self) -> KafkaAio:
-        """The same methods for coroutines, on asyncio and on trio."""
+        """The methods of this object as coroutines, for asyncio and trio."""
         return KafkaAio(self)
 
     def serve_again(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of brokers for tests that differ from Kafka's defaults, and levels of features."""
+"""Settings of test brokers where they differ from Kafka's defaults, and levels of features."""
 
 from __future__ import annotations
 

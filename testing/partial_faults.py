@@ -57,7 +57,7 @@ def places_of(only: Mapping[str, int | Iterable[int]]) -> frozenset[Partition]:
 def answer_in_part(
     ctx: Context, handler: Handler, code: ErrorCode, places: Collection[Partition]
 ) -> Work[Any]:
-    """Handle a request of an API in :data:`SPLIT`, except that ``places`` get ``code``."""
+    """Handle a request of an API in :data:`SPLIT`, with ``code`` for the partitions ``places``."""
     topics, partitions, answered, results = SPLIT[ApiKey(ctx.api_key)]
     if ctx.api_key == ApiKey.FETCH:
         wrong = [

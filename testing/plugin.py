@@ -33,7 +33,8 @@ OWN = ("kafka", "kafka_cluster")
 """Fixtures with a broker for one test."""
 
 MAX_TEST_NAME = 80
-"""Characters of a test's name in unique names; Kafka permits 249 in all."""
+"""The maximum number of characters of a test's name that a unique name contains; Kafka permits 249
+characters in a whole name."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 _OF_A_BROKER = ("config", "users", "tls", "acls", "now_ms")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fencepost.coordinator.server.connection import Connection
 
 MAX_PARTITIONS: Final = 10_000
-"""The limit of remembered partitions per connection, and of remembered lookups in all; the oldest
-are dropped first."""
+"""The maximum number of partitions that are remembered per connection, and of lookups that are
+remembered in total; the oldest are dropped first."""
 
 
 @dataclass

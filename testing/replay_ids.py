@@ -33,7 +33,7 @@ _LONG_WAIT: Final = timedelta(seconds=60)
 
 
 class ReplayIds:
-    """Translates requests of the incident for the broker, and its responses back."""
+    """Translates the incident's requests for the broker, and the broker's responses back."""
 
     def __init__(self, incident: Incident, topics: Mapping[str, uuid.UUID | None]) -> None:
         self._members: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""One connection of a replay, on which a request may wait while others are sent elsewhere."""
+"""One connection of a replay. A request on it may wait while others go to other connections."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ SETTLE_S: Final = 2.0
 """How long a replay waits, in real time, for the event of a timer that has fired."""
 
 MAX_LATE_MS: Final = 256
-"""The longest delay of a timer in the incident, and of a deadline in the replay."""
+"""The maximum delay in milliseconds: of a timer of the incident after its deadline, and of a
+deadline of the replay after the incident's."""
 
 _EXPIRIES: Final = frozenset(
     {
@@ -237,13 +238,13 @@ class _Player:
             connection.close()
 
     def _advance(self, number: int, at_ms: int) -> None:
-        """Advance the clock so that the timers fire that fired before step ``number`` back then.
+        """Advance the clock past the timers that fired before step ``number`` of the incident.
 
-        Timers of a busy broker fire late, and some requests arrived between the deadline and the
-        expiry. So the clock stops :data:`MAX_LATE_MS` before the incident's next expiry, until that
-        expiry is due. In the replay a deadline may be some milliseconds later, because a timer
-        starts between request and response, at an unrecorded time; then the clock advances a little
-        further.
+        A busy broker fires timers late, so the incident may have requests between the deadline and
+        the expiry. Therefore the clock stops :data:`MAX_LATE_MS` before the incident's next expiry,
+        until that expiry is due. In the replay a deadline may be some milliseconds later, because a
+        timer starts between request and response, at an unrecorded time. In this case the clock
+        advances a little further.
         """
         held_ms = at_ms
         if self._expiries and not self._is_due(number, at_ms):
@@ -282,9 +283,10 @@ class _Player:
         return False
 
     def _await_share_state(self, number: int) -> None:
-        """Wait, in real time, until share partitions are initialized as before step ``number``.
+        """Wait, in real time, for the initialization of share partitions.
 
-        No request waits for the initialization, but later heartbeats depend on it.
+        The incident initialized them before step ``number``. No request waits for the
+        initialization, but later heartbeats depend on it.
         """
         expected = sum(
             cause.what == _INITIALIZED and cause.after < number for cause in self.incident.causes
@@ -310,7 +312,8 @@ class _Player:
         else:
             self._pending[step.number] = step, recorded
             if acquires_only(step, recorded):
-                # Send it later, at the time of its response, once the records are written.
+                # Send this request later, at the time of its response, once the records are
+                # written.
                 self._unsent.add(step.number)
                 return
         if step.answered_after == step.number:
@@ -387,7 +390,7 @@ class _Player:
         )
 
     def _write_acquired(self, recorded: Entity | None) -> None:
-        """Write the records that a share consumer acquired, in batches as it acquired them."""
+        """Write the records that a share consumer acquired, in batches like the acquired ones."""
         for place, last in self._ids.acquired(recorded):
             firsts = self._firsts[place]
             end = self._ends.setdefault(place, firsts[0])

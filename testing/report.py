@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencepost.testing.under_test import KafkaUnderTest
 
 MAX_ENTRIES = 60
-"""The limit of history entries in a report, which shows the last ones."""
+"""The maximum number of history entries in a report; a report shows the last ones."""
 
 PATIENCE_S = 3.0
 """How long the report waits for a broker that the test has broken."""
@@ -31,7 +31,7 @@ COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client
 
 
 def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
-    """Return the events since ``began_ms`` of the broker's clock, open transactions, and faults.
+    """Return a report: events since ``began_ms`` (broker's clock), open transactions, and faults.
 
     The text is empty if there is nothing to report. Never raises: a broker that a test has broken
     must not hide the test's own failure. Entries of the scope ``client``, which the doctor reads,

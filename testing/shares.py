@@ -1,7 +1,8 @@
 """The in-flight records of share groups, as brokers have them, and waits for their states.
 
 The leader of a partition has the states of its records while a member has a share session. After
-the last session only the share coordinator has them, as written; the next leader reads them there.
+the last session only the share coordinator has the states, as they were last written. The next
+leader reads them from the share coordinator.
 """
 
 from __future__ import annotations

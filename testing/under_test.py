@@ -93,7 +93,7 @@ class KafkaUnderTest(ABC):
         self._clients = Clients(self)
         self._idle: list[ClusterSession] = []
         self._idle_since = 0
-        """:attr:`_ends` when the idle sessions were opened."""
+        """The value of :attr:`_ends` when the idle sessions were opened."""
         self._turns: dict[str, int] = defaultdict(int)
 
     @property
@@ -132,7 +132,7 @@ class KafkaUnderTest(ABC):
 
     @abstractmethod
     def _running(self) -> Iterable[Callable[[Callable[[Broker], Any]], Any]]:
-        """Return the ``call`` of each running broker."""
+        """Return the method ``call`` of each running broker."""
 
     def _creates_topics(self) -> bool:
         """Return whether brokers create topics for producers."""
@@ -159,7 +159,7 @@ class KafkaUnderTest(ABC):
     def client(
         self, kind: Callable[..., T], *args: Any, user: str | None = None, **settings: Any
     ) -> T:
-        """Make a client of the class ``kind``, connected to the broker, and closed before its end.
+        """Make a client of the class ``kind``, connected to the broker; the client is closed first.
 
         ``kind`` is a class of confluent-kafka, whose settings are a mapping, of kafka-python or of
         aiokafka: ``kafka.client(Producer, {"transactional.id": "shop"})``,
@@ -249,11 +249,12 @@ class KafkaUnderTest(ABC):
         """Write messages, and return them as records of the log, in the same order.
 
         A message is a value (bytes, a str that is encoded as UTF-8, or None for a tombstone) or a
-        tuple: (key, value), (key, value, headers), (key, value, headers, partition), and with
-        timestamp_ms. The keywords are defaults for all messages. Messages with a key get the same
-        partition as in Kafka's Java client, messages without a key use the partitions in turn;
-        without a timestamp they get the broker's time, see :attr:`clock`. A missing topic is
-        created as for any producer, unless ``auto.create.topics.enable`` is false. Raises ApiError.
+        tuple: (key, value), (key, value, headers), (key, value, headers, partition), or (key,
+        value, headers, partition, timestamp_ms). The keywords are defaults for all messages. A
+        message with a key gets the same partition as in Kafka's Java client; messages without a key
+        use the partitions in turn. A message without a timestamp gets the broker's time, see
+        :attr:`clock`. A missing topic is created as for any producer, unless
+        ``auto.create.topics.enable`` is false. Raises ApiError.
         """
         usual = Outgoing(bytes_of(key), None, header_pairs(headers), partition, timestamp_ms)
         ready = [outgoing(message, usual) for message in messages]
@@ -337,13 +338,13 @@ class KafkaUnderTest(ABC):
         lag: int | None = None,
         timeout: float = TIMEOUT_S,
     ) -> GroupView:
-        """Wait for a group of either protocol, and return its state then.
+        """Wait for a group of either protocol, and return the group's state at the end of the wait.
 
-        By default wait until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
-        Kafka's names. With ``lag``, also wait until the group's lag is at most that: the records
-        between committed offsets and last stable offsets, summed over all partitions with a commit
-        or a member. A partition without a commit counts from its log start offset. TimeoutError
-        describes the group's state.
+        By default wait until the group is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is
+        one of Kafka's names. With ``lag``, also wait until the group's lag is at most this number.
+        The lag is the number of records between committed offsets and last stable offsets, summed
+        over all partitions with a commit or a member. A partition without a commit counts from its
+        log start offset. TimeoutError describes the group's state.
         """
         __tracebackhide__ = True
         return self._wait_for(GroupWait(group, members, state, lag), timeout)

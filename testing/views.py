@@ -46,7 +46,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that has not ended: ``state`` is Ongoing, or PrepareCommit and the like."""
+    """A transaction that has not ended; ``state`` is, for example, Ongoing or PrepareCommit."""
 
     transactional_id: str
     state: str

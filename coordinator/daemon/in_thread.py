@@ -28,7 +28,7 @@ class Served(Protocol):
 
 
 class BrokerThread:
-    """Runs a broker, built by ``make``, until :meth:`stop`; also a context manager.
+    """Runs the broker that ``make`` returns, from :meth:`start` to :meth:`stop`; a context manager.
 
     Only the addresses may be used from outside; everything else belongs to the broker's own loop,
     on which :meth:`call` runs a function.

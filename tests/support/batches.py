@@ -1,6 +1,6 @@
 """A small codec of record batches v2, so that tests share no code with the broker under test.
 
-Layout: ``clients/…/record/DefaultRecordBatch`` of Apache Kafka. Uncompressed only.
+Layout: ``clients/…/record/DefaultRecordBatch`` of Apache Kafka. It does not support compression.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _record(rng: random.Random) -> LogRecord:
 
 def _bodies(records: list[LogRecord]) -> list[Body]:
     numbered = [record._replace(offset=at) for at, record in enumerate(records)]
-    # A record ends at the offset at which a batch of the records up to this one would end.
+    # To find the end of each record, encode a batch of only the records up to it.
     ends = [len(encode_batch(numbered[:at])) - HEADER_SIZE for at in range(1, len(numbered) + 1)]
     whole = encode_batch(numbered)[HEADER_SIZE:]
     return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]

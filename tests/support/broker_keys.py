@@ -1,4 +1,7 @@
-"""The configuration keys of Apache Kafka's brokers, from files that ``tests/oracle`` compares."""
+"""The configuration keys of Apache Kafka's brokers, read from ``broker_keys_*.tsv``.
+
+``tests/oracle`` compares these files with Kafka's own definitions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class KafkaKey:
 
     @classmethod
     def read(cls, line: str) -> KafkaKey:
-        """Parse a row of ``BrokerKeys.java`` from the name on; ignore columns after the scope."""
+        """Parse a row of ``BrokerKeys.java`` without its first column, the kind of key."""
         name, kind, default, is_dynamic = line.split("\t")[:4]
         return cls(name, kind, None if default == "-" else default[1:-1], is_dynamic == "true")
 
@@ -39,8 +42,8 @@ def keys_of(version: str) -> dict[str, KafkaKey]:
 def file_of_defaults(version: str, home: Path) -> str:
     """Return a ``server.properties`` with the default of every key that has one.
 
-    Keys that are required or depend on the machine have the values of a test: listeners,
-    directory, roles and node id.
+    The keys that are required or depend on the machine (listeners, directory, roles and node id)
+    get values that suit a test.
     """
     settings = {key.name: key.default for key in keys_of(version).values()}
     settings |= {

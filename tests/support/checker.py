@@ -1,8 +1,8 @@
-"""Finds the anomalies of a history: results that no fault of a client or broker excuses.
+"""Finds anomalies in recorded operations: results that no fault of a client or broker excuses.
 
-The classes of anomalies are those of Jepsen's Kafka workload, and further ones for torn
-transactions, zombies, offsets and owners. An outcome of UNKNOWN proves nothing; but one visible
-value of a transaction proves that the whole transaction was committed.
+The classes of anomalies are those of Jepsen's Kafka workload, with additional classes for torn
+transactions, zombies, offsets and owners. The outcome UNKNOWN proves nothing, but one visible value
+of a transaction proves that the whole transaction was committed.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ class Kind(StrEnum):
     INCONSISTENT_OFFSETS = "inconsistent offsets"
     """Two values at one offset."""
     DOUBLE_OWNER = "double owner"
-    """Two members that own one partition in the same epoch."""
+    """Two members own one partition in the same epoch."""
     REPLAY_DIVERGENCE = "replay divergence"
-    """The same log led to two different states, in two replays or in writing and replaying it."""
+    """One log led to two different states: in two replays, or when it was written and when it was
+    replayed.
+    """
     NONMONOTONIC_READ = "nonmonotonic read"
     """A reader's position went back without a seek."""
     SKIPPED_READ = "skipped read"
@@ -64,7 +66,7 @@ class Kind(StrEnum):
     NONMONOTONIC_SEND = "nonmonotonic send"
     """A process's later send got a smaller offset than an earlier one."""
     CIRCULAR = "circular information flow"
-    """Transactions that each read what the next one wrote."""
+    """A cycle of transactions, each of which read a value that the next one wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Fate(Enum):
 
 
 def check(history: Iterable[Operation]) -> list[Anomaly]:
-    """Return all anomalies of a history, sorted and without duplicates."""
+    """Return all anomalies of the recorded operations, sorted and without duplicates."""
     return sorted(set(_Checker(list(history)).run()), key=str)
 
 
@@ -273,7 +275,8 @@ class _Checker:
     def _interval(self, commit: CommitOffset) -> tuple[float, float]:
         """Return the interval in which a commit took effect.
 
-        The interval is that of the commit's request; in a transaction, that of the EndTxn request.
+        It is the interval of the commit request or, for a commit in a transaction, of the EndTxn
+        request.
         """
         if commit.txn is None:
             return commit.begin, commit.end

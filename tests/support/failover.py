@@ -1,9 +1,9 @@
 """Failovers of three brokers of Fencepost, of Apache Kafka, or of both kinds.
 
 An idempotent producer, a transactional pipeline and groups of both protocols work all the time. A
-*turn* kills, stops or freezes the leader of a topic's first partition, or the active controller,
-and brings it back. It measures the pause of produce requests, and the time until every ISR is full
-again.
+*turn* kills, stops or freezes a broker or the active controller, and then restores it. The broker
+is the leader of a topic's first partition. The turn measures the pause of produce requests, and the
+time until every ISR is full again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ ASSIGNED = {
     OFFSETS: [[3, 1, 2]],
     TRANSACTIONS: [[1, 2, 3]],
 }
-"""Replicas of each partition; the first one leads when a turn begins, so that faults of the leaders
-of three topics affect each broker."""
+"""Replicas of each partition, of which the first one leads when a turn begins. The topics have
+different leaders, so faults of the leaders of three topics affect every broker.
+"""
 
 CONTROLLER = "the controller"
 WAYS = "kill", "stop", "freeze"
@@ -51,8 +52,9 @@ TURNS = [
     for shift in range(3)
     for number, fault in enumerate(WAYS)
 ]
-"""(fault, topic whose first partition is led by the faulty broker); the first three turns have
-every fault and every topic."""
+"""Pairs of a fault and a topic; the fault affects the leader of the topic's first partition. The
+first three turns cover every fault and every topic.
+"""
 
 CONTROLLER_TURNS = [("kill", CONTROLLER), (CONTROLLER_FIRST, OFFSETS), ("freeze", CONTROLLER)]
 CONTROLLER_TURNS += [("stop", CONTROLLER), (CONTROLLER_FIRST, SOURCE)]
@@ -116,9 +118,9 @@ class Nodes:
         return [part for topic in answer["topics"] for part in topic["partitions"]]
 
     def has_isr(self, witness: int = 1, *, without: int = 0) -> bool:
-        """Return whether every ISR in the Metadata of ``witness`` has all brokers.
+        """Return whether every ISR in the Metadata of ``witness`` is full.
 
-        The broker ``without`` must be missing from every ISR.
+        An ISR is full if it has all brokers, except for ``without``, which it must not have.
         """
         expected = {node.node_id for node in self.cluster.nodes} - {without}
         parts = self.partitions(*ASSIGNED, witness=witness)
@@ -232,7 +234,7 @@ class Group:
         self.name = f"group-{protocol}"
         self.seen: set[int] = set()
         self.committed: dict[int, int] = {}
-        """Partition → last committed offset that any member got confirmed."""
+        """Partition → last committed offset that the coordinator confirmed to any member."""
         self.refused: Counter[str] = Counter()
         self.members = [GroupMember(clients, self, protocol) for _ in range(2)]
 

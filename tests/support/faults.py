@@ -172,7 +172,7 @@ class Killed(BaseException):
 
 
 class MortalDisk(OsFileSystem):
-    """Simulates a kill after ``lifetime`` steps: the next one, and all later ones, raise Killed.
+    """Simulates a kill after ``lifetime`` steps: the next step and all later steps raise Killed.
 
     With ``torn`` half of a write at that step still happens. Only steps of ``kinds`` count. Nothing
     is synced, because a kill preserves the page cache.

@@ -54,8 +54,9 @@ def send_large(
 def large_request(api_key: int, version: int, size: int, rng: random.Random) -> bytes:
     """Return a frame with its length, of about ``size`` bytes.
 
-    One random field of bytes or strings takes up most of the size. Without such a field, an unknown
-    tagged field takes it up; old versions without tagged fields then have a smaller frame.
+    One random field of bytes or strings fills most of the frame. If the request has no such field,
+    an unknown tagged field fills the frame. A version without tagged fields then has a smaller
+    frame.
     """
     entity = _entity(message_class(api_key, version, "request"), rng, size)
     frame = b"".join(bytes(chunk) for chunk in encode_request(api_key, version, 1, "large", entity))
@@ -92,7 +93,7 @@ def _value(field: FieldInfo, rng: random.Random, size: int) -> Any:
         return _element(field, rng, size)
     count = rng.choice((0, 1, 2))
     if size:
-        # One large element, or so many that each has a string of the maximum length.
+        # Either one large element, or many elements with strings of the maximum length.
         count = rng.choice((1, max(1, size // MAX_STRING_BYTES)))
     return tuple(_element(field, rng, size // max(1, count)) for _ in range(count))
 

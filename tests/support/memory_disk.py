@@ -280,7 +280,7 @@ class MemoryDisk:
         return disk
 
     def base(self) -> PowerLoss:
-        """Return the start of a walk over steps; the present contents and names are durable."""
+        """Return a walk over steps that begins with the present contents and names as durable."""
         return PowerLoss(
             {inode: bytes(data) for inode, data in self.contents.items()},
             {path: dict(names) for path, names in self.names.items()},
@@ -350,8 +350,8 @@ class PowerLoss:
         for names in disk.names.values():
             for inode in names.values():
                 disk.contents.setdefault(inode, bytearray())
-        # New inodes get numbers above all former ones, also of files that never had data, and
-        # after several power losses.
+        # A new inode's number must be above all earlier numbers: also above numbers of files that
+        # never had data, and after several power losses.
         disk._next = max((1 << 20, *disk.contents)) + (1 << 20)
         return disk
 
@@ -385,7 +385,7 @@ def _some_data(
 
 
 def _some_sectors(durable: bytes, steps: list[DataStep], choice: random.Random) -> bytearray:
-    """Return the file with each sector, and the length, from a random moment since the sync."""
+    """Return a file after a power loss: each sector is from a random moment since the sync."""
     versions = [durable]
     content = bytearray(durable)
     for step in steps:

@@ -8,8 +8,8 @@ A comment directly above a block has further instructions:
   line of its output matches; ``fencepost serve`` needs no such comment;
 * ``<!-- stopped: WHAT -->``: before the block runs, running commands are ended, as by Ctrl-C;
 * ``<!-- fails: STATUS -->``: the block ends with this exit status;
-* ``<!-- needs: NAME -->``: the block only runs if this command exists, or, for ``pyspark``, in
-  `make package`;
+* ``<!-- needs: NAME -->``: the block only runs if this command exists; a block that needs
+  ``pyspark`` only runs in `make package`;
 * ``<!-- printed: -->``: the output of the block above, ``…`` standing for anything in a line.
 """
 
@@ -164,9 +164,9 @@ class Reader:
     """Runs a page's blocks one after the other, in a new folder.
 
     Each port of this machine on the page is replaced by a free port. If neither a ``fencepost
-    serve`` command nor its settings file has an address, it listens on the replacement of port
-    9092. ``pip install`` commands are skipped, because the packages are installed already. With
-    ``clone``, the path of a wheel, they run with the wheel in place of the clone (``.``).
+    serve`` command nor its settings file has an address, the broker listens on the replacement of
+    port 9092. ``pip install`` commands are skipped, because the packages are installed already.
+    With ``clone``, the path of a wheel, they run with the wheel in place of the clone (``.``).
     """
 
     def __init__(

@@ -171,7 +171,8 @@ class Pair(MixedCluster):
     def wait_for_leader(self, topic: str, node_id: int, index: int = 0) -> None:
         """Wait until all running brokers see this leader with all replicas in sync.
 
-        Metadata names a leader shortly before it serves, so this also sends it ListOffsets.
+        Metadata names a leader shortly before the leader serves requests, so this method also sends
+        ListOffsets to the leader.
         """
 
         def is_led() -> bool:
@@ -278,7 +279,8 @@ class Pair(MixedCluster):
             self.wait_for_leader(topic, other)
 
     def serves(self, node_id: int, kind: int, key: str) -> None:
-        """Wait until both brokers name this coordinator of ``key``, and it has loaded."""
+        """Wait until both brokers name this coordinator of ``key``, and the coordinator has loaded.
+        """
 
         def is_coordinator() -> bool:
             for witness in self.running:

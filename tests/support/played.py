@@ -141,9 +141,9 @@ class Script:
     """Replica → partitions of its fetch requests."""
 
     once: dict[int, list[Answer]] = field(default_factory=dict)
-    """Replica → fields that override an empty response in its next fetches.
+    """Replica → fields that override an empty response to the replica's next fetches.
 
-    The field ``gate`` is no field of the response, but an event that the response waits for.
+    The item ``gate`` is not a field of the response, but an event that the response waits for.
     """
 
     questions: dict[int, list[int]] = field(default_factory=dict)

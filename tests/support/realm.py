@@ -27,7 +27,7 @@ LISTENERS: Mapping[str, str] = {"LOGIN": "SASL_SSL", "MUTUAL": "SSL", "BRIEF": "
 """Listeners besides the operator's PLAINTEXT; MUTUAL requires a client certificate."""
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 BRIEF_MS = 1_500
-"""Lifetime of a login at BRIEF."""
+"""Lifetime of a login at the listener BRIEF."""
 
 RULES: Mapping[str, str] = {
     **SETTINGS,

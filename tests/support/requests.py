@@ -17,7 +17,9 @@ Body = dict[str, Any]
 Partition = int | Mapping[str, Any]
 """The number of a partition, or a whole row."""
 Producer = tuple[int | Callable[..., Any], int | Callable[..., Any]]
-"""Producer id and epoch; random tests resolve them when they send the request."""
+"""Producer id and epoch. In random tests each may be a function, which is called when the request
+is sent.
+"""
 
 TIMEOUT_MS: Final = 10_000
 SESSION_MS: Final = 60_000
@@ -77,7 +79,7 @@ def produce(*topics: Body, **fields: Any) -> Body:
 def produce_topic(
     name: str, records: Any, *, partition: int = 0, topic_id: Any = None, **fields: Any
 ) -> Body:
-    """Return a topic with a batch for ``partition``, or with a batch for each key of a mapping."""
+    """Return a topic with one batch for ``partition``, or with the batches of a mapping."""
     by_partition = records if isinstance(records, Mapping) else {partition: records}
     data = [{"index": index, "records": batch} for index, batch in by_partition.items()]
     return {"name": name, **_id_of(topic_id), "partition_data": data, **fields}
@@ -279,7 +281,8 @@ def list_config_resources(*kinds: int) -> Body:
 
 
 def find_coordinator(*keys: str, key_type: int = 0, **fields: Any) -> Body:
-    """Return the body of a request, which before version 4 has the first key only."""
+    """Return the body of a FindCoordinator request, which before version 4 has the first key only.
+    """
     return {
         "key": keys[0] if keys else "",
         "key_type": key_type,
@@ -411,7 +414,7 @@ def offset_commit_topic(
 def offset_fetch(*groups: str | Body, **fields: Any) -> Body:
     """Return the body of an OffsetFetch request, which before version 8 has the first group only.
 
-    A name stands for all offsets of the group.
+    A group that is given by its name fetches all its offsets.
     """
     rows = [offset_fetch_group(group) if isinstance(group, str) else group for group in groups]
     first = {key: rows[0][key] for key in ("group_id", "topics")} if rows else {}
@@ -727,7 +730,8 @@ def alter_partition_reassignments(*topics: Body, **fields: Any) -> Body:
 
 
 def reassigned_topic(name: str, *partitions: tuple[int, list[int] | None]) -> Body:
-    """Return a topic with (partition, replicas), where None cancels a reassignment."""
+    """Return a topic with pairs of a partition and its new replicas; None cancels a reassignment.
+    """
     moved = [{"partition_index": index, "replicas": replicas} for index, replicas in partitions]
     return {"name": name, "partitions": moved}
 

@@ -40,7 +40,7 @@ def quoted(text: str) -> str:
 
 
 def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of these listeners that both kinds of brokers get."""
+    """Return the listener settings that both kinds of brokers share."""
     settings = {
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "ssl.keystore.type": "PEM",
@@ -65,7 +65,8 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
 
 
 def _of_java() -> dict[str, str]:
-    """Return the further settings of Apache Kafka: PLAIN users, and a module per mechanism."""
+    """Return additional settings for Apache Kafka: PLAIN users, and a login module per mechanism.
+    """
     users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
     settings = {}
     for name, protocol in LISTENERS.items():

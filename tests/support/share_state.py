@@ -17,8 +17,8 @@ from fencepost.logcore.machine import DomainError
 class LocalShareState:
     """All share partitions of a broker in one machine.
 
-    ``failures`` are the errors of the next commands, as of a coordinator that cannot be reached.
-    ``gate``, if set, holds replies back until it is done.
+    The next commands fail with the errors in ``failures``, as if the coordinator could not be
+    reached. If ``gate`` is set, replies wait until it is done.
     """
 
     def __init__(self, services: Services) -> None:

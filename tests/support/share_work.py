@@ -56,7 +56,7 @@ class Work:
     written: set[bytes] = field(default_factory=set)
     delivered: Counter[bytes] = field(default_factory=Counter)
     accepted: Counter[bytes] = field(default_factory=Counter)
-    """Records by the number of successful acknowledgements."""
+    """Record → number of successful acknowledgements."""
     doubtful: set[bytes] = field(default_factory=set)
     """Records with an acknowledgement that may have succeeded."""
     failures: list[BaseException] = field(default_factory=list)

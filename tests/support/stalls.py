@@ -5,10 +5,10 @@ Two durations are measured: wall time, which a client waits, and the processor t
 own thread. Tests check the processor time; waits for the disk happen in other threads, and other
 tests cover them. ``bench`` measures wall time.
 
-The processor time of the loop's thread does not include other processes, but they prolong it,
-because they share caches and cores. So a turn that seems too long is compared with a yardstick:
-work of known cost that runs right after the turn in the same thread. The limit grows by the factor
-by which the yardstick was slower.
+Other processes share caches and cores with the loop's thread, so they prolong its processor time.
+Therefore a turn that seems too long is compared with a reference computation of known cost, which
+runs right after the turn in the same thread. The limit grows by the factor by which that
+computation was slower than on an idle machine.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ MAX_STALL_MS = 50
 """The longest allowed turn of the loop in milliseconds."""
 
 YARDSTICK_MS = 2.0
-"""Processor time of the yardstick on the idle machine for which the limit of 50 ms is chosen:
-CPython 3.11 on a core of an AMD EPYC, where the shortest of a hundred runs takes 1.85."""
+"""Processor time of the reference computation on the idle machine for which the limit of 50 ms is
+chosen. On CPython 3.11 on a core of an AMD EPYC the shortest of a hundred runs takes 1.85 ms.
+"""
 
 MAX_SLOWNESS = 3.0
 """The largest factor by which a busy machine extends the limit."""
@@ -53,7 +54,7 @@ def slowness() -> float:
 
 def _yardstick_ms() -> float:
     """Return the processor time of creating and dropping objects, as requests do."""
-    # Shared caches, which other processes use as well, slow this down as they slow requests.
+    # Other processes in the shared caches slow this loop down as much as they slow requests down.
     since = time.thread_time()
     _ = [(number, str(number)) for number in range(20_000)]
     del _
@@ -148,8 +149,8 @@ class _Ticks:
     """Kernel timer that expires every :data:`PROBE_S`, Linux's ``timerfd_create(2)``.
 
     A thread that waits for a tick returns from ``read(2)`` without the interpreter lock. The number
-    of ticks that it read tells when it returned, and the present time tells how long it then waited
-    for the lock.
+    of ticks that it has read gives the time of that return. The difference from the present time is
+    the time that the thread then waited for the lock.
     """
 
     def __init__(self) -> None:
@@ -162,8 +163,8 @@ class _Ticks:
 
     def wait(self) -> None:
         """Wait for a tick."""
-        # The first call takes the ticks that passed while the thread did not have the lock. It
-        # returns with the lock, which the interpreter then leaves to the thread for 5 ms.
+        # The first read takes the ticks that passed while the thread did not have the lock. The
+        # thread then has the lock, and the interpreter lets the thread keep it for 5 ms.
         os.set_blocking(self._timer, False)
         with suppress(BlockingIOError):
             self._take()

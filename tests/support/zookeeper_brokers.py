@@ -123,9 +123,9 @@ class Brokers:
             return "\n".join([*lines, f"ZooKeeper cannot be read: {error!r}"])
 
     def _held(self) -> Iterator[str]:
-        """Yield the controller, the broker epochs, and each partition without its preferred state.
+        """Yield the controller, the broker epochs, and each partition that is not as preferred.
 
-        That state has the first replica as the leader, and all replicas in sync.
+        As preferred, the first replica leads and all replicas are in sync.
         """
         yield f"controller {self.controller}, epoch {self.node('/controller_epoch')}"
         yield (

@@ -1,4 +1,4 @@
-"""Planted bugs in share groups, with the options of histories in which they show."""
+"""Planted bugs in share groups, and the options of the simulated runs that reveal them."""
 
 from __future__ import annotations
 
@@ -488,4 +488,4 @@ SHARES: Final[tuple[tuple[Bug, Mapping[str, Any]], ...]] = (
         {**_SLOW_DISK, "faults": ("kill",)},
     ),
 )
-"""Each bug, with options that override those drawn from the seed of a history."""
+"""Each bug, with options that override the options drawn from the seed of a simulated run."""

@@ -1,4 +1,4 @@
-"""Retention and compaction of user topics in histories, and which records they may remove."""
+"""Retention and compaction of user topics in simulated runs, and which records they may remove."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.machine import EPOCH_MS
 RETAIN: Final = "retain"
 """The fault that changes the retention of a topic."""
 BY_APPEND_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-"""Settings of a topic with retention, whose records have one timestamp otherwise."""
+"""Settings of a topic with retention; without them all its records would have one timestamp."""
 CHECKS: Final = {"log.retention.check.interval.ms": 150, "log.initial.task.delay.ms": 100}
 """Broker settings with which retention runs often."""
 
@@ -37,7 +37,7 @@ class Retention:
     def __init__(self, promises: Promises, *, loses: bool) -> None:
         self._promises, self._loses = promises, loses
         self._least_ms = math.inf
-        """The shortest ``retention.ms`` that was requested; 0 if the size was limited."""
+        """The shortest requested ``retention.ms``; 0 if ``retention.bytes`` was requested."""
 
     def requested(self, retention_ms: int) -> None:
         """Note a request for this ``retention.ms``; 0 stands for ``retention.bytes``."""
@@ -61,7 +61,7 @@ class Retention:
         if self._loses or not self._least_ms:
             return
         for offset, values in self._promises.appended.get(place, {}).items():
-            # A batch is at least as young as the request that brought it.
+            # The age of a batch is at most the age of the request that first sent it.
             age_ms = now_ms - self._promises.made_ms[values[0]]
             if offset in deleted and age_ms <= self._least_ms:
                 raise BrokenInvariantError(
@@ -87,7 +87,7 @@ def key_of(value: str) -> bytes:
 
 
 def check_compacted(promises: Promises, place: Partition, log: Log) -> None:
-    """Raise BrokenInvariantError if an acknowledged record is missing without a later one."""
+    """Raise BrokenInvariantError if a missing acknowledged record has no later one of its key."""
     newest: dict[bytes, int] = {}
     for at, value in log.items():
         newest[key_of(value)] = max(newest.get(key_of(value), -1), at)

@@ -11,7 +11,7 @@ from tests.sim.invariants import BrokenInvariantError
 class CompactedRecords:
     """The records that any replica has had below its high watermark.
 
-    A replica may lack a record if the record's key has a later one. Transactional records and
+    A replica may lack a record if a later record has the same key. Transactional records and
     markers are not tracked, because compaction also removes aborted records and old markers.
     """
 
@@ -37,7 +37,7 @@ class CompactedRecords:
                 self._missing[offset] = None
 
     def check_missing(self, where: str) -> None:
-        """Raise BrokenInvariantError if a missing record is the last one of its key."""
+        """Raise BrokenInvariantError if a missing record is the last record of its key."""
         for offset in self._missing:
             record = self._records[offset]
             if self._newest[record.key] == offset:

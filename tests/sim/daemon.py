@@ -48,7 +48,7 @@ class Daemon:
 
     @property
     def opened(self) -> Services | None:
-        """The broker's services from the opening of its logs until it has stopped."""
+        """The broker's services, once its logs are open and until the broker has stopped."""
         if self.broker is None or (self.is_stopping and not self.is_serving):
             return None
         return self.broker._services

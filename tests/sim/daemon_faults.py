@@ -1,4 +1,4 @@
-"""The faults of a history of daemons, and the requests of its operators."""
+"""The faults of a simulated run of daemons, and the requests of operators."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OF_CLUSTERS: Final = (
     "kill_coordinator",
     "alter_config",
 )
-"""Further faults, which need several brokers."""
+"""Faults that need several brokers."""
 
 LOSING: Final = ("lose_disk", "reboot")
 """Faults of clusters after which acknowledged records may be lost."""
@@ -192,7 +192,7 @@ class DaemonFaults:
         self._cut({self.draw.choice(((sender, other), (other, sender)))})
 
     def isolate(self) -> None:
-        """Cut a broker off from all other daemons, or from the first one, often the controller.
+        """Cut a broker off from all other daemons, or from the first daemon, often the controller.
 
         Clients still reach the broker.
         """

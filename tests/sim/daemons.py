@@ -1,6 +1,7 @@
-"""Histories of a standalone broker, or of a controller and its brokers, with clients, from a seed.
+"""Simulated runs of a standalone broker, or of a controller and its brokers, from a seed.
 
-Every broker and the controller run the whole daemon; time, network and disk are simulated.
+Every broker and the controller run the whole daemon; clients send requests. Time, network and disk
+are simulated.
 """
 
 from __future__ import annotations
@@ -58,23 +59,23 @@ LIVELY_MS: Final = 1_500
 CONVERGENCE_MS: Final = 30_000
 WATCH_MS: Final = 10
 WITH_RETENTION: Final = 0.1
-"""The share of histories in which retention deletes records."""
+"""The share of simulated runs in which retention deletes records."""
 WITH_COMPACTION: Final = 0.1
-"""The share of histories with a compacted topic."""
+"""The share of simulated runs with a compacted topic."""
 CUT_MS: Final = 300
 """The interval of the controller's snapshot checks, with ``Options.snapshot_records``."""
 ELECT_MS: Final = 3_000
-"""The pause between two unclean elections at the end of a history that loses records."""
+"""The pause between two unclean elections at the end of a simulated run that loses records."""
 ELR: Final = "eligible.leader.replicas.version"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The settings, faults and clients of one history."""
+    """The settings, faults and clients of one simulated run."""
 
     seed: int
     brokers: int
-    """The number of brokers; 1 is a standalone broker, more of them have a controller."""
+    """The number of brokers. A single broker is standalone; several brokers have a controller."""
     factor: int
     min_isr: int
     partitions: int
@@ -108,7 +109,7 @@ class Options:
     gives_up: float = GIVES_UP
     """The probability that a transactional producer gets a new epoch instead of retrying."""
     acks: int | None = None
-    """The acks of all producers that are not idempotent; None: each draws its own."""
+    """The acks of all producers that are not idempotent; with None each producer draws a value."""
     fetch_bytes: int = 1 << 20
     """``replica.fetch.max.bytes`` and ``replica.fetch.response.max.bytes``."""
     fetch_wait_ms: int = 200
@@ -116,7 +117,7 @@ class Options:
     compacts: bool = False
     """Whether a producer writes to a topic that brokers compact."""
     snapshot_records: int | None = None
-    """Records in the metadata log that cause a snapshot; None: the daemon's own rule."""
+    """Number of records in the metadata log that causes a snapshot; None: as in the real daemon."""
 
     @property
     def loses(self) -> bool:
@@ -203,13 +204,13 @@ def draw_options(seed: int) -> Options:
         snapshot_records=draw.choice((None, 5)),
         transactional_members=draw.choice((0.0, 0.0, 0.5, 1.0)),
     )
-    # A generator of its own keeps the other options of each seed unchanged.
+    # A separate generator keeps the other options of each seed unchanged.
     cleanup = random.Random(f"daemons cleanup {seed}")
     if cleanup.random() < WITH_RETENTION:
         options = replace(options, faults=(*options.faults, RETAIN))
     options = replace(options, compacts=cleanup.random() < WITH_COMPACTION)
     if is_cluster and draw.random() < 0.25:
-        # Lost records may belong to transactions or be commits, so there are neither.
+        # A lost record may belong to a transaction or be a commit of offsets, so there are neither.
         losing = draw.choice((*LOSING, "power_loss"))
         return replace(
             options,
@@ -246,7 +247,7 @@ def draw_members(draw: random.Random) -> tuple[tuple[bool, bool], ...]:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a history."""
+    """The outcome of a simulated run."""
 
     seed: int
     digest: str
@@ -258,7 +259,7 @@ class Result:
 
 
 class History:
-    """One history: its daemons, clients and faults."""
+    """One simulated run: its daemons, clients and faults."""
 
     start_ms, lively_ms = START_MS, LIVELY_MS
 
@@ -339,7 +340,7 @@ class History:
     def has_unforced_image(self) -> bool:
         """Whether the controller's image has records that no broker sees yet.
 
-        They are lost if the controller loses power.
+        These records are lost if the controller loses power.
         """
         services = None if self.controller is None else self.controller.services
         if services is None:
@@ -398,7 +399,7 @@ class History:
     # --- a history ---
 
     def run(self) -> Result:
-        """Play the history, with all checks."""
+        """Run the simulation, with all checks."""
         options, scheduler = self.options, self.scheduler
         scheduler.say("--", str(options))
         self._start_all()
@@ -670,17 +671,17 @@ def judge_logs(
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of a seed; a failure raises, with the last events in its notes."""
+    """Run the simulation of a seed; a failure raises, with the last events in its notes."""
     return live(draw_options(seed), told)
 
 
 def live(options: Options, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of these options; see :func:`play`."""
+    """Run the simulation of these options; see :func:`play`."""
     return played(History(options, told), f"make sim WORLD=daemons SEED={options.seed} N=1")
 
 
 def played(history: History, repeat: str) -> Result:
-    """Run a history; a failure has the last events and ``repeat`` in its notes."""
+    """Run a simulation; a failure has the last events and ``repeat`` in its notes."""
     with history.machines.in_place():
         try:
             with history.scheduler.explained(history.options, repeat):

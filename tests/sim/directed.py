@@ -1,4 +1,4 @@
-"""Options of histories of daemons in which planted bugs show, by the names of the bugs."""
+"""The options of simulated runs of daemons that reveal planted bugs, by the names of the bugs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sim.cleanup import RETAIN
 from tests.sim.network import Weather
 
 Directions = Mapping[str, Any]
-"""Options that override those drawn from the seed of a history."""
+"""Options that override the options drawn from the seed of a simulated run."""
 
 _ALONE: Final = {"brokers": 1, "factor": 1, "min_isr": 1, "faults": ("break_off", "kill")}
 _CLUSTER: Final = {"brokers": 3, "factor": 3, "min_isr": 1, "faults": ("kill", "break_off")}
@@ -271,7 +271,9 @@ OF_DAEMONS: Final[Mapping[str, Directions]] = {
     },
     "a consumer is assigned a partition that its owner has not revoked": _CONSUMER,
 }
-"""Name of a bug in :data:`BUGS` → its directions; the other bugs are not searched for here."""
+"""Name of a bug in :data:`BUGS` → the directions that reveal it; the simulated runs of daemons do
+not search for the other bugs.
+"""
 
 _PRODUCT: Final = (
     (
@@ -559,7 +561,7 @@ _PRODUCT: Final = (
         _TXN_CLASSIC,
     ),
 )
-"""Further bugs, outside of the state machines, with their directions."""
+"""Bugs outside of the state machines, with their directions."""
 
 DIRECTED: Final[Mapping[str, tuple[Bug, Directions]]] = {
     **{bug.name: (bug, OF_DAEMONS[bug.name]) for bug in BUGS if bug.name in OF_DAEMONS},

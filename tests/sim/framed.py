@@ -26,10 +26,10 @@ from tests.sim.watch import KEYED
 REQUEST_MS: Final = 2_500
 """The timeout of a request."""
 DOUBTS_MS: Final = 1_000
-"""For how long a reader asks again after OFFSET_OUT_OF_RANGE."""
+"""For how long a reader repeats a fetch that was answered with OFFSET_OUT_OF_RANGE."""
 BACKOFF_MS: Final = 60
 LOST: Final = None
-"""Stands for the answer to a request that got none."""
+"""Stands for the missing answer to a request."""
 
 Log = dict[int, str]
 """The values of a partition by offset."""
@@ -37,7 +37,7 @@ Log = dict[int, str]
 
 @dataclass
 class Promises:
-    """All acknowledgements to clients; the end of a history compares them with the logs."""
+    """All acknowledgements to clients; at the end they are compared with the logs."""
 
     appended: dict[Partition, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     """Acknowledged batches by their first offsets."""
@@ -57,7 +57,7 @@ class Promises:
     """Called to bring :attr:`deleted` up to date."""
     transactions: list[Transaction] = field(default_factory=list)
     committed: dict[Partition, int] = field(default_factory=dict)
-    """The greatest offset of the group whose commit was acknowledged."""
+    """The greatest acknowledged committed offset of the group."""
     producer_ids: dict[int, str] = field(default_factory=dict)
     """Producer id → name of the client that got it."""
     offsets: int = 0
@@ -69,7 +69,7 @@ class Promises:
     partitions: int = 1
     """The topic's number of partitions, according to the admin's last response."""
     assigned_partitions: int = 1
-    """The number of partitions that the last leader of the classic group has assigned."""
+    """The number of partitions in the last assignment by a leader of the classic group."""
     generation: int = -1
     """The greatest generation that a member of the group got."""
     owners: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Promises:
     def group_began(self) -> None:
         """Forget all generations.
 
-        An empty group that changes its protocol begins anew, and so do its generations
+        An empty group that changes its protocol starts again, and so do its generations
         (``GroupMetadataManager.maybeDeleteEmptyConsumerGroup``).
         """
         self.generation = 0
@@ -134,7 +134,7 @@ class Transaction:
     """Values whose append was acknowledged."""
     tried: dict[Partition, list[str]] = field(default_factory=dict)
     commits: bool | None = None
-    """True if its producer requested a commit, False for an abort, None before either."""
+    """True if the producer requested a commit, False for an abort, None before either request."""
     is_acknowledged: bool = False
 
     def check(self, seen: Mapping[Partition, set[str]], deleted: set[str]) -> None:
@@ -172,7 +172,7 @@ class FrameClient:
         self.is_stopped = False
         self.is_done = False
         self.is_awaited = True
-        """Whether the client must finish before the history ends."""
+        """Whether the client must finish before the simulated run ends."""
         self.waits_for = ""
         self._failed = failed
         with self.loop.running():
@@ -191,7 +191,7 @@ class FrameClient:
         raise NotImplementedError
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task of the client; its exception fails the history."""
+        """Run a coroutine as a task of the client; its exception fails the simulated run."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -213,7 +213,7 @@ class FrameClient:
         await asyncio.sleep(milliseconds / 1000)
 
     async def ask(self, api: str, **fields: Any) -> Any:
-        """Send a request; return its answer, errors included, or :data:`LOST` without one."""
+        """Send a request; return its answer, also one with an error, or :data:`LOST`."""
         self.waits_for = api
         try:
             answer = await self._client.call(api, check=False, **fields)
@@ -262,7 +262,7 @@ class FrameClient:
     ) -> dict[Partition, tuple[ErrorCode, int]] | None:
         """Send a Produce request to the leader of the first partition.
 
-        Return error and base offset of each partition, or None without an answer.
+        Return the error and base offset of each partition; without an answer return None.
         """
 
         def body(make: RequestFactory) -> Any:
@@ -293,8 +293,8 @@ class FrameClient:
     ) -> tuple[ErrorCode, list[tuple[int, str]], int] | None:
         """Fetch once from the leader, or from the broker ``node_id``.
 
-        Return the error, (offset, value) of each record, and the next offset; None without an
-        answer.
+        Return the error, the (offset, value) pairs of the records, and the next offset. Without an
+        answer return None.
         """
 
         def body(make: RequestFactory) -> Any:
@@ -316,7 +316,7 @@ class FrameClient:
         if answer.error_code:
             return answer.error_code, [], offset
         if not answer.responses:
-            # The answer to a throttled client only has the throttle time.
+            # The answer to a throttled client has only the throttle time, no partitions.
             await self.wait(answer.throttle_time_ms)
             return None
         row = answer.responses[0].partitions[0]
@@ -339,8 +339,8 @@ def _read(
 ) -> tuple[list[tuple[int, str]], int]:
     """Return the visible (offset, value) pairs of fetched bytes, and the next offset.
 
-    Records below ``offset``, control records and aborted records are left out. Only a compacted
-    topic ``has_gaps`` between batches; otherwise they raise BrokenInvariantError.
+    Records below ``offset``, control records and aborted records are left out. Gaps between batches
+    raise BrokenInvariantError, except in a compacted topic, which ``has_gaps``.
     """
     found: list[tuple[int, str]] = []
     waiting, hidden = sorted(aborted), set[int]()
@@ -394,7 +394,7 @@ class Producer(FrameClient):
         self._is_sure = False
         """Whether the first batch of the last round was acknowledged.
 
-        Only then the next round may have several batches in flight.
+        Only if it was, the next round may have several batches in flight.
         """
 
     async def live(self) -> None:
@@ -457,9 +457,9 @@ class Producer(FrameClient):
     ) -> list[tuple[tuple[str, ...], bytes]]:
         """Return the same batches in the producer's next epoch.
 
-        A restarted leader knows only the last batch of a producer. It refuses an earlier batch of
-        its log as out of order, so the client cannot learn whether that batch was appended.
-        Source: ``TransactionManager.canRetry``.
+        A restarted leader knows only the last batch of a producer. The leader refuses an earlier
+        batch of its log as out of order, so the client cannot find out whether that batch was
+        appended. Source: ``TransactionManager.canRetry``.
         """
         self.node.say("raises its epoch")
         self._stamp["producer_epoch"] += 1
@@ -503,7 +503,9 @@ class Reader(FrameClient):
         self._asks_leader = True
         self.offset = 0
         self._doubts_since: int | None = None
-        """Since when every answer was OFFSET_OUT_OF_RANGE, in milliseconds; None: not now."""
+        """Time of the first of the latest, uninterrupted OFFSET_OUT_OF_RANGE answers, in
+        milliseconds. None if the last answer was another one.
+        """
 
     async def live(self) -> None:
         while not self.is_stopped:
@@ -513,7 +515,8 @@ class Reader(FrameClient):
             answer = await self.fetch(
                 self.place, self.offset, committed=self.committed, node_id=node_id
             )
-            # A broker without a replica, or with a lagging replica, refuses: then ask the leader.
+            # A broker without a replica, or with a lagging replica, refuses the request: ask the
+            # leader.
             self._asks_leader = answer is None or (answer[0] != 0 and node_id is not None)
             if answer is None or self._asks_leader:
                 continue
@@ -538,7 +541,7 @@ class Reader(FrameClient):
     def _may_doubt(self) -> bool:
         """Whether an OFFSET_OUT_OF_RANGE may come from a broker that has lost its disk.
 
-        Former leaders answer this until they have caught up, also one after the other.
+        A former leader answers so until it has caught up. Several former leaders may do so in turn.
         """
         now_ms = self.node.scheduler.now
         if self._doubts_since is None:

@@ -73,7 +73,7 @@ class Admin(FrameClient):
         await self.create(name, partitions, factor)
 
     async def commit_and_recreate(self, name: str, factor: int) -> None:
-        """Check that an offset committed for a topic does not apply to a new one of the same name.
+        """Check that an offset committed for a topic does not apply to a new topic of this name.
 
         The group has no members and commits rarely, so only the deletion removes the offset.
         """

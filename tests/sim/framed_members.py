@@ -1,6 +1,6 @@
-"""Members of a group, of the classic or the consumer protocol.
+"""Simulated members of a group, of the classic or the consumer protocol.
 
-They commit increasing numbers, so an OffsetFetch must never return less than an acknowledged
+Members commit increasing numbers, so an OffsetFetch must never return less than an acknowledged
 commit. A member whose commit got no response rejoins with a new member id, because the commit may
 still take effect.
 """
@@ -84,7 +84,7 @@ class FramedMember(FrameClient):
         """Whether the member has taken its whole assignment and knows all its positions."""
 
     async def live(self) -> None:
-        """Stay in the group until the history ends; a stopped member neither commits nor leaves."""
+        """Stay in the group until the run ends; a stopped member neither commits nor leaves."""
         while True:
             await self._live_on()
 
@@ -405,7 +405,7 @@ class ConsumerMember(FramedMember):
             self.another_life()
         await self.pause()
         if self.goes():
-            # Another member may get the partitions before the answer arrives here.
+            # Another member may get the partitions before this member gets the answer.
             self.lose()
             if self.member_id and self.instance is None and self.draw.random() < 0.5:
                 await self._in_group("ConsumerGroupHeartbeat", self._says(LEAVE_EPOCH, None))

@@ -1,7 +1,7 @@
 """Members of a share group, which fetch, acknowledge, hold records too long, and disappear.
 
-They send the requests of a client library, and some that no library sends: acknowledgements after
-the lock has expired, sessions that continue after an unknown outcome, members without a heartbeat.
+Members behave like a client library, and sometimes as no library does: they acknowledge records
+after the lock has expired, continue a session after an unknown outcome, or stop their heartbeats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DESCRIBE_MS: Final = 250
 GAP, ACCEPT, RELEASE, REJECT, RENEW = AcknowledgeType
 _DRAWN: Final = (ACCEPT,) * 13 + (RELEASE,) * 4 + (REJECT,) * 2
 IGNORED: Final = 0.12
-"""The probability that a member does nothing with records that it got."""
+"""The probability that a member does nothing with the records that it received."""
 PAUSES_MS: Final = (1, 1, 5, 20, 20, 50, 100, 100, 200, LOCK_MS + 20, LOCK_MS + 300)
 """The pauses between two requests of a member. In the last two its acquisition locks expire."""
 PIGGYBACKS: Final = 0.5
@@ -64,12 +64,12 @@ _ALLOWED: Final = frozenset(
 
 @dataclass
 class Held:
-    """A record that a member has got and not acknowledged."""
+    """A record that a member has received and not acknowledged."""
 
     count: int
     has_record: bool
     sent_ms: float
-    """When its ShareFetch was sent."""
+    """When the ShareFetch that returned the record was sent."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class ShareMember(FrameClient):
             await self._turn()
 
     def _be_another(self) -> None:
-        """Continue with a new member id; the former locks stay until the connection is closed."""
+        """Continue with a new member id; the former id's locks last until its connection ends."""
         self._lives += 1
         self.member_id, self._epoch, self._assigned = f"{self.name}-{self._lives}", 0, []
         self._sessions.clear()
@@ -241,7 +241,7 @@ class ShareMember(FrameClient):
         limit = self.draw.choice((1, 5, 500))
         wait_ms = self.draw.choice((0, 100, 500))
         if self.is_stopped:
-            wait_ms = 0  # a single member must read all partitions before the history ends
+            wait_ms = 0  # a single member must read all partitions before the simulated run ends
 
         def body(make: RequestFactory) -> Any:
             rows = [
@@ -393,7 +393,7 @@ class ShareMember(FrameClient):
 
 
 def _batches(make: RequestFactory, kinds: Iterable[tuple[int, AcknowledgeType]]) -> list[Any]:
-    """Return batches of consecutive offsets, with one type for the batch or one for each offset."""
+    """Return batches of consecutive offsets, with one type per batch or one per offset."""
     runs: list[_Kinds] = []
     for offset, kind in kinds:
         if runs and runs[-1][-1][0] + 1 == offset:

@@ -1,4 +1,4 @@
-"""The error that fails a simulated history."""
+"""The error that fails a simulated run."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.sim.network import Node
 
 LATE: Final = 0.01
 LATE_MS: Final = 600
-"""The probability, and the longest delay, of a late ``call_soon_threadsafe``."""
+"""The probability and the longest delay in milliseconds of a late ``call_soon_threadsafe``."""
 
 MOST_TURNS: Final = 500
 """Turns after which the time advances by a millisecond: otherwise a task that yields until a
@@ -27,7 +27,7 @@ deadline would never reach it, as turns take no simulated time."""
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """The loop of the process that runs on ``node`` at its creation; it ends with that process."""
+    """The event loop of the process that runs on ``node`` now; the loop ends with that process."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -70,7 +70,7 @@ class Loop(asyncio.AbstractEventLoop):
         """Run the ready callbacks; callbacks that they schedule run in the next turn."""
         self._is_armed = False
         kept = events._get_running_loop()
-        events._set_running_loop(self)  # not `running`, which costs as much as a callback
+        events._set_running_loop(self)  # `running` would cost as much as a callback
         try:
             for _ in range(len(self._ready)):
                 if not self.is_alive:

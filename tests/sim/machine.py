@@ -29,7 +29,7 @@ from tests.sim.sockets import SocketLoop, Work
 from tests.support.memory_disk import MemoryDisk
 
 EPOCH_MS: Final = 1_700_000_000_000
-"""The time of day when a history begins."""
+"""The time of day when a simulated run begins."""
 
 THREAD_STEP_S: Final = 0.001
 """Processor time that passes between two calls of ``time.thread_time``."""
@@ -38,11 +38,11 @@ NOTED: Final = frozenset({"warning", "error", "critical", "exception"})
 """Levels of the log lines that the trace contains."""
 
 FAILURES: Final = frozenset({"background work failed", "handler failed"})
-"""Log lines about unexpected errors, which fail the history."""
+"""Log lines about unexpected errors, which fail the simulated run."""
 
 
 class Disk:
-    """A machine's disk: a kill keeps all writes, a power loss the synced ones and some others."""
+    """A machine's disk. A kill keeps all writes; a power loss may lose unsynced writes."""
 
     def __init__(self, directory: str) -> None:
         self.files = MemoryDisk()
@@ -56,7 +56,7 @@ class Disk:
         self.files.steps.clear()
 
     def kill(self) -> None:
-        """Give the next process a copy, so that late writes of the killed one have no effect."""
+        """Give the next process a copy, so that the killed process's late writes have no effect."""
         self._note()
         self.files = self.files.after_kill()
 
@@ -141,7 +141,7 @@ class _Runner:
 
 
 class Machines:
-    """The clocks, the randomness and the daemon's log of all machines of a history."""
+    """The clocks, the randomness and the daemon's log of all machines of a simulated run."""
 
     def __init__(self, scheduler: Scheduler, creep_ns: int = 0) -> None:
         self._scheduler = scheduler
@@ -152,9 +152,9 @@ class Machines:
         self.draw = random.Random(scheduler.draw.getrandbits(64))
         self.failures: list[str] = []
         self.unexpected = FAILURES
-        """Log lines that fail the history, besides all exceptions and critical lines."""
+        """Log lines that fail the simulated run, besides all exceptions and critical lines."""
         self.changes: tuple[tuple[Any, str, Any], ...] = ()
-        """(module, name, value): attributes to replace in this history."""
+        """(module, name, value): attributes to replace in this simulated run."""
 
     # --- time ---
 
@@ -248,5 +248,6 @@ class Machines:
 _CLOCKS: Final = cast(
     "tuple[Any, ...]", (clock.monotonic_s, clock.monotonic_ns, clock.time_of_day_ns)
 )
-"""``functools.partial`` objects, which modules import by name: their state is replaced, so that
-the change reaches all importers."""
+"""``functools.partial`` objects that modules import by name. Their state is replaced instead of the
+objects, so that the change reaches all importers.
+"""

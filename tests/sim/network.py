@@ -16,7 +16,7 @@ NOTICED_MS: Final = 300
 """The longest time until a node notices a broken connection."""
 
 CLOCK_MS: Final = 1_000_000
-"""How far a clock is ahead of the simulated time before any fault sets it."""
+"""How far a node's clock is ahead of the simulated time before any fault sets the clock."""
 
 
 class Node:
@@ -29,9 +29,9 @@ class Node:
         self.incarnation = 0
         self.paused_until_ms = 0
         self.clock_ms = CLOCK_MS
-        """How far its clock is ahead of the simulated time."""
+        """How far the node's clock is ahead of the simulated time."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        """The calls that were due while it was paused, in order."""
+        """The calls that were due while the process was paused, in order."""
 
     @property
     def now_ms(self) -> int:
@@ -111,7 +111,7 @@ class Network:
     weather: Weather
     nodes: dict[str, Node] = field(default_factory=dict)
     cut: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs of source and target names between which nothing arrives."""
+    """(source, target): the network drops everything that the source sends to the target."""
 
     def add(self, name: str) -> Node:
         """Add a node."""

@@ -1,8 +1,8 @@
 """Searches for planted bugs, to show that the simulation finds them.
 
-``python -m tests.sim.planted`` plays histories with each bug, with the options that the bug needs,
-and prints how many histories it took to find the bug. ``--world shares`` searches for the bugs of
-share groups, ``--world zookeeper`` for the bugs of clusters on ZooKeeper.
+``python -m tests.sim.planted`` runs simulations of different seeds with each bug and the options
+that the bug needs. It prints how many simulated runs it took to find the bug. ``--world shares``
+searches for the bugs of share groups, ``--world zookeeper`` for the bugs of clusters on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 def play_directed(name: str, seed: int) -> object:
-    """Play the history of a seed with the options that a bug needs."""
+    """Run the simulation of a seed with the options that a bug needs."""
     return daemons.live(replace(daemons.draw_options(seed), **DIRECTED[name][1]))
 
 
 def play_shares(name: str, seed: int) -> object:
-    """Play the history of a seed with a share group, with the options that a bug needs."""
+    """Run the simulation of a seed with a share group, with the options that a bug needs."""
     options = next(options for bug, options in SHARE_BUGS if bug.name == name)
     return shares.live(replace(shares.draw_share_options(seed), **options))
 
@@ -77,13 +77,13 @@ WORLDS: Final = {
     SHARES: (tuple(bug for bug, _ in SHARE_BUGS), play_shares),
     ON_ZOOKEEPER: (ZOOKEEPER, zk_directed.play_directed),
 }
-"""World → its bugs, and the function that plays a seed with the options of a bug."""
+"""World → its bugs, and the function that runs a seed's simulation with a bug's options."""
 
 
 def seeds_until_found(
     bug: Bug, first: int, most: int, world: str = DAEMONS
 ) -> tuple[int, str] | None:
-    """Return the number of histories until the bug shows, and the failure; None if none fails."""
+    """Return the number of runs until one fails because of the bug, and the failure, or None."""
     _, play = WORLDS[world]
     with planted(bug):
         for count in range(1, most + 1):

@@ -1,4 +1,4 @@
-"""Replays of a seed, for tests that a seed always gives the same history."""
+"""Repeats the simulation of a seed, for tests that a seed always gives the same run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def stories(world: str, seed: int) -> set[bytes]:
-    """Play a seed with two orders of sets of strings; return the distinct traces."""
+    """Simulate a seed with two iteration orders of sets of strings; return the distinct traces."""
     command = [sys.executable, "-m", "tests.sim.run", "--world", world, "--seed", str(seed)]
     return {
         subprocess.run(

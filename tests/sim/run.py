@@ -1,8 +1,8 @@
-"""``python -m tests.sim.run --seed 1 --count 500`` plays the histories of 500 seeds.
+"""``python -m tests.sim.run --seed 1 --count 500`` runs the simulations of 500 seeds.
 
-The worlds are ``daemons`` (a standalone broker, or a controller and its brokers), ``shares`` (the
-same brokers with a share group) and ``zookeeper`` (brokers that elect their controller on
-ZooKeeper); ``both`` plays ``daemons`` and ``zookeeper``.
+``--world`` selects the kind of cluster: ``daemons`` (a standalone broker, or a controller and its
+brokers), ``shares`` (the same with a share group), ``zookeeper`` (brokers that elect their
+controller on ZooKeeper), or ``both`` (``daemons`` and ``zookeeper``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAYS: Final[Mapping[str, Callable[..., daemons.Result]]] = {
 }
 
 CHUNK = 50
-"""Seeds that a worker process plays per task."""
+"""Number of seeds that a worker process simulates per task."""
 TELLS = 4
 """Chunks between two lines of progress."""
 
@@ -37,13 +37,13 @@ TELLS = 4
 def play_all(
     part: tuple[str, Iterable[int]], *, keeps_going: bool
 ) -> tuple[list[str], list[str], float]:
-    """Play seeds of a world; return the texts of failures, the lines ``seed digest``, user seconds.
+    """Simulate some seeds; return texts of failures, lines ``seed digest``, and user seconds.
 
     Without ``keeps_going``, stop at the first failure and return its traceback.
     """
-    gc.set_threshold(200_000, 50, 50)  # most objects of a history live as long as it does
+    gc.set_threshold(200_000, 50, 50)  # most objects live as long as their simulated run
     gc.collect()
-    gc.freeze()  # modules and caches, which no collection then scans
+    gc.freeze()  # collections no longer scan modules and caches
     stories: list[str] = []
     digests: list[str] = []
     world, seeds = part
@@ -60,7 +60,7 @@ def play_all(
 
 
 def main() -> int:
-    """Play the seeds of the command line; return 1 if one failed."""
+    """Simulate the seeds of the command line; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="the number of seeds")

@@ -1,8 +1,8 @@
 """A queue of events at simulated times, without a clock, threads or an event loop.
 
 Events at the same time run in the order in which they were scheduled, and all randomness comes from
-one generator, so a seed determines the whole history. The events are added to a :class:`Trace`,
-whose digest is the same for the same seed.
+one generator, so a seed determines the whole simulated run. The events are added to a
+:class:`Trace`, whose digest is the same for the same seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_LINES: Final = 60
 
 
 class Trace:
-    """The events of a history as lines: the last ones, and a digest of all."""
+    """The events of a simulated run as lines: the last lines, and a digest of all lines."""
 
     def __init__(self, told: Callable[[str], None] | None = None) -> None:
         self.last: deque[str] = deque(maxlen=KEPT_LINES)

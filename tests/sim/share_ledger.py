@@ -33,7 +33,7 @@ from tests.sim.invariants import BrokenInvariantError
 DELIVERY_LIMIT: Final = 5
 """``share.delivery.count.limit``."""
 FINAL: Final = frozenset({AcknowledgeType.ACCEPT, AcknowledgeType.REJECT, AcknowledgeType.GAP})
-"""The types after whose success a record is not delivered again."""
+"""Acknowledgement types; after a successful one, the record is not delivered again."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,9 @@ class Offset:
     """The acquisitions and acknowledgements of one offset of a share partition."""
 
     by_leader: dict[int, Acquisition] = field(default_factory=dict)
-    """Leader epoch → its last acquisition. A former leader may still deliver records."""
+    """Leader epoch → the last acquisition by that leader. A former leader may still deliver
+    records.
+    """
     most: int = 0
     """The greatest delivery count."""
     ended_epoch: int | None = None
@@ -62,10 +64,11 @@ class Offset:
     released: tuple[int, int] | None = None
     """Leader epoch and delivery count of the last successful release."""
     open_to: dict[str, Acquisition] = field(default_factory=dict)
-    """Member → the last acquisition at the time of the member's last acknowledgement. Members whose
-    acknowledgement came for an offset below the start offset are missing."""
+    """Member → the offset's last acquisition when the broker received the member's last
+    acknowledgement. A member is missing if the offset was already below the start offset.
+    """
     may_have_ended: bool = False
-    """Whether a final acknowledgement was sent, with any outcome."""
+    """Whether a final acknowledgement was sent, whatever its outcome."""
 
 
 @dataclass
@@ -76,8 +79,9 @@ class ShareLedger:
     """Partition → offset → its acquisitions and acknowledgements."""
     topic_id: UUID | None = None
     assigned: set[int] = field(default_factory=set)
-    """The partitions that any member was assigned. Until then, a repeated initialization may reset
-    the state of a partition."""
+    """The partitions that were assigned to any member. Before a partition's first assignment, a
+    repeated initialization may reset its state.
+    """
     is_drained: bool = False
     """Whether all deliveries are complete, so that the members may stop."""
     may_jump: bool = False
@@ -131,8 +135,8 @@ class ShareLedger:
     ) -> list[tuple[int, Acquisition]]:
         """Note which acknowledged offsets are at or above the start offset.
 
-        NONE for an offset below the start offset proves nothing. Return the offsets that get a
-        final state, with their acquisitions.
+        An error code NONE for an offset below the start offset proves nothing. Return the offsets
+        that get a final state, with their acquisitions.
         """
         final: list[tuple[int, Acquisition]] = []
         for batch in batches:
@@ -158,9 +162,9 @@ class ShareLedger:
         final: Iterable[tuple[int, Acquisition]],
         future: asyncio.Future[object],
     ) -> None:
-        """Check and record final states that a leader has written, whether or not a client knows.
+        """Check and record final states that a leader has written, even if no client was told.
 
-        A share partition that was dropped before its write has ended learns of it, too.
+        A share partition that was dropped while the write was in progress calls this, too.
         """
         if future.cancelled() or future.exception() is not None:
             return
@@ -250,7 +254,8 @@ class ShareLedger:
                 )
             epoch, newest = last.share.leader_epoch, max(known.by_leader)
             if kind is AcknowledgeType.RELEASE:
-                # The response may be late: a later leader has read the state and delivers again.
+                # The response may be late: a later leader has read the state and delivers the
+                # record again.
                 if newest > epoch and known.by_leader[newest].count <= last.count:
                     raise BrokenInvariantError(
                         f"{member} released {offset} of partition {index} as delivery"
@@ -259,7 +264,7 @@ class ShareLedger:
                 known.released = epoch, last.count
                 continue
             if newest > epoch:
-                # The later leader's read fences the writes of the earlier one.
+                # The later leader's read fences the writes of the earlier leader.
                 raise BrokenInvariantError(
                     f"{member} ends {offset} of partition {index} under epoch {epoch}, and it was"
                     f" delivered under {newest}"
@@ -286,7 +291,7 @@ class ShareLedger:
         return f"it was delivered {known.most} times, and has not ended"
 
     def with_outcomes(self) -> set[int]:
-        """Return the partitions that have a state: one final acknowledgement there succeeded."""
+        """Return the partitions that have a state: a final acknowledgement has succeeded."""
         return {
             index
             for index, known in self.offsets.items()

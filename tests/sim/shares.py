@@ -1,7 +1,7 @@
-"""Histories of daemons with members of a share group, from a seed (``WORLD=shares``).
+"""Simulated runs of daemons with members of a share group, from a seed (``WORLD=shares``).
 
-Members stay until all deliveries are complete. Then all brokers are killed; the state that they
-read from their disks must have the same start offsets and no lag.
+Members stay until all deliveries are complete. Then all brokers are killed and restarted. The share
+state that they read from their disks must have the same start offsets and no lag.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ ANSWERED_MS: Final = 150
 """A response that waits for nothing reaches its client within this time."""
 DEAF_TURNS: Final = 8
 DEAF_MS: Final = 100
-"""How long members may reach a former leader beside its successor: turns, and a turn's length."""
+"""While a former leader still serves, this many members in turn look up the leader again, at this
+interval.
+"""
 STRANDED_TURNS: Final = 10
-"""How often a share coordinator is moved until a write is retried."""
+"""How often at most a share coordinator is moved to make a leader retry a write."""
 RETRIED_MS: Final = 100
-"""A write that takes longer is being retried."""
+"""A write that takes longer than this is being retried."""
 FAULTS: Final = (
     "kill_share_coordinator",
     "kill_leader",
@@ -73,12 +75,12 @@ FAULTS: Final = (
     "lone_share_coordinator",
     "deaf_leader",
 )
-"""Further faults of histories with share groups."""
+"""Faults of simulated runs with share groups, besides the faults of other runs."""
 
 
 @dataclass(frozen=True)
 class ShareOptions(Options):
-    """The options of a history with a share group."""
+    """The options of a simulated run with a share group."""
 
     share_members: int = 2
     is_committed: bool = False
@@ -101,7 +103,7 @@ class ShareOptions(Options):
 
 
 def draw_share_options(seed: int) -> ShareOptions:
-    """Draw the options of a seed: as for its history of daemons, but without losses of records."""
+    """Draw the options of a seed: those of its run without a share group, but no record is lost."""
     draw, drawn = random.Random(f"shares {seed}"), draw_options(seed)
     others = {"lose_disk", "reboot", "recreate", RETAIN}
     faults = tuple(fault for fault in drawn.faults if fault not in others)
@@ -129,7 +131,7 @@ def draw_share_options(seed: int) -> ShareOptions:
 
 
 class ShareFaults(Stories):
-    """The faults of other histories, and faults of share coordinators."""
+    """The faults of other simulated runs, and faults of share coordinators."""
 
     def kill_share_coordinator(self) -> None:
         """Kill a share coordinator with ``kill -9``."""
@@ -178,7 +180,7 @@ class ShareFaults(Stories):
         }
 
     def lone_share_coordinator(self) -> None:
-        """Kill a share coordinator whose last write no follower has, and then a leader."""
+        """Kill a share coordinator whose last write is not replicated, and then a leader."""
         self._tell(self._lone_share_coordinator())
 
     async def _lone_share_coordinator(self) -> None:
@@ -197,11 +199,11 @@ class ShareFaults(Stories):
             await self._wait(ANSWERED_MS)
             self._kill_one(coordinator)
         if await self._until(lambda: self._led_by(place) not in (-1, coordinator)):
-            # The next leader reads the state from the next coordinator.
+            # The leader's successor reads the state from the coordinator's successor.
             self.kill_leader()
 
     def deaf_leader(self) -> None:
-        """Hide its successor from a leader that clients and other brokers can still reach."""
+        """Let a leader not learn of its successor, while clients can still reach the leader."""
         self._tell(self._deaf_leader())
 
     async def _deaf_leader(self) -> None:
@@ -230,7 +232,7 @@ class ShareFaults(Stories):
 
 
 class ShareHistory(History):
-    """One history with a share group."""
+    """One simulated run with a share group."""
 
     options: ShareOptions
     start_ms, lively_ms = 300, 300
@@ -248,7 +250,7 @@ class ShareHistory(History):
         return ShareFaults(self)
 
     def _warm_up(self) -> None:
-        """Wait for the first delivery: earlier faults would be over before the group works."""
+        """Wait for the first delivery: earlier faults would end before the group gets records."""
         while not self.ledger.acquired and self.scheduler.now < WARM_UP_MS:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
 
@@ -373,7 +375,7 @@ class ShareHistory(History):
         lags = self.observer.lags
         # Aborted records are archived in memory only, so they count as lag until the next write.
         is_exact = not self.options.is_committed and not self.ledger.may_jump
-        # A Produce may come late: its producer has given up, and the members have stopped.
+        # A Produce request may arrive after its producer has given up and the members have stopped.
         late = {index: self._log_end(index) - end for index, end in self.drained_ends.items()}
         if is_exact and not all(0 <= lag <= late[index] for index, lag in lags.items()):
             raise BrokenInvariantError(
@@ -395,10 +397,10 @@ def _values(transaction: Transaction) -> set[str]:
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of a seed; a failure raises, with the last events in its notes."""
+    """Run the simulation of a seed; a failure raises, with the last events in its notes."""
     return live(draw_share_options(seed), told)
 
 
 def live(options: ShareOptions, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of these options; see :func:`play`."""
+    """Run the simulation of these options; see :func:`play`."""
     return played(ShareHistory(options, told), f"make sim WORLD=shares SEED={options.seed} N=1")

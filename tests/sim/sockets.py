@@ -16,16 +16,16 @@ from tests.sim.loop import Loop
 from tests.sim.network import NOTICED_MS, Network, Node
 
 WINDOW_BYTES: Final = 65_536
-"""The bytes in flight to a peer at which a writer is held back."""
+"""The number of bytes in flight to a peer at which a writer is held back."""
 
 RETRANSMIT_MS: Final = 40
 """The pause between two attempts to deliver bytes, in milliseconds."""
 
 FIRST_PORT: Final = 40_000
-"""Clients, and listeners on port 0, get the ports after this one."""
+"""The ports above this one are given to clients, and to listeners that bind port 0."""
 
 HEADER_BYTES: Final = 8
-"""The first bytes of a request: its size, the API key and the API version."""
+"""The number of the first bytes of a request that are read: its size, API key and API version."""
 
 SPLIT: Final = 0.05
 """The share of writes that arrive in two parts."""
@@ -34,7 +34,7 @@ Address = tuple[str, int]
 
 
 class Wires:
-    """All streams of a history."""
+    """All streams of a simulated run."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -42,14 +42,16 @@ class Wires:
         self.hosts: dict[str, Node] = {}
         """Machines by their addresses."""
         self.dark: set[str] = set()
-        """Names of nodes without power, which are silent instead of refusing connections."""
+        """Names of nodes without power, which do not respond at all instead of refusing
+        connections.
+        """
         self.held: set[tuple[str, ...]] = set()
         """Connections on which nothing arrives in either direction.
 
         Each is (client, server), or (client, server, API key of the last request).
         """
         self.late: dict[tuple[str, str, int], list[int]] = {}
-        """Delays of the next requests by client, server and API key, in milliseconds."""
+        """(client, server, API key) → delays of the next requests, in milliseconds."""
         self._listening: dict[Address, ListeningSocket] = {}
         self._ends: dict[str, dict[End, None]] = {}
         self._port = FIRST_PORT
@@ -146,7 +148,7 @@ class Wires:
                 end.break_off()
 
     def killed(self, node: Node, *, power_loss: bool) -> None:
-        """Close a killed process's sockets, as the kernel does, or silently after a power loss."""
+        """Close a killed process's sockets; after a power loss the peers are not told."""
         for listener in [
             listener for listener in self._listening.values() if listener.loop.node is node
         ]:
@@ -224,7 +226,7 @@ class ClientSocket:
         self.end = end
 
     def fileno(self) -> int:
-        """Return -1: without a file descriptor, files are sent from memory."""
+        """Return -1: a socket without a file descriptor is sent files from memory."""
         return -1
 
     def setsockopt(self, *_arguments: Any) -> None:
@@ -255,14 +257,14 @@ class End(asyncio.Transport):
         )
         self.other: End
         self.way = "", ""
-        """The names of the client, which opened the stream, and of the server."""
+        """(client, server): the names of both nodes; the client opened the stream."""
         self.api_key = -1
         """The API key of the client's last request."""
         self._protocol: asyncio.BaseProtocol | None = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._under_way = 0
-        """Bytes that the peer has not read."""
+        """Number of bytes that the peer has not read."""
         self._arriving: deque[bytes | None] = deque()
         self._last_due = 0
         self._unread: deque[bytes | None] = deque()
@@ -336,7 +338,7 @@ class End(asyncio.Transport):
             self.loop.call_soon(self._lose, ConnectionResetError(104, "reset by peer"))
 
     def break_off(self) -> None:
-        """Break the stream: nothing else arrives, and each end notices after a while."""
+        """Break the stream: no more bytes arrive, and each end notices the loss after a while."""
         if self._is_broken:
             return
         self._is_broken = self.other._is_broken = True
@@ -359,8 +361,8 @@ class End(asyncio.Transport):
     def _note_request(self, data: bytes) -> None:
         """Store the API key of the request that begins here.
 
-        If the request must be late, reset this end as a client does that gives up: the kernel still
-        delivers the bytes that were written, perhaps after requests on the client's next
+        If the request must be late, reset this end, as a client does when it gives up. The kernel
+        still delivers the bytes that were written, perhaps after requests on the client's next
         connection.
         """
         self.api_key = self.other.api_key = int.from_bytes(data[4:6], "big")
@@ -490,12 +492,14 @@ class SocketLoop(Loop):
         super().__init__(node)
         self.wires = wires
         self.disk_ms = disk_ms
-        """Bounds of the delay before a thread's work, and before the loop gets the result."""
+        """Bounds in milliseconds of two delays: before a thread begins its work, and before the
+        loop gets the result.
+        """
         self.others: list[SocketLoop] = []
         """The loops of other threads of the same process."""
 
     def set_exception_handler(self, _handler: Any) -> None:
-        """Do nothing: an error that the daemon does not catch fails the history."""
+        """Do nothing: an error that the daemon does not catch fails the simulated run."""
 
     # --- sockets ---
 
@@ -535,11 +539,11 @@ class SocketLoop(Loop):
         return future
 
     def begin(self, work: Work) -> None:
-        """Run work in a thread of the loop's default executor, which always has a free one."""
+        """Run work in a thread of the loop's default executor, which always has a free thread."""
         self.node.after(self.disk_delay(), work)
 
     def disk_delay(self) -> int:
-        """Draw one of the two delays of a thread's work."""
+        """Draw a delay within the bounds of :attr:`disk_ms`."""
         return self.wires.scheduler.draw.randint(*self.disk_ms)
 
 

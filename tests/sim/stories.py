@@ -1,7 +1,7 @@
 """Staged faults, each of which waits for the state in which a planted bug can show.
 
-A story reads the daemons' objects to recognize that state. Its fault is a fault of the network, an
-operator's request or a kill, so the same history can also come about by chance.
+A *story* is such a staged fault. It reads the daemons' objects to recognize the state. The fault is
+a network fault, an operator's request or a kill, so the same events can also occur by chance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Place = tuple[str, int]
 
 
 class Stories(DaemonFaults):
-    """Plays the stories; a story does not begin while another one goes on."""
+    """Runs the staged faults, one at a time."""
 
     _is_telling = False
 
@@ -79,7 +79,7 @@ class Stories(DaemonFaults):
         return None if topic is None else topic.partitions[place[1]]
 
     def _leader(self, place: Place) -> Replica | None:
-        """Return the elected leader's replica, None if that broker does not lead yet."""
+        """Return the elected leader's replica, or None if that broker does not lead yet."""
         now = self._registration(place)
         if now is None or now.leader < 0:
             return None
@@ -155,7 +155,7 @@ class Stories(DaemonFaults):
         self.wires.late[client.node.name, server, api_key] = delays
 
     def late_incarnation(self) -> None:
-        """Let a follower lose its disk; then a fetch of its former process arrives."""
+        """Let a follower lose its disk; a fetch of its former process arrives afterwards."""
         self._tell(self._late_incarnation())
 
     async def _late_incarnation(self) -> None:
@@ -170,7 +170,8 @@ class Stories(DaemonFaults):
         if not others:
             return
         victim = self.draw.choice(others)
-        # The fetch arrives after the next process has registered, whose own fetches come later.
+        # The fetch arrives after the next process has registered, but before that process's own
+        # fetches.
         after_ms = self.options.session_ms + self.draw.randint(LATE_MS // 8, LATE_MS // 2)
         late = [after_ms] + [2 * LATE_MS] * 50
         self.wires.late[victim.node.name, server.node.name, FETCH] = late
@@ -218,7 +219,7 @@ class Stories(DaemonFaults):
                 self._kill_one(leader.machine._view.broker_id)
 
     def kill_ahead(self) -> None:
-        """Kill a coordinator while the in-sync followers know only an older high watermark."""
+        """Kill a coordinator while all in-sync followers know only an older high watermark."""
         self._tell(self._kill_ahead(self._coordinated()))
 
     async def _kill_ahead(self, place: Place) -> None:
@@ -274,7 +275,7 @@ class Stories(DaemonFaults):
         return () if now is None else now.isr
 
     def lose_expansion(self) -> None:
-        """Lose the AlterPartition that adds a replica to the ISR, with its connection."""
+        """Lose the AlterPartition that adds a replica to the ISR; its connection breaks."""
         self._tell(self._lose_expansion())
 
     async def _lose_expansion(self) -> None:
@@ -299,7 +300,7 @@ class Stories(DaemonFaults):
             self.wires.held.discard((leader.name, "ct", str(ALTER_PARTITION)))
 
     def overtake(self) -> None:
-        """Send a new producer's second batch after its first one was refused below min ISR."""
+        """Send a new producer's second batch after the first batch was refused below min ISR."""
         self._tell(self._overtake())
 
     async def _overtake(self) -> None:
@@ -336,7 +337,7 @@ class Stories(DaemonFaults):
                 return
             if await send(0) != ErrorCode.not_enough_replicas:
                 return
-        # The second batch arrives as if it had been in flight when the first one was refused.
+        # The second batch arrives as if it had been in flight when the first batch was refused.
         if await self._until(lambda: not is_under_min_isr(), 2 * PATIENCE_MS):
             await send(1)
         for sequence in (0, 1):
@@ -383,7 +384,7 @@ class Stories(DaemonFaults):
             await self._wait(self.options.lag_ms)
 
     def miss_epoch(self) -> None:
-        """Elect another leader and then the former one, which gets both changes at once."""
+        """Elect another leader and then the former leader, which gets both changes at once."""
         self._tell(self._miss_epoch())
 
     async def _miss_epoch(self) -> None:

@@ -1,4 +1,4 @@
-"""Simulated histories of whole daemons; ``make sim WORLD=daemons SEED=7 N=1`` repeats one."""
+"""Simulated runs of whole daemons; ``make sim WORLD=daemons SEED=7 N=1`` repeats one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.sim.repeated import stories
 from tests.sim.run import DAEMONS
 
 SEEDS = 4
-"""Seeds of ``make test``; CI plays 250 by ``make sim``."""
+"""Number of seeds in ``make test``; CI simulates 250 seeds by ``make sim``."""
 MOST_SEEDS = 20
-"""Seeds within which a planted bug must be found."""
+"""Number of seeds within which a planted bug must be found."""
 
 QUICK = frozenset(
     name
@@ -21,8 +21,7 @@ QUICK = frozenset(
     if options["brokers"] == 1
     and name != "a start does not flush records that a killed process left unflushed"
 )
-"""The bugs that ``make test`` searches for. The one that is left out shows only in the 14th
-history."""
+"""The bugs that ``make test`` searches for. The bug that is left out only shows in the 14th run."""
 
 SPREAD = frozenset(
     {
@@ -70,7 +69,7 @@ SPREAD = frozenset(
         "retention deletes records above the high watermark",
     }
 )
-"""Bugs of clusters that `make slow` searches for; each shows in the first one or two histories."""
+"""Bugs of clusters that `make slow` searches for; each shows in the first or second run."""
 
 
 def test_histories_of_daemons_violate_no_guarantee() -> None:
@@ -100,7 +99,7 @@ def test_histories_of_daemons_find_bug(name: str) -> None:
     bug, _ = DIRECTED[name]
     found = seeds_until_found(bug, 1, MOST_SEEDS, DAEMONS)
     assert found is not None
-    play_directed(name, found[0])  # without the bug, the same history must hold
+    play_directed(name, found[0])  # without the bug, the same run must succeed
 
 
 @pytest.mark.slow

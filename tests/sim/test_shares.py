@@ -1,4 +1,4 @@
-"""Simulated histories with share groups; ``make sim WORLD=shares SEED=7 N=1`` repeats one."""
+"""Simulated runs with share groups; ``make sim WORLD=shares SEED=7 N=1`` repeats one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOUND = {
     "the state topic is pruned up to a snapshot that is not committed": 27,
     "a repeated initialization of the same epoch resets the state": 11,
 }
-"""The seeds whose histories find planted bugs; `make test` plays the first :data:`QUICK`."""
+"""The seeds that find planted bugs; `make test` searches for the first :data:`QUICK` bugs."""
 QUICK = 2
 
 
@@ -84,7 +84,7 @@ def test_planted_bugs_apply_to_the_current_code() -> None:
 def test_histories_of_share_groups_find_bug(name: str) -> None:
     bug = next(bug for bug, _ in BUGS if bug.name == name)
     assert seeds_until_found(bug, FOUND[name], 1, SHARES) is not None
-    play_shares(name, FOUND[name])  # without the bug, the same history must hold
+    play_shares(name, FOUND[name])  # without the bug, the same run must succeed
 
 
 @pytest.mark.slow

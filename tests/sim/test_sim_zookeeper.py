@@ -1,4 +1,4 @@
-"""Simulated histories of daemons on ZooKeeper.
+"""Simulated runs of daemons on ZooKeeper.
 
 ``make sim WORLD=zookeeper SEED=7 N=1`` repeats one.
 """
@@ -21,13 +21,15 @@ from tests.sim.zk_history import live, play
 from tests.sim.zk_options import draw_options
 
 SEEDS = 2
-"""Seeds of ``make test``; CI plays 250 by ``make sim``."""
+"""Number of seeds in ``make test``; CI simulates 250 seeds by ``make sim``."""
 
 EVERY = 600
-"""The tests play one step of this many; ``python -m tests.sim.zk_scripts`` plays all."""
+"""The tests inject faults at one of this many steps of a script; ``python -m tests.sim.zk_scripts``
+injects them at each step.
+"""
 
 MOST_SEEDS = 15
-"""Seeds within which a planted bug must be found."""
+"""Number of seeds within which a planted bug must be found."""
 
 
 def test_histories_on_zookeeper_violate_no_guarantee() -> None:
@@ -46,8 +48,10 @@ UNHEARD_DELETIONS = (
     ("marking", zk_scripts.Step(1, zk_scripts.EXPIRE)),
     ("marking", zk_scripts.Step(2, zk_scripts.EXPIRE_ANOTHER)),
 )
-"""A broker that was not registered during a deletion kept the topic for good: the controller did
-not tell returning brokers, and they did not look for deleted topics by themselves."""
+"""Steps at which a fault once left a deleted topic on a broker that was not registered during the
+deletion. The controller did not tell returning brokers about deleted topics, and brokers did not
+look for deleted topics by themselves.
+"""
 
 
 @pytest.mark.parametrize(("script", "step"), UNHEARD_DELETIONS)
@@ -105,10 +109,10 @@ def test_histories_on_zookeeper_find_bug(bug: Bug) -> None:
     found = seeds_until_found(bug, 1, MOST_SEEDS, ON_ZOOKEEPER)
     assert found is not None
     if not isinstance(DIRECTED[bug.name], Staged):
-        play_directed(bug.name, found[0])  # without the bug, the same history must hold
+        play_directed(bug.name, found[0])  # without the bug, the same run must succeed
 
 
-@pytest.mark.slow  # test_daemons.py has the same test of quicker histories
+@pytest.mark.slow  # test_daemons.py has the same test of quicker simulated runs
 def test_seed_on_zookeeper_determines_the_history() -> None:
     """The history must not depend on the order of sets of strings (``PYTHONHASHSEED``)."""
     (story,) = stories(ON_ZOOKEEPER, 24)

@@ -44,17 +44,20 @@ class Committed:
     compacted: CompactedRecords | None = None
     """The records, if brokers compact the topic."""
     start: int = 0
-    """The leader's log start offset, below which all records are deleted. A follower that has
-    truncated to this offset may keep other records below it, until the follower learns the offset.
-    After a kill the follower may not know the offset any longer."""
+    """The leader's log start offset, below which all records are deleted. A follower that truncates
+    its log at this offset may keep other records below it until the follower learns the log start
+    offset. A killed follower may have lost the offset again.
+    """
     end: int = 0
     last: Batch | None = None
     open: dict[int, list[int]] = field(default_factory=dict)
-    """Producer id → offsets of the batches of its transaction without an end marker below ``end``.
+    """Producer id → offsets of the batches of its open transaction, which has no end marker below
+    ``end``.
     """
     is_void: bool = False
-    """Whether committed records may be lost: after an unclean election, or when all members of ISR
-    and ELR may have lost some."""
+    """Whether committed records may be lost: after an unclean election, or when every member of ISR
+    and ELR may have lost records.
+    """
 
     def extend(self, header: BatchHeader, batch: Batch) -> None:
         """Add the next committed batch."""
@@ -69,7 +72,7 @@ class Watch:
     """Checks the invariants of all brokers, and stores their committed batches for comparison."""
 
     def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
-        """``unforced``: topics that may lose records in a power loss, as they are not flushed."""
+        """The topics ``unforced`` are not flushed, so a power loss may lose their records."""
         self._unforced = unforced
         self._leaders: dict[tuple[Key, int], str] = {}
         """(partition, leader epoch) → name of its leader."""
@@ -79,7 +82,7 @@ class Watch:
         self._high: dict[Key, int] = {}
         """Partition → greatest high watermark of any replica."""
         self._seen: dict[tuple[str, int, Key], int] = {}
-        """(node, incarnation, partition) → offset up to which that log was compared."""
+        """(node, incarnation, partition) → offset up to which that replica's log was compared."""
         self._markers: dict[tuple[int, int], bytes | None] = {}
         """Producer id and epoch → key of the committed end marker."""
         self._known: dict[Key, PartitionRegistration] = {}
@@ -92,13 +95,15 @@ class Watch:
         """Whether a replica or a registration has changed since :meth:`_look_at_members` ran."""
         self._image: MetadataImage | None = None
         self._suspects: dict[int, UUID] = {}
-        """Broker whose disk has lost records → incarnation that is still registered."""
+        """Broker whose disk has lost records → its incarnation id, which is still registered."""
         self.void: set[tuple[str, int]] = set()
         """Topic and index of partitions that may have lost committed records."""
         self._loses = False
         """Whether any disk has lost records."""
         self._has_last: dict[tuple[str, int, Key], Batch] = {}
-        """(node, incarnation, partition) → last committed batch that was found in that log."""
+        """(node, incarnation, partition) → last committed batch that was found in that replica's
+        log.
+        """
 
     def look(self, image: MetadataImage | None, brokers: list[Daemon]) -> None:
         """Raise BrokenInvariantError for the first invariant that does not hold now."""
@@ -137,7 +142,7 @@ class Watch:
     def high_watermark_moved(self, name: str, offset: int) -> None:
         """Store the high watermark of a replica of ``name`` (``topic-index``) in every turn.
 
-        Its leader may be replaced between the response to a producer and the next :meth:`look`.
+        The leader may be replaced between the response to a producer and the next :meth:`look`.
         """
         topic_name, _, index = name.rpartition("-")
         topic = None if self._image is None else self._image.topics.get(topic_name)
@@ -211,7 +216,7 @@ class Watch:
             if came and not set(now.replicas) <= set(now.isr):
                 raise BrokenInvariantError(f"{name}: a reassignment ends too early: {now}")
         is_unclean = now.leader_recovery_state == RECOVERING and now.leader != was.leader
-        # Without an ELR, electing the last known leader loses nothing that its disk has kept.
+        # Without an ELR, electing the last known leader loses only records that its disk has lost.
         if is_unclean and (was.elr or (now.leader,) != was.last_known_elr):
             self._voids(key)
 
@@ -314,7 +319,7 @@ class Watch:
     def _compare(
         self, daemon: Daemon, key: Key, where: str, partition: Partition, *, leads: bool
     ) -> None:
-        """Compare the batches below a replica's high watermark with the committed ones."""
+        """Compare the batches below a replica's high watermark with the committed batches."""
         truth = self._committed.setdefault(key, Committed())
         if truth.is_void:
             return
@@ -359,8 +364,8 @@ class Watch:
         """Raise BrokenInvariantError if the LSO passes a transaction without a committed marker."""
         if not truth.open or partition.high_watermark != truth.end:
             return
-        # A replica that began behind a transaction's first records, which retention has deleted,
-        # only knows of the later ones.
+        # A replica may begin behind a transaction's first records if retention has deleted them;
+        # then it only knows the later records.
         start, stable = partition.log_start_offset, partition.last_stable_offset
         kept = [offset for offsets in truth.open.values() for offset in offsets if offset >= start]
         first = min(kept, default=stable)

@@ -1,10 +1,10 @@
-"""Requested changes of users, quotas and ACLs, and the check of their results.
+"""Checks the results of requested changes of users, quotas and ACLs.
 
-Any broker may change them while other brokers and tools do the same. Each transaction is checked: a
-broker changes only the entries that it was asked to change, and creates a change notification in
-the same transaction. Once a change is acknowledged, ZooKeeper must have had it at some time since
-the request, and the broker's image must have it. Znodes are compared as text, so that a broker must
-also keep the entries that it does not understand.
+Any broker may change these entries while other brokers and tools change them, too. Each transaction
+is checked: a broker changes only the entries that it was asked to change, and creates a change
+notification in the same transaction. If a change was acknowledged, it must have been in ZooKeeper
+at some time since the request, and it must be in the broker's image. Znodes are compared as text,
+so a broker must also keep the entries that it does not understand.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Asked:
     """Earlier requests to this broker for other values of the entry; one write may cover both."""
 
     def is_so(self) -> None:
-        """Note that the change is in place."""
+        """Record that ZooKeeper has the change."""
         self.was_there = self.is_untouched = True
         for request in self.overtaken:
             request.was_there, request.is_untouched = True, False

@@ -1,9 +1,9 @@
 """A model of kazoo's client, as far as ``coordinator/zookeeper/session.py`` uses it.
 
-Like kazoo, it fails its requests in flight and triggers all its watches when its connection is
-lost, keeps later requests for the next connection, and opens another session by itself when its own
-has expired. Its threads are queues: connection events, watches and answers each reach the event
-loop in order, but in any order relative to each other.
+When the connection is lost, the model, like kazoo, fails the requests in flight and triggers all
+watches. It keeps later requests for the next connection, and opens another session by itself when a
+session has expired. Its threads are queues. Connection events reach the event loop in order, and so
+do watches and answers, but there is no order between these three.
 
 Source: ``kazoo.client``, ``kazoo.protocol.connection``.
 """
@@ -60,7 +60,7 @@ class AsyncResult:
 
 
 class _Begun:
-    """The event that ``start_async`` returns: always set, as requests wait for a connection."""
+    """The event that ``start_async`` returns. It is always set; requests wait for a connection."""
 
     def wait(self, _timeout_s: float) -> bool:
         return True
@@ -104,7 +104,7 @@ class Client:
 
     chroot = ""
     problem = ""
-    """An attribute of the daemon's own handler, which this client also replaces."""
+    """Replaces an attribute of the daemon's handler for kazoo, which this client replaces, too."""
 
     @property
     def handler(self) -> Client:
@@ -124,10 +124,12 @@ class Client:
         self._is_stopped = self._is_live = self._is_expired = False
         self._connection: Connection | None = None
         self._attempt = 0
-        """The number of connections so far; messages of earlier ones are ignored."""
+        """The number of connections so far; messages of earlier connections are ignored."""
         self._up_ms = self._down_ms = 0
         self._is_mute = self._is_deaf = False
-        """Whether a message to the server, or from it, was lost; no later one arrives then."""
+        """Whether a message to the server (mute) or from it (deaf) was lost. No later message
+        arrives.
+        """
         self._is_pinged = True
         self._queue: deque[tuple[Request, AsyncResult, _Watch | None]] = deque()
         self._pending: deque[tuple[Request, AsyncResult, _Watch | None, int]] = deque()
@@ -245,7 +247,7 @@ class Client:
         self.node.after(CONNECT_MS, self._connect, self._attempt)
 
     def _reach(self, attempt: int, number: int) -> None:
-        """Connect on the server's side, unless the process has ended or begun another attempt."""
+        """Connect on the server's side, unless the process has ended or tries again."""
         if attempt != self._attempt or not self._loop.is_alive:
             return
         found = self._ensemble.connect(
@@ -309,7 +311,7 @@ class Client:
         self._up_ms = max(self._up_ms, self._scheduler.now + for_ms)
 
     def drop(self) -> None:
-        """Break the connection; the server notices it later than this client."""
+        """Break the connection; the server notices the loss later than this client."""
         connection = self._connection
         if connection is not None:
             self._lost()

@@ -1,4 +1,4 @@
-"""Histories on ZooKeeper in which planted bugs show, by the names of the bugs."""
+"""The options of simulated runs on ZooKeeper that reveal planted bugs, by the names of the bugs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.sim.zk_scripts import (
 
 
 class Staged(NamedTuple):
-    """A script, and a step with a fault; None plays the script without a fault."""
+    """A script, and a step with a fault; None stands for a script without a fault."""
 
     script: str
     step: Step | None = None
 
 
 Directions = Mapping[str, Any]
-"""Options that replace those that a history's seed has drawn."""
+"""Options that override the options drawn from the seed of a simulated run."""
 
 _CLUSTER: Final = {
     "brokers": 3,
@@ -193,7 +193,7 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
 
 
 def play_directed(name: str, seed: int) -> object:
-    """Play the script of a bug, or the history of a seed with the options that the bug needs."""
+    """Run the script of a bug, or the simulation of a seed with the options that the bug needs."""
     directions = DIRECTED[name]
     if isinstance(directions, Staged):
         return zk_scripts.play(*directions)

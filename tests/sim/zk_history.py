@@ -1,7 +1,7 @@
-"""Whole daemons that elect their controller on a simulated ZooKeeper, with clients, from a seed.
+"""Simulated runs of daemons that elect their controller on a simulated ZooKeeper, from a seed.
 
-Source: the daemon takes kazoo's client from ``coordinator/zookeeper/session.py``, where
-:mod:`tests.sim.zk_client` takes its place.
+The daemon imports kazoo's client in ``coordinator/zookeeper/session.py``, where
+:mod:`tests.sim.zk_client` replaces it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ZooKeeperWatch(Watch):
     def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
         super().__init__(unforced)
         self._empty: set[tuple[int, Key]] = set()
-        """Replicas that have lost their disk and have been in the ISR ever since."""
+        """Replicas that have lost their disk and have not left the ISR since then."""
 
     def lost_records(self, daemon: Daemon) -> None:
         """Record that a broker has lost its disk.
 
-        ZooKeeper knows no incarnations: a restarted broker stays in its ISRs until the controller
-        compares the zxid of its registration.
+        ZooKeeper has no incarnation ids: a restarted broker stays in its ISRs until the controller
+        notices the new zxid of the broker's registration.
         """
         self._empty |= {(daemon.node_id, key) for key in self._known}
         super().lost_records(daemon)
@@ -56,7 +56,7 @@ class ZooKeeperWatch(Watch):
             if other != key or broker_id in now.isr
         }
         if (now.leader, key) in self._empty:
-            # Kafka's controller on ZooKeeper elects such a replica, too.
+            # Kafka's controller on ZooKeeper also elects a replica that has lost its disk.
             self._voids(key)
         super()._judge(key, now)
 
@@ -64,7 +64,7 @@ class ZooKeeperWatch(Watch):
         """Check nothing: tools may delete settings."""
 
     def _look_at_isr(self, image: MetadataImage, name: str, now: PartitionRegistration) -> None:
-        """Check nothing: a broker whose session has expired leaves the ISR in a later write."""
+        """Check nothing: a broker leaves the ISR later than its session expires."""
 
     def _different(self, image: MetadataImage, controllers: MetadataImage) -> str:
         parts = {
@@ -113,7 +113,7 @@ def _settings_of(image: MetadataImage) -> object:
 
 
 class ZooKeeperHistory(History):
-    """The brokers, the ensemble and the clients of one history."""
+    """The brokers, the ensemble and the clients of one simulated run."""
 
     options: ZooKeeperOptions
     ensemble: Ensemble
@@ -130,7 +130,7 @@ class ZooKeeperHistory(History):
         self._heard: dict[tuple[str, int], int] = {}
         """(node, incarnation) → newest controller epoch of an accepted request."""
         if "power_loss" not in options.faults:
-            self.machines.unexpected |= {"log cut"}  # no disk loses a write
+            self.machines.unexpected |= {"log cut"}  # power losses lose no write
         self.machines.changes += (
             (session, "client_of", partial(Client, self.ensemble)),
             *((ZooKeeperNode, name, self._told(getattr(ZooKeeperNode, name))) for name in TOLD),
@@ -183,7 +183,7 @@ class ZooKeeperHistory(History):
         return changes[0].after if changes else None
 
     def _check_office(self, broker: Daemon) -> None:
-        """Check that a broker acts as the controller only if it is active and connected."""
+        """Check that no broker acts as the controller unless it is active and connected."""
         node = self.node(broker)
         if node is not None and node.elected is not None and not node.session.is_connected:
             raise BrokenInvariantError(f"{broker.node.name} is active without ZooKeeper")
@@ -265,11 +265,11 @@ def _check_ages(name: str, before: MetadataImage, after: MetadataImage) -> None:
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of a seed; a failure raises, with the last events in its notes."""
+    """Run the simulation of a seed; a failure raises, with the last events in its notes."""
     return live(draw_options(seed), told)
 
 
 def live(options: ZooKeeperOptions, told: Callable[[str], None] | None = None) -> Result:
-    """Play the history of these options."""
+    """Run the simulation of these options."""
     repeat = f"make sim WORLD=zookeeper SEED={options.seed} N=1"
     return played(ZooKeeperHistory(options, told), repeat)

@@ -1,4 +1,4 @@
-"""The options that a seed determines for a history on ZooKeeper."""
+"""The options that a seed determines for a simulated run on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ TOOLS: Final = (
 """Actions of :class:`tests.sim.zk_writers.Writers`."""
 
 WITH_TOOLS: Final = 0.4
-"""The share of histories in which tools write."""
+"""The share of simulated runs in which tools write."""
 
 WITH_POWER_LOSSES: Final = 0.15
-"""The share of histories in which brokers lose power."""
+"""The share of simulated runs in which brokers lose power."""
 
 WITH_LOST_DISKS: Final = 0.15
-"""The share of histories in which brokers lose their disks."""
+"""The share of simulated runs in which brokers lose their disks."""
 
 AUTHORIZER: Final = "kafka.security.authorizer.AclAuthorizer"
 
 
 @dataclass(frozen=True)
 class ZooKeeperOptions(Options):
-    """The options of one history on ZooKeeper."""
+    """The options of one simulated run on ZooKeeper."""
 
     servers: int = 1
     """Members of the ensemble."""
@@ -124,7 +124,7 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
     if draw.random() < WITH_TOOLS:
         faults += tuple(draw.sample(TOOLS, draw.choice((1, 2, 4))))
-    # Generators of their own keep the other options of each seed unchanged.
+    # Separate generators keep the other options of each seed unchanged.
     if random.Random(f"zookeeper power losses {seed}").random() < WITH_POWER_LOSSES:
         faults += ("power_loss",)
     options = ZooKeeperOptions(
@@ -152,7 +152,7 @@ def draw_options(seed: int) -> ZooKeeperOptions:
     )
     disks = random.Random(f"zookeeper lost disks {seed}")
     if disks.random() < WITH_LOST_DISKS:
-        # Lost records may belong to transactions or be commits, so there are neither.
+        # A lost record may belong to a transaction or be a commit of offsets, so there are neither.
         return replace(
             options,
             faults=(*options.faults, disks.choice(LOSING)),

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 RESIGNS_MS: Final = 20
 FROZEN_MS: Final = 1_200
-"""How late a controller learns that it has lost ZooKeeper, and how long it is then paused. The
-pause is longer than a second, the interval of its preferred leader check."""
+"""The delay until a controller learns that it has lost ZooKeeper, and the length of the pause that
+follows. The pause is longer than a second, the interval of the preferred leader check.
+"""
 
 STALLS_MS: Final = (100, 700, 2_000)
 """How long a connection to ZooKeeper, or the whole ensemble, stalls."""
@@ -65,7 +66,7 @@ class Outages(Stories):
             client.drop()
 
     def disconnect(self) -> None:
-        """Break a broker's connection to ZooKeeper; its writes in flight may have been done."""
+        """Break a broker's connection to ZooKeeper; its writes in flight may have taken effect."""
         self._drop(self._broker())
 
     def zookeeper_cut(self) -> None:
@@ -126,10 +127,10 @@ class Outages(Stories):
             node.paused_until_ms = self.scheduler.now + pause_ms
 
     def late_resignation(self) -> None:
-        """Let a controller learn that it lost ZooKeeper when a preferred leader check is due too.
+        """Let a controller learn that it lost ZooKeeper only when a preferred leader check is due.
 
-        The event loop gets the connection event late, and the process is paused before the loop
-        runs.
+        The event loop gets the connection event late, and the process is paused before the loop can
+        run the callback.
         """
         self._tell(self._late_resignation())
 
@@ -184,7 +185,7 @@ class Outages(Stories):
             )
 
     def isr_note(self) -> None:
-        """Remove a follower from the ISR, as a leader of an older release does by itself."""
+        """Write an ISR without a follower, as a leader of an older release does."""
         topic = self.truth.image.topics.get(TOPIC)
         if topic is not None:
             index = self.draw.randrange(len(topic.partitions))

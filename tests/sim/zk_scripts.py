@@ -1,11 +1,11 @@
 """Scripts of a controller's work, with a fault at every single step.
 
-A script (an election, a reassignment, a deletion, …) is played once to count its steps: requests
-that reach ZooKeeper, and requests of a controller that reach a broker. Then it is played again with
-each fault at each step. In the end all invariants must hold, as in any other history, and the
-script must have finished.
+A script is an election, a reassignment, a deletion or the like. Its first run counts the steps:
+requests that reach ZooKeeper, and requests of a controller that reach a broker. Then there is a run
+with each fault at each step. At the end of a run all invariants must hold, as in any other
+simulation, and the script must have finished.
 
-``python -m tests.sim.zk_scripts`` plays all of them.
+``python -m tests.sim.zk_scripts`` runs all scripts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RETURN_MS: Final = 170
 """Long enough for a broker to open another session and register; below the ping interval."""
 POLL_MS: Final = 20
 BACK_MS: Final = (50, 1_500)
-"""How long a killed process is away: shorter or longer than its session timeout."""
+"""How long a killed process is down: shorter or longer than its session timeout."""
 OTHER: Final = "others"
 """The topic that scripts create, change or delete; no client uses it."""
 
@@ -147,7 +147,7 @@ class Adoption(Script):
 
 
 class AutomaticCreation(Adoption):
-    """A broker of Apache Kafka 3.9 creates a topic that a client has asked for."""
+    """A broker of Apache Kafka 3.9 creates a topic automatically, because a client uses it."""
 
     described: Mapping[str, object] = {
         "version": 3,
@@ -215,7 +215,7 @@ class Return(Absence):
     is_stalled = False
 
     def arrives(self, request: Request) -> None:
-        # The controller sends both requests just before the one that deletes the topic.
+        # The controller sends both requests just before the request that deletes the topic.
         kind, path = request.ops[0][:2]
         if (kind, path) == ("children", znodes.partitions_path(OTHER)):
             self._come_back()
@@ -252,7 +252,7 @@ class Loss(Script):
 
 
 class Reassignment(Script):
-    """One replica of a partition moves to the broker that has none."""
+    """One replica of a partition moves to the broker that has no replica."""
 
     original: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
@@ -345,7 +345,7 @@ class Reading(Script):
 
 
 class EarlyState(Script):
-    """A leader writes an ISR, which a starting broker reads before the controller does."""
+    """A leader writes an ISR that a starting broker reads before the controller does."""
 
     is_written = False
 
@@ -372,7 +372,7 @@ class Shutdown(Script):
 
 
 class IsrNote(Script):
-    """A leader writes its ISR by itself, and a notification of the change."""
+    """A leader writes its ISR by itself, and then a notification of the change."""
 
     def begin(self) -> None:
         self.faults.isr_note()
@@ -485,7 +485,7 @@ WITH_ANOTHER: Final = ("deletion", "marking", "absence", "return", "permission")
 
 
 class ScriptedFaults(Writers):
-    """Plays one script, with one fault at one step."""
+    """Runs one script, with one fault at one step."""
 
     history: ScriptedHistory
 
@@ -585,7 +585,7 @@ class ScriptedFaults(Writers):
                 node._fail()
 
     def another(self) -> Daemon:
-        """Return another broker than the controller, if possible without a replica of ``OTHER``."""
+        """Return a broker other than the controller, preferably without a replica of ``OTHER``."""
         others = [broker for broker in self.history.brokers if broker is not self.elected()]
         topic = self.truth.image.topics.get(OTHER)
         replicas = () if topic is None else topic.partitions[0].replicas
@@ -606,7 +606,8 @@ class ScriptedFaults(Writers):
     def _before_told(self, broker: Daemon, request: Any) -> bool:
         if self._is_now(f"{broker.node.name}: {type(request).__name__}"):
             return True
-        # A broker whose session expires is cut off, so it also misses the controller's request.
+        # A broker whose session expires is cut off from the network, so it also misses the
+        # controller's request.
         is_its = self.step == (self.steps, EXPIRE_ANOTHER)
         return is_its and broker is self.another()
 
@@ -616,7 +617,7 @@ class ScriptedFaults(Writers):
 
 
 class ScriptedHistory(ZooKeeperHistory):
-    """A cluster that plays one script."""
+    """A cluster that runs one script."""
 
     faults: ScriptedFaults
 
@@ -640,7 +641,7 @@ class ScriptedHistory(ZooKeeperHistory):
 
 
 def play(script: str, step: Step | None, tell: Callable[[str], None] | None = None) -> int:
-    """Play a script; return how many steps it had before the recovery. Raises on a failure."""
+    """Run a script; return how many steps it had before the recovery. Raises on a failure."""
     history = ScriptedHistory(script, step, tell)
     given = "" if step is None else f" --step {step.number} --fault '{step.fault}'"
     played(history, f"python -m tests.sim.zk_scripts --script '{script}'{given}")
@@ -648,7 +649,7 @@ def play(script: str, step: Step | None, tell: Callable[[str], None] | None = No
 
 
 def steps(script: str, every: int = 1) -> Iterator[Step]:
-    """Yield one in ``every`` steps of a script for each fault, from a different step on."""
+    """Yield one in ``every`` steps of a script for each fault, with different first steps."""
     count = play(script, None)
     for at, fault in enumerate(FAULTS):
         for number in range(1 + at * every // len(FAULTS), count + 1, every):
@@ -656,7 +657,7 @@ def steps(script: str, every: int = 1) -> Iterator[Step]:
 
 
 def main() -> int:
-    """Play the scripts; return 1 if one failed."""
+    """Run the scripts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--script", choices=SCRIPTS, help="this one alone")
     parser.add_argument("--step", type=int, help="tell the story of this step alone")

@@ -2,9 +2,9 @@
 
 One member leads and commits; the others apply its transactions in order, but later. Each client is
 connected to one member, which answers requests in their order. A client sees its own writes, and
-gets the event of a watch before it sees the change itself; two clients may see different states
-if they are connected to different members. A session lives as long as its client sends requests or
-pings, over any connection.
+gets the event of a watch before it can read the change. Two clients that are connected to different
+members may see different states. A session lives as long as its client sends requests or pings,
+over any connection.
 
 Source: ZooKeeper's "Consistency Guarantees"; ``PrepRequestProcessor``, ``FinalRequestProcessor``,
 ``DataTree``, ``SessionTrackerImpl``.
@@ -56,7 +56,7 @@ class Request(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Whether a member answers it without the leader."""
+        """Whether a member answers the request without the leader."""
         return self.ops[0].kind in ("get", "exists", "children")
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Znode:
     owner: int
     version: int = 0
     made: int = 0
-    """How many children were ever created: the next sequence number."""
+    """How many children were ever created, which is also the next sequence number."""
     children: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -295,7 +295,7 @@ class Member:
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """A write of a transaction cannot be carried out."""
+    """Raised if a write of a transaction cannot be carried out."""
 
     def __init__(self, at: int, why: KazooException) -> None:
         self.at, self.why = at, why
@@ -308,7 +308,7 @@ class Ensemble:
         self.network, self.scheduler = network, network.scheduler
         self.lag_ms = lag_ms
         self.clock_ms = CLOCK_MS
-        """How far its clock is ahead of the simulated time."""
+        """How far the ensemble's clock is ahead of the simulated time."""
         self.members = [Member(self, number) for number in range(members)]
         self.sessions: dict[int, SessionOf] = {}
         self.zxid = 0
@@ -339,7 +339,7 @@ class Ensemble:
     def connect(
         self, client: Node, session_id: int, timeout_ms: int, last_zxid: int, number: int
     ) -> Connection | bool:
-        """Open a session for a client, or continue one over a new connection.
+        """Open a session for a client, or continue a session over a new connection.
 
         Return False if this member cannot serve the client now, True if the session has expired.
         """
@@ -494,7 +494,7 @@ class _View:
         return version
 
     def take(self, op: Op, session_id: int) -> str:
-        """Add a write; return the path that it concerns. Raises KazooException."""
+        """Add a write to the transaction; return the path of its node. Raises KazooException."""
         match op.kind:
             case "create":
                 return self._create(op, session_id)

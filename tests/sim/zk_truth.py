@@ -1,4 +1,4 @@
-"""The metadata in ZooKeeper, as the image that all brokers must reach, and its invariants.
+"""The metadata in ZooKeeper, as the image that all brokers must reach; its invariants are checked.
 
 * a partition's state is written in the newest controller epoch, and only the broker that was
   elected last writes the controller's znodes (KAFKA-6082);
@@ -30,7 +30,7 @@ from tests.sim.zk_access import AccessTruth
 from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
 
 TOOL: Final = "tool"
-"""The client name of tools and older releases, which the rules for controllers do not bind."""
+"""The client name of tools and older releases. The rules for controllers do not apply to them."""
 
 _OF_CONTROLLERS: Final = (
     f"{znodes.TOPICS}/",
@@ -53,7 +53,7 @@ class Truth:
         self.epoch = 0
         """The newest controller epoch."""
         self.elected = ""
-        """The broker that was elected in this epoch."""
+        """The broker that was elected in the epoch :attr:`epoch`."""
         self.elections = 0
         self.deciding: Callable[[str], MetadataImage | None] = lambda _who: None
         """Returns the image that a node's controller expects after its current write, or None."""
@@ -189,7 +189,7 @@ class Truth:
     # --- the end ---
 
     def left_over(self) -> list[str]:
-        """Return a message for each znode that should have been deleted by the end."""
+        """Return a message for each znode that should have been deleted by the end of the run."""
         nodes = self._ensemble.tree.nodes
         wrong = [
             f"{path}/{name} is left over"

@@ -1,4 +1,4 @@
-"""Writes of old tools and other brokers to ZooKeeper, and requests for changes to brokers.
+"""Writes by old tools and other brokers to ZooKeeper, and clients' requests for such changes.
 
 Tools write the znode first and its change notification later, if it needs one. Some of their data
 is unreadable, or concerns topics that do not exist.
@@ -133,7 +133,7 @@ class Writers(Outages):
             self._put(znodes.PREFERRED_ELECTION, UNREADABLE if is_broken else data)
 
     def admin_delete(self) -> None:
-        """Run ``kafka-topics --delete --zookeeper``, also for a topic that does not exist."""
+        """Run ``kafka-topics --delete --zookeeper``, sometimes for a topic that does not exist."""
         self._write(Op("create", znodes.delete_path(self.draw.choice((OLDER, NOWHERE)))))
 
     def admin_create(self) -> None:
@@ -227,7 +227,7 @@ class Writers(Outages):
             background.spawn(self._change(broker, node, asked), "change users, quotas and rules")
 
     async def _change(self, broker: Daemon, node: ZooKeeperNode, asked: Asked) -> None:
-        """Make a change as the handlers do, which first read the changes of other clients."""
+        """Make a change as the handlers do, which first read the changes made by other clients."""
         await node.catch_up()
         try:
             await node.access.change({asked.item.path: [asked.change]})

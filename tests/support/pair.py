@@ -279,8 +279,7 @@ class Pair(MixedCluster):
             self.wait_for_leader(topic, other)
 
     def serves(self, node_id: int, kind: int, key: str) -> None:
-        """Wait until both brokers name this coordinator of ``key``, and the coordinator has loaded.
-        """
+        """Wait until both brokers name this coordinator of ``key``, and it serves requests."""
 
         def is_coordinator() -> bool:
             for witness in self.running:

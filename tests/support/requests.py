@@ -281,8 +281,7 @@ def list_config_resources(*kinds: int) -> Body:
 
 
 def find_coordinator(*keys: str, key_type: int = 0, **fields: Any) -> Body:
-    """Return the body of a FindCoordinator request, which before version 4 has the first key only.
-    """
+    """Return the body of a FindCoordinator request, which before version 4 has one key."""
     return {
         "key": keys[0] if keys else "",
         "key_type": key_type,
@@ -730,8 +729,7 @@ def alter_partition_reassignments(*topics: Body, **fields: Any) -> Body:
 
 
 def reassigned_topic(name: str, *partitions: tuple[int, list[int] | None]) -> Body:
-    """Return a topic with pairs of a partition and its new replicas; None cancels a reassignment.
-    """
+    """Return a topic with (partition, new replicas) pairs; None cancels a reassignment."""
     moved = [{"partition_index": index, "replicas": replicas} for index, replicas in partitions]
     return {"name": name, "partitions": moved}
 

@@ -65,8 +65,7 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
 
 
 def _of_java() -> dict[str, str]:
-    """Return additional settings for Apache Kafka: PLAIN users, and a login module per mechanism.
-    """
+    """Return settings that only Kafka needs: PLAIN users, and a login module per mechanism."""
     users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
     settings = {}
     for name, protocol in LISTENERS.items():

@@ -23,7 +23,7 @@ D = TypeVar("D", bound=Daemon)
 
 @functools.cache
 def preload_brokers() -> None:
-    """Import everything that a broker needs up to its first requests, before processes fork."""
+    """Import all modules that a broker needs for its first requests, before processes fork."""
     with InProcess(1) as cluster:
         cluster.topic("warm")
         client = StubbornClient(cluster.bootstrap, "warm", version=2)
@@ -81,7 +81,7 @@ class Brokers(Generic[D]):
         return self._connections[node_id]
 
     def hang_up(self) -> None:
-        """Close all connections; each one is opened again when it is next needed."""
+        """Close all connections; each connection is opened again when it is next needed."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -123,7 +123,7 @@ class Brokers(Generic[D]):
         return max((header.next_offset for header in headers), default=base)
 
     def log(self, node_id: int, partition: tuple[str, int], since: int = 0) -> bytes:
-        """Return the bytes of a replica's segments, beginning with the one that has ``since``."""
+        """Return the bytes of a replica's segments, from the segment with offset ``since`` on."""
         found = self._segments(node_id, partition)
         begin = max((at for at, path in enumerate(found) if int(path.stem) <= since), default=0)
         return b"".join(path.read_bytes() for path in found[begin:])

@@ -1,9 +1,10 @@
-"""A sweep over all points of a transaction on a cluster: the kills, and the checks.
+"""Kills brokers of a cluster at all points of a transaction, and checks the results.
 
 Each broker's operations for a transaction are counted in two runs. An operation that occurs in both
-runs is a point. Then, for each point, the broker that reaches it is killed (``kill -9``) and
-restarted, while the client retries unanswered requests. A restarting broker has points as well: it
-may have to truncate records that no other replica has, and may be killed meanwhile.
+runs is a *point*. Then the transaction is repeated for each point. The broker that reaches the
+point is killed (``kill -9``) and restarted, while the client retries unanswered requests. A
+restarting broker has points as well: it may have to truncate records that no other replica has, and
+may be killed meanwhile.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def whole(version: int, *, commit: bool) -> Act:
 
 
 def fenced(cluster: CrashingCluster, layout: Layout, value: bytes, offset: int) -> bool:
-    """Fence a producer in an open transaction by another producer, which then commits its own."""
+    """Fence a producer in an open transaction by another one, which commits a transaction."""
     zombie = StubbornClient(cluster.bootstrap, layout.named("txn"), version=2)
     zombie.claim()
     zombie.send(*layout.data, b"never " + value)
@@ -77,7 +78,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A point of a scenario on one of the brokers, and optionally a point while it restarts."""
+    """A point of a scenario on one broker, and perhaps a point while the broker restarts."""
 
     scenario: Scenario
     node_id: int
@@ -160,10 +161,10 @@ class Bench:
 
 
 def is_of_transaction(what: str, node_id: int) -> bool:
-    """Return whether a point depends on the transaction only, and not on timing.
+    """Return whether a point depends only on the transaction, and not on timing.
 
-    The name of a fetch contains a write. The fetch counts only if it can confirm this write: if a
-    follower of the partition sends it to the leader.
+    The name of a fetch contains a write. The fetch counts only if it can confirm this write, that
+    is, if a follower of the written partition sends the fetch to the leader.
     """
     message, _, write = what.partition(" | write ")
     if not write:
@@ -178,7 +179,7 @@ def is_of_transaction(what: str, node_id: int) -> bool:
 
 
 def sweep(home: Path, jobs: int, *, bug: str = "", patience_s: float = 60) -> Sweep[Bench, Place]:
-    """Return a sweep on ``jobs`` clusters at a time, below ``home``."""
+    """Return a sweep that runs ``jobs`` clusters at a time, with their files below ``home``."""
 
     def opened(folder: Path) -> Bench:
         return Bench(CrashingCluster(folder, bug=bug, patience_s=patience_s).start())

@@ -1,8 +1,9 @@
-"""A sweep over all steps of a controller on a cluster: the faults, and the checks.
+"""Injects faults at all steps of a cluster's controller, and checks the results.
 
-The controller's operations for an act are counted in two runs. An operation that occurs in both
-runs is a point. Then, for each point and each fault, the fault is injected into the controller that
-reaches the point, while the client repeats the act until it succeeds. The next controller must
+An *act* is a change of the cluster, such as the creation of a topic. The controller's operations
+for an act are counted in two runs. An operation that occurs in both runs is a *point*. Then the act
+is repeated for each point and each fault. The fault is injected into the controller that reaches
+the point, and the client repeats its request until the act succeeds. The next controller must
 finish the act.
 """
 
@@ -52,7 +53,7 @@ class Place:
 
 
 class Bench:
-    """A cluster, and the progress of its acts."""
+    """A cluster, and the state of the present scenario."""
 
     def __init__(self, cluster: ElectedCluster) -> None:
         self.cluster = cluster
@@ -62,7 +63,7 @@ class Bench:
 
     @property
     def name(self) -> str:
-        """The name of this turn's topic."""
+        """The name of the topic that the present scenario creates."""
         return f"new-{self.number}"
 
     def live(self, scenario: Scenario) -> None:
@@ -71,7 +72,7 @@ class Bench:
         scenario.finish(self)
 
     def places(self, scenario: Scenario) -> list[Place]:
-        """Return the points of a scenario, each with each fault."""
+        """Return all combinations of a point of the scenario and a fault."""
 
         def counted() -> list[CountedEvent]:
             self.begin(scenario)
@@ -85,7 +86,7 @@ class Bench:
         return [Place(scenario, point, fault) for point in points for fault in FAULTS]
 
     def begin(self, scenario: Scenario) -> None:
-        """Prepare the next turn of a scenario, and let the writer write."""
+        """Prepare the next run of a scenario, and let the writer write."""
         self.number += 1
         scenario.prepare(self)
         self.cluster.writer.begin()
@@ -226,7 +227,7 @@ SCENARIOS = (
 
 
 def sweep(home: Path, zookeeper: ZooKeeper, jobs: int) -> Sweep[Bench, Place]:
-    """Return a sweep on ``jobs`` clusters at a time on one ZooKeeper, below ``home``."""
+    """Return a sweep that runs ``jobs`` clusters at a time on one ZooKeeper."""
     return Sweep(home, jobs, lambda folder: Bench(ElectedCluster(folder, zookeeper).start()), _try)
 
 

@@ -2,11 +2,11 @@
 
     python -m tests.crash.copier fill | copy | sloppy | forget | verify
 
-``fill`` makes the topics and the input, ``copy`` is the consume-transform-produce loop over two
-output partitions, ``verify`` reads everything back and lets the checker judge the whole history.
-``sloppy`` copies without transactions and ``forget`` leaves a transaction open; the sweep must
-detect both. Each mode reads the broker's address and directory from the environment of ``fencepost
-crash-sweep``.
+``fill`` makes the topics and the input. ``copy`` is the consume-transform-produce loop with two
+output partitions. ``verify`` reads everything back and checks the whole journal for anomalies.
+``sloppy`` copies without transactions, and ``forget`` leaves a transaction open; the sweep must
+detect both. Each mode gets the broker's address and directory from environment variables, which
+``fencepost crash-sweep`` sets.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def transact(
     values: list[str],
     upto: int,
 ) -> None:
-    """Run one transaction: the values, each to the partition of its parity, and the offset."""
+    """Run one transaction with the offset and the values; even values go to partition 0."""
     writer.begin_transaction()
     journal.note(Begin, time.monotonic(), txn=txn, **fenced)
     unit = [("fencepost-txn", f"upto-{upto}"), ("fencepost-txn-size", str(len(values)))]
@@ -217,7 +217,7 @@ def forget(bootstrap: str) -> None:
 
 def verify(bootstrap: str, directory: Path, records: int = RECORDS, sources: int = 1) -> None:
     """Read everything and check it: the output must have each value of the input once."""
-    # A sweep runs hundreds of verifications and copiers, which need none of these imports.
+    # Import here, as a sweep starts hundreds of processes, most of which need none of these.
     from fencepost.coordinator import light_imports  # noqa: F401 - before anything that imports kio
     from tests.support.checker import check
     from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster

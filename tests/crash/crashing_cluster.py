@@ -1,7 +1,7 @@
 """Three brokers and a controller as processes, one of which is killed at a named point.
 
-The processes continue from one point to the next; only a killed process is restarted. Depending on
-the transactional id and the group id, the roles are on different brokers, or all on one: see
+Between two points the processes keep running; only a killed process is restarted. The transactional
+id and the group id determine whether one broker has all roles, or different brokers have them: see
 :class:`Layout`.
 """
 
@@ -174,7 +174,7 @@ class CrashingCluster(Brokers[Daemon]):
         )
 
     def _metadata(self, node_id: int | None = None) -> Answer:
-        """Return the Metadata of a broker, by default of the first that responds."""
+        """Return the Metadata of a broker, by default of the first broker that responds."""
         topics = [{"name": name} for name in dict.fromkeys(topic for topic, _ in REPLICAS)]
         if node_id is None:
             return self.call("metadata", 8, topics=topics)
@@ -267,10 +267,10 @@ class CrashingCluster(Brokers[Daemon]):
     def killed_at(
         self, node_id: int, point: KillPoint, killed: list[str], *, then: KillPoint | None = None
     ) -> Iterator[list[CountedEvent]]:
-        """Within the block, kill the broker at ``point``, restart it, and kill it at ``then`` too.
+        """Within the block, kill the broker at ``point``, restart it, and kill it at ``then``.
 
-        ``killed`` gets the event of each kill. Yield a list to which the events of the last process
-        are added at the end.
+        The event of each kill is added to ``killed``. Yield a list that is empty until the end of
+        the block, when it gets the events of the last process.
         """
         broker = self.brokers[node_id]
         broker.arm(point)

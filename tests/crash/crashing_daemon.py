@@ -39,7 +39,7 @@ class StepCounter:
         keeps: int = 0,
     ) -> None:
         self.keeps = keeps
-        """Number of bytes of a cut write that are written; a negative one counts from the end."""
+        """Number of written bytes of a cut write; a negative number counts from the end."""
         self.fails = fails
         self._path = fails or cuts
         self.steps = 0
@@ -60,7 +60,7 @@ class StepCounter:
         return False
 
     def is_chosen(self, path: str) -> bool:
-        """Return whether this write to ``path`` is the write that must fail, or be cut."""
+        """Return whether this write to ``path`` is the one that must fail or be cut."""
         if not self.armed or not self._path or self._path not in path:
             return False
         self.steps += 1

@@ -1,8 +1,8 @@
 """Three brokers on a real ZooKeeper, whose controller is held at a chosen step.
 
 A step is an operation on ZooKeeper or a request to a broker. A broker that reaches the chosen step
-waits before the step, or after its response has arrived, until the test kills the broker, suspends
-it or ends its session. The processes continue from one point to the next.
+waits before the step, or after the response to the step. Meanwhile the test kills the broker,
+suspends it or ends its session. Between two such points the processes keep running.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ _ANY = (
     (re.compile(r"\bnew-\d+"), "new-*"),
     (re.compile(r"_\d{10}"), "_*"),
 )
-"""Patterns of values that differ between brokers or turns, with their replacements."""
+"""Patterns of values that differ between brokers or runs, with their replacements."""
 
 
 def named(what: str) -> str:
-    """Return the name of a step without the ids of this broker and this turn."""
+    """Return the name of a step without values that differ between brokers or runs."""
     for pattern, name in _ANY:
         what = pattern.sub(name, what)
     return what
 
 
 class HeldCounter(NamedCounter):
-    """Numbers concurrent steps of one name, so that the end of a step matches its beginning."""
+    """Numbers concurrent steps that have the same name, to match their beginnings and ends."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         self._numbers: dict[int, int] = {}
@@ -180,7 +180,7 @@ class HeldDaemon(Daemon):
         return str(said[1])
 
     def go_on(self) -> None:
-        """Release the broker from its point."""
+        """Release the broker that waits at its point."""
         with suppress(OSError):
             if self._pipe is not None:
                 self._pipe.send(("go on", None))
@@ -448,7 +448,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def _knows(
         self, node_id: int, controller: int, wanted: Mapping[tuple[str, int], tuple[Any, Any]]
     ) -> None:
-        """Raise AssertionError if a broker's Metadata differ from ``controller`` and ``wanted``."""
+        """Raise AssertionError unless a broker's Metadata has ``controller`` and ``wanted``."""
         answer = self.connection(node_id).call("metadata", 9, topics=None)
         assert {broker["node_id"] for broker in answer["brokers"]} == set(BROKERS), node_id
         assert answer["controller_id"] == controller, (node_id, answer["controller_id"])
@@ -481,7 +481,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     def check(self) -> None:
         """Check that every replica has every acknowledged record: AssertionError, TimeoutError.
 
-        The log has each record once, except for the writer's own retries under another epoch.
+        The log may have a record twice only if the writer resent it under another epoch.
         """
         self.rest()
         self._checks += 1
@@ -518,7 +518,7 @@ class ElectedCluster(Brokers[HeldDaemon]):
     # --- a point ---
 
     def arm(self, brokers: list[int], point: KillPoint | None) -> None:
-        """Start counting on these brokers, each up to the point."""
+        """Start counting steps on these brokers, each of which waits when it reaches the point."""
         for node_id in brokers:
             self.brokers[node_id].arm(point)
 

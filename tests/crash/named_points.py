@@ -71,7 +71,7 @@ _BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
 
 
 class NamedCounter(EventCounter):
-    """Counts each name separately, from the start of the process: a restart has points too."""
+    """Counts each name separately, from the start of the process, as a restart has points too."""
 
     def __init__(self, point: KillPoint | None, die: Callable[[CountedEvent], None]) -> None:
         super().__init__(point, die)
@@ -108,7 +108,7 @@ class NamedCounter(EventCounter):
             self._done.append(f"{event.what} #{self._named[event.what]}")
 
     def message(self, api: int, name: str) -> list[CountedEvent]:
-        """Return the events of a message: for a fetch, one for each write since the last fetch."""
+        """Return the events of a message; a fetch has an event per write since the last fetch."""
         if api not in NAMED:
             return []
         if api != ApiKey.FETCH:
@@ -128,7 +128,7 @@ class NamedCounter(EventCounter):
 
 @dataclass(frozen=True)
 class Naming(CountingWrappers):
-    """See :class:`CountingWrappers`; ``ports`` maps ports to the brokers that listen there.
+    """See :class:`CountingWrappers`; ``ports`` maps each port to the broker that listens on it.
 
     ``bug`` is a key of :data:`BUGS`: a planted bug that a sweep must find.
     """
@@ -150,7 +150,7 @@ class Naming(CountingWrappers):
 
     def loop(self, counter: EventCounter) -> NamedLoop:
         """See :class:`CountingWrappers`."""
-        # A subclass: a broker of a cluster makes a second loop of its type for heartbeats.
+        # A new class, because a broker makes a second loop of the same type for its heartbeats.
         own = {"counter": counter, "ports": self.ports}
         return type(NamedLoop.__name__, (NamedLoop,), own)()
 
@@ -319,7 +319,7 @@ class NamedTransport:
 
 
 class NamedProtocol(CountedProtocol):
-    """Parses requests, to know the request of each response."""
+    """Parses requests, to find the request that a response belongs to."""
 
     def __init__(self, inner: asyncio.BufferedProtocol, counter: NamedCounter) -> None:
         super().__init__(inner, counter)

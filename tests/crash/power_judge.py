@@ -1,4 +1,4 @@
-"""Checks of the state after a power loss, derived only from the workload's own history.
+"""Checks of the state after a power loss, derived only from the batches of the workload.
 
 The model is deliberately simple: it walks all batches that were ever written, from the first one,
 and knows no files, segments, snapshots or indexes.
@@ -27,7 +27,7 @@ from tests.support.memory_disk import MemoryDisk
 from tests.support.partitions import fetch_bytes
 
 RECOVERY_CRASHES = 0.25
-"""Share of the states whose recovery loses power as well."""
+"""Share of the states in which a second power loss interrupts the recovery."""
 
 LOOK_UPS = 4
 """How many offsets and timestamps are looked up in each state."""
@@ -136,9 +136,10 @@ def _state(partition: Partition) -> tuple[object, ...]:
 
 
 def _aborted(partition: Partition) -> list[AbortedTxn]:
-    """Return the transaction index entries that hide a record.
+    """Return the entries of the transaction index that hide at least one record.
 
-    An entry whose records compaction has removed stays until the index is rebuilt from the log.
+    Other entries may remain: if compaction has removed all records of an entry, the entry stays
+    until the index is rebuilt from the log.
     """
     hidden = [
         (header.producer_id, header.last_offset)
@@ -163,7 +164,7 @@ def _batches(partition: Partition) -> list[tuple[int, bytes]]:
 def check_log(
     run: Recorder, step: int, promise: Promise, partition: Partition, choice: random.Random
 ) -> None:
-    """Compare a recovered partition with the history up to its end; raise BrokenPromiseError."""
+    """Compare a recovered partition with the written batches; raise BrokenPromiseError."""
     start, end = partition.log_start_offset, partition.log_end_offset
     if not promise.lowest_start <= start <= promise.highest_start:
         raise BrokenPromiseError(f"the log starts at {start}, promised {promise}")
@@ -199,7 +200,8 @@ def _check_producers(
     }
     expected = dict(model.producers)
     if not run.is_forced:
-        # A producer may be lost if retention removed its batches, so that only the snapshot had it.
+        # A producer may be lost if retention removed its batches and only the snapshot had its
+        # state.
         here = {parse_header(batch.data).producer_id for batch in left}
         expected = {key: value for key, value in expected.items() if key in here or key in seen}
     _same("producers", seen, expected)
@@ -258,7 +260,7 @@ def _table(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, by
 
 
 def _check_compacted(partition: Partition, left: Sequence[Written], model: Model) -> None:
-    """Check that each batch has only records of a written batch, and that batches are in order."""
+    """Check that batches are in order, and that each one has only records of a written batch."""
     known = {batch.last_offset: batch for batch in left}
     last = -1
     for base_offset, data in _batches(partition):

@@ -1,4 +1,4 @@
-"""Workloads on one partition whose every file operation is recorded, and the promises of each.
+"""Workloads on one partition with all their file operations, and the durability promises.
 
 A workload is a function on a :class:`Recorder`. For every batch that was ever written, the recorder
 knows the step from which on recovery may find the batch, and the step from which on recovery must
@@ -71,7 +71,7 @@ class Promise:
 
 
 class Recorder:
-    """Runs one workload on a disk of its own."""
+    """Runs one workload on a separate simulated disk."""
 
     def __init__(self, config: LogConfig, seed: int, disk: MemoryDisk) -> None:
         self.config = config
@@ -159,7 +159,7 @@ class Recorder:
     # --- other operations of a broker ---
 
     def promise(self, begin: int) -> None:
-        """Note the present promise; the log start may have moved from step ``begin`` on."""
+        """Note the present promise; the log start offset may have moved since step ``begin``."""
         last, partition = self.promises[-1], self.partition
         highest = max(last.highest_start, partition.log_start_offset)
         if highest > last.highest_start:
@@ -255,7 +255,7 @@ def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> 
 
 
 def producers(run: Recorder) -> None:
-    """Run idempotent and transactional producers, with rolls, checkpoints and restarts."""
+    """Run idempotent and transactional producers, with segment rolls, checkpoints and restarts."""
     for turn in range(14):
         run.put(1)
         run.put(2, transactional=True)
@@ -273,7 +273,7 @@ def producers(run: Recorder) -> None:
 
 
 def deletion(run: Recorder) -> None:
-    """Run retention by size and DeleteRecords with active producers, and an inactive one."""
+    """Run retention by size and DeleteRecords with active producers and an inactive producer."""
     run.put(5)
     for turn in range(20):
         run.put(1)
@@ -302,7 +302,7 @@ def compaction(run: Recorder) -> None:
 
 
 def coordinators(run: Recorder) -> None:
-    """Write as coordinators do: records, tombstones, transactional commits, compaction."""
+    """Write records, tombstones and transactional commits as coordinators do, and compact."""
     for turn in range(30):
         run.record(b"group-%d" % (turn % 4), b"generation %d" % turn)
         run.record(b"offset-%d" % (turn % 5), b"%d" % turn if turn % 7 else None)

@@ -1,9 +1,9 @@
-"""Copies as ``copier.py`` does, by ``pipelines.ExactlyOnce``, and keeps the same kind of journal.
+"""Copies as ``copier.py`` does, but by ``pipelines.ExactlyOnce``, and keeps such a journal.
 
     python -m tests.crash.runner fill | copy | work NAME | verify
 
-``copy`` ends at the end of the input, ``work`` at SIGTERM. The environment is the same as for
-``fencepost crash-sweep``; ``RUNNER_RECORDS`` and ``RUNNER_SOURCES`` make the input larger.
+``copy`` stops at the end of the input, and ``work`` stops at SIGTERM. ``fencepost crash-sweep``
+sets the environment variables; ``RUNNER_RECORDS`` and ``RUNNER_SOURCES`` make the input larger.
 """
 
 from __future__ import annotations

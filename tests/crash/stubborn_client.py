@@ -1,8 +1,8 @@
 """A transactional client that survives the failures of brokers: it retries until it succeeds.
 
-It sends raw requests, so that exactly one protocol is used: ``version 1`` adds partitions by
-AddPartitionsToTxn and ends transactions by EndTxn v4. ``version 2`` (KIP-890) adds partitions
-implicitly and ends transactions by EndTxn v5.
+It sends raw requests, so that the test chooses the transaction protocol. With ``version`` 1 it adds
+partitions by AddPartitionsToTxn and ends transactions by EndTxn v4. With ``version`` 2 (KIP-890)
+partitions are added implicitly, and EndTxn v5 ends transactions.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Sweep(Generic[B, P]):
         open_bench: Callable[[Path], B],
         try_place: Callable[[B, P, list[str]], None],
     ) -> None:
-        """``try_place`` notes the step at which a place was reached; it raises on a problem."""
+        """``try_place`` records the step at which a place was reached, and raises on a problem."""
         self.results: list[Result[P]] = []
         self._home, self._jobs = home, jobs
         self._open_bench, self._try_place = open_bench, try_place
@@ -62,7 +62,7 @@ class Sweep(Generic[B, P]):
         return [result.problem for result in self.results if result.problem]
 
     def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:
-        """Try the places that ``look`` returns: all of them, or until the first problem."""
+        """Try the places that ``look`` returns; with ``to_the_first`` stop at the first problem."""
         first = self._bench()
         try:
             places = iter(look(first))
@@ -117,7 +117,7 @@ def swept(
     choose: Callable[[Sequence[P]], Sequence[P]],
     kind: Callable[[P], object],
 ) -> list[P]:
-    """Try the chosen places, print the results by ``kind``, and return all places.
+    """Try the places that ``choose`` selects, print results by ``kind``, and return all places.
 
     Fail if a place has a problem, or if too many places are not reached.
     """
@@ -154,6 +154,6 @@ def points_of(
         if event.tearable:
             sides.insert(1, KillMoment.TORN)
         elif "Fetch" in event.what:
-            sides = [KillMoment.BEFORE]  # the point after it equals the point before the next event
+            sides = [KillMoment.BEFORE]  # its point AFTER equals the next point BEFORE
         for side in sides:
             yield KillPoint(side, numbers[event.what], event.what)

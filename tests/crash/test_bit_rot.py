@@ -1,9 +1,10 @@
-"""One flipped bit in every byte of a partition directory, before a broker opens and reads it.
+"""Flips one bit in every byte of a partition directory, before a broker opens the partition.
 
 The byte may be in any file (log, indexes, transaction index, snapshot, leader epochs, identity).
-The broker refuses to start, or truncates the log at the damage and reports it, or serves exactly
-the written records. Recovery reads neither the log below the recovery point nor, after a clean
-stop, any part of it: there only the CRC of a batch protects the reader, as in Apache Kafka.
+The broker must refuse to start, or truncate the log at the damage and report it, or serve exactly
+the written records. Recovery does not read the log below the recovery point, and after a clean stop
+it reads no part of the log. In these parts only the CRC of a batch protects the reader, as in
+Apache Kafka.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ def test_flipped_bit_in_any_byte_is_refused_truncated_or_harmless(stopped: Recor
 
 
 UNCOVERED = 16
-"""The first bytes of a batch, which its CRC does not cover: base offset, length and leader epoch.
-(The magic byte, number seventeen, is checked.)"""
+"""Number of first bytes of a batch that its CRC does not cover: base offset, length, leader epoch.
+(The magic byte, number seventeen, is checked.)
+"""
 
 BLIND = {"log", "index", "timeindex", "txnindex"}
 """Files whose damage may cause a wrong response after a clean stop, as in Apache Kafka."""
@@ -172,7 +174,7 @@ def test_flipped_epoch_checkpoint_bit_after_a_clean_stop_is_harmless() -> None:
 
 
 def _epochs_apart() -> Recorder:
-    """Return several segments whose epochs are not consecutive, with a known flushed offset."""
+    """Return a log of several segments with non-consecutive epochs and a known flushed offset."""
     run = Recorder(replace(FORCED, segment_bytes=500), 3, MemoryDisk())
     for turn in range(5):
         run.put(1)

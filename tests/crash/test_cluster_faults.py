@@ -4,10 +4,10 @@ An idempotent producer, a transactional pipeline and groups of both protocols wo
 (``tests/support/failover.py``). Afterwards no record is lost, duplicated or out of order,
 transactions are complete, offsets have never gone back, and the replicas have the same bytes.
 
-Nine turns inject every fault into the leaders of all three topics, in about a minute; with
-``--turns 3``, as in CI, every fault and every topic occurs once. The brokers are Fencepost's, or
-Fencepost's and Apache Kafka's under controllers of either kind. In the mixed clusters the active
-controller also fails, after every third turn. ``--layouts all`` runs every mixture.
+Nine turns inject every fault into the leaders of all three topics, in about a minute. With
+``--turns 3``, as in CI, every fault and every topic occurs once. Either all brokers are
+Fencepost's, or some are Apache Kafka's, under controllers of either kind. In these mixed clusters
+the active controller also fails, after every third turn. ``--layouts all`` runs every mixture.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
-    """Return ``count`` faults of brokers; in mixed layouts each third precedes a controller's."""
+    """Return ``count`` broker faults; in mixed layouts a controller fault follows every third."""
     brokers = list(itertools.islice(itertools.cycle(TURNS), count))
     if layout == PURE:
         return brokers
@@ -91,7 +91,7 @@ def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
 
 
 class Watch(threading.Thread):
-    """Fetches the group's offsets repeatedly: none may be below an earlier committed one."""
+    """Fetches the group's offsets repeatedly; an offset may never be below an earlier commit."""
 
     def __init__(self, clients: Clients, group: Group) -> None:
         super().__init__(name="watch", daemon=True)
@@ -155,7 +155,7 @@ def test_broker_faults_lose_duplicate_and_reorder_no_records(
 
 
 def check_records(nodes: Nodes, clients: Clients, writer: Writer, turns: int) -> None:
-    """Check that both topics have every number once and in order, and all transactions completely.
+    """Check that both topics have every number once and in order, and that no transaction is torn.
 
     If librdkafka has changed its producer epoch, unacknowledged batches may be duplicated
     (``tests/support/epochs.py``).
@@ -193,7 +193,7 @@ def numbers_by_epoch(nodes: Nodes, index: int) -> dict[tuple[int, int], list[int
 
 
 def check_replicas(nodes: Nodes) -> None:
-    """Wait until all replicas end at the same offset; then their files must have equal batches."""
+    """Wait until all replicas end at the same offset, and check that their batches are equal."""
     names = [f"{topic}-{index}" for topic in (SOURCE, TARGET) for index in range(PARTITIONS)]
     names += [f"{OFFSETS}-0", f"{TRANSACTIONS}-0"]
     settled(nodes.has_isr, "all in sync")

@@ -30,7 +30,7 @@ MOST_TRIES = 5
 
 
 def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
-    """Return ``count`` places: the commit scenario's if they fit, and a spread of the others."""
+    """Return ``count`` places: first all of the commit scenario, then evenly chosen others."""
     first = [place for place in places if place.scenario is COMMIT]
     if len(first) < min(count, len(places)):
         rest = [place for place in places if place.scenario is not COMMIT]
@@ -39,7 +39,7 @@ def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
 
 
 def tried(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) -> list[Place]:
-    """Try ``share`` times CLUSTER_POINTS of the points, and return all points."""
+    """Try a part of the points, ``share`` times CLUSTER_POINTS, and return all points."""
 
     def choose(places: Sequence[Place]) -> Sequence[Place]:
         return places if POINTS == "all" else chosen(places, max(1, round(int(POINTS) * share)))

@@ -1,8 +1,8 @@
-"""A controller elected on ZooKeeper is killed, suspended or loses its session at each of its steps.
+"""A controller on ZooKeeper is killed, suspended or loses its session at each of its steps.
 
-Afterwards another controller has finished the work: no znode is left in ``/admin``, every replica
-is in sync and equal byte by byte, ZooKeeper and every broker agree, no epoch has decreased or has
-had two leaders, and every record that was acknowledged meanwhile is in the log once.
+Afterwards another controller has finished the work. No znode is left in ``/admin``; every replica
+is in sync, and replicas are equal byte by byte; ZooKeeper and every broker agree. No epoch has
+decreased or has had two leaders. Every record that was acknowledged meanwhile is in the log once.
 CONTROLLER_POINTS is the number of points to try, or ``all``.
 """
 
@@ -37,7 +37,7 @@ STEPS = {
     "creation": {"ask LEADER_AND_ISR", "ask UPDATE_METADATA"},
     "deletion": {"create /admin/delete_topics/new-*", "ask STOP_REPLICA"},
 }
-"""Scenario → steps that its count must contain."""
+"""Scenario → steps that must be among its points."""
 
 
 def test_controller_lost_at_any_step_leaves_no_open_work(

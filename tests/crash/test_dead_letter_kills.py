@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 QUEUE = "dlq.queue"
 LOG_OF_QUEUE = f"{QUEUE}-0/0"
-"""A part of the path of the queue's log. No file that is written earlier has it in its path."""
+"""A part of the path of the queue's log. It is in the path of no file that is written earlier."""
 WHOLE = 1 << 20
 KEPT = (0, 61, WHOLE)
 """Bytes of the batch that reach the queue's log: none, its header, or all."""
@@ -102,7 +102,8 @@ def test_record_in_archiving_survives_a_kill(daemon: CrashingDaemon, kind: int, 
         queue.create()
         cluster.produce(queue.source, [b"%d" % number for number in range(4)])
         for count in (1, 2) if kind == RELEASE else (1,):
-            # Only records that become dead letters are released; the last release is at the limit.
+            # Only records that become dead letters are released; the last release reaches the
+            # limit.
             assert queue.fetch(0)[-1][2] == count
             if count == 1:
                 queue.acknowledge(0, 0, 0, ACCEPT)

@@ -1,10 +1,10 @@
 """The daemon is killed at each durable step of one transaction in turn.
 
-After every kill the daemon is restarted on the same directory and the client continues, in one of
-two ways. It *repeats* the unanswered request, as a client library does, or *restarts*, as a new
-process does, which derives the remaining work from its committed offset. After each of the steps, a
-read_committed reader must find every committed value once and no aborted value, and no transaction
-may be open.
+After every kill the daemon is restarted on the same directory, and the client continues in one of
+two ways. Either it *repeats* the unanswered request, as a client library does. Or it *restarts* and
+derives the remaining work from its committed offset, as a new process does. After each of the
+steps, a read_committed reader must find every committed value once and no aborted value, and no
+transaction may be open.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ FEWEST_STEPS = 8
 Complete."""
 
 RECOVERY_STRIDE = 2
-"""Recovery has about fifty steps. It is killed at every second step, and each run recovers from
-the previous kill."""
+"""Recovery has about fifty steps. The daemon is killed at every second step, and each process
+recovers from the kill of the previous process.
+"""
 
 SIGNAL_S = 60.0
 
@@ -65,8 +66,8 @@ class CrashingDaemon(Daemon):
     def disarm(self) -> int | None:
         """Stop counting; return the number of steps, None if the last step killed the daemon.
 
-        The broker's background work has steps as well, so it may die after the client's last
-        response.
+        The broker's background work has steps as well, so the broker may die after the client's
+        last response.
         """
         if not self.is_listening:
             return None  # before the process has a handler for the signal, the signal would kill it
@@ -183,12 +184,12 @@ def crash_at(step: int, *, torn: bool = False) -> dict[str, str]:
 
 
 def failing_at(number: int, path: str) -> dict[str, str]:
-    """Return the environment in which a write to a file with ``path`` in its name fails."""
+    """Return the environment in which the write ``number`` to a file named like ``path`` fails."""
     return {"CRASH_AT": str(number), "CRASH_FAILS": path}
 
 
 def cut_at(number: int, path: str, keeps: int) -> dict[str, str]:
-    """Return the environment in which a kill cuts such a write after ``keeps`` bytes."""
+    """Return the environment in which a kill cuts the write ``number`` to ``path``."""
     return {"CRASH_AT": str(number), "CRASH_CUTS": path, "CRASH_KEEPS": str(keeps)}
 
 

@@ -1,4 +1,4 @@
-"""The disk refuses exactly one append of the daemon's transaction coordinator.
+"""Exactly one append of the daemon's transaction coordinator fails on the disk.
 
 When a write to a log fails, the log and its shard go offline: the clients get retriable errors.
 After a restart the log is loaded again, and all clients continue. An epoch bump whose record was

@@ -1,10 +1,11 @@
-"""Power loss under the real coordinators: transactions over two partitions and a group's offsets.
+"""Power loss during transactions over two partitions and a group's offsets.
 
-A broker's services run once on a disk that records every step; then they start on states that a
-power loss could leave after each step. The promises, with ``flush.messages`` of 1:
+A broker's services with their real coordinators run once on a disk that records every step. Then
+they start on states that a power loss could leave after each step. With ``flush.messages=1``, they
+must keep these promises:
 
 * the effects of an acknowledged commit are in both partitions and in the group's offset;
-* a transaction has effects in all three of them or in none, at every stage of its end;
+* a transaction has effects in all three places or in none, at every stage of its end;
 * no reader sees an aborted or unfinished transaction, and no transaction hangs after a restart;
 * a group's offset is never below an offset whose commit was acknowledged.
 """
@@ -44,7 +45,9 @@ from tests.unit.coordinator.services.coordinators import Services
 from tests.unit.coordinator.services.test_groups import committed
 
 STATES = int(os.environ.get("POWER_STATES", "10500")) // 7
-"""Number of states to start; a start takes as long as the recovery of several single logs."""
+"""Number of states on which the services start. One start takes as long as several of the
+recoveries that POWER_STATES counts.
+"""
 
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
@@ -135,9 +138,10 @@ async def produce(
 async def transaction(
     services: Services, run: Run, name: str, producer: tuple[int, int], number: int
 ) -> tuple[int, int]:
-    """Run one whole transaction; every third is aborted, and every fifth is left open.
+    """Run a transaction; every third transaction is aborted, and every fifth is left open.
 
-    Each batch is produced twice, as on two connections; either request may be the one that appends.
+    Each batch is produced twice, as if on two connections; either of the two requests may append
+    it.
     """
     for key in DATA:
         twice = [produce(services, name, producer, key, number) for _ in range(2)]

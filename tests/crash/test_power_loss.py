@@ -1,8 +1,8 @@
-"""Power loss at every step of a log's life, and the recovery when the log is next opened.
+"""Power loss at every step of a workload on one log, and the recovery when the log is next opened.
 
     make crash N=100000 ARGS=tests/crash/test_power_loss.py
 
-judges that many states; POWER_SEED sets another seed. A state that breaks a promise is printed with
+checks that many states; POWER_SEED sets another seed. A state that breaks a promise is printed with
 the command that reproduces it.
 """
 
@@ -20,12 +20,12 @@ from tests.crash.power_workloads import WORKLOADS, Recorder, recorded
 from tests.support.memory_disk import MemoryDisk, Skip
 
 STATES = int(os.environ.get("POWER_STATES", "10500"))
-"""Number of judged states over all workloads."""
+"""Number of states to check over all workloads."""
 
 SEED = int(os.environ.get("POWER_SEED", "1"))
 
 ONLY = os.environ.get("POWER_ONLY", "")
-"""``<step>:<number>`` of a single state to judge, as a failure prints it."""
+"""``<step>:<number>`` of a single state to check, as a failure prints it."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
 
@@ -47,7 +47,7 @@ def states(
 def first_broken(
     name: str, seed: int, count: int, disk: MemoryDisk | None = None
 ) -> tuple[int, int, str] | None:
-    """Judge the states of one workload; return step, number and error of the first broken one."""
+    """Check the states of one workload; return step, number and error of the first broken state."""
     run = recorded(name, seed, disk)
     for step, number, state, choice in states(run, name, seed, count):
         try:

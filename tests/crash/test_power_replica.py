@@ -1,9 +1,9 @@
 """After a power loss at any step, a follower recovers a log that its leader once had.
 
-The follower's log is fetched, truncated after elections, and restarted at another offset. Recovery
-must find a prefix of one former state of the log, never a mixture of several states, and all
-batches that were on disk.
-POWER_STATES and POWER_SEED are as in ``test_power_loss.py``.
+The follower fetches its log, truncates it after elections, and restarts it at another offset.
+Recovery must find a prefix of one former state of the log, never a mixture of several states. It
+must also find all batches that were on disk. POWER_STATES and POWER_SEED are as in
+``test_power_loss.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Batches = tuple[tuple[int, bytes], ...]
 
 @dataclass(frozen=True)
 class View:
-    """The contents of the log from a step on, and the offset below which they were on disk."""
+    """The contents of the log since a step, and the offset below which they were on disk."""
 
     step: int
     start: int
@@ -64,7 +64,7 @@ class Life:
         self.partition = opened(self.disk, config, self.epoch)
 
     def note(self, begin: int, *, start: int | None = None, batches: Batches | None = None) -> None:
-        """Record the log's contents from step ``begin`` on, and the part that is now on disk."""
+        """Record the log's contents since step ``begin``, and the part that is now on disk."""
         last = self.views[-1]
         view = replace(
             last,
@@ -79,7 +79,7 @@ class Life:
         self.views.append(replace(view, step=len(self.disk.steps), on_disk=on_disk))
 
     def fetch(self) -> None:
-        """Fetch some batches of one size, so that they may exactly replace truncated ones."""
+        """Fetch some batches of one size, so that they may exactly replace truncated batches."""
         begin, offset = len(self.disk.steps), self.partition.log_end_offset
         came: list[tuple[int, bytes]] = []
         for _ in range(self.choice.randrange(1, 5)):
@@ -117,7 +117,7 @@ class Life:
         self.note(begin, batches=self.views[-1].batches + tuple(came))
 
     def elect(self) -> None:
-        """Elect another leader, whose log has only a prefix of the follower's."""
+        """Elect another leader, whose log has only a prefix of the follower's log."""
         begin, batches = len(self.disk.steps), self.views[-1].batches
         self.epoch += 1
         self.transactional = 0
@@ -182,7 +182,7 @@ class Life:
 def opened(fs: FileSystem, config: LogConfig, epoch: int) -> Partition:
     """Open the replica as a starting broker does."""
     found = open_log(fs, config, epoch, is_replica=True, is_replicated=True, keeps_removed=False)
-    found.reader.check_epochs()  # as the broker does before their first use
+    found.reader.check_epochs()  # as the broker does before the logs are first used
     return found
 
 
@@ -227,8 +227,8 @@ def broken(life: Life, step: int, disk: MemoryDisk) -> str | None:
 def is_part(found: Batches, view: View, now: View) -> bool:
     """Return whether ``found`` is a prefix of the log in ``view``.
 
-    After a restart of the log at another offset, any part of the old log may be found: it is below
-    the leader's log start offset, and will be deleted.
+    After the log was restarted at another offset, any part of the old log may be found. That part
+    is below the leader's log start offset, and will be deleted.
     """
     if not found or view.batches[: len(found)] == found:
         return True

@@ -1,7 +1,7 @@
-"""The consume-transform-produce runner under kill -9 of workers and daemon, judged by the checker.
+"""The consume-transform-produce runner, while workers and the daemon are killed by kill -9.
 
-``RUNNER_KILLS`` sets the number of kills, ``RUNNER_SEED`` the seed, ``RUNNER_POINTS`` the number of
-points of the sweep.
+``RUNNER_KILLS`` sets the number of kills, ``RUNNER_SEED`` the seed, and ``RUNNER_POINTS`` the
+number of points of the sweep.
 """
 
 from __future__ import annotations

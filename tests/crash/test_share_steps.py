@@ -1,11 +1,13 @@
-"""The daemon is killed at each durable step of a share group's life in turn, or a write fails.
+"""The daemon is killed at each durable step of a share group's workload, or a write fails.
 
-In each life a member joins, the topic's state is initialized, and records are written. The member
-accepts, rejects or releases some of them, keeps the others acquired, and ends its session. Another
-member then accepts the remaining records. The daemon is killed before one of the durable steps and
-restarted, and the members continue as clients do: an unanswered request has an unknown outcome. A
-record whose accept or reject was answered with NONE must not be delivered again, a released record
-keeps its delivery count, and every record reaches a final state.
+In each run of the workload a member joins, the topic's state is initialized, and records are
+written. The member accepts, rejects or releases some records, keeps the others acquired, and ends
+its session. Another member then accepts the remaining records. The daemon is killed before one of
+the durable steps and restarted, and the members continue as clients do: an unanswered request has
+an unknown outcome.
+
+A record whose accept or reject was answered with NONE must not be delivered again, a released
+record keeps its delivery count, and every record reaches a final state.
 
 The same must hold if a write to ``__share_group_state`` is torn or refused.
 """
@@ -47,13 +49,14 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 GROUP_ID = "g"
 RECORDS = 6
 MOST_STEPS = 120
-"""More than the number of steps of any life; the loop must end before."""
+"""More than the number of steps of any run; the loop must end before."""
 FEWEST_STEPS = 10
-"""Fewer than the number of steps of a life: a member, its epochs and its assignment, the state and
-its initialization, six batches, two outcomes, and the removal of the member."""
+"""Fewer than the number of steps of a run: a member, its epochs and its assignment, the state and
+its initialization, six batches, two outcomes, and the removal of the member.
+"""
 STATE = "__share_group_state"
 MOST_WRITES = 30
-"""More than the number of state writes in any life."""
+"""More than the number of state writes in any run."""
 FEWEST_WRITES = 5
 """Fewer than the number of state writes: the initialization, and four acknowledgements."""
 KEPT = (0, 30, 61, -1, 1 << 20)
@@ -62,7 +65,7 @@ one byte, and the whole write."""
 
 
 class Life:
-    """The members of one life, and the responses that they got."""
+    """One run of the workload: its members, and the responses that they got."""
 
     def __init__(self, daemon: CrashingDaemon, topic: str, topic_id: uuid.UUID) -> None:
         self.daemon, self.topic, self.topic_id = daemon, topic, topic_id
@@ -71,7 +74,7 @@ class Life:
         self.released: dict[int, int] = {}
         """Offset → delivery count, for offsets whose release was answered with NONE."""
         self.tried: set[int] = set()
-        """Offsets for which an accept or a reject was sent, with any outcome."""
+        """Offsets for which an accept or a reject was sent, whatever its outcome."""
         self.counts: dict[int, int] = {}
         self.client: Cluster | None = None
         self.member: Member | None = None
@@ -79,7 +82,7 @@ class Life:
     # --- requests ---
 
     def try_once(self, what: Callable[[Cluster], Any]) -> Any:
-        """Send a request; return None if the connection was lost, and the outcome is unknown."""
+        """Send a request; return None for an unknown outcome, if the connection was lost."""
         try:
             if self.client is None:
                 self.client = Cluster(self.daemon.bootstrap)
@@ -151,7 +154,7 @@ class Life:
         until(is_written, "a record is written")
 
     def fetch(self) -> list[int] | None:
-        """Fetch and check what is delivered; return the offsets, None if there was no answer."""
+        """Fetch and check records; return their offsets, or None if there was no answer."""
 
         def sent(client: Cluster) -> Answer:
             if self.member is None:
@@ -220,7 +223,7 @@ def daemon(tmp_path: Path) -> Iterator[CrashingDaemon]:
 
 
 def prepare(daemon: CrashingDaemon) -> None:
-    """Create the internal topics by a life before steps are counted."""
+    """Create the internal topics by one run of the workload before steps are counted."""
     with Cluster(daemon.bootstrap) as client:
         client.coordinator(GROUP_ID, GROUP)
         reset = {"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}

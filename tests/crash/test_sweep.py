@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 COPIER = f"{sys.executable} -m tests.crash.copier"
 POINTS = 120
-"""How many of some 300 points, responses included, are tried: two minutes on two cores."""
+"""How many of some 300 points, which include responses, are tried: two minutes on two cores."""
 
 
 def sweep(tmp_path: Path, mode: str, *options: str, status: int) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Two-phase commit of Kafka and PostgreSQL: each party is killed at each of its steps.
+"""Two-phase commit of Kafka and PostgreSQL while broker, database or worker are killed.
 
-After every kill the party is restarted, and the worker or its successor completes the work. Then
-the table, each partition of the target and the group's offset must agree: each has every value
-once, no transaction is open in Kafka, and none is prepared in PostgreSQL. TWO_PHASE_POINTS is the
-number of points to try of each party and mode, around the steps that decide, or ``all``.
+The broker, the database and the worker are each killed at each of their steps and restarted, and
+the worker or its successor completes the work. Then the table and each partition of the target must
+have every value once, and the group's offset must be at the end. No transaction may be open in
+Kafka or prepared in PostgreSQL. TWO_PHASE_POINTS is ``all``, or the number of points to try for
+each process and mode, near the steps that decide the outcome.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WORK_S = 120.0
 
 @dataclass(frozen=True)
 class Fault:
-    """A kill: which party, and at which moment of the worker or step of the daemon."""
+    """A kill: of which process, and at which moment of the worker or step of the daemon."""
 
     party: str = ""
     at: int = 0
@@ -109,7 +110,7 @@ class Bench:
         return worker.returncode is not None
 
     def revive(self) -> None:
-        """Start the parties that were killed."""
+        """Start the broker and the database again if they were killed."""
         if self.server.is_dead:
             self.server.start()
         if self.daemon.is_dead:
@@ -142,7 +143,7 @@ def bench(
 
 
 def spread(points: Sequence[int]) -> list[int]:
-    """Return TWO_PHASE_POINTS of the points, including the first and the last."""
+    """Return as many points as TWO_PHASE_POINTS says, including the first and the last."""
     if POINTS == "all" or int(POINTS) >= len(points):
         return [*points]
     step = (len(points) - 1) / (int(POINTS) - 1)

@@ -2,11 +2,11 @@
 
     python -m tests.crash.two_phase_worker
 
-The environment names the broker, the database and the fault. FAULT=app kills this process,
-FAULT=database all processes of PostgreSQL. AT=N is the moment: an odd number is before a step, an
-even number after it. If the database is killed after a step, it has done the step, but this process
-gets no response. A step is a request to the broker or the database that writes. When the worker
-ends, it prints ``steps`` and the number and names of the steps.
+A step is a write request to the broker or the database. Environment variables name the broker, the
+database and the fault. FAULT=app kills this process, and FAULT=database kills all processes of
+PostgreSQL. AT=N is the moment of the kill: an odd number is before a step, an even number after a
+step. If the database is killed after a step, it has done the step, but this process gets no
+response. When the worker ends, it prints ``steps`` and the number and names of the steps.
 
 BUG=kafka-first commits in Kafka before the database has decided, which the sweep must detect.
 """
@@ -144,7 +144,8 @@ async def run() -> None:
         partner=Postgres(os.environ["CONNINFO"], prepare=os.environ.get("PREPARE") == "1"),
         options=Options(
             limits=Limits(max_records=BATCH, max_ms=20),
-            # A static member: its successor need not wait until the group removes the member.
+            # A static member, so that its successor need not wait until the group removes the
+            # member.
             group_instance_id="copier",
             producer={"retry_backoff_ms": 20, "linger_ms": 0},
             consumer={"fetch_max_wait_ms": 20},

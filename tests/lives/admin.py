@@ -163,7 +163,7 @@ def describe_client_quotas(d: Draw) -> Request:
 
 def alter_client_quotas(d: Draw) -> Request:
     def op() -> Body:
-        # The accepted quotas are too high to throttle a client; throttling would prolong the life.
+        # The accepted quotas are too high to throttle a client; throttling would prolong the test.
         key = d.pick([*QUOTAS, "no-such-quota"])
         value = d.pick([1e9, 1e9, 1e9 + 0.5, 0.0, -1.0, 1e30])
         return requests.quota_op(key, value, remove=d.chance(0.3))

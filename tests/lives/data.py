@@ -57,7 +57,7 @@ def _fetched_id(d: Draw, name: str) -> Later:
 
 
 def fetch(d: Draw, client: int) -> Request:
-    """Draw a Fetch without a session, at the start of one, or within one."""
+    """Draw a Fetch without a session, at the start of a session, or within a session."""
 
     def topic() -> Body:
         name, index = d.readable(), d.partition()

@@ -1,7 +1,7 @@
-"""Draws values from the pools; some values are resolved only when their request is sent.
+"""Draws values of requests from the pools; some are resolved only when a request is sent.
 
 A drawn value that depends on the broker's responses is a function of :class:`Knowledge`. So the
-requests of a life depend only on its seed, and the same life can be sent to two brokers.
+generated requests depend only on a seed, and the same requests can be sent to two brokers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Identity = tuple[int, int]
 
 VERSIONS = {api.module: (api.min_version, api.stable_max) for api in APIS.values()}
 SLOTS = 6
-"""How many members a group has, and how many claims a transactional id has, in a life."""
+"""How many members each group has, and how many producers each transactional id has."""
 
 UNKNOWN_PRODUCER = 10**9
 UNKNOWN_ID = uuid.UUID(int=0x5EED)
@@ -34,9 +34,10 @@ METADATA_ID = uuid.UUID(int=1)
 
 @dataclass(frozen=True)
 class Request:
-    """One request with the fields of all versions. Some fields are resolved when it is sent.
+    """One request with the fields of all versions; some are resolved when it is sent.
 
-    ``about`` is the member or the producer that sends it. It is skipped if ``only_if`` is false.
+    ``about`` is the member or the producer that sends the request. The request is skipped if
+    ``only_if`` is false.
     """
 
     api: str
@@ -45,7 +46,7 @@ class Request:
     about: Slot | None = None
     only_if: Condition | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the request, besides the response, that :func:`tests.lives.learn.learn` needs."""
+    """Values of the request that :func:`tests.lives.learn.learn` needs besides the response."""
 
 
 def settled(value: Any, knowledge: Knowledge) -> Any:
@@ -60,7 +61,7 @@ def settled(value: Any, knowledge: Knowledge) -> Any:
 
 
 class Draw:
-    """A random generator, with the pools of one life."""
+    """A random generator that draws from the pools."""
 
     def __init__(
         self, seed: str, pools: Pools, *, calm: bool = False, has_shares: bool = False
@@ -99,7 +100,8 @@ class Draw:
     def odd(self) -> str:
         """Draw an unused name, which is often invalid."""
         if self.calm:
-            # Fencepost refuses longer ids. With the stem, lives on one broker have different names.
+            # Fencepost refuses longer ids. The stem keeps the names of several tests on one broker
+            # apart.
             name = self.pick(ODD[:-2])
             return name if len(name) < 9 else self.pools.stem + name[len(self.pools.stem) :]
         return TOO_LONG if self.chance(0.03) else self.pick(ODD)
@@ -120,7 +122,7 @@ class Draw:
         return self.pools.missing_topic if self.calm and name in COMMON_INTERNAL[:2] else name
 
     def topic_id(self, name: str) -> Later:
-        """Draw the present id of ``name``, a former one, or an id that no topic has."""
+        """Draw the present id of ``name``, a former id of this name, or an id that no topic has."""
         kind = self.rng.random()
         if kind < 0.9:
             return lambda k: k.topic_id(name)

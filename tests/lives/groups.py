@@ -17,7 +17,7 @@ PROTOCOLS = (
     ("cooperative-sticky",),
     ("own",),
 )
-"""Protocols that members offer. The first two share an entry, and most members use these."""
+"""Protocols that members offer. Most members use the first two, which have an entry in common."""
 
 
 def _text(value: str) -> bytes:
@@ -152,9 +152,9 @@ def leave_group(d: Draw, about: Slot) -> Request:
 
 
 def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Request:
-    """Draw a ConsumerGroupHeartbeat; ``epoch`` 0 joins, a negative one leaves.
+    """Draw a ConsumerGroupHeartbeat; ``epoch`` 0 joins, a negative epoch leaves.
 
-    A heartbeat that joins, including one after the member was fenced, has all the fields of a join.
+    A heartbeat that joins has all the fields of a join, also after the member was fenced.
     """
     version = d.version("consumer_group_heartbeat")
     made = f"{about[0][:200]}-{about[1]}-{d.rng.randrange(3)}"
@@ -249,7 +249,7 @@ def offset_commit(d: Draw, about: Slot, kind: str | None = None) -> Request:
         generation, member = d.member_epoch(about), d.member_id(about, 0.94)
     elif d.chance(0.08):
         member = d.member_id(about)
-    # The broker refuses members of the consumer protocol in versions without an epoch.
+    # In versions without an epoch, the broker refuses members of the consumer protocol.
     low = 9 if kind == "consumer" and d.chance(0.85) else 0
     return Request(
         "offset_commit",

@@ -1,4 +1,4 @@
-"""Checks of a broker that was killed during a life, and of the broker's files."""
+"""Checks of a broker that was killed while it served random requests, and of its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.cluster import Cluster
 Told = dict[str, Any]
 
 BY_A_CLIENT = re.compile(rb"\d+\.\d+")
-"""The values that the clients of a life produce."""
+"""The values that the clients of :mod:`tests.lives.life` produce."""
 
 END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
 """Keys of ABORT and COMMIT."""
@@ -46,7 +46,7 @@ def unlike(before: Mapping[str, Any], lines: list[str]) -> list[str]:
 
 
 def lost(before: Mapping[str, Told], bootstrap: str, *, rewritten: frozenset[str]) -> list[str]:
-    """Return the partitions of user topics whose records differ from those before the kill.
+    """Return the partitions of user topics whose records differ from the records before the kill.
 
     ``rewritten`` are topics whose records the broker itself may remove or replace.
     """

@@ -1,7 +1,8 @@
-"""The state that clients learn from one broker's responses: ids, generations, epochs, sessions.
+"""The state that clients get from one broker's responses: ids, generations, epochs, sessions.
 
-The keys are the life's own names: a member is a group and a slot, a producer a transactional id and
-a slot. So one life can be played on two brokers that choose different ids.
+The keys do not depend on the broker: a member is a group and a slot, and a producer is a
+transactional id and a slot. So the same requests can be sent to two brokers that choose different
+ids.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Member:
     protocol: str | None = None
     last_error: str = ""
     leads: list[str] = field(default_factory=list)
-    """The ids of all members, if this one is the group's leader."""
+    """The ids of all members, if this member is the group's leader."""
     epoch: int = 0
     owned: list[Any] = field(default_factory=list)
     """The assigned partitions of a consumer: rows of topic id and indexes."""
@@ -53,7 +54,7 @@ class Producer:
         return self.identities[-1] if self.identities else (-1, -1)
 
     def now_is(self, identity: tuple[int, int]) -> None:
-        """Continue with this id and epoch. After a change the sequence numbers restart at zero."""
+        """Continue with this id and epoch. If either has changed, sequences restart at zero."""
         self.is_fenced = False
         if identity != self.identity:
             self.identities = [*self.identities[-KEPT:], identity]
@@ -103,7 +104,7 @@ class Knowledge:
         return known[-1] if known else NO_TOPIC
 
     def place(self, topic_id: uuid.UUID) -> tuple[str, int]:
-        """Return the name of a topic and which of its ids this is: brokers choose different ids."""
+        """Return a topic's name, and which of its successive ids this is."""
         for name, ids in self.topic_ids.items():
             if topic_id in ids:
                 return name, ids.index(topic_id)

@@ -126,7 +126,7 @@ def _share_heard(k: Knowledge, request: Request, body: Body, answer: Answer) -> 
 
 
 def _share_member(k: Knowledge, request: Request, body: Body) -> ShareMember | None:
-    """Return the member that sent a request, None if it was sent under an odd member id."""
+    """Return the member that sent a request, None if the request had another member id."""
     assert request.about is not None
     if body["member_id"] != f"share-member-{request.about[1]}":
         return None
@@ -137,7 +137,7 @@ LOST_PARTITION = frozenset({"unknown_topic_id", "unknown_topic_or_partition"})
 
 
 def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) -> None:
-    """Learn from a ShareFetch or a ShareAcknowledge."""
+    """Update a member's share session after a ShareFetch or a ShareAcknowledge."""
     member = _share_member(k, request, body)
     if member is None:
         return
@@ -183,7 +183,7 @@ def _share_answered(k: Knowledge, request: Request, body: Body, answer: Answer) 
 def _acknowledged(
     member: ShareMember, at: tuple[uuid.UUID, int], batches: list[Body], error: str | int
 ) -> None:
-    """Remove acknowledged offsets, and those that the broker does not know as acquired."""
+    """Remove acknowledged offsets, and offsets that are not acquired according to the broker."""
     held = member.held.get(at)
     if held is None:
         return

@@ -1,9 +1,9 @@
-"""The life of several clients: the sequence of their requests, derived from one seed.
+"""A random sequence of the requests of several clients, derived from a seed: a *life*.
 
-For a while each client follows a script: a member joins, syncs and sends heartbeats; a producer
-claims its id, writes and ends its transaction. Then it begins another script. In between, every
-client also sends random requests. Members, producers and resources are drawn from small pools, so
-that clients collide.
+Each client follows a script for a while: a member joins, syncs and sends heartbeats; a producer
+sends InitProducerId, writes and ends its transaction. Then the client begins another script. In
+between, every client also sends random requests. Members, producers and resources are drawn from
+small pools, so that clients collide.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARE_ROLES = (
     *("produces",) * 2,
     *("idempotent", "classic", "consumer", "administers"),
 )
-"""The roles in a life of share consumers among the clients."""
+"""The roles of every twelve clients if some are share consumers."""
 
 ERA = 1_500
 """For how many steps the members of a group use one protocol, or both."""
@@ -41,7 +41,7 @@ ERA = 1_500
 
 @dataclass(frozen=True)
 class Step:
-    """Step ``number`` of a life: ``client`` sends ``request``."""
+    """Step ``number`` of the sequence: ``client`` sends ``request``."""
 
     number: int
     client: int
@@ -49,7 +49,7 @@ class Step:
 
 
 class Life:
-    """Generates the steps of a life; the same seed gives the same steps."""
+    """Generates the steps of the sequence; the same seed gives the same steps."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Life:
         self._wild = self._wild_requests()
 
     def prologue(self) -> Iterator[Step]:
-        """Yield the steps that create the coordinators and topics of a life."""
+        """Yield the first steps, which create the coordinators and topics."""
         d = self._draw
         everybody = [
             *(
@@ -126,7 +126,7 @@ class Life:
         return rounds * roles.count(role) + roles[:place].count(role)
 
     def _member(self, client: int) -> Slot:
-        """Return the usual member of a client, or sometimes another."""
+        """Return the usual member of a client, or sometimes another member."""
         d = self._draw
         if d.chance(0.12):
             return d.slot(d.group())
@@ -229,7 +229,7 @@ class Life:
                 yield data.list_offsets(d)
 
     def _shares(self, client: int) -> Script:
-        """Join a share group, fetch and acknowledge in a share session, end both or neither."""
+        """Join a share group, fetch and acknowledge; sometimes end the session or membership."""
         d = self._draw
         rank = self._rank(client)
         about = self.pools.share_groups[rank % 2], rank // 2 % shares.MEMBERS
@@ -266,7 +266,7 @@ class Life:
             yield self._anything(client)
 
     def _empties(self, client: int) -> Script:
-        """Let all members of a group leave, so that it can become a group of the other protocol."""
+        """Let all members of a group leave, so that the group can change to the other protocol."""
         d = self._draw
         name = d.group()
         for number in range(SLOTS):
@@ -286,7 +286,7 @@ class Life:
 
     @property
     def _shares_weight(self) -> float:
-        """Return how often a client at random sends a request of share groups."""
+        """The relative frequency of random requests about share groups."""
         return 3 if self._has_shares else 0 if self.calm else 0.5
 
     # --- anything --------------------------------------------------------------------------------
@@ -335,7 +335,8 @@ class Life:
             (data.update_features, 0 if self.calm else 0.3),
             (data.describe_cluster, 0.5),
             (data.api_versions, 0.5),
-            # Lives on two brokers omit these requests, because their effects are not compared.
+            # Comparisons of two brokers omit these requests, because their effects are not
+            # compared.
             *((make, 0 if self.calm else 0.5) for make in admin.REQUESTS),
             *((make, self._shares_weight) for make in shares.OF_GROUPS),
             *((make, 0 if self.calm else 0.5) for make in shares.OF_STATES),

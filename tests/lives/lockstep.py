@@ -1,8 +1,9 @@
-"""Plays one life on two brokers at once, step by step, and compares their responses.
+"""Sends the same random requests to two brokers, step by step, and compares the responses.
 
 Each broker's clients have their own knowledge. If one broker parks a request (a JoinGroup that
-waits for other members), the other must park it as well, and both must complete it after the same
-step. A step begins only when both brokers have completed the changes of the previous step.
+waits for other members), the other broker must park the request as well, and both brokers must
+complete it after the same step. A step begins only when both brokers have completed the changes of
+the previous step.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ PARKED_S = 0.25
 """A request that has no response from either broker after this time is parked."""
 
 PATIENCE_S = 10.0
-"""The slower broker must respond within this time after the other."""
+"""The slower broker must respond within this time after the faster broker."""
 
 RETRY_S = 0.01
 
 
 class LifeMasks(Masks):
-    """Removes the resources of other lives on the same brokers from responses."""
+    """Removes the resources of other tests on the same brokers from responses."""
 
     def __init__(self, stem: str) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class LifeMasks(Masks):
 
 
 def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per topic, because the order of partitions depends on their data."""
+    """Merge the rows of each topic, because the order of partitions depends on their data."""
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
@@ -154,7 +155,9 @@ REPEATING = frozenset(
         "write_txn_markers",
     }
 )
-"""APIs in which resources may be repeated. In other APIs only Apache Kafka drops duplicates."""
+"""APIs whose requests may name a resource twice. For other APIs duplicates are dropped before the
+request is sent, as only Apache Kafka drops them itself.
+"""
 
 
 def distinct(value: Any) -> Any:
@@ -277,14 +280,14 @@ class Side:
         return {client for client, exchange in self.parked.items() if exchange.answer is not None}
 
     def name_members(self) -> None:
-        """Name the members of completed joins by client, as a leader's list has no fixed order."""
+        """Mask the ids of joined members in client order: a leader's list has no fixed order."""
         for client in sorted(self.answered):
             answer = self.parked[client].answer
             if isinstance(answer, dict) and "member_id" in answer:
                 self.masks.shown(answer["member_id"], "member_id")
 
     def take(self, client: int) -> UnderWay:
-        """Remove a client's answered request, learn from its response, and return it."""
+        """Remove and return a client's answered request, after learning from the response."""
         under_way = self.parked.pop(client)
         if isinstance(under_way.answer, dict):
             learn(self.knowledge, under_way.step.request, under_way.body, under_way.answer)
@@ -312,7 +315,7 @@ class Difference:
 
 
 class LockStep:
-    """Sends the steps of a life to both brokers, and compares the responses."""
+    """Sends all steps to both brokers, and compares the responses."""
 
     def __init__(self, life: Life, ours: str, theirs: str) -> None:
         self.life = life
@@ -325,7 +328,7 @@ class LockStep:
             side.close()
 
     def prologue(self) -> list[Difference]:
-        """Send the steps that create the life's resources; return the differences."""
+        """Send the first steps, which create coordinators and topics; return the differences."""
         return [found for step in self.life.prologue() for found in self._one(step)]
 
     def step(self) -> list[Difference]:
@@ -409,14 +412,14 @@ PROBES = tuple(
 """One group for each partition of the coordinators' topic."""
 
 STEADY_S = 3.0
-"""For this time two brokers may differ in states that become equal without a request."""
+"""For how long the states of two brokers may differ before they become equal by themselves."""
 
 
 def settle(sides: tuple[Side, Side], request: Request, body: Mapping[str, Any]) -> None:
     """Wait until the request has taken effect on both brokers, or until the deadline."""
     looks: list[Callable[[RawClient], Any]] = []
     if request.api in CHANGES_TOPICS:
-        # Include deleted topics, because the brokers must learn of deletions too.
+        # Include deleted topics, because the deletion must have reached both brokers, too.
         known = sorted({name for side in sides for name in side.knowledge.topic_ids})
         looks = [topics_of, partial(heard_of, known)]
         if request.api == "delete_topics":
@@ -463,8 +466,8 @@ def topics_of(admin: RawClient) -> Any:
 def heard_of(known: list[str], admin: RawClient) -> Any:
     """Return the topics that each coordinator shard can assign.
 
-    A heartbeat in one group of each shard shows them; a shard learns of a new topic later than the
-    broker's Metadata.
+    A heartbeat to one group of each shard returns these topics. A shard may learn of a new topic
+    later than the broker's Metadata shows it.
     """
     topics = admin.call("metadata", 12, topics=None)["topics"]
     names = {topic["topic_id"]: topic["name"] for topic in topics}

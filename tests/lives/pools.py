@@ -1,4 +1,4 @@
-"""The few names that all clients of a life share, so that they collide."""
+"""A small number of names that all clients of a test share, so that the clients collide."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL_INTS = (-2, -1, 0, 1, 2, 7)
 
 @dataclass(frozen=True)
 class Pools:
-    """The names of one life; because of ``stem`` no other life has them."""
+    """The names in one test's requests; because of ``stem`` no other test has them."""
 
     stem: str = ""
 

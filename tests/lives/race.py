@@ -1,4 +1,4 @@
-"""Plays a life on a real broker, with a connection per client and many requests in flight."""
+"""Sends random requests to a broker, on a connection per client, with many in flight."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def longest(value: Any) -> int:
 
 
 class Race:
-    """Sends requests of a life to a broker, and collects the clients' knowledge."""
+    """Sends random requests to a broker, and collects what the clients know from the responses."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Race:
             return
         frame, body = made
         sent = Sent(step, body, time.monotonic())
-        # Note the topic now: the request may take effect even if a kill interrupts it.
+        # Record the topic now: the request may take effect even if a kill interrupts it.
         if step.request.api in REWRITING:
             self._rewritten |= {
                 resource["resource_name"]

@@ -1,9 +1,10 @@
 """Requests of share groups: to the group coordinator, the leaders and the share coordinator.
 
-On two brokers, no response may depend on how fast the share coordinator responds. Therefore a calm
-fetch waits for the state of a share partition that its leader has not read yet, and is then the
-only one of its session. A calm member acknowledges all it holds before it ends its session, since
-the broker would release the rest after the response.
+When two brokers are compared (``calm``), no response may depend on how fast the share coordinator
+responds. Therefore a fetch may have to wait until the leader has read the state of a share
+partition, and this partition is then the only one in its session. A member acknowledges all its
+acquired records before it ends its session, because the broker would release the rest after the
+response.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from tests.support.share import ACCEPT, FINAL, FULL, GAP, GROUP, REJECT, RELEASE
 MEMBERS = 3
 EPOCHS = (0, 0, 0, -1, 1, 2, 2, 3, 4, 5, -2)
 READ_MS = 2_000
-"""In this time a leader reads the state of a share partition."""
+"""The time in which a leader reads the state of a share partition."""
 
 LAST = (ACCEPT, ACCEPT, ACCEPT, REJECT, GAP)
 OUTCOMES = (*LAST, RELEASE, RELEASE, RELEASE, RELEASE)
-"""The types of acknowledgements. A fetch may acquire what it releases, if that is written first."""
+"""The types of acknowledgements. RELEASE is frequent: a fetch may acquire the records that it
+releases, if the release is written first.
+"""
 
 Batches = list[Body]
 Parts = dict[uuid.UUID, dict[int, Batches]]
@@ -43,7 +46,7 @@ def _member_id(d: Draw, about: Slot) -> str:
 
 
 def _live(d: Draw, live: Later, share: float = 0.9) -> Later:
-    """Draw an epoch: with probability ``share`` the current one."""
+    """Draw an epoch, which is the current epoch with probability ``share``."""
     if d.chance(share):
         return live
     other = d.pick(EPOCHS)
@@ -118,7 +121,7 @@ def delete_share_group_offsets(d: Draw) -> Request:
 
 
 def _any_batch(d: Draw, types: Sequence[int]) -> Body:
-    """Draw an acknowledged range, mostly of valid types, whether or not it is acquired."""
+    """Draw a range to acknowledge, mostly with valid types; it need not be acquired."""
     first = d.pick([0, 0, 1, 2, 5, -1])
     last = first + d.pick([0, 0, 1, 4, -1])
     count = d.pick([1, 1, last - first + 1, 0])
@@ -127,7 +130,7 @@ def _any_batch(d: Draw, types: Sequence[int]) -> Body:
 
 
 def _held_batches(rng: random.Random, held: set[int], types: Sequence[int], all_: bool) -> Batches:
-    """Draw ranges of held offsets in order, all of them or up to three; types as the ranges."""
+    """Draw ranges of held offsets, all or up to three, in order; and their types."""
     found: Batches = []
     starts = sorted(held) if all_ else sorted(rng.sample(sorted(held), min(3, len(held))))
     for first in starts:
@@ -158,7 +161,7 @@ def _rows(parts: Parts) -> list[Body]:
 def _acknowledged(d: Draw, about: Slot, epoch: Later, types: Sequence[int], *, adds: bool) -> Later:
     """Draw the topics of a request: added partitions, and acknowledgements of held offsets.
 
-    ``adds`` tells that the partitions are added to the session, as by a ShareFetch.
+    If ``adds`` is true, the request adds its partitions to the session, as a ShareFetch does.
     """
     named: list[tuple[Later, int, Batches]] = []
     for name in d.some(d.readable) if d.chance(0.5) else []:
@@ -190,7 +193,7 @@ def _acknowledged(d: Draw, about: Slot, epoch: Later, types: Sequence[int], *, a
 
 
 def _only_read(k: Knowledge, group: str, parts: Parts, is_opening: bool) -> Parts:
-    """Return the partitions whose state is read, or a single other one for a new session."""
+    """Return the partitions whose state was read; without one, a new session gets any partition."""
     read: Parts = {}
     for topic_id, indexes in parts.items():
         for index, batches in indexes.items():
@@ -257,7 +260,7 @@ def share_fetch(d: Draw, about: Slot | None = None, epoch: int | None = None) ->
 
 
 def share_acknowledge(d: Draw, about: Slot | None = None, epoch: int | None = None) -> Request:
-    """Draw an acknowledgement of held offsets, sometimes of others."""
+    """Draw an acknowledgement of held offsets, sometimes of other offsets."""
     about = about or share_slot(d)
     body, _ = _session(d, about, epoch, OUTCOMES, adds=False)
     return Request("share_acknowledge", d.version("share_acknowledge"), body, about)

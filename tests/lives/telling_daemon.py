@@ -3,7 +3,7 @@
     python -m tests.lives.telling_daemon --data-dir DIR --listen HOST:PORT --config KEY=VALUE …
 
 SIGUSR1 writes the state of shards and partitions to the file that TELL names, and ends the process
-as kill -9 does. Because both happen in one turn of the event loop, nothing changes in between. When
+as kill -9 does. Both happen in one callback of the event loop, so nothing changes in between. When
 the process starts, it logs at level DEBUG until every shard is loaded; the log then has the digest
 of each loaded shard.
 """
@@ -53,7 +53,7 @@ class TellingBroker(Broker):
         logs.set_level("INFO")
 
     def _is_known(self, partition: Partition) -> bool:
-        """Return whether the topic still exists; a deletion removes few directories per turn."""
+        """Return whether the topic still exists; its directory may be deleted some time later."""
         topic = self.services.metadata.topic(partition.topic)
         return topic is not None and topic.topic_id == partition.topic_id
 
@@ -73,7 +73,7 @@ class TellingBroker(Broker):
 
 
 def told(partition: Partition) -> dict[str, Any]:
-    """Return a partition's start and end offset, and first offset → checksum of its batches."""
+    """Return a partition's start and end offset, and its batches as first offset → checksum."""
     return {
         "topic_id": str(partition.topic_id),
         "start": partition.log_start_offset,

@@ -1,4 +1,4 @@
-"""The checks of a life find violations."""
+"""Tests that the checks for random requests find violations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_api_is_requested_in_every_version(calm: bool) -> None:
     for api in VERSIONS:
         low, high = draw.versions(api)
         served |= {(api, version) for version in range(low, high + 1)}
-    # Feature levels would apply to all lives on the broker; traces compare the admin APIs.
+    # Feature levels would affect other tests on the broker; traces compare the admin APIs.
     makers = (*admin.REQUESTS, *shares.REQUESTS)
     left_out = {"update_features", *(make.__name__ for make in makers)} if calm else set()
     assert asked == {api for api in served if api[0] not in left_out}
@@ -113,7 +113,7 @@ def test_changed_state_of_a_reloaded_shard_is_found() -> None:
         ),
         ("__consumer_offsets", batch([b"offset"], attributes=TRANSACTIONAL), True),
     ],
-    # The parameters contain timestamps, and would give a case another name in each test worker.
+    # The parameters contain timestamps, so a case would have another name in each test worker.
     ids=itertools.count(),
 )
 def test_foreign_record_in_a_coordinator_log_is_found(

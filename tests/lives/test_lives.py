@@ -1,6 +1,6 @@
-"""No client request fails a shard, in any state of the broker.
+"""Random requests: no client request may fail a shard, whatever the broker's state.
 
-``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` plays one life of that many requests.
+``pytest tests/lives/test_lives.py --seed 7 --requests 20000`` sends that many requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 REQUESTS = 20_000
 CHAPTER = 5_000
-"""How many requests are sent between two kills; each restart toggles transaction verification."""
+"""Number of requests between two kills; each restart toggles transaction verification."""
 
 VERIFIES = "transaction.partition.verification.enable"
 

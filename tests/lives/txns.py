@@ -19,7 +19,7 @@ FIRST_OF_V2 = {"produce": 12, "txn_offset_commit": 5, "end_txn": 5}
 
 
 def version_of(d: Draw, api: str, level: int | None) -> int:
-    """Draw a version of ``api`` that a client with this transaction version sends (None: any)."""
+    """Draw a version of ``api`` that a client with transaction version ``level`` sends."""
     least, most = d.versions(api)
     if level is None:
         return d.rng.randint(least, most)
@@ -152,7 +152,7 @@ def _records(d: Draw, who: Who | None, about: Slot, at: tuple[str, int], number:
 def produce(
     d: Draw, about: Slot | None, number: int, level: int | None = None, *, plain: bool = False
 ) -> Request:
-    """Draw a Produce: transactional, idempotent (``about`` without a name), or plain."""
+    """Draw a Produce request: transactional, idempotent (``about`` has no name), or ``plain``."""
     slot = about or ("", 0)
     who = None if plain else d.writer(slot)
     # In Apache Kafka, coordinators' topics stay in the transaction even if Produce is refused.
@@ -198,7 +198,7 @@ def write_txn_markers(d: Draw, about: Slot | None = None) -> Request:
             _later(d.writer(about or d.slot(d.txn_id()), 0.5)),
             transaction_result=d.chance(0.5),
             topics=d.some(topic),
-            # A higher epoch than the coordinator's fences the coordinator until it is restarted.
+            # An epoch above the coordinator's epoch fences the coordinator until it is restarted.
             coordinator_epoch=d.rng.choices((0, -1, 1, 5), (980, 15, 4, 1))[0],
             transaction_version=d.pick([0, 1, 2, 2, 3]),
         )

@@ -33,8 +33,7 @@ CONFIG = LogConfig(
 
 
 def cleaned_logs(steps: Sequence[Step], ends: Iterable[int] = ()) -> Iterator[list[Step]]:
-    """Yield the log compacted up to each offset, or each of ``ends``, with and without tombstones.
-    """
+    """Yield the log compacted up to each offset (or of ``ends``), with and without tombstones."""
     for end in ends or range(1, len(steps) + 1):
         disk = MemoryDisk()
         disk.make_directory(ROOT)

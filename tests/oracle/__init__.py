@@ -1,1 +1,1 @@
-"""Comparisons with Apache Kafka: it reads Fencepost's files, and its responses must be the same."""
+"""Comparisons with Apache Kafka, which reads Fencepost's files and gives the same responses."""

@@ -1,9 +1,10 @@
-"""The vocabulary of the authorization matrix: requests, the rights they depend on, and all cases.
+"""The authorization matrix: requests, the rights that they depend on, and all cases.
 
-A :class:`Request` names the rights that it needs, as in ``"write x, read t"``. A right is an
-operation and the slot of a resource; the resource in a slot may exist, be missing or be internal.
-The cases of a request are the same request by clients with every subset of those rights, with
-other rights, and with the same rights granted by other rules or denied by a further rule.
+A :class:`Request` lists the rights that it needs, as in ``"write x, read t"``. A right is an
+operation and a *slot*, a letter that stands for a resource. The resource may exist, be missing or
+be internal. Each case of a request is the same request by another client. The clients have every
+subset of the rights, or other rights, or the same rights granted by other rules or denied by an
+additional rule.
 """
 
 from __future__ import annotations
@@ -81,16 +82,18 @@ class Request:
 
     api: str
     versions: Sequence[int]
-    """Cases with subsets of the rights run at all these versions, other cases only at the last."""
+    """Cases with subsets of the rights run at all these versions, other cases only at the last
+    version.
+    """
     rights: str
     body: Callable[[Names], Body]
     title: str = ""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Slot → kinds of resources that it may hold; by default an existing one."""
+    """Slot → the kinds of resource in the slot; by default only an existing resource."""
     others: str = ""
-    """Rights that may replace the rights of ``rights``."""
+    """Rights that the request may need instead of :attr:`rights`."""
     is_fresh: bool = False
-    """Whether each case needs resources of its own, because the request changes them."""
+    """Whether each case needs separate resources, because the request changes them."""
     is_silent: bool = False
     """Whether the request has no response, so that only a closed connection shows an error."""
 
@@ -140,7 +143,7 @@ def rule(operation: str, resource_type: ResourceType, name: str) -> Acl:
 
 
 def cases_of(request: Request, number: Iterator[int]) -> Iterator[Case]:
-    """Yield all cases of a request; ``number`` numbers the resources if each case needs its own."""
+    """Yield all cases of a request; ``number`` numbers the resources of separate cases."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     choices = [request.kinds.get(slot, (HERE,)) for slot in slots]
     for version in request.versions:
@@ -176,7 +179,7 @@ def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
 
 
 def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[Case, Case]]:
-    """Yield pairs of a request without rights: for an existing and for a missing resource."""
+    """Yield pairs of cases without rights: one with an existing, one with a missing resource."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     for version, slot in itertools.product(request.versions, slots):
         if ABSENT in request.kinds.get(slot, ()):
@@ -189,7 +192,7 @@ def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[C
 
 
 Make = Callable[[Mapping[str, str]], list[Acl]]
-"""Returns the rules for resources, from a mapping of slots to resource names."""
+"""Maps the slots' resource names to the rules for these resources."""
 
 
 def _variants(request: Request, *, is_main: bool) -> Iterator[tuple[str, Make]]:
@@ -219,7 +222,7 @@ def _plain(rights: Sequence[tuple[str, str]]) -> Make:
 
 
 MOST_FOR_SUBSETS: Final = 4
-"""Above this number of rights, only the subsets with none, one, all, or all but one are tried."""
+"""If a request has more rights, only the subsets with none, one, all, or all but one are tried."""
 
 
 def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
@@ -290,7 +293,7 @@ def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, M
 def _one_right_otherwise(
     rights: Sequence[tuple[str, str]], right: tuple[str, str]
 ) -> Iterator[tuple[str, Make]]:
-    """Yield variants in which ``right`` is replaced by another right, or is denied again."""
+    """Yield variants in which another right replaces ``right``, or a rule denies it."""
     operation, slot = right
     kind = SLOTS[slot]
     rest = [other for other in rights if other != right]
@@ -361,7 +364,7 @@ def drawn_cases(requests: Sequence[Request], seed: int, count: int) -> Iterator[
 
 
 DRAWN_FROM: Final = 1_000_000
-"""The first number of random cases, above the numbers of all others."""
+"""The number of the first random case, above the numbers of all other cases."""
 
 
 def _drawn_rule(draw: random.Random, operation: str, slot: str, names: Mapping[str, str]) -> Acl:

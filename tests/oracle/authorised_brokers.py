@@ -1,4 +1,4 @@
-"""Two brokers with authentication, and the operations that the cases of the matrix need on each."""
+"""Two brokers with authentication, and the operations that the matrix needs on each broker."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class Broker:
         return found
 
     def of(self, user: str) -> Member:
-        """Return the connection that ``user`` keeps for the whole run while its ACLs change."""
+        """Return the connection of ``user``, which stays open while the user's ACLs change."""
         if user not in self._connections:
             self._connections[user] = self.connect(user)
         return self._connections[user]
@@ -440,7 +440,7 @@ class Broker:
         return found
 
     def told(self, case: Case, user: str) -> str:
-        """Return the whole response, including its messages, in which slots replace the names."""
+        """Return the whole response with its messages; the slots replace the resources' names."""
         told = repr(_in_one_order(self._asked(case, user, self.body(case))))
         for known in (str(NOBODYS), *map(str, self.topic_ids.values())):
             told = told.replace(known, "an id")
@@ -465,7 +465,7 @@ class Broker:
             time.sleep(0.02)
 
     def seen(self, cases: Sequence[Case]) -> dict[str, Any]:
-        """Return the state of the resources that belong to single cases."""
+        """Return the state of the resources that the cases do not share."""
         own = {
             f"{slot} of {case}": (SLOTS[slot], name)
             for case in cases
@@ -575,7 +575,7 @@ class Pair:
         return ours, theirs
 
     def idle_rights(self, request: Request, number: Iterator[int]) -> Iterator[Case]:
-        """Yield the cases in which a missing permission does not change Apache Kafka's response."""
+        """Yield the cases in which a missing right does not change Apache Kafka's response."""
         cases = list(all_but_one(request, number))
         answers = _led(self.theirs, cases)
         whole, *others = (
@@ -587,7 +587,7 @@ class Pair:
                 yield case
 
     def telling(self, cases: Sequence[tuple[Case, Case]]) -> tuple[list[str], list[str]]:
-        """Return for each broker the pairs of cases (existing, missing) whose responses differ."""
+        """Return for each broker the cases whose responses reveal that a resource is missing."""
 
         def told_apart(broker: Broker) -> list[str]:
             broker.make_fresh([case for pair in cases for case in pair])

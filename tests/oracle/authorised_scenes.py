@@ -37,7 +37,7 @@ HOSTS: Final = (
     "*",
     "127.0.0.1",
     "127.0.0.2",
-    # Not a range, such as 127.0.0.1/32, which both brokers apply: Apache Kafka does since 4.4.
+    # There is no range such as 127.0.0.1/32: both brokers apply ranges, Apache Kafka since 4.4.
     "127.0.0.*",
     "localhost",
     "::1",
@@ -267,7 +267,7 @@ def _taken(broker: Broker, gone: Acl) -> Sequence[Any]:
 
 
 def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
-    """A rule about all topics closes them to other users, but not to super users."""
+    """A rule for all topics denies access to users without a rule, but not to super users."""
     topic = broker.admin.create_topic(unique(f"{STEM}all"))
     anything = rule("all", TOPIC, "*")
     with broker.connect("u1") as client, broker.connect("admin") as admin:
@@ -375,7 +375,7 @@ def filters(broker: Broker) -> Iterator[Told]:
 
 
 def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the sorted rules, without those that :meth:`Broker.await_rules` adds as markers."""
+    """Return the sorted rules, without the markers that :meth:`Broker.await_rules` adds."""
     keys = ("resource_type", "resource_name", "pattern_type", "principal", "host")
     return sorted(
         repr([row[key] for key in (*keys, "operation", "permission_type")])

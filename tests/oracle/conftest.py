@@ -1,4 +1,4 @@
-"""Fixtures of several modules: a broker's files after a history, and a broker in a cluster."""
+"""Fixtures of several modules: a broker's files after many writes, and a broker in a cluster."""
 
 from __future__ import annotations
 

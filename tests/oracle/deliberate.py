@@ -1,7 +1,7 @@
 """The intended differences between Fencepost's and Kafka's responses; other differences fail.
 
 An entry that no longer matches a difference fails its trace as well, so that the list stays true.
-The differences that random lives find are listed at the end, by kind.
+The differences that random requests find are listed at the end, by kind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.oracle.authorisation import NOBODYS
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Fencepost's value instead of Kafka's, as the comparison prints both, and the reason."""
+    """An intended difference: both values as the comparison prints them, and the reason."""
 
     trace: str
     ours: str
@@ -262,7 +262,7 @@ Anything = EllipsisType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of difference that a life on both brokers may find (test_lives.py)."""
+    """A kind of difference that random requests may find (test_lives.py)."""
 
     api: str | Anything
     where: str | Anything
@@ -274,7 +274,7 @@ class Kind:
     when: Callable[[Mapping[str, Any]], bool] = lambda _: True
     """A condition on the request."""
     parts: bool = False
-    """Whether the brokers' states differ afterwards, so that the life must end."""
+    """Whether the brokers' states differ afterwards, so that the comparison must end."""
 
     def __str__(self) -> str:
         api, where, ours, theirs = (
@@ -668,7 +668,7 @@ NOT_DRAWN = (
         " (long ids), or concerns all lives on a broker (UpdateFeatures, the coordinators' topics)"
     ),
 )
-"""Known differences that a life on both brokers avoids."""
+"""Known differences that the random requests of a comparison avoid."""
 
 
 # --- authorization --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Otherwise:
-    """The intended differences of a scene that start with ``pattern``, and the reason."""
+    """The differences of a scene that match ``pattern`` are intended, for this reason."""
 
     scene: str
     pattern: str

@@ -20,7 +20,7 @@ LIMIT_MS = 60_000
 """Time limit of a tool that ends by itself."""
 
 VARYING = re.compile(r"Ms$|Timestamp$|Duration|^CoordinatorId$|CoordinatorEpoch$")
-"""Columns of timestamps, ages, coordinators and their epochs, which vary."""
+"""Columns with values that vary: timestamps, ages, coordinators and coordinator epochs."""
 
 LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
 """The beginning of a log line of a tool: a client's warnings depend on timing."""
@@ -38,7 +38,7 @@ NAMED = {
     "id": re.compile(r"A{8}QACA{10}Q|(?<![\w-])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{22}(?![\w(-])"),
     "member": re.compile(r"[\w.-]*?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
 }
-"""Random ids of brokers and clients. Each id gets a name, which is the same every time."""
+"""Random ids of brokers and clients. Each id gets a name, which replaces all its occurrences."""
 
 MASKED = (
     (re.compile(r"\b1[6-9]\d{11}\b"), "an-instant"),
@@ -92,7 +92,7 @@ def tools_at_hand() -> Iterator[Tools]:
 
 
 class Desk:
-    """One broker and the tools' output about it, in which owners' names replace producer ids."""
+    """One broker and the tools' output for it, in which owners' names replace producer ids."""
 
     def __init__(self, tools: Tools, bootstrap: str, data_dir: Path, scratch: Path) -> None:
         self.bootstrap = bootstrap
@@ -108,7 +108,7 @@ class Desk:
         self.cluster.close()
 
     def named(self, name: str, producer_id: int, called: str = "") -> None:
-        """Give a producer id a name, and its transactional id too if ``called`` is set."""
+        """Give a name to a producer id and, if ``called`` is set, to that transactional id."""
         self._names[str(producer_id)] = f"id-of-{called or name}"
         if called:
             self._names[name] = called
@@ -130,7 +130,7 @@ class Desk:
         figures: bool = True,
         stays: bool = False,
     ) -> str:
-        """Run a tool, and keep its exit status and its lines, or only the lines with ``only``.
+        """Run a tool; keep its exit status and its lines, or only the lines that have ``only``.
 
         ``where`` is the tool's option for the broker's address, "" for a tool without one. Without
         ``figures`` all numbers are masked. A tool that ``stays`` runs for ``limit_ms`` and is then

@@ -46,14 +46,14 @@ _NO_ROW = re.compile(
 )
 """Lines that have no counterpart in Fencepost's rows.
 
-Compaction leaves offset gaps, and the tool reports a gap before the first batch of a segment. For a
-batch whose records are all compacted away, the tool shows the log timestamp -1, because it reads
-records only; the batch's header still has the timestamp of the index entry.
+Compaction leaves offset gaps, and the tool reports a gap before the first batch of a segment. If
+compaction has removed all records of a batch, the tool shows the log timestamp -1, because it only
+reads records. The batch's header still has the timestamp of the index entry.
 """
 
 
 def by_kafka(paths: Sequence[Path], *options: str) -> dict[str, list[Row]]:
-    """Return rows by file, of the same kinds as Fencepost's; AssertionError for an unknown line."""
+    """Return rows in Fencepost's form, by file; AssertionError for an unknown line."""
     said = run_tool(
         "org.apache.kafka.tools.DumpLogSegments",
         "--deep-iteration",
@@ -269,7 +269,7 @@ _NAMES = {
 
 
 def decoded_by_kafka(row: Row) -> Row:
-    """Return Fencepost's ``decoded`` field from the JSON that DumpLogSegments prints."""
+    """Convert the JSON that DumpLogSegments prints to Fencepost's ``decoded`` field."""
     key = json.loads(row["key"])
     data = {_name(name): value for name, value in key["data"].items()}
     if "transactional_id" in data:

@@ -1,7 +1,8 @@
 """A single broker that becomes a member of a cluster of Apache Kafka's brokers, and leaves it.
 
-The steps are the same for Fencepost, which ``fencepost cluster promote`` makes a member of a
-cluster, and for a broker of Apache Kafka, which is in a cluster from the beginning.
+The first broker is Fencepost's or Apache Kafka's, and the steps are the same. ``fencepost cluster
+promote`` makes Fencepost a member of a cluster; Apache Kafka's broker is in a cluster from the
+beginning.
 """
 
 from __future__ import annotations
@@ -145,11 +146,11 @@ class Growing(ABC):
         leader.start()
 
     def replicate_while_it_is_killed(self) -> None:
-        """As :meth:`replicate`, but the only broker with data is killed meanwhile."""
+        """Do as :meth:`replicate` does, while the only broker with data is killed."""
         self.reassign(lambda _: [FIRST, *JOINING], meanwhile=self.first_is_killed)
 
     def lead_again_and_be_killed(self) -> None:
-        """Make the first broker the leader of all partitions once more, and kill it."""
+        """Make the first broker the leader of all partitions again, and kill the broker."""
         self.reassign(lambda index: [FIRST, *turned(JOINING, index)])
         self._elect()
         until(lambda: self.are_led_by([FIRST]), "the first leads", deadline_s=START_S)
@@ -158,7 +159,7 @@ class Growing(ABC):
         self.first.start()
 
     def hand_over_without_a_controller(self) -> None:
-        """As :meth:`hand_over`, but the active controller is killed meanwhile."""
+        """Do as :meth:`hand_over` does, while the active controller is killed."""
         self.reassign(
             lambda index: [*turned(JOINING, index), FIRST], meanwhile=self.controller_is_killed
         )
@@ -175,7 +176,7 @@ class Growing(ABC):
     # --- state ---
 
     def topics(self) -> list[Answer]:
-        """Return the Metadata of all topics from Apache Kafka's first broker."""
+        """Return the metadata of all topics according to Apache Kafka's first broker."""
         with Cluster(self.joining[0].bootstrap) as client:
             answer: list[Answer] = client.call("metadata", 8, topics=None)["topics"]
         return answer
@@ -189,7 +190,7 @@ class Growing(ABC):
     def reassign(
         self, choose: Callable[[int], list[int]], meanwhile: Callable[[], object] | None = None
     ) -> None:
-        """Reassign every partition to ``choose(index)``, and wait until all are in sync."""
+        """Reassign each partition to ``choose(index)``; wait until all replicas are in sync."""
         topics = [
             {
                 "name": topic["name"],

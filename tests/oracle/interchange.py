@@ -1,4 +1,4 @@
-"""A history of writes to either broker, and everything that readers see of it afterwards."""
+"""Writes of many kinds to either broker, and everything that readers see of them afterwards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IDEMPOTENT_VALUES = 3
 
 
 def write_records(cluster: Cluster, bootstrap: str, data_dir: Path) -> dict[str, int]:
-    """Fill the topics; return id, epoch and next sequence of ``plain-none``'s last producer."""
+    """Fill the topics; return id, epoch and next sequence of the producer of ``plain-none``."""
     for topic, partitions in PARTITIONS.items():
         compacted = {"cleanup.policy": "compact"} if topic == "table" else {}
         cluster.create_topic(topic, partitions, {**SMALL, **compacted})
@@ -130,7 +130,7 @@ def wait_for_cleaner(data_dir: Path, topic: str) -> None:
 
 
 def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
-    """Continue the idempotent producer: its last batch is a duplicate, and a gap is refused."""
+    """Continue an idempotent producer: a resent batch is a duplicate, and a gap is refused."""
 
     def send(sequence: int) -> Answer:
         data = batch(
@@ -195,7 +195,7 @@ def _partition(cluster: Cluster, topic: str, index: int) -> dict[str, Any]:
 def _read(
     cluster: Cluster, topic: str, index: int, isolation: int
 ) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """Return all batches without leader epochs, and the aborted transactions of all responses."""
+    """Return all batches without their leader epochs, and the responses' aborted transactions."""
     offset = cluster.offset(topic, index, EARLIEST)
     end = cluster.offset(topic, index, LATEST, isolation=isolation)
     found: list[bytes] = []

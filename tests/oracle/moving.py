@@ -1,7 +1,7 @@
 """Groups with live members and open transactions, before and after a broker is killed.
 
-The second part runs on the broker that has the log afterwards: the restarted Apache Kafka, or
-Fencepost with the imported log. The members and producers continue with their former ids.
+A scenario has two parts. The second part runs after the kill, either on the restarted Apache Kafka
+or on Fencepost with the imported log. The members and producers continue with their former ids.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ State = Any
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One scenario. ``after`` gets the state that ``before`` has returned."""
+    """One scenario. ``before`` returns a state, which ``after`` gets after the kill."""
 
     before: Callable[[Tracer], State]
     after: Callable[[Tracer, State], None]
@@ -59,7 +59,7 @@ class Move:
 
 
 def looked_at(t: Tracer, groups: tuple[str, ...]) -> None:
-    """Note the responses of Describe, List and OffsetFetch for ``groups``."""
+    """Record the responses of Describe, List and OffsetFetch for ``groups``."""
     ready(t, *groups)
     for group in groups:
         t("describe_groups", 6, groups=[group])
@@ -84,7 +84,7 @@ def held(joined: Answer) -> dict[str, Any]:
 
 
 def second(t: Tracer, group: str, first: Answer, name: str, *given: tuple[int, ...]) -> Answer:
-    """Join a second classic member; the first one leads, and assigns partitions to both."""
+    """Join a second classic member; the first member leads, and assigns partitions to both."""
     body: dict[str, Any] = {
         "group_id": group,
         "session_timeout": LONG_MS,
@@ -351,7 +351,7 @@ def members_of_both_kinds(t: Tracer) -> State:
 
 
 def again(t: Tracer, joined: Answer) -> Answer:
-    """Rejoin the classic member, so that it gets the partitions that others have given up."""
+    """Rejoin the classic member, so that it gets the partitions that other members gave up."""
     owned = {"version": 1, "owned": {}}
     place = join(
         *(t, "v-mix", joined["member_id"], "v-mix-a"),
@@ -421,7 +421,7 @@ def offsets(t: Tracer, version: int, name: str, who: Ids, group: str, offset: in
 
 
 def shown(t: Tracer, *partitions: int, is_open: bool = False) -> None:
-    """Note the committed records, the last stable offset and the open producers of partitions.
+    """Record the partitions' committed records, last stable offsets and open producers.
 
     Unless a transaction is open, first wait until the last transaction has ended, because Apache
     Kafka writes the markers after its response.
@@ -451,7 +451,7 @@ def claimed(t: Tracer, name: str, timeout_ms: int = LONG_MS) -> Ids:
 
 
 def open_transactions(t: Tracer) -> State:
-    """Open transactions of TV1 and TV2, which their producers end, and one that times out."""
+    """Open transactions of TV1 and TV2: their producers end some, and one times out."""
     t.cluster.create_topic("v-txn", 4)
     ready(t, "v-exact")
     old, new = claimed(t, "v-old"), claimed(t, "v-new")

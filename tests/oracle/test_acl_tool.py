@@ -1,4 +1,4 @@
-"""Apache Kafka's kafka-acls has the same output on both brokers, each with an authorizer."""
+"""Apache Kafka's kafka-acls prints the same on both brokers, which have an authorizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The responses of admin APIs in mixed clusters are equal to recorded ones (``tests/answers``)."""
+"""The admin APIs' responses in mixed clusters equal recorded responses (``tests/answers``)."""
 
 from __future__ import annotations
 

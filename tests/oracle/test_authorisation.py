@@ -1,7 +1,8 @@
 """The authorization matrix: both brokers get the same requests from clients with the same rules.
 
-Clients send the same frames to both, and whole responses are compared. authorisation.py makes the
-cases of each request of ``authorised_*.py``; deliberate.py lists the intended differences.
+Clients send the same frames to both brokers, and whole responses are compared. authorisation.py
+makes the cases of each request of ``authorised_*.py``; deliberate.py lists the intended
+differences.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
-    """Return the differences that are of no listed kind; count the listed ones in ``meant``."""
+    """Return the differences of no listed kind; count the other differences in ``meant``."""
     strange = []
     for difference in found:
         kind = kind_of(difference, (*RIGHTS, *KINDS))

@@ -1,8 +1,9 @@
 """All configuration keys of Apache Kafka, with their types, defaults, bounds and scopes.
 
 ``BrokerKeys.java`` queries the real definitions for brokers, topics, groups and client metrics,
-including the texts that each key accepts. If several versions have a key, the newest version
-decides. The tables list deliberate differences; an entry whose key no longer differs fails as well.
+including the texts that each key accepts. If several versions have a key, the newest version is
+compared. The tables list deliberate differences; an entry whose key no longer differs fails the
+test as well.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ def decisive(kind: str, lines: dict[str, list[str]]) -> list[str]:
 
 
 def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
-    """Return the aspects in which a key differs from Kafka's."""
+    """Return the aspects in which a key differs from Kafka's key."""
     is_internal, *texts = line.split("\t")[4:]
     accepted, refused = (column.split("|")[:-1] for column in texts)
     assert accepted

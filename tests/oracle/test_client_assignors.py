@@ -1,4 +1,4 @@
-"""Client-side assignors and their bytes, compared with Apache Kafka's, which run in one JVM.
+"""Client-side assignors and their bytes, compared with Apache Kafka's assignors in one JVM.
 
 The assignments are compared byte for byte, including the order: Kafka's order follows from its
 hash tables, and ``fencepost.groups.assignors.client.java_order`` iterates in the same order.
@@ -27,11 +27,11 @@ SEED, CASES = 20130101, 6_000
 MAIN = Path(__file__).with_name("ClientAssignors.java")
 
 MOST_SPARED = CASES // 30
-"""The maximum number of cases that are not compared, for :func:`returns_to_a_stranger`."""
+"""The maximum number of cases that are not compared because of :func:`returns_to_a_stranger`."""
 
 
 def returns_to_a_stranger(case: Case) -> bool:
-    """Return whether a claim of an older generation is for a topic that is not subscribed to.
+    """Return whether a member claims a topic to which it is not subscribed, in an old generation.
 
     Kafka's general algorithm may nevertheless assign the partition to the member, or fail because
     it has removed the member (NullPointerException in performReassignments). Fencepost ignores the

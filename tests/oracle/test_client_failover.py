@@ -1,4 +1,4 @@
-"""When brokers fail, clients get no errors that they would not get with Apache Kafka, too.
+"""When brokers fail, clients get only errors that they also get with Apache Kafka.
 
 librdkafka, Java's clients, aiokafka and franz-go run at the same time (``failover/``): first on
 three brokers of Apache Kafka, then on three of Fencepost, with the same faults. Each client writes,
@@ -60,7 +60,7 @@ LOOK_S: Final = 0.1
 ATTEMPTS: Final = 2
 
 NOT_IN_EACH_RUN: Final[Mapping[str, set[str]]] = {}
-"""Errors that Apache Kafka causes as well, but not in every run, because they depend on timing."""
+"""Errors that Apache Kafka also causes, but not in every run, because they depend on timing."""
 
 
 class Scene(NamedTuple):
@@ -192,6 +192,6 @@ def test_failover_causes_no_client_error_that_kafka_does_not_cause(tmp_path: Pat
 def is_out_of_place(step: str, what: str) -> bool:
     """Return whether the step does not explain the error.
 
-    No error is explained in the quiet step, and no lost connection while leaders move.
+    The quiet step explains no error, and an election of leaders explains no lost connection.
     """
     return step == QUIET or (step == MOVE and what.endswith(GONE))

@@ -1,6 +1,6 @@
 """Real clients produce and consume on both brokers, with all protocols and SASL mechanisms.
 
-docs/security-clients.md has the table, in which a checked cell means that the test passes.
+In the table in docs/security-clients.md, a checked cell means that the test passes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ WRONG: Final = Way("wrong password", "SAFE", "SASL_SSL", "SCRAM-SHA-512", passwo
 
 @dataclass(frozen=True)
 class Door:
-    """A broker with one of its listeners and a :class:`Way`."""
+    """One listener of a broker, and the :class:`Way` to log in."""
 
     broker: Secured
     way: Way
@@ -347,8 +347,8 @@ def test_client_logs_in_if_it_supports_the_mechanism(
 def knows(client: str, way: Way) -> bool:
     """Return whether a client supports ``way``.
 
-    Debian's kcat has a librdkafka below 2.6.1, which sends the nonce of SCRAM twice. Both brokers
-    accept only the nonce that they have sent (CVE-2024-56128).
+    Debian's kcat uses librdkafka before 2.6.1, which sends the nonce of SCRAM twice. Both brokers
+    only accept exactly the nonce that they have sent (CVE-2024-56128).
     """
     return client != "kcat" or not way.mechanism.startswith("SCRAM")
 

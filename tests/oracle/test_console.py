@@ -1,4 +1,4 @@
-"""The console on a real Apache Kafka has the same pages, with a note about the history."""
+"""The console has the same pages for an Apache Kafka, with a note that there is no history."""
 
 from __future__ import annotations
 

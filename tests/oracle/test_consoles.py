@@ -1,7 +1,8 @@
-"""The requests of two web consoles have the same results as on Apache Kafka.
+"""The requests of two web consoles get the same results from Fencepost and Apache Kafka.
 
-Kafbat UI (2026-07) uses Java's AdminClient. Redpanda Console (2026-08) uses franz-go; the test
-sends the same requests as the console. Only the responses determine the contents of a page.
+Kafbat UI (2026-07) uses Java's AdminClient, and Redpanda Console (2026-08) uses franz-go. The test
+sends the same requests as the consoles, because only the responses determine the contents of a
+page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The controllers of Fencepost and Apache Kafka get the same requests, from brokers the test plays.
+"""The controllers of Fencepost and Apache Kafka get the same requests from simulated brokers.
 
 Their responses must be equal, and so must the records that they write.
 """
@@ -43,7 +43,7 @@ class Scene:
         self.seen.append((what, self.plain(answer)))
 
     def plain(self, value: Any, name: str = "") -> Any:
-        """Return a value with names for random ids, and for epochs in the fields of that name."""
+        """Return a value with names in place of random ids and broker epochs."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             return type(value).__name__, self.plain(fields)
@@ -237,7 +237,7 @@ def move(scene: Scene) -> None:
     ask("cancelled", None)
     ask("again", [102, 103])
     all_three = [(each.broker_id, each.broker_epoch) for each in (one, two, three)]
-    # The first step, the cancellation, and the first step once more.
+    # The first step, the cancellation, and the first step again.
     epochs = partition_epochs(scene, end)
     scene.tell("some of them", one.alter_partition(topic_id, *epochs, all_three[:2]))
     leader_epoch, partition_epoch = epochs
@@ -295,7 +295,7 @@ def hand_on(scene: Scene) -> None:
 
 
 def records(scene: Scene, begin: int) -> None:
-    """Note the records from ``begin`` on, without the NoOpRecords of an idle controller.
+    """Keep the records from ``begin`` on, without the NoOpRecords of an idle controller.
 
     Consecutive partition changes are sorted, because their order depends on a hash table.
     """

@@ -2,7 +2,8 @@
 
 One partition of ``__consumer_offsets`` has groups of every kind, and one of ``__transaction_state``
 has transactions in every state, of TV1 and of TV2. After every kind of move the new coordinator
-must describe all of them as before, and members and producers must continue without an error.
+must describe all groups and transactions as before, and members and producers must continue without
+an error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SESSIONS = {
     for kind in ("consumer", "share", "streams")
     for which in ("max.", "")
 }
-"""Long enough that no member expires while the coordinator moves, even on a slow machine."""
+"""Session timeouts that do not expire while the coordinator moves, even on a slow machine."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ class Story:
         self.foreign = zoo_of_groups.Foreign(pair, "theirs")
         self.strangers = self.foreign.strangers(KAFKAS)
         self.groups = [zoo_of_groups.Zoo(pair, KAFKAS, "theirs")]
-        # A replica that stops fetching, in a topic whose min.insync.replicas requires all replicas.
+        # This broker stops fetching, and the topic's min.insync.replicas requires all replicas.
         with closing(Pretender(pair.quorum, PRETENDER, CLUSTER_ID)) as silent:
             silent.join()
             pair.create(STUCK, [(KAFKAS, OURS, PRETENDER)], {MIN_ISR: "3"})

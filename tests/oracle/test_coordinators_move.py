@@ -1,7 +1,8 @@
-"""Fencepost and Apache Kafka 4.3 coordinate in one cluster, and lose nothing when one is killed.
+"""Coordinators of Fencepost and Apache Kafka 4.3 in one cluster, in which a broker is killed.
 
-Transactions span partitions whose leaders are of both kinds, so markers and verifications are sent
-in both directions. The logs of transactions and of groups have replicas of both kinds.
+Transactions span partitions whose leaders are of both kinds, so brokers send each other markers and
+verifications in both directions. The logs of transactions and of groups have replicas of both
+kinds. Nothing may be lost.
 """
 
 from __future__ import annotations

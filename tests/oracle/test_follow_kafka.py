@@ -1,7 +1,7 @@
-"""Fencepost follows Apache Kafka: its replicas are equal to Kafka's logs, byte by byte.
+"""Fencepost follows Apache Kafka: the replicas are equal to Kafka's logs, byte by byte.
 
-The follower registers and replays the metadata as a broker does, but runs only its fetchers, and
-serves no clients.
+The follower registers and replays the metadata as a broker does, but it only runs replica fetchers
+and serves no clients.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Follower:
         return self.partitions[key]
 
     async def local(self, topic: str, newer_than: int = -1) -> LocalPartition:
-        """Wait for metadata with a later epoch in which Kafka leads; return the partition."""
+        """Wait until Kafka leads in a leader epoch after ``newer_than``; return the partition."""
 
         def found() -> bool:
             known = self.image.topics.get(topic)
@@ -154,7 +154,7 @@ class Follower:
 
 
 def create(kafka: Kafka, topic: str, **configs: str) -> None:
-    """Create a topic with one partition, led by Kafka, with a replica on Fencepost."""
+    """Create a topic with one partition, which Kafka leads and Fencepost follows."""
     with Cluster(kafka.bootstrap) as cluster:
         answer = cluster.call(
             "create_topics",

@@ -1,8 +1,8 @@
 """franz-go's own tests of its share consumers, on this broker and on Apache Kafka.
 
-They are the tests in the package ``kgo`` that use share groups and a broker. They get the broker's
-address from ``KGO_SEEDS``. Their source is on Go's module proxy, in the version of
-``franz_go/go.mod``.
+These are the tests of the package ``kgo`` that use share groups and a broker. They read the
+broker's address from ``KGO_SEEDS``. The source comes from Go's module proxy, in the version that
+``franz_go/go.mod`` requires.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups under static settings of their broker: the responses must equal Apache Kafka's."""
+"""Group requests to brokers with certain static settings: the responses must equal Kafka's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def full_groups(t: Tracer) -> None:
 
 
 def preferred_assignors(t: Tracer) -> None:
-    """Change which assignor most members prefer, which bumps the group epoch (KAFKA-20434)."""
+    """Change the assignor that most members prefer; the group epoch is bumped (KAFKA-20434)."""
     ready(t, "ap")
     topic(t, "a-p", 4)
     names = ("one", "two", "three")
@@ -227,7 +227,7 @@ REFUSABLE: dict[ConfigType, tuple[str, ...]] = {
     ConfigType.LONG: ("x", "", "-1", "9223372036854775808"),
     ConfigType.LIST: ("x",),
 }
-"""Values of each type, some of which are refused for some keys."""
+"""Values to try for each type of key; some keys refuse some of the values."""
 
 
 def refusals(bootstrap: str) -> dict[str, tuple[str, str | None]]:

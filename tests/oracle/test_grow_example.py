@@ -1,4 +1,4 @@
-"""The example of growing into a cluster works with a real Apache Kafka."""
+"""The example that grows a broker into a cluster works with a real Apache Kafka."""
 
 from __future__ import annotations
 

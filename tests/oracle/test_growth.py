@@ -1,4 +1,4 @@
-"""Clients of all kinds while one broker becomes a member of an Apache Kafka cluster, and leaves it.
+"""Clients work while a broker becomes a member of an Apache Kafka cluster, and leaves it.
 
 At first Fencepost serves the clients alone. Then it is promoted, Apache Kafka's brokers join,
 replicas are added, and leaders and coordinators move. In the end Fencepost is stopped and
@@ -55,10 +55,12 @@ EXPECTED: Final = re.compile(
     r"(reader|copier) .*(NOT_COORDINATOR|COORDINATOR_LOAD_IN_PROGRESS|COORDINATOR_NOT_AVAILABLE|"
     r"_WAIT_COORD|_TIMED_OUT|Timeout)"
 )
-"""Errors of a coordinator that moves, and timeouts, which a busy machine causes as well."""
+"""Errors that are expected when a coordinator moves, and timeouts, which also occur on a busy
+machine.
+"""
 
 IS_AWAY: Final = re.compile(r"becomes a member|kill")
-"""Steps during which at times no broker runs; every error is allowed, except NEVER."""
+"""Steps in which at times no broker runs. Every error is allowed, except the errors in NEVER."""
 
 NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark", MQTT
 
@@ -66,7 +68,7 @@ NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark",
 @contextmanager
 def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[Client]]:
     """Yield all clients. Clients that create connections often get the addresses of all brokers."""
-    go = franz_go_program()  # building it may take a while, the first time
+    go = franz_go_program()  # the first build may take a while
     many = ",".join([brokers.first.bootstrap, *(broker.address for broker in brokers.joining)])
     mosquitto = Mosquitto(directory / "mosquitto").start()
     mqtt = ["--mqtt", f"127.0.0.1:{mosquitto.port}", "--route", f"#=in-{MQTT}"]
@@ -81,7 +83,7 @@ def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[C
 
     address = brokers.first.bootstrap
     try:
-        bridge.wait_for_line(r"bridge at work", deadline_s=60)  # earlier messages would be lost
+        bridge.wait_for_line(r"bridge at work", deadline_s=60)  # messages before this would be lost
         begin("librdkafka", python_command("librdkafka"), address, "consumer")
         begin("java", java_program(), address)
         begin("streams", java_program(), address, "consumer", str(directory / "streams"))
@@ -145,7 +147,7 @@ def visible(errors: dict[str, Errors]) -> set[Told]:
 
 
 def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
-    """Return the errors that must never occur, and those allowed if Kafka causes them too."""
+    """Return the errors that must never occur, and the errors that Kafka must also cause."""
     never = {error for error in told if NEVER.match(error[2])}
     explained = {error for error in told if EXPECTED.match(error[2]) or IS_AWAY.search(error[1])}
     return never, told - never - explained

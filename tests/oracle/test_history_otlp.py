@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector receives the history's logs and spans.
+"""An OpenTelemetry collector receives the logs and spans of the recorded history.
 
 The collector is built from OpenTelemetry's Go modules. It has the OTLP receiver and the debug
 exporter, which prints what the collector receives.

@@ -35,12 +35,12 @@ INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
 def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) -> None:
-    """Compare two fingerprints; Apache Kafka's is the first (``kafkas=0``) or the second (1).
+    """Compare two fingerprints, of which the one with the index ``kafkas`` is Apache Kafka's.
 
-    Kafka searches for a timestamp in one segment only: the first one whose largest timestamp is not
-    below the given timestamp. If compaction or DeleteRecords has removed the record, Kafka finds no
-    record, whereas Fencepost searches the next segments. Kafka's largest timestamp may belong to
-    a deleted record; Fencepost's always belongs to a record that exists.
+    Kafka searches for a timestamp in only one segment: the first segment whose largest timestamp is
+    not below the given timestamp. If compaction or DeleteRecords has removed the record, Kafka
+    finds no record, whereas Fencepost searches the next segments. Kafka's largest timestamp may
+    belong to a deleted record; Fencepost's always belongs to a record that exists.
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted
@@ -86,7 +86,7 @@ def test_partitions_of_kafka_are_served_by_fencepost(imported: Daemon, by_kafka:
         continue_producing(cluster, by_kafka.producer)
         # A new producer gets a producer id that Kafka has not given out.
         assert cluster.init_producer()[0] > by_kafka.producer["producer_id"]
-        # This aborts the transaction that was still open on Kafka.
+        # InitProducerId aborts the transaction that was still open on Kafka.
         cluster.init_producer("open")
         until(lambda: cluster.lso("txn", 1) == cluster.offset("txn", 1), "the end of it")
     imported.stop()

@@ -106,7 +106,7 @@ def test_joining_broker_is_registered_unfenced_and_observes_the_quorum(
     (described,) = json.loads(shown.splitlines()[-1])["brokers"]
     (log_dir,) = described["logDirs"]
     assert (described["broker"], log_dir["error"]) == (101, None)
-    # The first broker of Fencepost creates the history topic, and there is no other.
+    # The first broker of Fencepost creates the history topic; no other topic has a replica on it.
     assert {partition["partition"] for partition in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
 
 
@@ -166,7 +166,7 @@ def test_broker_settings_of_the_metadata_override_the_file(
         created(kafka.bootstrap, name, [[101, 103]])
         other.heartbeat(want_fence=True)
         until(lambda: partitions(member.bootstrap, name)[0]["isr_nodes"] == [101], "one in sync")
-        comes_to("none")  # the metadata's value is 1, the file's 2
+        comes_to("none")  # 1 is the value in the metadata, 2 the value in the file
         configure(everybody, "min.insync.replicas", "2")
         comes_to("not_enough_replicas")
         configure(topic, "min.insync.replicas", "1")

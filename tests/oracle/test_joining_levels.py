@@ -30,7 +30,7 @@ DEFAULTS: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker that is also the only voter of a dynamic quorum."""
+    """A broker of Apache Kafka that is also the only voter of a dynamic quorum."""
     own = Kafka(tmp_path_factory.mktemp("kafka"), DEFAULTS, format_words=["--standalone"])
     own.add_settings({BOOTSTRAP: own.controller})
     yield from served(own)
@@ -66,7 +66,7 @@ def test_broker_joins_cluster_finalized_at_4_4(kafka: Kafka, member: Member) -> 
 
 
 def moved(bootstrap: str, name: str, replicas: list[int]) -> None:
-    """Make these brokers the replicas of partition 0, in this order; the first one leads."""
+    """Make these brokers the replicas of partition 0, of which the first one leads."""
     with Cluster(bootstrap) as client:
         part = {"partition_index": 0, "replicas": replicas}
         topics = [{"name": name, "partitions": [part]}]

@@ -1,4 +1,4 @@
-"""Apache Kafka 4.3's own tests of its requests run on this broker; 4.4's are not published.
+"""Apache Kafka 4.3's own tests of requests run on this broker; 4.4 publishes no tests.
 
 The tests get their cluster from a JUnit extension, in which RaftClusterInvocationContext.java
 replaces Kafka's class of this name: each test gets its own daemon. Every test must pass, except

@@ -99,7 +99,7 @@ def transactions(desk: Desk) -> None:
 
 
 def hang_at(desk: Desk, partition: int) -> tuple[str, int]:
-    """Make a transaction hang in ``partition``; no coordinator knows the transaction."""
+    """Make a transaction hang in ``partition``: no coordinator knows the transaction."""
     produce = desk.cluster.produce
 
     class Aimed(Cluster):

@@ -1,6 +1,6 @@
 """Fencepost and Apache Kafka lead partitions in one cluster with Kafka's controller.
 
-Apache Kafka also follows. A third broker, which the test plays, sends both leaders the same
+Apache Kafka also follows. The test plays a third broker, which sends both leaders the same
 requests.
 """
 
@@ -208,7 +208,7 @@ class Asked:
         self.said: list[tuple[str, Any]] = []
 
     def note(self, what: str, part: Answer) -> Answer:
-        """Keep the comparable fields of a response, that is, no messages and no timestamps."""
+        """Keep the fields of a response that can be compared: no messages and no timestamps."""
         kept = {
             key: value
             for key, value in part.items()

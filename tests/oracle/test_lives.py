@@ -1,9 +1,10 @@
-"""Random lives on Apache Kafka and on Fencepost, step by step; the responses must be the same.
+"""Random requests to Apache Kafka and to Fencepost, step by step, must get the same responses.
 
-A run plays a life for each of ``SEEDS``, each on new brokers. A life ends when enough responses
-have been compared, or when an intended difference makes the brokers' states differ. ``make
-compared-lives SEED=7 N=1000`` plays lives of another seed until 1000 responses have been compared.
-A difference whose kind is not in deliberate.py fails the run.
+Each of ``SEEDS`` determines a *life*, a sequence of the requests of many clients (``tests/lives``).
+New brokers get each life. It ends when enough responses have been compared, or when an intended
+difference makes the brokers' states differ. ``make compared-lives SEED=7 N=1000`` uses another
+seed, for as many lives as it takes to compare 1000 responses. A difference whose kind is not in
+deliberate.py fails the test.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 CLIENTS = 12
 SEEDS = (22, 27, 29)
 SHARE_SEEDS = (1, 2)
-"""Seeds of lives with share consumers among the clients."""
+"""Seeds of lives in which some clients are share consumers."""
 REQUESTS = 300
 LEAST = 100
-"""Each seed must have this many compared responses; their number varies with the brokers' ids."""
+"""Each seed must have this many compared responses; the number varies with random ids."""
 
 
 HOUR = str(3_600_000)
@@ -41,11 +42,11 @@ PATIENT = {
     "group.share.max.session.timeout.ms": HOUR,
     "group.share.session.timeout.ms": HOUR,
 }
-"""No acquisition lock and no session of a share group's member ends by time."""
+"""Settings with which no acquisition lock and no session of a share group's member expires."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
-    """Count the kinds of a step's differences; return whether the life continues.
+    """Count the kinds of a step's differences; return whether the comparison can continue.
 
     AssertionError for a difference that is of no listed kind.
     """
@@ -102,7 +103,7 @@ def compare_lives(
 
 
 def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
-    """Play a life until ``most`` responses are compared or the states differ; return the number."""
+    """Compare up to ``most`` responses, until the states differ; return the number."""
     with brokers(root) as (ours, theirs):
         lockstep = LockStep(life, ours, theirs)
         try:
@@ -116,7 +117,7 @@ def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
 
 @contextlib.contextmanager
 def brokers(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the addresses of a new broker of Fencepost and of a new one of Apache Kafka."""
+    """Yield the addresses of a new broker of Fencepost and a new broker of Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
     with required():
         kafka = Kafka(root / "kafka", PATIENT)

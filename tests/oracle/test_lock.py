@@ -1,9 +1,9 @@
-"""Of two brokers with the same data directory, only the first one can start.
+"""If two brokers have the same data directory, the second broker cannot start.
 
 Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but only after it has checked the
-metadata log. Kafka refuses a data directory that contains Fencepost's metadata log, even
-if Kafka's own ``metadata.log.dir`` is another directory. Therefore the test of Fencepost's lock
-starts no daemon: a process only takes the lock, as a daemon does.
+metadata log. Kafka refuses a data directory that contains Fencepost's metadata log, even if Kafka's
+own ``metadata.log.dir`` is another directory. Therefore the test of Fencepost's lock starts no
+daemon, but a process that only takes the lock, as a daemon does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Apache Kafka's LogCompactionTester, which compares a compacted topic with what it produced."""
+"""Apache Kafka's LogCompactionTester, which compares a compacted topic with produced records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_compacted_log_keeps_the_last_value_of_each_key(tmp_path: Path) -> None:
         daemon.kill()
     assert re.search(r"Validated [1-9]\d+ values, 0 mismatches", said), said
     assert "Data verification is completed" in said
-    # Without a reduction no log has been compacted, and the run would prove nothing.
+    # Without a reduction no log was compacted, and the run would prove nothing.
     reduction = re.search(r"\(([\d.]+)% reduction\)", said)
     assert reduction is not None
     assert float(reduction.group(1)) > 10

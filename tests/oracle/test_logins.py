@@ -1,4 +1,4 @@
-"""Logins, frame by frame: the responses before, during and after a login equal Apache Kafka's."""
+"""Logins, frame by frame: responses before, during and after a login equal Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.oracle
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 ONCE, AGAIN, OPEN = "ONCE", "AGAIN", "PLAINTEXT"
-"""The listeners: logins without a time limit, logins that must be renewed, no authentication."""
+"""The listeners: one for logins without a time limit, one for logins that must be renewed, and one
+without authentication.
+"""
 
 Places = dict[str, str]
 """Listener → address."""
@@ -50,9 +52,9 @@ class Door:
         self._client.close()
 
     def call(self, api: str, version: int, **body: Any) -> dict[str, Any]:
-        """Send a request; note and return the response, ``{}`` if the connection is closed.
+        """Send a request; keep and return the response, ``{}`` if the connection is closed.
 
-        The noted response has no random values.
+        The kept response has no random values.
         """
         try:
             answer = dict(self._client.call(api, version, **body))
@@ -72,7 +74,7 @@ class Door:
         return answer
 
     def bytes(self, data: bytes, keep: int = 64) -> bytes:
-        """Send bytes and return the response; note the first ``keep`` bytes of it."""
+        """Send bytes and return the response; keep the first ``keep`` bytes of the response."""
         try:
             self._client.send_bytes(data)
             answer = self._client.receive_frame()
@@ -104,7 +106,7 @@ class Door:
         self.call("sasl_authenticate", 2, auth_bytes=final)
 
     def look(self) -> None:
-        """Send a Metadata request, and note whether the broker serves it."""
+        """Send a Metadata request, and keep whether the broker serves it."""
         self.call("metadata", 1, topics=[])
 
 

@@ -25,7 +25,7 @@ from tests.support.waits import until
 KAFKAS, OURS, LATE = 2, 101, 3
 SESSION_MS = 4_000
 MANY = 2_500
-"""So many records of the metadata log that the controller writes a snapshot when it stops."""
+"""Number of records of the metadata log that makes the controller write a snapshot at its stop."""
 
 
 @pytest.fixture(scope="module", params=["apart", "combined"])
@@ -42,7 +42,7 @@ def tools() -> Iterator[Tools]:
 
 @pytest.fixture(scope="module")
 def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
-    """Yield the active controller: a separate process, or one that is also a broker."""
+    """Yield the active controller: a separate process, or a process that is also a broker."""
     home = tmp_path_factory.mktemp("controller")
     with closing(hold_port()) as held, closing(hold_port()) as clients:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -289,8 +289,8 @@ def test_killed_broker_leaves_the_elr_when_it_registers_again(
             and record.topic_id == topic_id
             and (record.eligible_leader_replicas is not None or record.isr == (OURS, KAFKAS))
         ]
-    # The broker entered the ELR when it left the ISR. When it registered after a kill, it left the
-    # ELR before it was in the ISR again.
+    # The broker entered the ELR when it left the ISR. When it registered after the kill, it left
+    # the ELR, and only later joined the ISR again.
     assert changes == ([(KAFKAS,), (), None] if way == "kill" else [(KAFKAS,), ()])
     with Cluster(member.bootstrap) as client:
         assert client.values(name) == []

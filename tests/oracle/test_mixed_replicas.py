@@ -1,13 +1,13 @@
-"""Replicas of Apache Kafka and Fencepost, as real processes, in failures and elections.
+"""Replicas of Apache Kafka and Fencepost as real processes, during failures and elections.
 
-A *turn* gives three of four brokers, two of each kind, the roles A, B and C. There are six turns,
-one for each assignment of kinds (J and O are Java, O of the release 4.3, P Python) to these roles.
-In scenarios that need one exact step of another broker, the test plays that broker
-(``test_mixed_replicas_played.py``).
+There are four brokers: two of Apache Kafka (J, and O of release 4.3) and two of Fencepost (P). A
+*turn* gives three of the brokers the roles A, B and C. There are six turns, one for each assignment
+of the two kinds to these roles. If a scenario needs one exact step of another broker, the test
+plays that broker (``test_mixed_replicas_played.py``).
 
-The table has the known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py``
-tests with Fencepost alone, and their tests with both kinds. Tests of a "turn" are in this module;
-"played" and "moves" stand for the modules whose names end so:
+The table lists known bugs of replication and their tests with both kinds of brokers;
+``tests/unit/cluster/test_replication_bugs.py`` tests Fencepost alone. Tests of a "turn" are in this
+module; "played" and "moves" stand for the modules whose names end in these words:
 
 ====================================  =========================================  ==================
 scenario                              test                                       roles
@@ -97,7 +97,7 @@ def values(mixed: ReplicaCluster, node_id: int, name: str) -> list[bytes | None]
 
 
 def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
-    """Check that all replicas have the same valid bytes from the largest log start offset on."""
+    """Check that all replicas have the same valid bytes above the largest log start offset."""
     state = mixed.settled(name, index)
     assert state.isr == set(state.replicas), state
 
@@ -185,7 +185,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
     for name in names:
         mixed.settled(name, leader=a, isr={a})
     with mixed.client(a) as client:
-        # The ISR is below its minimum: the high watermark does not advance.
+        # The ISR is below its minimum size, so the high watermark does not advance.
         acked(write(client, kept, b"m3", acks=1), 2)
         assert write(client, kept, b"refused")["error_code"] == "not_enough_replicas"
         assert list_offset(client, kept) == {"offset": 2}
@@ -206,7 +206,7 @@ def test_replicas_converge_after_lost_tails_and_unclean_elections(
     mixed.prefer(forced, is_unclean=True)
     mixed.settled(forced, leader=b, isr={b})
     with mixed.client(b) as client:
-        # B has m2, but must not expose it before it is committed, which takes two replicas.
+        # B has m2, but must not expose it before two replicas have it and it is committed.
         assert list_offset(client, kept) == {"error": "offset_not_available"}
         assert client.fetch(kept)["high_watermark"] == 1
         assert client.fetch(kept, offset=2)["error_code"] == "none"

@@ -44,7 +44,7 @@ BOTH_WAYS = pytest.mark.parametrize(
 SIDES = "leader", "follower"
 CHUNK = random.Random(3).randbytes(900_000)
 CHUNKS = 12
-"""Size of the topic in MB, so large that copying it at one byte a second takes minutes.
+"""Size of the topic in MB, which is so large that copying it at one byte a second takes minutes.
 
 A fetch returns one MB. After the fetch, the quota's window of eleven seconds has to pass.
 """
@@ -118,7 +118,7 @@ def test_throttled_reassignment_is_cancelled_and_completes_on_a_retry(
 
 
 def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
-    """Return a setting of a broker, as its own DescribeConfigs shows it."""
+    """Return a setting of a broker, as the broker's own DescribeConfigs shows it."""
     asked = {"resource_type": BROKER, "resource_name": str(broker)}
     names = [key.replace("_", ".")]
     with mixed.client(broker) as client:

@@ -1,4 +1,4 @@
-"""Scenarios that need an exact step of another broker, which the test plays.
+"""Scenarios that need an exact step of another broker; the test plays this broker.
 
 A played follower sends leaders of both kinds the same requests; a played leader serves followers of
 both kinds at once. All connections to the controller, which is Apache Kafka's, go through a proxy
@@ -100,7 +100,7 @@ class Led:
         return follower.fetch_replica(self.client, self.topic_id, offset, self.epoch, **how)
 
     def until_joined(self, offset: int, *expected: int, by: PlayedFollower | None = None) -> None:
-        """Fetch at the log end until the ISR equals ``expected``."""
+        """Fetch at the log end until the ISR has exactly the ``expected`` brokers."""
 
         def probe() -> bool:
             part = self.fetched(offset, by, last_epoch=0)
@@ -151,7 +151,7 @@ def led(stage: Stage, leader: int, *followers: int, **configs: str) -> Iterator[
 
 @contextmanager
 def asking(stage: Stage, leader: int, led: Led, *values: bytes) -> Iterator[Cluster]:
-    """Keep a Produce of these values with acks=all in flight within the context."""
+    """Within the block, a Produce request with these values and acks=all is in flight."""
     with stage.cluster.client(leader) as client:
         begin_write(client, led.name, *values, timeout_ms=PATIENT_MS)
         yield client
@@ -385,7 +385,7 @@ class Followed:
             until(lambda node_id=node_id: self.script.end_of(node_id) == end, what, deadline_s=120)
 
     def high_watermark(self, follower: int, offset: int = 0) -> int:
-        """Return the high watermark that a follower sends in a consumer's Fetch response."""
+        """Return the high watermark that a follower returns to a consumer's Fetch."""
         with self.cluster.client(follower) as client:
             return int(client.fetch(self.name, offset=offset, version=12)["high_watermark"])
 

@@ -1,9 +1,9 @@
 """Share groups in a cluster of one broker of Apache Kafka and one of Fencepost.
 
 Each of three roles can be at either broker: group coordinator, share coordinator (the leader of a
-partition of ``__share_group_state``) and leader of the data partition. The leader of the data and
-the group coordinator write states at the share coordinator, so the brokers send each other requests
-in both directions.
+partition of ``__share_group_state``) and leader of the data partition. The data's leader and the
+group coordinator send states to the share coordinator, so the brokers send each other requests in
+both directions.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def produce(pair: Pair, topic: str, count: int, first: int = 0) -> None:
 def offsets(
     pair: Pair, node_id: int, group: str, topic: tuple[str, list[int]] | None = None
 ) -> dict[int, tuple[int, int]]:
-    """Return start offset and lag of each partition, as the group coordinator describes them.
+    """Return each partition's start offset and lag, as the group coordinator describes them.
 
-    It describes the partitions of ``topic``, or all partitions that the group has initialized.
+    The coordinator describes the partitions of ``topic``, or without it all partitions that the
+    group has initialized.
     """
     body = requests.describe_share_group_offsets(group, topic)
     (found,) = pair.call(node_id, "describe_share_group_offsets", 1, **body)["groups"]
@@ -337,7 +338,7 @@ EXCEEDED = b"Offset delivery count exceeded the threshold."
 
 
 class Archiving:
-    """A share group whose source is led by one broker and whose queue by the other."""
+    """A share group: one broker leads the source topic, the other leads the dead-letter queue."""
 
     def __init__(self, pair: Pair, leader: int) -> None:
         self.pair, self.group = pair, unique("g")
@@ -377,7 +378,7 @@ class Archiving:
         assert parts_of(answer)[0]["error_code"] == "none", answer
 
     def archive(self, first: int, last: int) -> None:
-        """Write records; reject the first of them, and release the others twice."""
+        """Write records; reject the first record, and release the other records twice."""
         produce(self.pair, self.source, last - first + 1, first)
         self.acquire(first, last, 1)
         self.acknowledge(first, first, REJECT)
@@ -437,5 +438,5 @@ def test_dead_letter_queue_loses_no_record_while_its_leader_moves(pair: Pair, le
         pair.elect(work.queue, (leader, other(leader))[turn % 2])
     until(lambda: set(work.found()) >= set(work.wanted), "all records have arrived")
     until(work.is_complete, "all records are archived")
-    # The leader may lose its office between an append and the response; then the write is repeated.
+    # The leader may lose leadership between an append and the response; then the write is repeated.
     assert set(work.found()) == set(work.wanted)

@@ -1,4 +1,4 @@
-"""Client telemetry in clusters: every broker has the subscription; one command asks them all."""
+"""Client telemetry in clusters: every broker has the subscription; one command asks all brokers."""
 
 from __future__ import annotations
 

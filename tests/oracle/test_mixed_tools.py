@@ -1,4 +1,4 @@
-"""Apache Kafka's tools work on a mixed cluster, and print the same with either broker.
+"""Apache Kafka's tools on a mixed cluster print the same through either broker.
 
 Apache Kafka's controller is a separate process. One broker is Apache Kafka's, one Fencepost's.
 """

@@ -1,8 +1,8 @@
 """Live members and open transactions of Apache Kafka continue on Fencepost.
 
-Apache Kafka is killed while it has members and open transactions. Fencepost imports its log. Then
-Fencepost must answer the members and producers exactly as an Apache Kafka does that is restarted
-on the same log.
+Apache Kafka is killed while it has members and open transactions, and Fencepost imports its log.
+Then Fencepost must answer the members and producers exactly as a restarted Apache Kafka with the
+same log does.
 """
 
 from __future__ import annotations

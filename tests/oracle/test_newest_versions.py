@@ -1,4 +1,4 @@
-"""The API versions that are new in Apache Kafka 4.4: equal responses, and its Java client.
+"""API versions that are new in Apache Kafka 4.4 get equal responses; 4.4's Java client works.
 
 ``test_overlay_messages.py`` compares the encodings of their messages.
 """
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Apache Kafka with the feature levels of 4.3, at which Fencepost starts as well."""
+    """Apache Kafka with the feature levels of 4.3, with which Fencepost starts as well."""
     words = ["--release-version", "4.3"]
     own = Kafka(tmp_path_factory.mktemp("kafka"), SETTINGS, format_words=words)
     yield from served(own)
@@ -71,7 +71,7 @@ class Producer:
         self.id, self.epoch = t.cluster.init_producer(self.name)
 
     def commit(self, version: int, *topics: tuple[Any, list[int]], **member: Any) -> None:
-        """Commit offset 7 of partitions, by default of partition 0, and note the response."""
+        """Commit offset 7 of partitions, by default of partition 0, and record the response."""
         generation = member.pop("generation", -1)
         self.t(
             "txn_offset_commit",
@@ -194,7 +194,7 @@ def _id(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deleted(t: Tracer, *groups: str) -> list[Any]:
-    """Delete groups; return their rows, including messages, which the tracer leaves out."""
+    """Delete groups; return the rows with messages, which the tracer would leave out."""
     answer = t.cluster.call("delete_groups", 3, groups_names=list(groups))
     rows = [
         (result["group_id"], result["error_code"], result["error_message"])

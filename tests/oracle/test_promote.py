@@ -1,4 +1,4 @@
-"""A broker of Fencepost is promoted: Apache Kafka's controllers start with its metadata.
+"""A broker of Fencepost is promoted: Apache Kafka's controllers start with the broker's metadata.
 
 test_growth.py runs clients of all kinds while a broker is promoted and its cluster grows, and
 tests/unit/tools/test_promotion.py checks the files after an interrupted promotion.
@@ -125,7 +125,7 @@ class Grown:
 
 @contextmanager
 def grown(directory: Path, *controllers: int, libs: Libs = jars) -> Iterator[Grown]:
-    """Yield a running broker; kill all nodes at the end. The controllers use the jars ``libs``."""
+    """Yield a running broker, and kill all nodes at the end; controllers use the jars ``libs``."""
     cluster = Grown(directory, *controllers, libs=libs)
     cluster.broker.start()
     try:

@@ -1,4 +1,4 @@
-"""A broker of Fencepost in a cluster with three Apache Kafka controllers, whose leader fails."""
+"""A broker of Fencepost in a cluster of three Apache Kafka controllers; the active one fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Voters:
         return Member(home, self.addresses, node_id=node_id, settings=self.told)
 
     def active(self, *, but: Kafka | None = None) -> Kafka | None:
-        """Return the controller that leads according to its own DescribeQuorum, or None."""
+        """Return the controller whose own DescribeQuorum names it as the leader, or None."""
         for node in self.nodes:
             if node is not but:
                 with Cluster(node.controller) as client:

@@ -1,8 +1,8 @@
 r"""Clients' regular expressions, compared with RE2/J, which evaluates them in Apache Kafka.
 
-Both engines must accept the same expressions, which are from a table of the grammar or random, and
-must match the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more
-random expressions.
+The expressions are random, or come from a table of the grammar. Both engines must accept the same
+expressions, and an expression must match the same topic names and transactional ids.
+``REGEXES=100000`` and ``SEED`` give more random expressions.
 """
 
 # ruff: noqa: RUF001 - letters that look alike are part of what is tested
@@ -479,7 +479,7 @@ FLAGS = ("(", "(?:", "(?i:", "(?-i:", "(?is-m:", "(?U:")
 
 
 def some_regex(draw: random.Random, depth: int = 0) -> str:
-    """Draw an expression, which is usually valid, and otherwise broken at one place."""
+    """Draw an expression, which is usually valid, and otherwise invalid in one place."""
     parts = []
     for _ in range(draw.randint(0, 4)):
         if depth < 3 and draw.random() < 0.3:

@@ -55,8 +55,8 @@ def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]
 def told_by_java(line: str) -> dict[str, str] | None:
     """Return the properties in a line of :data:`READER`'s output, None if Java refused the file.
 
-    A lone surrogate is not a character. A backslash at the very end of a file makes an empty key
-    in Java; no setting has an empty key.
+    Lone surrogates, which are no characters, are replaced. Java makes an empty key of a backslash
+    at the very end of a file; it is dropped, because no setting has an empty key.
     """
     if line == "refused":
         return None

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.oracle
 
 TOPIC, METRICS, GROUP = 2, 16, 32
 OWN_SOURCES = {TOPIC: 1, METRICS: 7, GROUP: 8}
-"""The config source of a setting of the resource itself."""
+"""Resource type → the config source of a setting that was set on the resource itself."""
 
 NAME = "settings"
 BOUND = "max.decompressed.message.bytes"
@@ -60,7 +60,7 @@ VALUES: dict[int, dict[str, tuple[str, ...]]] = {
         "no.such.key": ("1",),
     },
 }
-"""Values on both sides of the limits. The last accepted value is kept."""
+"""Values on both sides of the limits. The last accepted value stays set."""
 
 
 @pytest.fixture(scope="module")

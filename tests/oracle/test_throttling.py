@@ -1,4 +1,4 @@
-"""Java's clients obey their quotas on Fencepost as on Apache Kafka, and lose no record."""
+"""Fencepost throttles Java's clients by their quotas as Apache Kafka does; no record is lost."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ ONE_SUFFICES = {
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "30000",
 }
-"""Clients must not have to wait until a broker has restarted.
+"""Settings with which clients need not wait until a broker has restarted.
 
 A broker must leave an ISR only when its session expires, not because it is slow. With the times in
 SETTINGS, a :func:`pause` would leave the other broker alone in an ISR. If that broker is killed

@@ -420,7 +420,7 @@ def test_history_lists_controllers_with_epoch_and_cause(brokers: Brokers):
 
     _each_writes_history(brokers)
     old, epoch = brokers.controller, brokers.controller_epoch
-    brokers.znodes.delete("/controller")  # as administrators do to force an election
+    brokers.znodes.delete("/controller")  # as administrators do when they force an election
     until(lambda: brokers.controller is not None and brokers.controller_epoch > epoch, "elected")
     epoch = brokers.controller_epoch
 
@@ -476,7 +476,8 @@ def _cli(brokers: Brokers, *arguments: str) -> str:
 def _each_writes_history(brokers: Brokers) -> None:
     """Elect leaders so that every broker leads a partition of the history topic.
 
-    A broker that leads none, as after a restart, cannot write its entries yet.
+    A broker that leads no such partition, for example after a restart, cannot write its entries
+    yet.
     """
     until(lambda: brokers.node(f"/brokers/topics/{HISTORY_TOPIC}"), "there is a history")
     brokers.all_in_sync(HISTORY_TOPIC)

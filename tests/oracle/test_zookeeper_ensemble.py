@@ -130,7 +130,7 @@ def test_brokers_survive_ensemble_failures_without_losing_records(
         until(lambda: _can_create(brokers), "a controller again", deadline_s=PATIENCE_S)
         answer = waiting.receive()["topics"][0]["error_code"]
     assert brokers.controller_epoch > epoch
-    # A request that got no response in time may have been sent twice.
+    # A client may have sent a request twice if it got no response in time.
     exists = brokers.node(f"/brokers/topics/{later}") is not None
     assert exists == (answer in {"none", "topic_already_exists"}), answer
     load.goes_on()

@@ -1,8 +1,8 @@
 """TLS and logins between brokers of Fencepost and of Apache Kafka 3.9 on one ZooKeeper.
 
-Three clusters have different configurations. One has a listener for the brokers and another for
-the controller, with certificates. The others have `security.inter.broker.protocol`, one with PLAIN
-and one with certificates. Clients of the PLAINTEXT listener on loopback act as the operator.
+There are three clusters. One has a listener for the brokers and another for the controller, both
+with certificates. The other two clusters set `security.inter.broker.protocol`, one with PLAIN and
+one with certificates. Clients of the PLAINTEXT listener on loopback act as the operator.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Secured(ListeningBrokers):
         settings: Mapping[str, str],
         jaas: Mapping[str, str] = {},
     ) -> None:
-        """``names`` maps listeners to protocols; ``{}`` in ``jaas`` stands for a broker's name."""
+        """``names`` maps listeners to protocols; ``jaas`` has ``{}`` for a broker's name."""
         names = {"PLAINTEXT": "PLAINTEXT", **names}
         common = {
             **SETTINGS,
@@ -190,7 +190,7 @@ OF_THE_KEY: Final = "listener.name.control.ssl.keystore.key"
 
 
 def _set(brokers: Secured, node_id: int, **values: str) -> tuple[str, str | None]:
-    """Change settings of a broker through that broker; return the error and its message."""
+    """Change settings of a broker by a request to that broker; return the error and its message."""
     configs = [
         {"name": name, "config_operation": 0, "value": value} for name, value in values.items()
     ]
@@ -234,7 +234,7 @@ def _copy(brokers: Secured, source: int, to: int) -> None:
 
 
 def _renewed(authority: Authority, name: str) -> tuple[Certificate, dict[str, str]]:
-    """Return a certificate that both brokers may use, and the settings that present it."""
+    """Return a certificate that both brokers may use, and the settings of a broker with it."""
     shown = ((NameOID.COMMON_NAME, f"broker-{J}"),)
     found = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
     return found, {f"listener.name.control.{key}": text for key, text in _as_text(found).items()}
@@ -309,7 +309,7 @@ def test_brokers_log_in_to_each_other_by_plain(
 def by_certificates(
     zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
-    """Yield brokers that may send each other requests, because the cluster resource has no ACLs."""
+    """Yield brokers that may send each other requests while the cluster resource has no ACLs."""
     found = Secured(
         tmp_path_factory.mktemp("certificates"),
         zookeeper,
@@ -349,7 +349,7 @@ def _may(node_id: int, permission: Permission) -> dict[str, Any]:
 
 
 def _without_right(brokers: Secured, node_id: int) -> None:
-    """Allow ClusterAction to both brokers, deny it to this one; wait until both have the ACLs."""
+    """Allow ClusterAction to both brokers, deny it to ``node_id``; wait for the ACLs."""
     rules = [_may(P, Permission.ALLOW), _may(J, Permission.ALLOW), _may(node_id, Permission.DENY)]
     with brokers.client(P) as client:
         answer = client.call("create_acls", 3, creations=rules)
@@ -388,7 +388,7 @@ def _take_back(brokers: Secured) -> None:
 
 
 def _elect_anew(brokers: Secured, wanted: int) -> None:
-    """Have ``wanted`` win a new election, even if no broker accepts the requests of ``wanted``."""
+    """Have ``wanted`` win a new election, even if no broker accepts its requests."""
     before = brokers.controller_epoch
     brokers.znodes.delete("/controller")
 
@@ -406,7 +406,7 @@ REFUSALS: Final = {
     P: '"broker": {}, "error": "CLUSTER_AUTHORIZATION_FAILED"',
     J: "[Rr]eceived error .*broker {}",
 }
-"""Broker → the log line of its controller about another broker that refuses its requests."""
+"""Broker → the line that it logs as the controller when another broker refuses its requests."""
 
 
 @pytest.mark.parametrize("controller", [P, J], ids=["ours", "theirs"])

@@ -1,6 +1,6 @@
 """Apache Kafka 3.9 brokers with a controller of Fencepost, while tools write to ZooKeeper.
 
-The controllers of both kinds react to znodes that tools write; both have the same scenarios.
+Controllers of both kinds react to znodes that tools write, in the same scenarios.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ SETTINGS = {
     "default.replication.factor": "3",
     "controlled.shutdown.retry.backoff.ms": "2000",
     # When its session expires, a controller of Apache Kafka drops queued AlterPartition requests
-    # without a response. Their senders retry after this time.
+    # without a response. The brokers that sent them retry after this time.
     "controller.socket.timeout.ms": "10000",
 }
 
@@ -359,8 +359,8 @@ class Load(threading.Thread):
                 "enable.idempotence": True,
                 "max.in.flight.requests.per.connection": 1,
                 "delivery.timeout.ms": 300_000,
-                # Only after this time, the client sends the request of a suspended broker to
-                # another one. The default is as long as the tests' deadlines.
+                # After this time, the client sends a request that a suspended broker has not
+                # answered to another broker. The default is as long as the tests' deadlines.
                 "socket.timeout.ms": SESSION_MS + 2_000,
                 "linger.ms": 5,
             }

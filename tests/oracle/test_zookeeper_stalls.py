@@ -1,6 +1,6 @@
 """No decision, write or request of a controller on ZooKeeper blocks its event loop for long.
 
-ZooKeeper is real. The brokers of the many partitions are registered, but do not listen.
+ZooKeeper is real. The brokers that have the many partitions are registered, but do not listen.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ STEPS = {
 """Step → a part of the tools' output."""
 
 TOLD_ALIKE = re.compile(r"org\.apache\.kafka\.common\.errors\.\w+")
-"""Only the exceptions must be equal: Fencepost has the messages of Kafka's newer controllers."""
+"""Output of which only the exceptions must be equal: Fencepost's messages are those of newer Kafka
+controllers.
+"""
 
 
 def _plain(said: str) -> str:
@@ -82,7 +84,7 @@ def _plain(said: str) -> str:
 
 
 class Play:
-    """The tools' output while one topic exists. ``said`` has the output of each step."""
+    """Runs the tools on one topic; ``said`` has the output of each step."""
 
     def __init__(self, brokers: Brokers, home: Path) -> None:
         self.brokers, self._home = brokers, home

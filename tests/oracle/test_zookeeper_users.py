@@ -1,7 +1,7 @@
 """Users, quotas and ACLs in ZooKeeper, with brokers of Fencepost and Apache Kafka 3.9 together.
 
-Every broker of the cluster logs in to the others with a credential that Kafka's tool wrote to
-ZooKeeper before the first broker started.
+Every broker logs in to the other brokers with a credential that Kafka's tool wrote to ZooKeeper
+before the first broker started.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Rule = dict[str, Any]
 
 
 class Place(ListeningBrokers):
-    """Two brokers of Fencepost, of which the first is the controller, and one of Apache Kafka."""
+    """Two brokers of Fencepost, the first of which is the controller, and one of Apache Kafka."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
         layout = {OURS: "P", OTHER: "P", JAVA: "J"}
@@ -406,7 +406,7 @@ def test_acls_are_stored_as_by_kafka(place: Place):
     for text in ("DENY", "operation=DESCRIBE_CONFIGS", f"name={ours}, patternType=PREFIXED"):
         assert text in told
     assert place.allow(OURS, rule("with/slash", "a")) == ["invalid_request"]
-    # Each broker deletes the rules that the other one has created, and no znode is left.
+    # Each broker deletes the rules that the other broker has created, and no znode is left.
     assert place.drop(OTHER, name=theirs) == 6
     assert place.drop(JAVA, name=ours) == 6
     for name in (ours, theirs):
@@ -525,7 +525,7 @@ def test_unreadable_security_znodes_grant_nothing_and_stop_no_broker(place: Plac
     told("topic_authorization_failed")
     (created,) = place.allow(OTHER, rule(topic, user))
     assert created == "unknown_server_error", "nobody knows what stands there"
-    # One denial cannot be parsed, the other rules can.
+    # One DENY rule cannot be parsed; the other rules can.
     entries = [
         {"principal": f"User:{user}", "permissionType": "Deny", "operation": "New", "host": "*"},
         {"principal": f"User:{user}", "permissionType": "Allow", "operation": "Read", "host": "*"},

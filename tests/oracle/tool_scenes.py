@@ -1,4 +1,4 @@
-"""Runs of Apache Kafka's tools on either broker. Each tool has a scene."""
+"""Runs of Apache Kafka's tools on either broker; each tool has a function, its *scene*."""
 
 from __future__ import annotations
 

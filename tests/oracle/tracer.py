@@ -1,8 +1,8 @@
-"""Runs one sequence of requests against a broker, and notes the responses in a comparable form.
+"""Sends a sequence of requests to a broker, and records the responses in a comparable form.
 
 Values that may differ between two brokers (ids made by the server, addresses, timestamps, messages)
-are replaced by names in the order of their first occurrence. So the trace still shows whether an id
-is *the same id again* or *another id*.
+are replaced by names, which are numbered by first occurrence. So the trace still shows whether an
+id is *the same id again* or *another id*.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PASSING = frozenset(
         "not_coordinator",
     }
 )
-"""Transient errors, after which a request is retried, because timing is not compared."""
+"""Transient errors. They depend on timing, so they are not compared, and the request is retried."""
 
 WORDING = frozenset(
     {"throttle_time", "error_message", "batch_index_error_message", "documentation"}
@@ -82,7 +82,7 @@ class Masks:
         self.names = dict(names or {})
 
     def shown(self, value: Any, name: str | None = None) -> Any:
-        """Return the value of the field ``name`` with masks for all that a broker chooses."""
+        """Return the value of the field ``name`` with masks for data that a broker chooses."""
         if isinstance(value, Mapping):
             return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
@@ -128,7 +128,7 @@ def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, 
 
 
 class Tracer:
-    """Sends requests: ``t("heartbeat", 4, group_id="g")`` notes and returns the raw response."""
+    """Sends requests: ``t("heartbeat", 4, group_id="g")`` records and returns the raw response."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -157,18 +157,18 @@ class Tracer:
         return moved
 
     def note(self, what: str, value: Any) -> None:
-        """Note another value than a response in a comparable form."""
+        """Record a value that is not a response, in a comparable form."""
         self.steps.append((what, self._masks.shown(value)))
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send one request, and note and return its response; ``{}`` for a closed connection."""
+        """Send one request; record and return the response, ``{}`` for a closed connection."""
         answer = self.quietly(api, version, **body)
         shown = self._masks.shown(answer) if answer else "connection closed"
         self.steps.append((f"{api} v{version} {_short(body)}", shown))
         return answer
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send a request without a note, and retry it after transient errors for five seconds.
+        """Send a request that is not recorded; after transient errors, retry for five seconds.
 
         Fields that the version of the request does not have are left out.
         """
@@ -185,7 +185,7 @@ class Tracer:
             time.sleep(0.02)
 
     def bytes(self, what: str, data: bytes) -> bytes | None:
-        """Send raw bytes on a new connection, and note the result.
+        """Send raw bytes on a new connection, and record the result.
 
         Return the response frame, None if there was none.
         """

@@ -347,7 +347,8 @@ def quotas_that_are_kept(t: Tracer) -> None:
 
     def change(version: int, entries: list[dict[str, Any]], *, only: bool = False) -> None:
         t("alter_client_quotas", version, entries=entries, validate_only=only)
-        # Apache Kafka's broker applies changes after the response, but in order: make a last one.
+        # Apache Kafka's broker applies changes after the response, but in order: wait for a last
+        # one.
         last = float(next(changes))
         mark = entry({"client-id": "mark"}, producer_byte_rate=last)
         t.quietly("alter_client_quotas", 1, entries=[mark], validate_only=False)

@@ -61,7 +61,7 @@ def describe(t: Tracer, group: str, version: int = 1) -> None:
 
 
 def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
-    """Note the row of one group in ListGroups. Other groups may change at any time."""
+    """Record one group's row in ListGroups; other groups may change at any time."""
     answer = t.quietly("list_groups", version, **filters)
     mine = [found for found in answer["groups"] if found["group_id"] == group]
     t.note(f"list_groups v{version} {filters}", {**answer, "groups": mine})
@@ -137,7 +137,7 @@ def heartbeat_errors(t: Tracer) -> None:
 
 
 def what_refusals_say(t: Tracer) -> None:
-    """Compare error messages, which users see in Kafka's tools; other traces leave them out."""
+    """Compare error messages, which users see in Kafka's tools; other traces omit messages."""
     ready(t, "cw", "cw-classic")
     topic(t, "cw-a", 2)
     enter(t, "cw", "m", "cw-a")
@@ -270,7 +270,7 @@ def topics_that_change(t: Tracer) -> None:
     topic(t, "ct-later", 1)
 
     def after(wanted: int) -> None:
-        """Send heartbeats until the member learns of the change, and note the last response."""
+        """Send heartbeats until the member learns of the change; record the last response."""
 
         def told() -> bool:
             nonlocal epoch

@@ -391,7 +391,7 @@ TOPICS_TO_MAKE = (
     requests.assigned("both", [1], num_partitions=1, replication_factor=1),
     requests.new_topic("gap", -1, -1, assignments=[{"partition_index": 1, "broker_ids": [1]}]),
 )
-"""Invalid topics, each of which is refused for another reason, and a valid topic."""
+"""Invalid topics, which are refused for different reasons, and a valid topic."""
 
 
 def creating_topics(t: Tracer) -> None:
@@ -613,7 +613,7 @@ def changing_settings(t: Tracer) -> None:
 
 
 def settings_of_state_topics(t: Tracer) -> None:
-    """Change settings to values with which no state is lost before they are reset."""
+    """Change settings, but only to values with which no state is lost until they are reset."""
     t.cluster.coordinator("state", cluster.GROUP)
     name = "__consumer_offsets"
     for key, value in (

@@ -111,7 +111,7 @@ def levels_that_move_under_open_transactions(t: Tracer) -> None:
             settle(t, "moving")
             if how != "takeover":
                 t("describe_transactions", 0, transactional_ids=[name])
-            # The next transaction uses the protocol of the other version.
+            # The next transaction uses the protocol of the other transaction version.
             again = claimed(t, name)
             if then == 2:
                 produce(t, 12, "moving", name, again, 0)
@@ -154,7 +154,7 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     end(t, 5, "lowered-growing", growing, False)
     t.note("readers wait", t.cluster.lso(topic) < t.cluster.offset(topic))
     move(t, 2)
-    # The transition that Apache Kafka could not write stays pending until its log is loaded again.
+    # The transition that Apache Kafka could not write stays pending until the log is loaded again.
     init(t, "lowered-finished")
 
 

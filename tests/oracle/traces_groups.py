@@ -13,7 +13,7 @@ from tests.support.raw import Answer, fitted
 OTHER = [requests.join_protocol("other", b"x")]
 
 NOBODYS_ID = 1 << 40
-"""A producer id that no producer has. A small id might belong to one."""
+"""A producer id that no producer has. A small id might belong to a producer."""
 
 
 def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> Answer:
@@ -68,7 +68,8 @@ def every_join_version(t: Tracer) -> None:
             sync(t, lower, group, joined, b"a", **CONSUMER)
         for lower in range(5):
             heartbeat(t, lower, group, joined)
-        # The leader's rejoin starts the next generation, and completes it if it is the only member.
+        # When the leader rejoins, the next generation starts, which is complete if there is no
+        # other member.
         join(t, version, group, joined["member_id"])
         body = requests.leave_group(group, joined["member_id"])
         t("leave_group", min(version, 5), **body)
@@ -190,7 +191,7 @@ def _error(client: Cluster) -> str:
 
 
 def asking_again_while_one_waits(t: Tracer) -> None:
-    """A second JoinGroup or SyncGroup of a member replaces the first one, which is waiting."""
+    """A second JoinGroup or SyncGroup of a member replaces the first request, which waits."""
     ready(t, "twice")
     first = stable(t, "twice", 5)
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:

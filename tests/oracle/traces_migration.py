@@ -85,7 +85,7 @@ def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> A
 
 
 def logged(t: Tracer, group: str) -> None:
-    """Note every record of the group, in order. Consecutive records of a kind are sorted.
+    """Record all of the group's records in order; consecutive records of a kind are sorted.
 
     Kafka writes such records in the order of a hash table.
     """
@@ -131,7 +131,7 @@ def _shown(key: Any, value: Any) -> dict[str, Any]:
                 for topic_id, indexes in value.partitions
             ]
         case CurrentAssignmentValue():
-            # Without the previous epoch, which differs on purpose: a member may send it several
+            # Leave out the previous epoch, which differs on purpose: a member may send it several
             # times (groups/README.md).
             shown["state"] = (value.member_epoch, value.state)
             shown["topics"] = [
@@ -185,7 +185,7 @@ def empty_groups_change_their_kind(t: Tracer) -> None:
 
 
 def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
-    """Note the state of an empty consumer group after a refused JoinGroup."""
+    """Record the state of an empty consumer group after a refused JoinGroup."""
     ready(t, "mx")
     topic(t, "mx-a", 1)
     enter(t, "mx", "m", "mx-a")
@@ -208,7 +208,8 @@ def up_with_a_live_member(t: Tracer) -> None:
     alive(t, "mu", classic)
     sync(t, "mu", classic)
     beat(t, "mu", "m", first["member_epoch"])
-    # The member owns nothing now, so it gets its target; the other member's partitions are free.
+    # The member owns nothing now, so it gets its target assignment; the other member's partitions
+    # are free.
     again = join(t, "mu", classic["member_id"], "mu-a")
     alive(t, "mu", again)
     sync(t, "mu", again)
@@ -268,7 +269,7 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
 
 
 def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
-    """JoinGroup requests without a member id get the ids that the members have in the new group."""
+    """A waiting JoinGroup without a member id gets the id that its member has in the new group."""
     ready(t, "mj")
     topic(t, "mj-a", 2)
     classic = stable(t, "mj", "mj-a", 0, 1)
@@ -360,7 +361,7 @@ def classic_members_that_commit_late(t: Tracer) -> None:
 
 
 def classic_members_that_say_what_they_own(t: Tracer) -> None:
-    """Send JoinGroup with owned partitions, with member ids of the group and an unknown one."""
+    """Send JoinGroup with owned partitions, with the members' ids and an unknown member id."""
     ready(t, "mw", "mw-up")
     topic_id = topic(t, "mw-a", 2)
     first = enter(t, "mw", "m", "mw-a")

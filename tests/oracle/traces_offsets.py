@@ -22,7 +22,7 @@ AT_THE_LIMIT = ("m" * METADATA_LIMIT, "ü" * METADATA_LIMIT, "😀" * (METADATA_
 
 
 def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> Answer:
-    """Commit a list of (topic, partition, offset, metadata), from v10 on by topic id."""
+    """Commit a list of (topic, partition, offset, metadata); versions from 10 on use topic ids."""
     topics = [
         requests.offset_commit_topic(
             name,
@@ -38,7 +38,7 @@ def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> A
 
 
 def fetched(t: Tracer, group: str, version: int, name: str | None = None, **more: Any) -> Answer:
-    """Fetch the offsets of one topic, or of all, in the form of each version."""
+    """Fetch the offsets of one topic or of all topics, in the form of each version."""
     topics = []
     if name is not None:
         topic_id = _id(t, name, version >= 10)
@@ -231,7 +231,7 @@ def _said(owned: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def topics_that_match_an_expression(t: Tracer) -> None:
-    """Note a member's assignment, without epochs, while matching topics are created and deleted.
+    """Record a member's assignment, without epochs, while matching topics are created and deleted.
 
     Apache Kafka resolves the regex in the background, and refreshes it every ten seconds.
     """

@@ -38,8 +38,8 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
 
 @contextmanager
 def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator[None]:
-    # A client id without earlier traffic. Apache Kafka keeps old usage, for a time that depends on
-    # the kinds of quotas it has ever had; other traces have set some.
+    # A client id without earlier traffic. Apache Kafka keeps old usage for a time that depends on
+    # the kinds of quotas that were ever set, and other traces have set some.
     t.close()
     t.client_id = unique("limited")
     _change(t, kind, **values)
@@ -48,7 +48,7 @@ def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator
 
 
 def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
-    """Send a request on a new connection; note the errors, and whether the client is throttled."""
+    """Send a request on a new connection; record the errors and whether the client is throttled."""
     t.close()
     answer = t.quietly(api, version, **body)
     t.note(
@@ -75,11 +75,11 @@ def _grown(t: Tracer, version: int, *names: str) -> None:
 
 
 SLOW = 0.001
-"""Partitions per second, so low that after one mutation a quarter of an hour is over the quota."""
+"""Partitions per second: one mutation exceeds this rate for a quarter of an hour."""
 
 
 def changes_of_topics(t: Tracer) -> None:
-    """The quota allows a first request; new versions refuse a second one, old ones throttle it."""
+    """The quota allows a first request; new versions refuse a second, old versions throttle it."""
     for number, (change, strict) in enumerate(((_created, 6), (_grown, 3), (_deleted, 5))):
         for version in (strict - 1, strict):
             names = [f"limited-{number}-{version}-{each}" for each in range(3)]

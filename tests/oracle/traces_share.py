@@ -44,7 +44,7 @@ def beat(t: Tracer, group: str, member: str, epoch: int, **more: Any) -> Answer:
 
 
 def assigned(t: Tracer, group: str, member: str, epoch: int, partitions: int, *topics: str) -> int:
-    """Heartbeat until the member has ``partitions``; note the last response, return its epoch."""
+    """Heartbeat until the member has ``partitions``; record the last response, return its epoch."""
     answer: Answer = {}
 
     def is_assigned() -> bool:
@@ -220,7 +220,7 @@ def configs_of_share_groups(t: Tracer) -> None:
 
 
 class Session(Member):
-    """A share session that notes its responses."""
+    """A share session whose responses are recorded."""
 
     def __init__(self, t: Tracer, group: str, member: str = MEMBER) -> None:
         super().__init__(t.cluster, group, member)
@@ -277,7 +277,7 @@ def share_sessions(t: Tracer) -> None:
     session.acknowledge({})
     session.acknowledge({found: {0: []}})
     session.acknowledge({found: {0: [], 1: []}})
-    # A partition that is named only for an acknowledgement still joins the session. MaxWaitMs gives
+    # A partition that is only named for an acknowledgement also joins the session. MaxWaitMs gives
     # the broker time to read the partition's state.
     session.fetch({found: {1: [(0, 0, ACCEPT)]}}, max_wait=500)
     session.fetch({found: {0: [(0, 0, ACCEPT)]}}, forget={found: [0]}, max_wait=0)
@@ -420,7 +420,7 @@ OUTCOMES = (*FINAL_OUTCOMES, RELEASE, RELEASE, RELEASE, RELEASE)
 
 
 class SharingClient(Session):
-    """A member that acknowledges ranges of the offsets it has acquired, and sometimes others."""
+    """A member that acknowledges ranges of acquired offsets, and sometimes of other offsets."""
 
     def __init__(self, t: Tracer, group: str, number: int, rng: random.Random) -> None:
         super().__init__(t, group, MEMBER.replace("1", str(number)))

@@ -78,7 +78,7 @@ def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str
 
 
 def settle(t: Tracer, topic: str, partition: int = 0) -> None:
-    """Wait for the markers; then note the log end offset and the contents."""
+    """Wait for the markers; then record the log end offset and the contents."""
     until(
         lambda: t.cluster.lso(topic, partition) == t.cluster.offset(topic, partition),
         f"the end of every transaction in {topic}",
@@ -149,7 +149,7 @@ def claiming_an_open_transaction(t: Tracer) -> None:
 
 
 def claiming_with_an_identity(t: Tracer) -> None:
-    """InitProducerId with producer ids and epochs near the current ones, after different histories.
+    """InitProducerId with ids and epochs near the current values, after different requests.
 
     See KIP-360 and KIP-890.
     """
@@ -246,7 +246,7 @@ def adding_as_a_broker_does(t: Tracer) -> None:
 
 
 def ending_in_every_state(t: Tracer) -> None:
-    """EndTxn v0–v5, for commit and abort, in each stable state; then a retry of each request."""
+    """EndTxn v0–v5, for commit and abort, in each stable state; each request is also retried."""
     t.cluster.create_topic("ended", 6)
     for version in range(6):
         for first in (True, False):
@@ -351,7 +351,7 @@ def sequences(t: Tracer) -> None:
 
 
 def a_first_batch_that_is_refused(t: Tracer) -> None:
-    """Later batches must not overtake the refused batch, and are accepted after its retry."""
+    """Later batches are refused until the client has resent the refused first batch."""
     t.cluster.create_topic("overtaking", 4)
     for version, partition in ((9, 0), (11, 1)):
         name = f"overtaking-{version}"
@@ -377,7 +377,7 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
 
 
 def an_epoch_that_was_overtaken(t: Tracer) -> None:
-    """The log fences an older epoch before verification, in the transaction, and afterwards."""
+    """The log fences an old epoch before the verification, in the transaction, and afterwards."""
     name = "overtaken"
     t.cluster.create_topic(name, 2)
     t.cluster.coordinator(name, GROUP)

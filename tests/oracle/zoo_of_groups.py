@@ -20,7 +20,7 @@ SESSION_MS: Final = 600_000
 
 
 class Classic:
-    """A classic group of two dynamic members and one static one, each with its own connection."""
+    """A classic group of two dynamic members and a static member, each with its own connection."""
 
     def __init__(self, pair: Pair, name: str, node_id: int, protocols: tuple[str, ...]) -> None:
         self.pair, self.name, self.protocols = pair, name, protocols
@@ -218,7 +218,7 @@ def rows4(offset: int) -> list[dict[str, Any]]:
 
 
 class Parked:
-    """A group whose second member waits in JoinGroup until the first one rejoins."""
+    """A group whose second member waits in JoinGroup until the first member rejoins."""
 
     def __init__(self, pair: Pair, name: str, node_id: int) -> None:
         self.pair, self.node_id = pair, node_id

@@ -2,7 +2,8 @@
 
 A producer of TV1 sends AddPartitionsToTxn before it writes to a partition, and the leader verifies
 the transaction with the coordinator. For a producer of TV2 the leader adds the partition. The
-responses are noted with names, so that two histories can be compared.
+recorded responses have names instead of random ids, so that the responses of two clusters can be
+compared.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Producer:
         return [*errors, *(self.append(index, value.encode()) for index in range(len(LEADERS)))]
 
     def commit_offset(self, group: str, offset: int, *, unasked: bool = False) -> Errors:
-        """Commit an offset in the transaction; with ``unasked``, without AddOffsetsToTxn."""
+        """Commit an offset in the transaction; with ``unasked``, send no AddOffsetsToTxn."""
         errors = []
         if self.version == 1 and not unasked:
             answer = self.ask(
@@ -181,7 +182,7 @@ class Producer:
 
 
 def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
-    """Return all responses that a producer gets from partition leaders and coordinators."""
+    """Run a producer; return all responses of partition leaders and coordinators."""
     found: dict[str, Any] = {}
     producer, group = (
         Producer(pair, f"one-{version}-{mark}", version, topic),
@@ -284,7 +285,7 @@ class Zoo:
     STATES: Final = ("empty", "committed", "aborted", "open", "offsets", "claimed", "prepared")
 
     def __init__(self, pair: Pair, mark: str, stuck: str) -> None:
-        """``stuck`` is a topic whose partitions accept no markers: too few replicas are in sync."""
+        """The partitions of ``stuck`` accept no markers, because too few replicas are in sync."""
         self.pair, self.mark, self.stuck = pair, mark, stuck
         self.expected: list[str] = []
         self.all = {
@@ -343,7 +344,7 @@ class Zoo:
             assert state == "PrepareCommit", (prepared.name, state)
 
     def claim(self, old: Producer) -> None:
-        """Claim the id as another process: the open transaction aborts, and ``old`` is fenced."""
+        """Send InitProducerId as another process: the transaction aborts, and ``old`` is fenced."""
         fresh = Producer(self.pair, old.name, old.version)
         assert fresh.init()["error_code"] == "none"
         assert (fresh.producer_id, fresh.epoch > old.epoch) == (old.producer_id, True)

@@ -1,10 +1,11 @@
-"""Programs of several clients. They do the same work while brokers fail, and report every error.
+"""Programs with different client libraries, which work while brokers fail, and report errors.
 
-Each is started with the arguments BOOTSTRAP NAME FILE, and further ones that only this program has
-(MORE). It writes numbers to the three partitions of ``in-NAME`` in turn, as an idempotent producer,
-until FILE exists. It reads them in the group ``reader-NAME``, which commits, and copies them to
-``out-NAME`` in transactions, including the offsets, in the group ``copier-NAME``. The test kills
-the program at the end. Lines of its output:
+All programs do the same work. A program is started with the arguments BOOTSTRAP NAME FILE, which
+may be followed by arguments of only this program (MORE). An idempotent producer writes numbers to
+the three partitions of ``in-NAME`` in turn, until FILE exists. The group ``reader-NAME`` reads the
+numbers and commits offsets. The group ``copier-NAME`` copies the numbers to ``out-NAME`` in
+transactions that include the offsets. The test kills the program at the end. The program prints
+these lines:
 
 * ``AT sent acknowledged read copied``, four counts, every 100 ms;
 * ``ERROR role what``, where the role is ``writer``, ``reader`` or ``copier``;

@@ -1,4 +1,4 @@
-"""aiokafka: see the package."""
+"""The program with aiokafka: see the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.oracle.failover import program
 from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
 
 PAUSE_S = 0.1
-"""The copier waits before it restarts, because a refused connection fails it immediately."""
+"""The pause before a failed copier restarts: a refused connection fails a copier immediately."""
 
 
 class Told(logging.Handler):

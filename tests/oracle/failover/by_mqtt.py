@@ -1,4 +1,4 @@
-"""A sensor gateway that sends its records over MQTT: see the package.
+"""The program with a sensor gateway that sends records over MQTT: see the package.
 
 ``MORE`` is the port of the MQTT broker. The test runs a bridge, which writes the published messages
 to ``in-NAME``; librdkafka reads and copies them.

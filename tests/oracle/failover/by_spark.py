@@ -1,6 +1,6 @@
-"""A Spark structured streaming query with exactly-once source and sink copies: see the package.
+"""The program in which a Spark query with exactly-once source and sink copies: see the package.
 
-``MORE`` is a folder for the query's checkpoint. librdkafka writes and reads.
+``MORE`` is a folder for the query's checkpoint. librdkafka is the writer and the reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of the programs: their progress, the errors that they report, and checks of the records."""
+"""Runs the programs of this package, collects their errors, and checks the records."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Client:
 
     @property
     def at(self) -> tuple[int, ...]:
-        """Return the counts of sent, acknowledged, read and copied records; at first empty."""
+        """Return the counts of sent, acknowledged, read and copied records; empty at the start."""
         # A library may log a thousand refused connections between two of these lines.
         last = next((line for line in reversed(self.child.lines) if line.startswith("AT ")), "")
         return tuple(int(number) for number in last.split()[1:])
@@ -227,7 +227,7 @@ def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bo
 
 
 class Watch(threading.Thread):
-    """Measures for each client the pauses of its acknowledgements, reads and copies."""
+    """Measures the pauses of each client's acknowledgements, reads and copies."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         super().__init__(name="watch", daemon=True)

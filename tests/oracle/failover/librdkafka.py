@@ -1,4 +1,4 @@
-"""confluent-kafka: see the package."""
+"""The program with confluent-kafka: see the package."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def read(protocol: str = CLASSIC) -> None:
 
 def copy() -> None:
     while True:
-        # With the consumer protocol librdkafka 2.16 once hung forever on Apache Kafka: it had
-        # closed a consumer and created another one while the only broker was down.
+        # With the consumer protocol librdkafka 2.16 once hung forever on Apache Kafka, after a
+        # consumer had been closed and another created while the only broker was down.
         reader = consumer("copier", CLASSIC)
         reader.subscribe([SOURCE])
         # See tests/support/pipeline.py: without the idle time librdkafka may wait forever.

@@ -29,7 +29,7 @@ def tell(role: str, what: str) -> None:
 
 
 def say_where() -> None:
-    """Print the line of counts."""
+    """Print the present counts as an ``AT`` line."""
     say(" ".join(["AT", *map(str, at.values())]))
 
 

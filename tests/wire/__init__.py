@@ -1,1 +1,1 @@
-"""Scenarios of real clients, which run against any broker by its bootstrap address."""
+"""Scenarios of real clients, which run against any broker whose bootstrap address is given."""

@@ -1,4 +1,4 @@
-"""The Python clients, with settings for short waits. A ``with`` statement closes each of them."""
+"""The Python clients, with settings for short waits. A ``with`` statement closes a client."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def kp_consumer(bootstrap: str, *topics: str, **conf: Any) -> Iterator[kafka.Kaf
         **{
             "bootstrap_servers": bootstrap,
             **CONSUMING,
-            # A consumer that joins before it knows its topic learns of it only at this interval.
+            # A consumer that joins before it has its topic's metadata gets it only at this
+            # interval.
             "metadata_max_age_ms": 300,
             **conf,
         },
@@ -124,7 +125,7 @@ def kp_admin(bootstrap: str) -> Iterator[kafka.KafkaAdminClient]:
 
 
 def drain(consumer: confluent_kafka.Consumer, count: int) -> list[confluent_kafka.Message]:
-    """Poll until ``count`` messages have arrived; an error among them fails the test."""
+    """Poll until ``count`` messages have arrived; an error in place of one fails the test."""
     got: list[confluent_kafka.Message] = []
 
     def probe() -> bool:

@@ -1,4 +1,4 @@
-"""Runs the command line in this process, because starting another process would take long."""
+"""Runs the command line in this process, because another process would take long to start."""
 
 from __future__ import annotations
 

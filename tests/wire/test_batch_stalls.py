@@ -123,7 +123,7 @@ READS: dict[str, Callable[[str], bytes]] = {
     "first time behind the log start": functools.partial(list_offsets, timestamp=1),
     "end of an epoch": leader_epoch,
 }
-"""The requests in order; after DeleteRecords, requests read from the middle of the batch on."""
+"""The requests in order; after DeleteRecords, reads begin in the middle of the batch."""
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
 
 
 def check(broker: BrokerThread, frame: bytes, label: str) -> None:
-    """Send the request until it holds up neither loop nor lock too long; fail if it always does.
+    """Send the request until it blocks loop and lock only for a short time; fail if it never does.
 
     A busy machine prolongs both times, so a request that seems too long is repeated.
     """

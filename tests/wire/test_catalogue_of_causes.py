@@ -1,4 +1,4 @@
-"""The catalogue of causes: real requests bring each cause about, and one command must name it."""
+"""The catalogue of causes: real requests produce each cause, and one command must name it."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _(world: World) -> Names:
     heartbeat(*(world.client, group, names["MEMBER"], 2), topic_partitions=assigned)
     heartbeat(*(world.client, group, second, 0), subscribed_topic_names=[names["TOPIC"]])
     for _ in range(3):
-        # Both members stay alive, and the first one keeps its partitions.
+        # Both members stay alive, and the first member keeps its partitions.
         heartbeat(*(world.client, group, names["MEMBER"], 2), topic_partitions=assigned)
         heartbeat(world.client, group, second, 3)
         world.clock.advance(seconds=25)
@@ -457,7 +457,7 @@ def _(world: World) -> Names:
 @injects("doctor-timeout")
 def _(world: World) -> Names:
     name = unique("causes")
-    with transaction(world):  # without a transaction there would be no observation
+    with transaction(world):  # the history has an observation only of transactions
         pass
     settings = {"bootstrap.servers": world.bootstrap, "transactional.id": name}
     producer = confluent_kafka.Producer({**settings, "transaction.timeout.ms": 900_001})
@@ -488,7 +488,7 @@ def filled(text: str, names: Names) -> str:
 
 
 def check_command(bootstrap: str, cause: Cause, names: Names) -> None:
-    """Check that a line of the output of the cause's command names it."""
+    """Check that a line of the command's output names the cause."""
     words = [filled(word, names) for word in cause.command.split()]
     pattern = ".*".join(re.escape(part) for part in filled(cause.says, names).split("…"))
     printed = ""

@@ -22,7 +22,7 @@ from tests.wire.test_batch_stalls import produce
 
 HOSTILE = 6
 RECORDS = 700_000
-"""Records of each hostile batch: a check takes nearly a second, all checks about five."""
+"""Number of records of each hostile batch: one check takes nearly a second, all take about five."""
 
 WAIT_S = 300
 
@@ -62,8 +62,8 @@ def test_ordinary_batch_is_not_delayed_by_large_batches_of_others(
     begun_s = cpu_s(daemon)
     for client, topic in zip(hostile, topics, strict=False):
         client.sendall(produce(topic, large))
-    # The usage of a new connection starts at the lowest usage of the others, minus the credit.
-    # Wait until each large batch has used more than the credit.
+    # The usage of a new connection starts at the lowest usage of the other connections, minus the
+    # credit. Wait until each large batch has used more than the credit.
     until(
         lambda: cpu_s(daemon) - begun_s > 2 * HOSTILE * CREDIT_S,
         "the large ones are under way",

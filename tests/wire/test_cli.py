@@ -1,4 +1,4 @@
-"""The command line, as a user runs it; it must work on any Kafka broker."""
+"""The command line, as a user runs it, which must work on any Kafka broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.wire.command_line import cli
 def fencepost(
     *arguments: str, bootstrap: str = "", stdin: str = "", status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, check its exit status, and return its output."""
+    """Run the command in a separate process, check the exit status, and return the output."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *arguments],
         input=stdin,

@@ -341,7 +341,7 @@ def test_help_lists_exit_statuses_and_every_command():
 
 
 def completions(words: str, cwd: Path) -> list[str]:
-    """Return bash's completions after ``words``, through the completion script itself."""
+    """Return bash's completions after ``words``, by running the completion script."""
     program = cwd / "fencepost"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(MAIN)} "$@"\n')
     program.chmod(0o755)

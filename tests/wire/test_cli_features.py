@@ -41,7 +41,7 @@ def set_level(daemon: Daemon, level: int, *options: str, status: int = 0) -> str
 
 
 def move(cluster: Cluster, level: int) -> None:
-    """Change the level by a request, for tests of other subjects than the command."""
+    """Change the level by a request, for tests that do not test the command."""
     answer = cluster.call(
         "update_features",
         2,

@@ -1,4 +1,4 @@
-"""``fencepost groups``: offsets and their undo, deletion, plans, on any Kafka broker."""
+"""``fencepost groups`` on any Kafka broker: changed offsets and their undo, deletion, plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 def group(cluster: Cluster, topic: str, bootstrap: str, tmp_path) -> str:
-    """Create a group that has committed offset 3 of partition 0, and none of partition 1."""
+    """Create a group that has committed offset 3 of partition 0, and no offset of partition 1."""
     name = unique("cli-group")
     seed = tmp_path / "seed.csv"
     seed.write_text(f"{topic},0,3\n")

@@ -131,7 +131,7 @@ def test_lag_is_inexact_once_the_byte_budget_is_spent(cluster, session, topic, m
         monkeypatch.setattr(lag_module, "EXACT_BYTES", budget)
         cluster.produce(topic, [b"two"])
         lags = ConsumerLags(session, [(topic, 0)])
-        # The first call uses up one batch's size of the budget, the second call the remainder.
+        # The first call takes the size of one batch from the budget, the second call the remainder.
         end = lags.bounds[topic, 0].end
         lags.of((topic, 0), end - 1)
         again = lags.of((topic, 0), end - 2)

@@ -121,7 +121,7 @@ def test_records_refused_by_the_broker_are_reported_by_line(bootstrap, topic):
     assert done.stderr.startswith("line 2 INVALID_RECORD: ")
     assert done.stderr.endswith("\n2 records acknowledged\n")
     assert [row["value"] for row in records(bootstrap, compacted)] == ["1", "3"]
-    # The records do not fit into one batch, and the fourth does not even fit into a batch alone.
+    # The records do not fit into one batch, and the fourth record is too large for any batch.
     values = [f"{number:0100}" for number in range(8)]
     values[3] = "x" * 400
     done = cli(bootstrap, "produce", small, stdin="\n".join(values), status=4)

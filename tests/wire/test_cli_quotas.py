@@ -1,4 +1,4 @@
-"""``fencepost quotas`` lists and explains the quotas that are set, on either broker."""
+"""``fencepost quotas`` lists and explains the quotas of either broker."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ def test_markers_prove_the_outcome_after_the_id_has_expired(tmp_path, commit) ->
         row = resolved(daemon.bootstrap, producer.name, identity)
         assert (row["verdict"], row["proof"]) == ("committed" if commit else "aborted", True)
         assert row["records"][-1]["state"] == "tombstone"
-        # The records of another transactional id are gone, so only its markers are left.
+        # Of another transactional id only the markers are left: its records were deleted.
         bare = resolved(daemon.bootstrap, unique("gone"), identity, "--topic", topic)
         assert (bare["verdict"], bare["proof"]) == (row["verdict"], True)
         assert (bare["records"], len(bare["markers"])) == ([], 1)

@@ -122,7 +122,7 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
         return CliRunner().invoke(main, ["topics", "list"], env=told).exit_code == 0
 
     def comes_to(wanted: bool, password: str, mechanism: str) -> None:
-        """Wait until the change has reached the broker."""
+        """Wait until logins succeed or fail as ``wanted``, that is, the broker has the change."""
         until(lambda: logs_in(password, mechanism) == wanted or None, f"{mechanism}: {wanted}")
 
     comes_to(True, PASSWORD, "SCRAM-SHA-512")

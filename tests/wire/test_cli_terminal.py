@@ -58,7 +58,7 @@ NAMES_NOTHING = {
     ("history", "schema"): "a text of its own",
     ("serve",): "the log, tests/unit/coordinator/config/test_logs.py",
 }
-"""Commands that do not show names or texts that clients choose."""
+"""Commands that show no names or texts that clients choose, with the reasons."""
 
 
 @dataclass(frozen=True)

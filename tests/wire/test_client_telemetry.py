@@ -33,7 +33,7 @@ from tests.wire.command_line import cli
 
 MAX_BYTES = 100_000
 INTERVAL_MS = 600
-"""An interval so long that two requests in a row are always too close, even on a busy machine."""
+"""Push interval: long enough that two requests in a row are too close, even on a busy machine."""
 
 CLIENT_METRICS = 16
 OWN_ONLY = "Apache Kafka passes the metrics of clients on to a plugin"
@@ -65,7 +65,7 @@ def broker(
 
 @pytest.fixture
 def mine(broker: OwnBroker) -> Iterator[Cluster]:
-    """Yield a connection whose client id has a subscription of its own."""
+    """Yield a connection whose client id has a separate subscription."""
     with Cluster(broker.bootstrap) as cluster:
         cluster.client_id = unique("telemetry")
         subscribe(cluster, metrics="a.prefix.")
@@ -139,7 +139,7 @@ def test_requests_before_the_interval_are_refused(mine: Cluster) -> None:
     told = mine.call("get_telemetry_subscriptions", 0)
     early = "throttling_quota_exceeded"
     assert get(mine, told["client_instance_id"])["error_code"] == early
-    # The client may send its first push at any time, but not the next one.
+    # The client may send its first push at any time, but not the second push.
     assert push(mine, told) == "none"
     assert push(mine, told) == early
     assert get(mine, told["client_instance_id"])["error_code"] == early
@@ -150,7 +150,7 @@ def test_push_of_unknown_subscription_is_refused_and_throttles_the_next(mine: Cl
     told = mine.call("get_telemetry_subscriptions", 0)
     other = {**told, "subscription_id": told["subscription_id"] + 1}
     assert push(mine, other) == "unknown_subscription_id"
-    # The client may get its subscription at once, but the refused push counts for the interval.
+    # The client may get its subscription at once, but the refused push starts the interval.
     again = get(mine, told["client_instance_id"])
     assert (again["error_code"], again["subscription_id"]) == ("none", told["subscription_id"])
     assert push(mine, told) == "throttling_quota_exceeded"
@@ -232,7 +232,7 @@ def rows(bootstrap: str, *options: str) -> list[dict[str, Any]]:
 
 
 def pushed(bootstrap: str, client_id: str, *values: str) -> dict[str, Any]:
-    """Return the row of a client as soon as it has pushed all of these values."""
+    """Return the row of a client as soon as the client has pushed all of these values."""
 
     def look() -> dict[str, Any] | None:
         for row in rows(bootstrap):
@@ -300,7 +300,7 @@ def test_history_names_the_poll_pause_that_expired_a_java_consumer(
             assert "poll" not in told(ours, group, "member-expired")["why"]
             until(lambda: monotonic_s() - since > MIN_PAUSE_MS / 1000, "the pause is long enough")
             os.kill(consumer.pid, signal.SIGCONT)
-            # The tool polls until there are records, and reports the pause when it next polls.
+            # The tool polls until there are records, and reports the pause at the next poll.
             entry = told(ours, group, "poll-pause-reported", lambda: cluster.produce(topic, [b"x"]))
             pause_ms = entry["detail"]["pause_ms"]
             until(

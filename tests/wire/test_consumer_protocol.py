@@ -19,7 +19,7 @@ from tests.wire.clients import confluent_producer, dotted
 def member(bootstrap: str, group: str, topic: str, **conf):
     import confluent_kafka
 
-    # librdkafka refuses the session timeout and heartbeat interval, which the broker sets.
+    # librdkafka refuses a session timeout and a heartbeat interval, because the broker sets them.
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,

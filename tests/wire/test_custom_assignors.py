@@ -64,7 +64,7 @@ def failures(bootstrap: str, group: str) -> list[dict[str, object]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie that its parent has not reaped does not."""
+    """Return whether a process runs; a zombie process, which was not reaped, does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ SET, DELETE = 0, 1
 GZIP = 1
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 LEVEL = 2
-"""The level of share.version from which on there are dead-letter queues."""
+"""The first level of share.version that has dead-letter queues."""
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class Queue:
         return self.cluster.read(self.name, partition=partition)
 
     def records(self, count: int, partition: int = 0) -> list[tuple[Any, ...]]:
-        """Wait for ``count`` records; return source offset, key and value of each."""
+        """Wait for ``count`` records; return each record's source offset, key and value."""
         until(lambda: self.cluster.offset(self.name, partition) == count, f"records in {self.name}")
         return [
             (int(dict(headers)[b"__dlq.errors.offset"] or b""), key, value)

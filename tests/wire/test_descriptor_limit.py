@@ -19,7 +19,7 @@ from tests.support.waits import until
 MAX_FILES = 128
 RESERVE = MAX_FILES // 4
 FEW = RESERVE // 4
-"""How many clients, or partitions, the reserve allows besides the daemon's other open files."""
+"""How many clients or partitions the reserve allows, besides the daemon's other open files."""
 PARTITIONS = 200
 SERVE = (sys.executable, "-m", "fencepost", "serve")
 LIMITED = ("/bin/sh", "-c", f'ulimit -n {MAX_FILES} && exec "$@"', "sh", *SERVE)
@@ -36,7 +36,8 @@ def test_partitions_past_the_limit_are_refused_without_leftovers(tmp_path: Path)
         refused = [index for index, error in enumerate(first) if error != "none"]
         assert taken, "below the limit"
         assert {first[index] for index in refused} == {"kafka_storage_error"}
-        # Open partitions accept batches, the others still refuse, and no further file is opened.
+        # Open partitions accept batches, the other partitions still refuse, and no more files are
+        # opened.
         held = open_files(pid)
         assert held <= MAX_FILES
         for _ in range(3):

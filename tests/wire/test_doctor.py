@@ -37,7 +37,7 @@ from tests.wire.transactional import transactional
 
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 TV1 = "transaction-version-1"
-"""librdkafka and aiokafka have no later version, so the level of this finding is only `risk`."""
+"""librdkafka and aiokafka have only version 1, so the level of this finding is only `risk`."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ class Copy:
         self, daemon: Daemon, cluster: Cluster, configs: dict[str, str] | None = None
     ) -> None:
         self.bootstrap = daemon.bootstrap
-        # The doctor would take digits for a random part that changes with each process.
+        # The doctor would assume that digits in the id are random and change with each process.
         self.name = unique("doctor").translate(LETTERS)
         self.source, self.target = f"{self.name}-in", f"{self.name}-out"
         for topic in (self.source, self.target):

@@ -1,4 +1,4 @@
-"""The exactly-once runner on real brokers: every record once, whenever a worker fails."""
+"""The exactly-once runner on real brokers copies every record once, whenever a worker fails."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Bench:
         ]
 
     def check(self, count: int) -> None:
-        """Check that every number was copied once, and that each partition has its order."""
+        """Check that every number was copied once, and in order within each partition."""
         for partition in range(PARTITIONS):
             assert self.copied(partition) == list(range(partition, count, PARTITIONS))
 
@@ -228,7 +228,7 @@ async def test_worker_whose_partitions_were_reassigned_cannot_commit(bench: Benc
 
 
 def producer_epoch(pipeline: ExactlyOnce) -> int:
-    """Return the epoch of the pipeline's producer, −1 while it has none."""
+    """Return the epoch of the pipeline's producer, −1 before the producer has an epoch."""
     producer = pipeline._producer
     return -1 if producer is None else producer._txn_manager.producer_epoch
 

@@ -22,11 +22,12 @@ pytestmark = pytest.mark.slow
 PARTITIONS = 1_500
 """Partitions of the topic. A librdkafka member that owns all of them sends 12 KB of metadata."""
 ROOM = {"classic": 20_500, "consumer": 1_500 * 512 + 12_000, "eager": 12_000}
-"""The memory limit of the group in bytes. Two members and their partitions fit, even while one
-rejoins and its former membership still counts. The first member's later subscription does not
-fit."""
+"""The memory limit of the group in bytes. Two members with their partitions fit, even when a member
+rejoins while its former membership still counts. The first member's later subscription does not
+fit.
+"""
 MANY_NAMES = ["n" * 200 + str(number) for number in range(50)]
-"""The topics of a subscription, whose names take 13 KB."""
+"""The topics of a subscription; their names take 13 KB."""
 SETTLED = 5
 """How many records each burst writes to each of its partitions."""
 

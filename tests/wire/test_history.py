@@ -149,7 +149,7 @@ def at(daemon: Daemon, group: str, since: str, until_: str) -> list[dict[str, An
 
 
 def now() -> str:
-    """Return a time that is after every earlier response and not after any later request."""
+    """Return a time after all earlier responses, and before or at all later requests."""
     asked = int(time.time() * 1000)
     moment = until(lambda: max(int(time.time() * 1000) - asked, 0) and asked + 1, "a millisecond")
     return dt.datetime.fromtimestamp(moment / 1000, dt.UTC).isoformat(timespec="milliseconds")
@@ -302,7 +302,7 @@ def test_history_topic_is_readable_but_not_writable_for_clients(daemon: Daemon) 
             answer = cluster.call(api, version, **fields)
             (row,) = answer.get("topics") or answer["responses"]
             assert row["error_code"] == "invalid_topic_exception", api
-        # Meanwhile the broker itself writes entries about other groups.
+        # During the test the broker itself writes entries about other groups.
         kept = cluster.values(HISTORY_TOPIC)
         assert len(kept) >= end
         assert b"forged" not in kept

@@ -94,7 +94,7 @@ def receiving(*statuses: int, **headers: str) -> Iterator[Receiver]:
 
 
 def make_history(daemon: Daemon, cluster: Cluster) -> str:
-    """Have a member join and leave a group; return the group, whose history is in the topic."""
+    """Have a member join and leave a group; return the group once the topic has its history."""
     group = unique("causes")
     cluster.coordinator(group, 0)
     member = join(cluster, group)["member_id"]

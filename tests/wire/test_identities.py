@@ -65,7 +65,7 @@ def test_producer_ids_stay_unique_across_kills_and_restarts(daemon: Daemon) -> N
 
 
 def age(daemon: Daemon, name: str, epoch: int) -> int:
-    """Give a transactional id of a stopped daemon another epoch; return its producer id."""
+    """Give another epoch to a transactional id of a stopped daemon; return the producer id."""
 
     async def write() -> int:
         services = await Services(daemon.data_dir, SETTINGS).start()
@@ -96,7 +96,7 @@ def identities(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
 
 
 def librdkafka(bootstrap: str, name: str, topic: str) -> None:
-    """Run four producers in turn; each of them takes the next epoch."""
+    """Run four producers in turn; each producer takes the next epoch."""
     for number in range(4):
         with confluent_producer(bootstrap, transactional_id=name) as producer:
             producer.init_transactions(60)

@@ -55,7 +55,7 @@ def test_exactly_once_copy_by_java(bootstrap: str, cluster: Cluster, tmp_path: P
             "org.apache.kafka.tools.TransactionalMessageCopier",
             *("--broker-list", bootstrap, "--input-topic", source, "--output-topic", target),
             *("--input-partition", "0", "--consumer-group", unique("copier")),
-            # One transaction in three is aborted, so almost certainly some of thirty are. Each
+            # One in three transactions is aborted, so almost certainly some of the thirty are. Each
             # transaction is larger than a batch: an abort drops records that wait for linger.ms.
             *("--transactional-id", unique("copier"), "--transaction-size", "1000"),
             *("--max-messages", str(count), "--enable-random-aborts", "--use-group-metadata"),

@@ -24,11 +24,12 @@ NAMES = [name.ljust(60, "x") for name in TOPICS]
 """3,000 names of 60 characters."""
 MEMBERS = 1_000
 COOPERATIVE = 2_800
-"""Topics of two cooperative-sticky members of librdkafka. While the second one joins, the group's
-record contains each topic name five times: in both subscriptions, twice among the partitions that
-the first member owns (KIP-429's list and the assignor's user data), and in the assignment. These
-are 369 bytes per topic, so a record reaches its limit of 1,048,588 bytes, which is the limit in
-Apache Kafka as well, with 2,841 topics."""
+"""Number of topics of two cooperative-sticky members of librdkafka. While the second member joins,
+the group's record contains each topic name five times: in both subscriptions, twice among the
+partitions that the first member owns (KIP-429's list and the assignor's user data), and in the
+assignment. These are 369 bytes per topic. So with 2,841 topics a record reaches its limit of
+1,048,588 bytes, which is also the limit in Apache Kafka.
+"""
 
 ROOM = 2 * 1_048_588
 """A value of ``max.message.bytes`` with which more topics fit."""
@@ -120,7 +121,7 @@ def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker
 
 
 class RefusalLog:
-    """A logger for librdkafka that recognises a refused SyncGroup."""
+    """A logger for librdkafka that notices a refused SyncGroup."""
 
     has_refusal = False
 

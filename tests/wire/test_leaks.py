@@ -162,7 +162,7 @@ def test_serve_with_misspelt_config_shows_no_secret(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def guarded(home: Path) -> Iterator[tuple[Daemon, Security]]:
-    """Yield a broker, each of whose secret settings has a value, and the settings of a client."""
+    """Yield a broker that has a value for every secret setting, and the settings of a client."""
     authority = Authority(home / "certificates")
     identity = authority.server("broker", password=SECRET)
     users = home / "users"
@@ -288,7 +288,7 @@ def test_broker_neither_logs_nor_stores_secrets(tmp_path: Path) -> None:
     for path in (tmp_path / "data").rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
-    # The log holds the keys that verify passwords, which other users of the machine must not read.
+    # The log has keys that verify passwords, so other users of the machine must not read the log.
     assert (tmp_path / "data" / "__cluster_metadata-0").stat().st_mode & 0o077 == 0
 
 

@@ -1,4 +1,4 @@
-"""Real clients of both protocols in one group: partitions have one reader, offsets are kept."""
+"""Real clients of both protocols in one group: a partition has one reader, offsets are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topic(cluster: Cluster) -> str:
 
 
 class Old:
-    """kafka-python: classic protocol, range assignor."""
+    """A kafka-python consumer: classic protocol, range assignor."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         self.consumer = kafka.KafkaConsumer(
@@ -63,7 +63,7 @@ class Old:
 
 
 class New:
-    """librdkafka: consumer protocol."""
+    """A librdkafka consumer: consumer protocol."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         self._stack = contextlib.ExitStack()

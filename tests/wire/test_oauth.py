@@ -1,4 +1,4 @@
-"""OAUTHBEARER logins of real clients: librdkafka, aiokafka, kafka-python, Fencepost's own."""
+"""OAUTHBEARER logins of librdkafka, aiokafka, kafka-python and Fencepost's own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM or SIGINT ends a pipeline in time, whatever it waits for; its output is exactly-once."""
+"""SIGTERM or SIGINT ends a pipeline in time, whatever it waits for. Output is exactly-once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def bench(proxied: tuple[OwnBroker, LosingProxy]) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def ended_by(number: int, pipeline: ExactlyOnce) -> AsyncIterator[None]:
-    """Run the pipeline within the block, then send a signal; the pipeline must end in time."""
+    """Run the pipeline within the block. Then send a signal, after which it must end in time."""
 
     async def run() -> None:
         async with pipeline:

@@ -1,4 +1,4 @@
-"""Pipelines whose topics do not exist, or cannot exist."""
+"""Pipelines whose topics do not exist, or whose topic names are not allowed."""
 
 from __future__ import annotations
 

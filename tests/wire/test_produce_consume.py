@@ -343,8 +343,8 @@ async def test_waiting_fetch_is_completed_by_the_next_append(
             ],
         )
         cluster.produce(topic, [b"wake"])
-        # The deadline of the connection is the fetch's maximum wait, so a response that waits for
-        # the full time is too late.
+        # The connection's deadline is the fetch's maximum wait, so a response after the full wait
+        # is too late.
         part = waiting.receive()["responses"][0]["partitions"][0]
     assert [b.values for b in batches(part["records"])] == [(b"wake",)]
 
@@ -360,7 +360,8 @@ async def test_consumer_without_offset_starts_at_its_reset_policy(
         partition = aiokafka.TopicPartition(topic, 0)
         consumer.assign([partition])
         assert await consumer.position(partition) == len(RECORDS)
-        # An offset beyond the end is out of range, so the reset policy moves it to the end.
+        # An offset beyond the log end is out of range, so the reset policy moves the position to
+        # the end.
         consumer.seek(partition, 1000)
         pending = asyncio.ensure_future(consumer.getone())
 

@@ -55,7 +55,7 @@ def test_producer_beyond_the_limit_evicts_the_longest_idle_one(small: Cluster) -
         assert send(small, topic, producer_id) == ("none", at)
         assert send(small, topic, producer_id, 5)[0] == "out_of_order_sequence_number"
     assert send(small, topic, ids[LIMIT]) == ("none", LIMIT)
-    # With one producer above the limit, the second producer is still known. The first one is
+    # With one producer above the limit, the second producer is still known. The first producer is
     # forgotten, so the gap in its sequence is accepted.
     assert send(small, topic, ids[1]) == ("none", 1)
     assert send(small, topic, ids[0], 5) == ("none", LIMIT + 1)

@@ -21,7 +21,7 @@ from tests.support.targets import SETTINGS
 pytestmark = pytest.mark.slow
 
 MOST_MEGABYTES = 200
-"""Memory limit: Python and the commands take about 50 MB, and some copies of a 1 MB record."""
+"""Memory limit. Python and the commands take about 50 MB; copies of a 1 MB record come on top."""
 
 MOST_SECONDS = 5
 """Limit of the processor time of a command that decompresses and shows one record."""

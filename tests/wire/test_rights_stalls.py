@@ -31,7 +31,7 @@ from tests.wire.test_stalls import (
 pytestmark = pytest.mark.slow
 
 RULES = 4_000
-"""The ACLs of a client that may do everything, all for prefixes of topic names."""
+"""Number of ACLs of a client that may do everything; all are for prefixes of topic names."""
 
 
 def produce(make: Make) -> dict[str, object]:

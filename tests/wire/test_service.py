@@ -1,4 +1,4 @@
-"""The daemon under a service manager: notifications, reload, watchdog and health checks."""
+"""The daemon under a service manager: readiness, reload, watchdog and health checks."""
 
 from __future__ import annotations
 

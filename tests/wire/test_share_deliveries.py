@@ -1,8 +1,9 @@
 """Deliveries to share groups as in Apache Kafka's ShareConsumerTest, by raw requests.
 
-That class is not in the published jars of Apache Kafka's tests. The list has its methods that test
-the broker, and the scenarios for them ("sessions" and "groups" stand for ``test_share_sessions.py``
-and ``test_share_groups.py``; scenarios without a file are in this module):
+That class is not in the published jars of Apache Kafka's tests. The following list has its methods
+that test the broker, each with our scenarios for it. "Sessions" and "groups" stand for
+``test_share_sessions.py`` and ``test_share_groups.py``; scenarios without a file are in this
+module:
 
 * MultipleConsumersInGroup*, ConsumerCloseInGroup*, MultipleConsumersInGroupFailure*: sessions
   ``test_two_members_share_a_partition``, ``test_final_epoch_releases_the_records_…``,
@@ -73,7 +74,7 @@ from tests.wire.test_share_sessions import transaction
 RECORD_LIMIT = 1
 HOUR_MS = 3_600_000
 UNKNOWN = -1
-"""The start offset of a state for which the reset policy decides."""
+"""The start offset of a state if the reset policy determines where reading begins."""
 
 
 @pytest.fixture
@@ -257,7 +258,7 @@ def test_changed_isolation_level_applies_to_released_records(
     for committed in (True, False):
         transaction(client, unique("tx"), topic, 1, committed=committed)
 
-    # A record that was left out because it was aborted is never delivered.
+    # An aborted record that was left out is never delivered.
     wanted = levels[becomes] - (aborted & {2})
     again: set[int] = set()
 

@@ -28,13 +28,13 @@ from tests.support.stalls import LoopWatch, watched_loop
 
 TOPICS = 3_900
 WIDE = 2_000
-"""Partitions of one topic."""
+"""Number of partitions of one topic."""
 FEW = 2_000
-"""How many entries a request has; the response to all of them must take many turns."""
+"""How many entries a request has; the response must take many turns of the event loop."""
 MOST = MAX_REQUEST_OBJECTS - 10
 HALF = MOST // 2
 MOST_ASKED = 3
-"""The maximum number of attempts for a request whose turn seems too long."""
+"""The maximum number of attempts for a request if one turn of the loop seems too long."""
 
 Make = RequestFactory
 
@@ -501,8 +501,9 @@ def check_largest(case: Case, broker: BrokerThread) -> None:
     """Send the request, and check the longest turn of the loop.
 
     The hypervisor can take the processor away for tens of milliseconds, which count as processor
-    time of this process. So a request that seems too long is repeated: if the response has the same
-    size, the work was the same, and the cost of the request itself occurs each time.
+    time of this process. So a request that seems to take too long is repeated. If the response has
+    the same size, the work was the same, and every repetition includes the cost of the request
+    itself.
     """
     frame = case.frame()
     client = Client(broker)

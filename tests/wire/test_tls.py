@@ -80,7 +80,7 @@ def said() -> Iterator[list[EventDict]]:
 
 
 class Served:
-    """A broker of this process on an event loop of its own."""
+    """A broker in this process, on a separate event loop."""
 
     def __init__(self, broker: Broker, thread: BrokerThread) -> None:
         self.broker, self.bootstrap, self._thread = broker, thread.bootstrap, thread
@@ -132,7 +132,7 @@ def versions(bootstrap: str, tls: ssl.SSLContext | None) -> object:
 
 
 def is_refused(bootstrap: str, tls: ssl.SSLContext | None) -> bool:
-    """Return whether a client gets no response: a TLS 1.3 handshake succeeds before the alert."""
+    """Return whether a client gets no response: in TLS 1.3 its handshake succeeds anyway."""
     try:
         versions(bootstrap, tls)
     except (OSError, ConnectionLostError):
@@ -535,7 +535,7 @@ def exchanged(
 
 
 def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
-    """Start a thread that sends its request at once, and reads only after the event is set."""
+    """Start a thread that sends a request at once, and reads only after the event is set."""
     may_read, receive = threading.Event(), client.receive_frame
 
     def late() -> bytes:
@@ -754,7 +754,7 @@ def test_refused_client_certificate_gets_a_tls_alert(
 
 
 def read_on(served: Served, context: ssl.SSLContext) -> None:
-    """Shake hands, and wait for unsolicited bytes of the broker."""
+    """Complete the handshake, and wait for unsolicited bytes from the broker."""
     with context.wrap_socket(connected(served), server_hostname="localhost") as client:
         client.recv(1)
 

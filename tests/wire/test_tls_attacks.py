@@ -26,11 +26,12 @@ DRIP_S = 0.25
 """Seconds between two bytes of each slow client."""
 
 MAX_SLOWER = 2.0
-"""Limit of the 99th percentile of response times, as a multiple of the undisturbed one."""
+"""Limit of the 99th percentile of response times, as a multiple of the value without attacks."""
 
 SOAK, LEAK_BYTES = 3_000, 2_000_000
-"""Number of failed handshakes, and the bytes that all of them may leak: far less than one buffer
-for each handshake."""
+"""Number of failed handshakes, and the bytes that they may leak together: far less than a buffer
+per handshake.
+"""
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def connected(daemon: Daemon) -> socket.socket:
 
 @contextmanager
 def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
-    """Connect clients, half of them silent, half sending a handshake a byte at a time."""
+    """Connect clients: half are silent, half send a handshake byte by byte."""
     there = [connected(daemon) for _ in range(STRANGERS)]
     leave = threading.Event()
 
@@ -183,7 +184,7 @@ def bent(data: bytes, draw: random.Random) -> bytes:
 
 
 def bend(daemon: Daemon, context: ssl.SSLContext, draw: random.Random) -> None:
-    """Shake hands as far as possible, and send malformed bytes at some step."""
+    """Begin a handshake, and send malformed bytes at some step."""
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(received, sent, server_hostname="localhost")
     bent_step = draw.randrange(3)

@@ -1,4 +1,4 @@
-"""Transactions of real clients: committed records are visible, aborted ones are not.
+"""Transactions of real clients: committed records are visible, aborted records are not.
 
 Zombies are fenced.
 """

@@ -80,7 +80,7 @@ class Producer:
         return until(attempt, "the previous transaction's completion")
 
     def end(self, commit: bool, *, epoch: int | None = None) -> dict[str, Any]:
-        """Send EndTxn, retry while a former EndTxn completes, and take the new id and epoch."""
+        """Send EndTxn, with retries while a former one completes, and take the new id and epoch."""
 
         def attempt() -> dict[str, Any] | None:
             answer = self.cluster.call(
@@ -206,7 +206,7 @@ def test_transaction_timeout_aborts_and_fences(cluster: Cluster) -> None:
     producer = Producer(cluster, unique("id")).init(timeout_ms=500)
     assert producer.produce(topic, b"forgotten") == "none"
     settled(cluster, topic, 2)
-    # The abort bumped the epoch by one, so this looks like a retry of EndTxn with another outcome.
+    # The abort bumped the epoch by one, so this EndTxn looks like a retry with another outcome.
     assert producer.end(True)["error_code"] == "invalid_txn_state"
     assert producer.produce(topic, b"late") == "invalid_producer_epoch"
     assert cluster.values(topic, isolation=READ_COMMITTED) == []

@@ -1,4 +1,4 @@
-"""``pipelines.two_phase`` on three brokers that fail, and on one with TLS, logins and ACLs.
+"""``pipelines.two_phase`` on three failing brokers, and on a broker with TLS, logins and ACLs.
 
 The scenarios of a single broker are in ``test_two_phase_pipeline.py``.
 """
@@ -127,7 +127,7 @@ def brokers() -> Iterator[Cluster]:
 
 
 class Faults:
-    """Kills a broker in each of the first transactions; it is restarted before the next fault."""
+    """Kills a broker in each of the first transactions, and restarts it before the next kill."""
 
     def __init__(self, cluster: Cluster, branch: Branch) -> None:
         self._cluster, self._branch = cluster, branch

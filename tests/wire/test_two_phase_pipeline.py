@@ -1,4 +1,4 @@
-"""``pipelines.two_phase`` on a broker and a PostgreSQL server: both commit, or neither commits.
+"""``pipelines.two_phase`` on a broker and a PostgreSQL server: both commit, or neither does.
 
 The sweep over all steps is ``crash/test_two_phase_sweep.py``.
 """
@@ -424,7 +424,7 @@ def abort(bench: Bench, *more: str, status: int = 0) -> str:
 
 
 def aborted_after(bench: Bench, method: str, *, prepare: bool) -> Any:
-    """Return a partner during whose first call of ``method`` an administrator aborts."""
+    """Return a partner; during its first call of ``method`` an administrator aborts."""
     partner = bench.partner(prepare=prepare)
     plain, calls = getattr(partner, method), []
 
@@ -500,7 +500,7 @@ async def test_decision_after_an_administrators_abort_is_a_mixed_outcome(bench: 
 @MODES
 async def test_transaction_kept_by_a_killed_claim_is_committed(bench: Bench, prepare: bool) -> None:
     lost = await prepared_in_kafka(bench, bench.partner(prepare=prepare), decided=True)
-    await lost._init_producer()  # like a claim that was killed after its first request
+    await lost._init_producer()  # like a worker that was killed after its first InitProducerId
     await lost.close()
     found = await resolve(bench.daemon.bootstrap, bench.partner(), bench.name)
     assert found is Outcome.COMMITTED

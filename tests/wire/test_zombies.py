@@ -1,7 +1,7 @@
 """Late requests of paused, delayed or duplicate producers must have no effect.
 
-The protocol has one gap: an EndTxn below version 5 identifies its producer, but not which of the
-producer's transactions it ends (KAFKA-17754).
+The protocol has one gap: an EndTxn request below version 5 identifies its producer, but not which
+of the producer's transactions it should end (KAFKA-17754).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_MS = 2_500
 LATE_BY = range(1, 6)
 CLAIMS = 4
-"""How often each of two processes claims the same id."""
+"""How often each of two processes sends InitProducerId for the same id."""
 
 
 def process(*arguments: object) -> Child:
@@ -51,7 +51,7 @@ both_protocols = pytest.mark.parametrize("client", [1, 2], indirect=True, ids=["
 
 
 class Held:
-    """A delayed EndTxn on a connection of its own."""
+    """A delayed EndTxn on a separate connection."""
 
     def __init__(self, client: StubbornClient, *, commit: bool) -> None:
         self._connection = Cluster(client.bootstrap)
@@ -268,7 +268,7 @@ def test_two_processes_with_one_transactional_id_tear_no_transaction(
     rivals = [process("rival", client, bootstrap, topic, name, who, stop) for who in "ab"]
     try:
         for child in rivals:
-            # Each producer has been fenced by the other one, and has claimed the id again.
+            # Each producer has fenced the other producer by another InitProducerId.
             until(
                 lambda child=child: child.lines.count("claimed") >= CLAIMS,
                 f"{CLAIMS} claims in {child.lines[-9:]}",

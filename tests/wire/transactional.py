@@ -1,6 +1,6 @@
 """A common interface of the three transactional producers, so that scenarios are written once.
 
-Each raises :class:`Fenced` for an error after which the producer cannot continue, and
+Each producer raises :class:`Fenced` for an error after which it cannot continue, and
 :class:`AbortableError` for an error that only ends the transaction.
 """
 
@@ -42,7 +42,7 @@ class TransactionalProducer(Protocol):
 
 
 class Confluent:
-    """librdkafka."""
+    """librdkafka's producer."""
 
     def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._bootstrap = bootstrap
@@ -100,7 +100,7 @@ class Confluent:
                 confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,
                 confluent_kafka.KafkaError.PRODUCER_FENCED,
             }
-            # A purged record's error does not contain the reason; the next call raises the reason.
+            # The error of a purged record does not contain the reason, but the next call raises it.
             raise (Fenced if error.code() in fenced else AbortableError)(error)
 
     async def send_offsets(self, offsets: Offsets, group: str) -> None:
@@ -135,7 +135,7 @@ class Confluent:
 
 
 class Aiokafka:
-    """aiokafka: old request versions throughout."""
+    """aiokafka's producer, which only sends old request versions."""
 
     def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._producer = aiokafka.AIOKafkaProducer(
@@ -185,7 +185,7 @@ class Aiokafka:
 
 
 class KafkaPython:
-    """kafka-python 3."""
+    """The producer of kafka-python 3."""
 
     def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._producer = kafka.KafkaProducer(

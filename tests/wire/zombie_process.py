@@ -3,10 +3,11 @@
     python -m tests.wire.zombie_process paused CLIENT BOOTSTRAP TOPIC ID TIMEOUT_MS GO
     python -m tests.wire.zombie_process rival CLIENT BOOTSTRAP TOPIC ID NAME STOP
 
-``paused`` opens a transaction, prints ``open``, waits until the file GO exists, then writes another
-record and commits; it prints ``committed``, or ``refused`` with the reason. ``rival`` runs
-transactions of two records until the file STOP exists, and claims the id again whenever it is
-fenced. For each transaction it prints ``committed``, or ``unknown`` if the outcome is unknown.
+``paused`` opens a transaction, prints ``open``, and waits until the file GO exists. Then it writes
+another record and commits, and prints ``committed``, or ``refused`` with the reason. ``rival`` runs
+transactions of two records until the file STOP exists; whenever it is fenced, it sends
+InitProducerId again. For each transaction it prints ``committed``, or ``unknown`` if the outcome is
+unknown.
 """
 
 from __future__ import annotations

@@ -46,12 +46,13 @@ class Fault:
         self.how = options["crash.how"]
         self.once = Path(options["crash.once"])
         self.hold = options.get("crash.hold")
-        """Another step, at which every task except the first waits as well."""
+        """Another step, at which every task except the first one waits."""
         self.from_batch = int(options.get("crash.batch", "0"))
         """The first batch in whose commit the fault may occur."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
-        """The disabled guards against second attempts: ``attempts``, ``sizes``, ``offsets`` (after
-        ``prepare``), ``claims``."""
+        """The checks for second attempts that are disabled: ``attempts``, ``sizes``, ``offsets``
+        (after ``prepare``), ``claims``.
+        """
 
     def reach(self, step: str) -> None:
         """Raise or wait if this is the step of the fault and the fault has not occurred yet."""
@@ -60,7 +61,7 @@ class Fault:
         if step != self.at or not self._is_first_time():
             return
         if self.how == "wait":
-            # The test kills this process, or lets it continue.
+            # The test kills this process, or lets the process continue.
             self._wait()
             return
         raise InjectedError(step)
@@ -85,11 +86,11 @@ class Fault:
 
     @contextlib.contextmanager
     def unguarded(self) -> Iterator[None]:
-        """Within the block, disable guards, so that a second attempt is taken for a first one.
+        """Within the block, disable checks, so that a second attempt is treated like a first one.
 
         An attempt's id becomes its number, 0 or 1. The sink derives the size of the first batch
-        from the id. Batches of 1 and 2 records always differ; of larger batches, the size limit
-        might make the batches of both attempts equal.
+        from the id, so the first batches have 1 and 2 records, and differ. With larger sizes, the
+        size limit might make the first batches of both attempts equal.
         """
         context = TaskContext.get()
         assert context is not None
@@ -108,7 +109,7 @@ class Fault:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """Within the block only, because Spark reuses workers, wrap the sink's calls in steps."""
+        """Within the block, wrap the sink's calls in steps; afterwards Spark reuses the workers."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 _around(txn, "begin", before="before init", after="after init", of=self)
@@ -144,7 +145,8 @@ def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
         of.reach("sealed")
         unwritten = original(sender, waiting)
         # Apache Kafka may refuse the first writes to two partitions with NOT_ENOUGH_REPLICAS,
-        # because the request that adds one replaces a waiting request (AddPartitionsToTxnManager).
+        # because the request that adds one partition replaces a waiting request for the other
+        # (AddPartitionsToTxnManager).
         if len(unwritten) < len(waiting):
             of.reach("mid write")
         return unwritten

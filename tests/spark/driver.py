@@ -1,6 +1,6 @@
 """A separate Spark driver: ``python -m tests.spark.driver JOBS MASTER ARCHIVE [JAR…]``.
 
-It starts each job when the previous one has reached its fault, and prints how each of them ended.
+It starts each job when the previous job has reached its fault, and prints how each job ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def begin(spark: SparkSession, job: Job) -> StreamingQuery:
-    """Start a query and wait for its fault: starting all at once would need too many processes."""
+    """Start a query and wait for its fault: all queries at once would need too many processes."""
     query: StreamingQuery = start(spark, job)
     once = Path(job.options["crash.once"])
     until(lambda: once.exists() or not query.isActive, "the fault", deadline_s=QUERY_S)

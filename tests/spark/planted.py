@@ -1,7 +1,7 @@
 """Runs a Spark job with secrets in its options, and with all logs and files that Spark can write.
 
-``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE`` writes its output to standard
-output. Spark's log (of SQL at DEBUG), event log, scratch files and checkpoint are below HOME.
+``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE`` writes to standard output.
+Spark's log (SQL at DEBUG), event log, scratch files and checkpoint are in the folder HOME.
 ``OPTIONS`` is a JSON file, ``ARCHIVE`` the class data archive.
 """
 

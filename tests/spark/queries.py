@@ -33,7 +33,7 @@ LIVE_PAUSE_S = 0.02
 SMALL = {"kafka.max.request.size": "500"}
 """A sink option with which a partition has several batches, so that the order of rows matters."""
 KEEP = {"retention.ms": "-1"}
-"""Topic settings, without which the brokers would delete the tests' records for their timestamp."""
+"""Topic settings; without them brokers would delete the records, whose timestamps are old."""
 
 
 HEADER_SHAPES = {
@@ -68,12 +68,14 @@ class Job:
     sink: str
     checkpoint: str
     mode: str = "direct"
-    """The sink's mode, or ``prepared``: direct, with rows that ``prepare`` has distributed."""
+    """The sink's mode, or ``prepared``: the mode ``direct``, with rows from ``prepare``."""
     transactional_id: str | None = None
     format: str = "fencepost"
     starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     ranges: int = 4
-    """The minimum number of source tasks; restarts change it, so that a replay has other tasks."""
+    """The minimum number of source tasks. Restarts change it, so that a repeated batch has other
+    tasks.
+    """
     options: dict[str, str] = field(default_factory=dict)
     """Further options of the sink."""
     security: dict[str, str] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Job:
 def new_job(
     cluster: Cluster, bootstrap: str, folder: Path, *, records: int = RECORDS, **fields: Any
 ) -> Job:
-    """Create two topics of four partitions, write v0, v1, … to the first, and return their job."""
+    """Create two topics of four partitions, write v0, v1, … to the first; return their job."""
     source = cluster.create_topic(unique("source"), PARTITIONS, KEEP)
     sink = cluster.create_topic(unique("sink"), PARTITIONS, KEEP)
     fill(cluster, source, range(records))
@@ -98,7 +100,7 @@ def new_job(
 
 
 def faulty(job: Job, folder: Path, at: str, how: str, **options: str) -> Job:
-    """Return the job with a fault: at a step it raises, or waits until :func:`go_on`."""
+    """Return the job with a fault: at one step it raises, or waits until :func:`go_on`."""
     crash = {"at": at, "how": how, "once": str(folder / "happened"), **options}
     told = {f"crash.{key}": value for key, value in crash.items()}
     return replace(job, format="crashing", options={**job.options, **told})
@@ -136,7 +138,7 @@ def blow(child: Child, pids: list[int]) -> None:
 
 
 def fail_at(spark: SparkSession, job: Job, folder: Path, *steps: str) -> None:
-    """Run the query until it fails at the first step, then until it fails at the second, …"""
+    """Run the query again and again: it fails at the first step, then at the second, and so on."""
     for number, step in enumerate(steps):
         once = str(folder / f"happened-{number}")
         attempt = faulty(replace(job, ranges=3 + number), folder, step, "raise", once=once)
@@ -178,7 +180,7 @@ def going_on(bootstrap: str, topic: str) -> Iterator[None]:
 
 
 def add_partition(cluster: Cluster, topic: str, *values: bytes) -> None:
-    """Add a partition with records of these values to the topic."""
+    """Add a partition to the topic, with records of these values."""
     count = cluster.leaders(topic)
     grown = cluster.call(
         "create_partitions",
@@ -254,7 +256,7 @@ def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
 
 
 def assert_all_from_the_first_batch_on(cluster: Cluster, job: Job) -> None:
-    """Assert that the sink has each source record exactly once, from the offsets of batch 0 on."""
+    """Assert that the sink has each source record exactly once, beginning with batch 0."""
     lines = Path(job.checkpoint, "offsets", "0").read_text(encoding="utf-8").splitlines()
     begin = from_json(json.loads(lines[-1]))
     cluster.settle(job.sink)
@@ -274,7 +276,8 @@ SETTLE_S = 10.0
 
 def assert_exactly_once(cluster: Cluster, job: Job, records: int = RECORDS) -> None:
     """Assert that a read_committed reader sees each record once."""
-    # A zombie's transaction may stay open. Then readers only see the records before it.
+    # A zombie's transaction may stay open. Then readers only see the records before that
+    # transaction.
     with contextlib.suppress(TimeoutError):
         cluster.settle(job.sink, deadline_s=SETTLE_S)
     found = seen(cluster, job.sink, READ_COMMITTED)

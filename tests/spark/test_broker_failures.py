@@ -59,7 +59,7 @@ def test_query_is_exactly_once_after_a_broker_kill_at_any_step(
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LosingProxy, str]]:
-    """Yield a proxy, whose address the broker advertises, and the address of the broker itself."""
+    """Yield a proxy, and the broker's own address; the broker advertises the proxy's address."""
     with behind_proxy(request, tmp_path_factory.mktemp("proxied")) as (started, proxy):
         yield proxy, started.bootstrap
 

@@ -43,7 +43,7 @@ def last_batch(folder: Path) -> int:
 
 
 def forget(folder: Path, *logs: str) -> None:
-    """Reset the checkpoint to a state before its last batch was planned, or only committed."""
+    """Reset the checkpoint to the state before its last batch was planned or was committed."""
     batch = last_batch(folder)
     for log in logs:
         (folder / log / str(batch)).unlink()
@@ -51,13 +51,13 @@ def forget(folder: Path, *logs: str) -> None:
 
 
 def offsets_of(job: Job, batch: int) -> str:
-    """Return the line of the job's source in the offset log."""
+    """Return the source's offsets of a batch: a line of the batch's file in the checkpoint."""
     return Path(job.checkpoint, "offsets", str(batch)).read_text().splitlines()[-1]
 
 
 @pytest.fixture
 def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """Yield the folder behind Hadoop's default file system, which is not the local one."""
+    """Yield the folder behind Hadoop's default file system, which is no local file system."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     name = unique("mounts")
@@ -168,7 +168,7 @@ def test_too_large_batch_is_planned_again_after_its_entry_is_deleted(
     everything = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
     fail_at(spark, replace(job, starting=everything), tmp_path, "commit begins")
-    # The batch is already planned, so a limit has no effect on it.
+    # The batch is already planned, so a limit has no effect on this batch.
     (tmp_path / "limited").mkdir()
     fail_at(spark, job, tmp_path / "limited", "task finished")
     assert json.loads(offsets_of(job, 0)) == {job.source: dict.fromkeys("0123", RECORDS // 4)}

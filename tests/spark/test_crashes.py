@@ -1,7 +1,7 @@
-"""The part of the sink's crash matrix without separate processes: failing steps, lost progress.
+"""The faults of the sink that need no separate process: failing steps, lost progress.
 
 After each fault the query runs again, with other source tasks, and a read_committed reader must see
-each record once. ``test_drivers`` has the kills.
+each record once. ``test_drivers`` has the faults that kill processes.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_tasks_writing_to_one_partition_keep_their_order(
     run(spark, job)
     numbers = [int((value or b"")[1:]) for value in cluster.values(job.sink)]
     assert sorted(numbers) == list(range(RECORDS))
-    # The rows of each task, which are a partition of the source, are in order.
+    # Each task reads one partition of the source; the rows of a task are in order.
     for index in range(PARTITIONS):
         own = [number for number in numbers if number % PARTITIONS == index]
         assert own == sorted(own)
@@ -228,7 +228,7 @@ def test_rolled_back_checkpoint_is_refused(
     roll_back(job, "commits", "offsets")
     # All records go to one partition: if all grew, the source would plan the same offsets.
     fill(cluster, job.source, range(RECORDS, RECORDS + 400, PARTITIONS))
-    # The last batch is planned again with other records, which may overlap with committed ones.
+    # The last batch is planned again with other records, which may include committed records.
     with pytest.raises(Exception, match="planned again"):
         run(spark, job)
     assert_exactly_once(cluster, job)

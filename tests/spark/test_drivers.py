@@ -1,8 +1,8 @@
-"""The kills of the sink's crash matrix: drivers, JVMs and tasks in separate processes.
+"""The sink when drivers, JVMs and tasks in separate processes are killed.
 
-The queries of a driver wait at one step each, and are killed together, because starting a JVM for
-each step would take most of the time. Then the session's Spark runs each query again, with other
-source tasks, and a read_committed reader must see each record once.
+Each query of a driver waits at another step, and all queries are killed together, because starting
+a JVM for each step would take most of the time. Then the session's Spark runs each query again,
+with other source tasks, and a read_committed reader must see each record once.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def test_second_attempt_with_equal_batches_is_detected_by_their_offsets(
 def test_unguarded_attempts_silently_lose_and_duplicate_records(
     tried_twice: dict[str, Ended], cluster: Cluster
 ) -> None:
-    # If the control wrote each record exactly once, the tests above would prove nothing.
+    # If the unguarded control wrote each record exactly once, the tests above would prove nothing.
     ended = tried_twice["control"]
     assert ended.told.endswith("done")
     found = seen(cluster, ended.job.sink, READ_COMMITTED)
@@ -259,9 +259,9 @@ def test_zombie_tasks_are_fenced_and_change_nothing(
     assert child.wait(START_S) == 1
     told = sorted(line for line in child.lines if line.startswith("job "))
     assert ["failed" in line for line in told] == [True, True, True], child.tail()
-    # In the order of ZOMBIES: the first query is fenced when it produces. The second is fenced too,
-    # unless it finds that another process of the machine has restarted the query. The third fails
-    # to commit its offsets.
+    # In the order of ZOMBIES: the first query is fenced when it produces. The second query is
+    # fenced too, unless it finds that another process on the machine has restarted the query. The
+    # third query fails to commit its offsets.
     assert "Produce to" in told[0]
     assert "EPOCH" in told[0]
     assert re.search("was given up|EPOCH", told[1])

@@ -1,6 +1,6 @@
 """The sink on a broker whose ``transaction.version`` is 1 or 0, that is, without KIP-890.
 
-EndTxn then does not bump the epoch, and separate requests add partitions and groups.
+Without KIP-890, EndTxn does not bump the epoch, and separate requests add partitions and groups.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_batches_are_written_once_below_tv2(
     job = new_job(cluster, old.bootstrap, tmp_path, mode=mode, transactional_id=name)
     query = run(spark, job)
     assert_exactly_once(cluster, job)
-    # InitProducerId takes one epoch for each batch; with TV2, EndTxn takes another one.
+    # InitProducerId takes one epoch for each batch; with TV2, EndTxn takes another epoch.
     assert cluster.init_producer(name)[1] == len(query.recentProgress)
 
 
@@ -201,7 +201,8 @@ def begun_at(
 ) -> tuple[Job, StreamingQuery]:
     """Start a query that waits after its first batch; return the job and the query."""
     set_level(cluster, level)
-    # Spark's workers keep a connection and its API versions; a new client id opens a new one.
+    # Spark's workers keep a connection and its API versions; a new client id opens another
+    # connection.
     options = {"kafka.client.id": unique("client")}
     job = new_job(cluster, bootstrap, folder, options=options, transactional_id=unique("level"))
     job = faulty(job, folder, "commit returned", "wait")
@@ -248,7 +249,7 @@ def test_query_survives_a_transaction_version_change_from_2_to_0(
                 finish(query)
             assert_nothing_new(cluster, job, PER_BATCH)
             set_level(cluster, 2)
-        # As the message says, the pending write is dropped only when a coordinator reloads its log.
+        # As the message says, the pending write is dropped only when a coordinator reloads the log.
         broker.kill()
         broker.start()
         run(spark, again(job))

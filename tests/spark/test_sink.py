@@ -217,7 +217,7 @@ def test_complete_mode_appends_each_result_and_update_mode_is_refused(
 
     query = begin("complete")
     assert query.awaitTermination(300)
-    # Each batch appends its whole result, as with the stock sink.
+    # Each batch appends its whole result, as with Spark's own Kafka sink.
     assert seen(cluster, job.sink, READ_COMMITTED) == {"all:20": 1, "all:40": 1}
     assert [told.sink.numOutputRows for told in query.recentProgress] == [1, 1]
     with pytest.raises(Exception, match="does not support Update mode"):
@@ -228,7 +228,7 @@ def test_asynchronous_progress_is_refused(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
 ) -> None:
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
-    # Spark refuses this mode for sinks that it does not know; the sink would refuse it as well.
+    # Spark refuses this mode for all external sinks; the sink would refuse it as well.
     asynchronous = (
         stream(spark, job)
         .writeStream.format("fencepost")

@@ -319,7 +319,8 @@ def test_new_topics_that_match_the_pattern_are_read(
             assert query.isActive, query.exception()
             return sum(progress.numInputRows for progress in query.recentProgress)
 
-        # Records from before the query are not read, except in new topics that match the pattern.
+        # Records that are older than the query are not read, except in new topics that match the
+        # pattern.
         query.processAllAvailable()
         cluster.create_topic(f"{stem}.b", 1, KEEP)
         cluster.produce(f"{stem}.b", [b"second"] * 4)
@@ -369,7 +370,7 @@ def test_planned_first_batch_is_repeated_unchanged(
         return [task.wanted for task in reader.partitions(reader.initialOffset(), end)]
 
     planned = tasks(planner)
-    # After the driver is killed, the batch is planned again, when the topic has grown.
+    # The driver is killed, and the topic grows before the batch is planned again.
     for partition in range(PARTITIONS):
         records = batch([b"new"], timestamp_ms=FIRST_MS + 90_000)
         cluster.produce(topic, records, partition=partition)
@@ -494,7 +495,7 @@ def test_temporarily_missing_topic_is_awaited_by_the_reader(
     patient = {**options, "kafka.default.api.timeout.ms": "60000"}
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_values, bootstrap, topic, 0, 3, **patient)
-        # Meanwhile the wire client has retried for a second, and has not found the topic.
+        # By now Fencepost's client has retried for a second, and has not found the topic.
         assert answered.wait(60)
         cluster.create_topic(topic, PARTITIONS, KEEP)
         cluster.produce(topic, [b"a", b"b", b"c"])

@@ -1,7 +1,7 @@
-"""One query with Spark's own Kafka connector and with Fencepost's: equal rows, schema, offsets.
+"""One query with Spark's own Kafka connector and with Fencepost's has equal rows and offsets.
 
-``--stock`` adds the connector's jars to Spark. The tests compare its options, its offsets in the
-checkpoint, and the partitions that its sink chooses.
+``--stock`` adds the connector's jars to Spark. The tests compare both connectors' schemas, options,
+offsets in the checkpoint, and the partitions that the sinks choose.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def test_stream_has_the_stock_connectors_batches_offsets_and_lag(
 def test_query_continues_after_a_change_of_connector(
     spark: SparkSession, bootstrap: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # Both connectors write offsets in one format, so each can continue the other's checkpoint.
+    # Both connectors write offsets in the same format, so each can continue the other's checkpoint.
     job = new_job(cluster, bootstrap, tmp_path, mode="staged")
 
     def go_on(kind: str, job: Job) -> None:

@@ -13,7 +13,7 @@ from fencepost.logcore.log_file import LogFile
 
 @pytest.fixture
 def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close open files after a test: a real kill closes them, and some clients fail above 1,024."""
+    """Close open files after a test, as a real kill does; some clients fail above 1,024 files."""
     left: set[int] = set()
     openers = OsFileSystem.open, OsFileSystem.open_for_reading
     close, retire = OsFileSystem.close, LogFile.retire

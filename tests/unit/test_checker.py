@@ -1,4 +1,4 @@
-"""The checker finds every planted anomaly, and none in the same history without the anomaly."""
+"""The checker finds each planted anomaly, and nothing in the same operations without it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ TXN = [
     send(1, "a", 0, txn="x"),
     send(2, "b", 0, txn="x", partition=Q),
 ]
-"""A transaction over two partitions; the history determines its outcome."""
+"""A transaction over two partitions; a test adds the operation that determines its outcome."""
 
 PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
     (
@@ -391,7 +391,7 @@ PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
         ],
     ),
 ]
-"""Anomaly class, description, clean history, and the same history with the anomaly."""
+"""Class of the anomaly, description, operations without the anomaly, operations with it."""
 
 CASES = [pytest.param(*pair, id=f"{pair[0]}: {pair[1]}") for pair in PAIRS]
 

@@ -78,7 +78,7 @@ def test_state_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
 
 
 def with_absolute_paths(data: bytes, parent: str) -> bytes:
-    """Return the ``_metadata`` of state in files with URIs instead of names."""
+    """Return a ``_metadata`` file with absolute URIs instead of the state files' names."""
     parts, end = [], 0
     for found in re.finditer(rb"\x06\x00\x24([0-9a-f-]{36})(.{8})", data, re.DOTALL):
         uri = f"{parent}/".encode() + found[1]

@@ -1,4 +1,4 @@
-"""The history on a terminal: lines fit its width, ids are short, repeated values are left out."""
+"""The history on a terminal: lines fit the width, ids are short, repeated values are omitted."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def shorten(data: Path, batches: int) -> None:
 
 
 def state(data: Path) -> dict[str, tuple[int, bytes]]:
-    """Return the mtime and bytes of every path in the directory."""
+    """Return the modification time and the contents of every path in the directory."""
     return {
         str(path.relative_to(data)): (
             path.stat().st_mtime_ns,
@@ -101,7 +101,7 @@ def verify(data: Path, *arguments: str) -> Result:
 
 
 def told_before(data: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the report on the next start and the exit status; check that the table agrees."""
+    """Return the report about the next start and the exit status; check the table against them."""
     before = state(data)
     result, table = verify(data, "--format", "json"), verify(data)
     assert state(data) == before

@@ -418,7 +418,7 @@ class TestTls:
 
 
 def told_by_both(address: tuple[str, int], security: Security) -> list[str]:
-    """Return the errors of both clients with a broker that they cannot use."""
+    """Return the errors that both clients raise for a broker that they cannot use."""
     bootstrap = f"{address[0]}:{address[1]}"
 
     def blocking() -> None:

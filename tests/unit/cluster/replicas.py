@@ -184,7 +184,7 @@ class ListLog:
         self.extra.append((epoch, start))
 
     def append(self, *epochs: int, value: object = None) -> None:
-        """Append a record with each of these leader epochs."""
+        """Append one record for each of these leader epochs."""
         self.records += [(epoch, value) for epoch in epochs]
 
     def cut(self, offset: int, *, anew: bool = False) -> None:
@@ -224,7 +224,7 @@ class Following:
         return step
 
     def ask(self) -> PartitionFetch:
-        """Return the next fetch; the follower must be ready for one."""
+        """Return the next fetch; the follower must be ready to fetch."""
         fetch = self.machine.fetch(self.now_ms)
         assert fetch is not None
         return fetch
@@ -238,7 +238,7 @@ class Following:
         diverging: tuple[int, int] | None = None,
         sent: PartitionFetch | None = None,
     ) -> FollowerStep:
-        """Deliver a response to a fetch, with a record for each of these leader epochs."""
+        """Deliver a response to a fetch, with one record in each of these leader epochs."""
         answer = PartitionResponse(error, high, start, diverging, list(epochs), len(epochs))
         asked = self.ask() if sent is None else sent
         step = self.do(self.machine.on_answer(asked, answer, self.now_ms))

@@ -1,4 +1,4 @@
-"""Images built from records, their changes for one broker, and random histories of records.
+"""Images built from records, their changes for one broker, and random sequences of records.
 
 The cases come from Kafka's TopicsImageTest, ClusterDeltaTest, PartitionRegistrationTest and
 MetadataBatchLoaderTest.
@@ -521,7 +521,7 @@ class Life:
         )
 
     def records(self, count: int) -> Iterator[tuple[list[MetadataRecord], MetadataImage]]:
-        """Yield batches of records, each with the image that results."""
+        """Yield batches of records, each with the resulting image."""
         for _ in range(count):
             change = self.change()
             if change:

@@ -1,4 +1,4 @@
-"""The ten original rules of replication, and the tests that show their present form.
+"""The ten basic rules of replication, and the tests of each rule.
 
 This file tests rules about one partition. ``test_zookeeper`` (tests/oracle) tests rules about a
 cluster that elects its controller with a real ZooKeeper. The list names the files of the other

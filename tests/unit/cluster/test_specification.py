@@ -1,8 +1,8 @@
-"""The invariants of the TLA+ models of replication, under random steps of the real machines.
+"""The invariants of TLA+ models of replication, under random steps of real state machines.
 
 The actions come from the models Kip320 and AsyncIsr (github.com/hachikuji/kafka-specification):
-elect, shrink, expand, become leader and follower, write, replicate, advance. The machines of three
-brokers execute them, with messages that are late, lost, duplicated and reordered.
+elect, shrink, expand, become leader and follower, write, replicate, advance. The state machines of
+three brokers execute the actions, with messages that are late, lost, duplicated and reordered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def weak_isr(trio: Trio) -> None:
 def strong_isr(trio: Trio) -> None:
     """Check that a presumed leader's committed records are on every member of the controller's ISR.
 
-    The next leader is elected from these members.
+    The next leader is elected from the members of this ISR.
     """
     for node in trio.nodes.values():
         if node.is_leader:
@@ -49,7 +49,7 @@ def _holds(trio: Trio, leader: int, other: int) -> None:
 
 
 def valid_high_watermark(trio: Trio) -> None:
-    """Check that the logs of the controller's ISR reach the leader's high watermark (AsyncIsr)."""
+    """Check that all logs of the controller's ISR reach the leader's high watermark (AsyncIsr)."""
     now = trio.registration
     node = trio.nodes.get(now.leader)
     if node is not None and node.is_leader and node.leader.leader_epoch == now.leader_epoch:
@@ -81,7 +81,7 @@ def _deliver(trio: Trio, draw: random.Random, _: int) -> None:
         if fate < 0.05:
             trio.drop(message)
         elif fate < 0.1 and message.kind.startswith("fetch"):
-            message.deliver()  # it stays in flight and is delivered again
+            message.deliver()  # the message stays in flight, and is delivered again
         else:
             trio.deliver(message)
 

@@ -1,7 +1,7 @@
 """A few brokers with one partition, the network between them, and a minimal controller.
 
-A scenario or a random test takes every step. Messages stay in ``Trio.messages`` until the test
-delivers, repeats or drops them.
+Nothing happens by itself: the scenario or random test takes every step. Messages stay in
+``Trio.messages`` until the test delivers, repeats or drops them.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class Trio:
         self._publish()
 
     def alter(self, request: AlterPartitionRequest) -> int | AlteredPartition:
-        """Answer a leader's AlterPartition after the checks of the controller, in their order."""
+        """Answer a leader's AlterPartition, after the controller's checks in the same order."""
         (change,) = request.changes
         now, epochs = self.registration, (change.leader_epoch, change.partition_epoch)
         if self.brokers[request.broker_id].epoch != request.broker_epoch:
@@ -365,7 +365,7 @@ class Trio:
     # --- convenient sequences ---
 
     def produce(self, broker_id: int, value: object = None) -> Write | None:
-        """Append a record with acks=all on a broker, if it believes it leads."""
+        """Append a record with acks=all on a broker, if the broker believes that it leads."""
         node = self.nodes[broker_id]
         if not node.is_leader or node.leader.is_under_min_isr:
             return None

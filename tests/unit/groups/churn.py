@@ -1,4 +1,4 @@
-"""Run random histories of groups, and check the final log."""
+"""Run random actions on groups, and check the final log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.unit.groups.log_compaction import every_variant, partly_compacted
 ACTIONS = 20
 """The number of actions.
 
-A step is three small numbers, so that Hypothesis shrinks a failing history to a few steps.
+A step is three small numbers, so that Hypothesis shrinks a failing run to a few steps.
 """
 
 LONGEST_TO_TRY_ALL = 300
-"""Logs shorter than this are cleaned up to each of their offsets, longer logs only partly."""
+"""Shorter logs are compacted up to each of their offsets, longer logs up to some offsets."""
 
 
 class Life(Protocol):
-    """One random history."""
+    """One random run."""
 
     driver: Driver
 
@@ -34,7 +34,7 @@ class Life(Protocol):
 
 
 def lives(max_size: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
-    """Return a strategy for histories of ten to ``max_size`` steps."""
+    """Return a strategy for runs of ten to ``max_size`` steps."""
     step = st.tuples(st.integers(0, ACTIONS - 1), st.integers(0, 7), st.integers(0, 3))
     return st.lists(step, min_size=10, max_size=max_size)
 
@@ -53,7 +53,7 @@ def long_life(life: Life, seed: int, length: int) -> None:
 
 
 def loads_back(log: list[Entry], digest: str) -> None:
-    """Check that the log loads to the state with this digest, and that ``on_loaded`` keeps it."""
+    """Check that the log loads to the state with this digest; ``on_loaded`` keeps the state."""
     machine = load(log)
     machine.check()
     machine.on_loaded(0)

@@ -36,7 +36,7 @@ def entries_of(steps: Sequence[Step]) -> list[Entry]:
 
 
 def loads_back(log: Sequence[Entry], settings: Mapping[str, Any], *, most: int = 1 << 30) -> int:
-    """Load the log compacted up to at most ``most`` offsets, and return the number of variants."""
+    """Load variants of the log, compacted up to at most ``most`` offsets; return their number."""
     digest = load(log, **settings).digest()
     variants = 0
     for steps in cleaned_logs(steps_of(log), some_ends(len(log), min(most, len(log)))):

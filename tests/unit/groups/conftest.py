@@ -11,7 +11,7 @@ ENDS = 4
 """The number of offsets up to which a scenario's log is compacted."""
 
 LONGEST = 400
-"""The maximum number of entries of a checked log: simulated fleets have tens of thousands."""
+"""The maximum number of entries of a checked log; longer logs of simulated fleets are skipped."""
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,7 @@ class ConsumerDriver(Driver):
 
 
 class Client:
-    """The state of a consumer: ``told`` is the last assignment, ``owned`` what it has adopted."""
+    """A consumer: ``told`` is the last assignment, ``owned`` are the adopted partitions."""
 
     def __init__(
         self, driver: ConsumerDriver, member_id: str, names: tuple[str, ...], fields: dict[str, Any]
@@ -144,7 +144,7 @@ class Client:
             self.told = flat(result.assignment)
 
     def catch_up(self) -> None:
-        """Revoke and adopt partitions until the client owns those of its last assignment."""
+        """Revoke and adopt partitions until the client owns exactly its last assignment."""
         self.owned = self.told
 
     def leave(self, epoch: int = -1) -> None:
@@ -162,7 +162,7 @@ def settle(*clients: Client, rounds: int = 4) -> None:
 
 
 def changed(image: TopicsImage, **topics: tuple[bytes, int] | None) -> TopicsImage:
-    """Return the topics after a change; None deletes one."""
+    """Return the topics after a change; None deletes a topic."""
     merged = {**image.topics, **topics}
     kept = {name: entry for name, entry in merged.items() if entry is not None}
     return TopicsImage(kept, image.version + 1)

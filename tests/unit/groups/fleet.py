@@ -1,9 +1,9 @@
 """A simulated fleet of consumers of both protocols, with the failures of real fleets.
 
 Each member commits the offsets that it has read from its partitions. A ledger holds the last
-accepted commit of each partition and detects three errors: two owners that may both commit a
-partition, an accepted commit below an earlier one, and a lost committed offset. At times the faults
-pause; then every partition must find an owner.
+accepted commit of each partition and detects three errors: two owners that may both commit the same
+partition, an accepted commit below an earlier commit, and a lost committed offset. At times the
+faults pause; then every partition must get an owner.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ OFFERS = (
     (("range",), ("range", COOPERATIVE)),
     ((COOPERATIVE,), (COOPERATIVE, "range")),
 )
-"""The assignors that classic members support: the lists differ but have a common assignor.
+"""The assignors that classic members support: the two lists of a pair share an assignor.
 
 Members with only the cooperative assignor keep reading during a rebalance.
 """
 EXPRESSION = "t|w.*"
 HOUR_MS = 3_600_000
 PATIENCE_S = 400
-"""The simulated seconds within which every partition must find an owner.
+"""The simulated seconds within which every partition must get an owner.
 
 The JoinGroup of a dead client may be waiting. The join phase completes after one rebalance timeout,
 and the member is removed after the next rebalance timeout.
@@ -101,7 +101,7 @@ class Fleet:
         """Members that the coordinator removed and that have no new assignment yet."""
         self.offers = self.rng.choice(OFFERS)
         self.classic_share = 0.5
-        """The probability that a new member is classic; it varies, so that groups migrate."""
+        """The probability that a new member is classic. It varies, so that groups migrate."""
 
     # --- actions ----------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Fleet:
             self.advance_member(member)
 
     def take_place(self) -> None:
-        """Add a static member, perhaps in place of one that uses the other protocol."""
+        """Add a static member, perhaps in place of a member that uses the other protocol."""
         member = self.new(is_static=True)
         instance = self.instance(member)
         before = [other for other in self.members if self.instance(other) == instance]
@@ -301,7 +301,7 @@ class Fleet:
         self.take_up(member)
 
     def take_up(self, member: Member) -> None:
-        """Start reading new partitions at the committed offset, and forget revoked partitions."""
+        """Start reading new partitions at the committed offsets, and forget revoked partitions."""
         owned = member.client.owned
         if member.times_lost != member.client.times_lost:
             # Another member may have read and committed further, so start at the committed offsets.

@@ -1,8 +1,8 @@
-"""Drive a GroupMachine as the runtime does, and check it at every step.
+"""A driver that runs a GroupMachine as the runtime does, and checks it at every step.
 
 Each step decides, checks that the decision changed no durable state, appends and replays its
-records, arms timers and calls ``check()``. A token identifies a request, which must be answered
-exactly once. Only ``advance`` moves the clock.
+records, arms timers and calls ``check()``. Every request has a token, and must be answered exactly
+once. Only ``advance`` moves the clock.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def replay(machine: GroupMachine, entry: Entry) -> None:
 
 
 MADE: deque[Driver] = deque(maxlen=2)
-"""The test's last drivers. After the test, the real cleaner compacts their logs."""
+"""The test's last drivers, whose logs the real cleaner compacts after the test."""
 
 
 class Driver:
@@ -128,7 +128,7 @@ class Driver:
     watch_every = 1
     """The number of steps between checks of the invariants and digests.
 
-    Histories of tens of thousands of steps set a number above 1.
+    Runs of tens of thousands of steps set a number above 1.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Driver:
         MADE.append(self)
         self.timers: dict[Hashable, int] = {}
         self._set_for: dict[Hashable, int] = {}
-        """The deadlines that the machine requested: a timer never fires before its deadline."""
+        """The deadlines that the machine requested; no timer may fire before its deadline."""
         self.answers: dict[int, object] = {}
         self.events: list[Event] = []
         self.effects: list[object] = []

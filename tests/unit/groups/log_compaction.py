@@ -1,9 +1,12 @@
 """A model of the logs that Kafka's cleaner may leave, for the log entries of the drivers.
 
-The cleaner may remove a record superseded by a later one of the same key (plain, or of a committed
-transaction), a record of an aborted transaction, a marker whose transaction has no record left, and
-an expired tombstone without an older record of its key. It cleans nothing at or above the first
-offset of an open transaction.
+The cleaner may remove:
+
+* a record that a later record of the same key supersedes, unless the later one was aborted;
+* a record of an aborted transaction, and a marker whose transaction has no record left;
+* an expired tombstone without an older record of its key.
+
+The cleaner removes nothing at or above the first offset of an open transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Classic consumers that decode their assignments and can lead a group, for ConsumerDriver."""
+"""Classic consumers for a ConsumerDriver, which decode assignments and can lead a group."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ClassicClient:
         return struct.pack(">h", 1) + subscription(*self.topics)[2:] + written
 
     def join(self) -> None:
-        """(Re)join, after revoking all partitions if eager; the response may arrive later."""
+        """Join or rejoin; an eager client first revokes all. The response may come later."""
         if not self.reads_on:
             self._lose()
         self.sync_token, self.must_sync = None, False

@@ -1,4 +1,4 @@
-"""A Driver with members of share groups; tests send the responses of the share coordinator."""
+"""A Driver with share group members; tests act as the share coordinator and send its responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShareDriver(Driver):
         return Environment(topics=self.topics, share=self.share)
 
     def change_topics(self, **topics: tuple[bytes, int]) -> None:
-        """Set topics; None removes one."""
+        """Set the partition counts of topics; None removes a topic."""
         merged = {**self.topics.topics, **topics}
         known = {name: value for name, value in merged.items() if value is not None}
         self.topics = TopicsImage(known, self.topics.version + 1)

@@ -1,4 +1,4 @@
-"""Check that each change that clients notice has an event: member, reason, old and new values."""
+"""Checks that each change that clients notice has an event with member, reason and values."""
 
 from __future__ import annotations
 

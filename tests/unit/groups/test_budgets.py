@@ -1,4 +1,4 @@
-"""The memory that a budget counts is close to the real use that docs/operating.md states."""
+"""The memory that a budget counts is close to the real use, as docs/operating.md states."""
 
 from __future__ import annotations
 

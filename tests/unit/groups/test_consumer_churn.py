@@ -1,4 +1,4 @@
-"""Random histories of consumer groups, and every compacted form of their logs."""
+"""Random actions of consumer groups' members, and every compacted form of the logs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.unit.groups.fleet import Fleet
 from tests.unit.groups.group_driver import MADE
 
 REBALANCES_PER_FLEET = 50
-"""The rebalances of one fleet: its log grows, so reloads become slower."""
+"""The rebalances of one fleet. Further rebalances would lengthen the log and slow reloads down."""
 
 MAX_STEPS = 20_000
 

@@ -1,4 +1,4 @@
-"""Groups that only another broker can coordinate: their records, names and offsets stay."""
+"""Groups of kinds that only other brokers can coordinate: records, names and offsets stay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random histories of groups keep the invariants, and their logs load to the same state.
+"""Random requests to a group keep the invariants, and the log loads to the same state.
 
-A step is three small numbers, so that Hypothesis shrinks a failing history to a few steps. The
+A step is three small numbers, so that Hypothesis shrinks a failing run to a few steps. The
 responses are checked as well: a generation has one leader, members get the assignments of the
 leader, and generations never decrease while the shard serves.
 """

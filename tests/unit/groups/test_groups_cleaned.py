@@ -1,7 +1,7 @@
 """``__consumer_offsets`` after the real cleaner loads back to the same groups and offsets.
 
-These tests clean up to every offset of a log. After every other test, conftest.py cleans its logs
-up to a few offsets.
+These tests compact a log up to each of its offsets. After every other test, conftest.py compacts
+the test's logs up to a few offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every limit is tested with the largest accepted value and the next value; floods stay bounded."""
+"""Each limit is tested with the largest accepted value and the next one; floods stay bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random histories of a group that clients of either protocol join in every phase.
+"""Random requests to a group that clients of either protocol join in every phase.
 
 A step may send any request of either protocol, with names that are known, stale, empty or too long.
 Commits create groups, clocks are set back and topics change. Invalid requests must be refused, each

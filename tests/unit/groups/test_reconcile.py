@@ -1,4 +1,4 @@
-"""All reconciliations of three members and three partitions, with targets that change any time.
+"""All reconciliations of three members and three partitions, whose target may always change.
 
 The model holds the server's state and each client's actual partitions. A heartbeat's response may
 be lost. A client revokes partitions at any time, and reports its partitions only then. A client

@@ -1,4 +1,4 @@
-"""The topic hash of a consumer group equals Kafka's: Kafka may load records with this hash."""
+"""The topic hash of a consumer group equals Kafka's hash, as Kafka may load such records."""
 
 from __future__ import annotations
 

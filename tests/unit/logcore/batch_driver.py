@@ -28,7 +28,7 @@ def record_lists(draw: st.DrawFn, *, min_size: int = 1) -> list[LogRecord]:
 
 
 def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
-    """Return a batch with other ``fields`` in its header, other record bytes, and a valid CRC."""
+    """Return a batch with other record bytes, ``fields`` in the header, and a valid CRC."""
     header = parse_header(batch)._replace(size=HEADER_SIZE + len(payload), **fields)
     after = struct.pack(">hiqqqhii", *header[5:]) + payload
     before = struct.pack(

@@ -93,7 +93,7 @@ def compact(
     budget_bytes: int = 1 << 20,
     throttle: Callable[[int], None] = unthrottled,
 ) -> int | None:
-    """Run a round; return the next dirty offset, or None if no round ran or it was dropped."""
+    """Run a round; return the next dirty offset, or None if no round ran or completed."""
     dirty = partition.cleanup.dirty_range(checkpoint, now_ms)
     compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
     if compaction is None:
@@ -141,7 +141,7 @@ def last_values(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[byte
 
 
 def essence(partition: Partition) -> tuple[object, ...]:
-    """Return the state that neither compaction nor a kill during it may change."""
+    """Return the state that neither compaction, nor a kill meanwhile, may change."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,

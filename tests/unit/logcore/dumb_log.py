@@ -39,7 +39,7 @@ class Chunk:
 
 @dataclass
 class DumbLog:
-    """The batches of the log, its start offset and its end offset."""
+    """A log: its batches, start offset and end offset."""
 
     chunks: list[Chunk] = field(default_factory=list)
     start: int = 0
@@ -112,7 +112,7 @@ class DumbLog:
         return self.by_time(largest, self.end) if largest >= 0 else None
 
     def replay(self, base: int) -> None:
-        """Forget batches of open transactions below ``base``, where the log now starts."""
+        """Forget batches of open transactions below ``base``, at which the log starts now."""
         for producer, first in list(self.open.items()):
             if first < base:
                 left = (
@@ -171,7 +171,7 @@ class DumbLog:
     # --- compaction ---
 
     def begin_round(self, dirty: int, mapped: int, now_ms: int, retention_ms: int) -> DumbRound:
-        """Begin a round with the keys of [dirty, mapped)."""
+        """Begin a round with the keys of offsets from ``dirty`` to below ``mapped``."""
         newest = {
             item.key: item.offset
             for chunk in self.chunks
@@ -230,7 +230,7 @@ class DumbRound:
     cleaned: int = 0
 
     def keeps_empty(self, chunk: Chunk) -> bool:
-        """Return whether the producer state requires keeping the batch, even without records."""
+        """Return whether the producer state requires that the batch is kept, even if empty."""
         last = self.last_data.get(chunk.producer, -2)
         return last == chunk.last or (last == -1 and chunk.commit is not None)
 

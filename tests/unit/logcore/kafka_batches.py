@@ -24,7 +24,7 @@ RECORDS = [
     LogRecord(105, T0 - 100, b"", None, (("h1", b"a"), ("hé", None), ("", b""))),
     LogRecord(106, T0 + 100_000, b"k3", b"\x00\x07"),
 ]
-"""The records of m2-…; those of m0-… and m1-… have no headers, those of m0-… no timestamps."""
+"""The records of m2-…; the buffers m0-… and m1-… lack headers, and m0-… also lacks timestamps."""
 
 
 def records(name: str) -> list[LogRecord]:

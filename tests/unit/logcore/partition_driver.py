@@ -163,7 +163,7 @@ class LateFlusher:
         before_it_runs: Callable[[], object] = lambda: None,
         before_it_ends: Callable[[], object] = lambda: None,
     ) -> None:
-        """Run one flush, calling the hooks at its stages."""
+        """Run one flush, and call each hook at its stage."""
         is_sealed = not self.joined
         flushes, _ = (self.sealed if is_sealed else self.joined).popitem()
         before_it_is_planned()

@@ -1,4 +1,4 @@
-"""Format v2 compared with Apache Kafka's bytes and two client libraries; round trips."""
+"""Format v2: comparisons with Apache Kafka's bytes and two client libraries, and round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill the process after every file-system operation of a round."""
+"""Kills the process after every file-system operation of a round of compaction."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ LOGS = {"keyed": (keyed_log, COMPACTED), "offsets": (offsets_log, small(file_del
 
 
 def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
-    """Return a killed partition's directory, compacted once and dirty again."""
+    """Return the directory of a killed partition that was compacted once and is dirty again."""
     history, settings = LOGS[kind]
     partition = open_partition(root, config=settings, fs=MortalDisk())
     history(partition)
     assert compact(partition, now_ms=T0) is not None
     history(partition)
-    # With larger segments the next round merges the remaining segments of the first history.
+    # With larger segments the next round merges the remaining segments of the first round.
     return Path(partition.log.directory), replace(settings, segment_bytes=1_200)
 
 
@@ -156,7 +156,7 @@ def test_second_kill_during_recovery_loses_no_record(root_path: Path, kind: str)
     swaps = [at for at, (kind, name) in enumerate(steps) if name.endswith(".log.swap")]
     gone = {name for kind, name in steps if name.endswith((".log", ".log.deleted"))}
     assert len(gone) > len(swaps) > 1, "a round of several groups, some of several segments"
-    # Between two renames the directory is in each state that recovery must resolve.
+    # Between the renames the directory passes through each state that recovery must resolve.
     for first in range(swaps[0], swaps[0] + 24):
         root = copy(source, root_path / "copy")
         assert run_until_killed(root, settings, MortalDisk(), first)

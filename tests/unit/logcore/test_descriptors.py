@@ -144,7 +144,7 @@ def test_append_and_fetch_are_refused_if_no_file_can_be_mapped(tmp_path: Path) -
     try:
         for refused in (
             lambda: append(partition),
-            # The log remembers where the batch appended last begins, but not the records in it.
+            # The log remembers where the last appended batch begins, but not the batch's records.
             lambda: fetch_bytes(partition, 1, *ALL[1:]),
         ):
             with pytest.raises(NoSpaceError, match="No further file can be mapped"):
@@ -161,9 +161,10 @@ def test_append_and_fetch_are_refused_if_no_file_can_be_mapped(tmp_path: Path) -
 
 
 class CrampedDisk(FaultyDisk):
-    """A disk that refuses to open files from the n-th open, map or write until :meth:`relieve`.
+    """A disk that refuses to open files, from its n-th operation until :meth:`relieve`.
 
-    If the n-th operation is a write, it fails with ENOSPC.
+    Opens, maps and writes count as operations. If the n-th operation is a write, it fails with
+    ENOSPC.
     """
 
     def __init__(self, moment: int) -> None:
@@ -190,7 +191,7 @@ class CrampedDisk(FaultyDisk):
 
 
 def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
-    """Run rolls, aborted transactions and index growth, and retry refused operations."""
+    """Cause rolls, aborted transactions and index growth, and retry refused operations."""
     small = config(segment_bytes=900, index_interval_bytes=1)
     partition = open_partition(root, config=small, fs=disk)
 

@@ -1,4 +1,4 @@
-"""Records sent from their file in chunks, even if the file is replaced or deleted meanwhile."""
+"""Records are sent from their file in chunks, even if the file is replaced meanwhile."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Random histories of a log, compared with a second, simple implementation after each step.
+"""Random operations on a log, compared with a simple second implementation after each step.
 
 HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
 The steps are appends of all kinds, transaction markers, rolls, DeleteRecords, retention,
 compaction, clean restarts, kills, bit rot and truncated logs in any order. Retention, rolls and
 appends also run during a compaction round. The disk is in memory. When the log is opened, any of
-the four offset checkpoints may be an older copy. A failing history is shrunk to the shortest one
-that shows the failure.
+the four offset checkpoints may be an older copy. A failing sequence is shrunk to the shortest
+sequence that shows the failure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.support.partitions import append_batch, fetch_bytes, retain
 from tests.unit.logcore.dumb_log import Chunk, DumbLog, DumbRound, Item
 
 HISTORIES = int(os.environ.get("HISTORIES", "200"))
-"""The number of histories of all cleanup policies together."""
+"""The number of random sequences for all cleanup policies together."""
 
 T0 = 1_000_000
 DIRECTORY = "/data/t-0"
@@ -69,8 +69,8 @@ NUMBERS = len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1]
 SPREAD = 6967
 """A number that has no common factor with NUMBERS.
 
-Hypothesis draws small numbers more often, and small numbers encode only the first kinds of steps.
-Multiplied by SPREAD, modulo NUMBERS, they encode all kinds.
+Hypothesis draws small numbers more often, and these would encode only the first kinds of steps.
+Multiplied by SPREAD modulo NUMBERS, small numbers encode all kinds.
 """
 STEPS = st.lists(st.integers(0, NUMBERS - 1), min_size=4, max_size=26)
 
@@ -108,7 +108,7 @@ class History:
         self.model = DumbLog()
         self.cleaned: int | None = None
         self.written = [Marks()]
-        """All checkpoints written so far, from the oldest to the newest."""
+        """All checkpoints that were written so far, from the oldest to the newest."""
         self.sequences: dict[int, int] = {}
         self.partition = self.open(Marks(), clean=False)
 
@@ -264,8 +264,9 @@ class History:
         if what % 2:
             self.make_holes(who)
         marks = self.drawn(who | what % 2, what)
-        # Damage below the log start empties the log: it then begins and ends at its start. After a
-        # restart with older checkpoints, the start drawn here may be above the model's.
+        # Damage below the log start empties the log: it then begins and ends at the start offset.
+        # After a restart with older checkpoints, the start offset drawn here may be above the
+        # model's.
         low = max(marks.recovery_point, marks.log_start, self.model.start)
         found: list[tuple[str, int, int]] = []
         holed: list[tuple[str, int, int]] = []

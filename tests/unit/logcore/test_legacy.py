@@ -1,4 +1,4 @@
-"""Formats v0 and v1 compared with Apache Kafka's bytes and aiokafka, and converted to v2."""
+"""Formats v0 and v1: comparisons with Apache Kafka's bytes and aiokafka, conversion to v2."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 COMMON = range(0x3000)
 """The range of code points that ``make test`` checks completely."""
 STEP = 61
-"""The step between checked code points above: a prime, so that their last digits differ."""
+"""The distance of checked code points above COMMON: a prime, so that their last digits differ."""
 EVERY = range(sys.maxunicode + 1)
 some_and_all = pytest.mark.parametrize(
     "codes",

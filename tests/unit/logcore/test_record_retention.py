@@ -1,4 +1,4 @@
-"""The cleaner's decisions compared with a deliberately simple model, on random histories."""
+"""The cleaner's decisions about random logs, compared with a deliberately simple model."""
 
 from __future__ import annotations
 

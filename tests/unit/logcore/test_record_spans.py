@@ -91,7 +91,7 @@ def test_spans_of_damaged_records_are_accepted_only_if_they_decode(records, edit
     decoded = _outcome(lambda: decode_records(damaged, 0, header))
     spans = _outcome(lambda: spans_of(header, raw))
     if spans is None:
-        # Only the decoder accepts a varint that exceeds its integer type.
+        # Only the decoder accepts a varint that is too large for its integer type.
         return
     assert decoded is not None
     assert [span[2] for span in spans] == [record.key for record in decoded]

@@ -32,7 +32,7 @@ LOG = f"orders-0/{0:020d}.log"
 
 
 def last_batches(partition: Partition) -> None:
-    """Append older batches, then plain, compressed and transactional batches and both markers."""
+    """Append some batches, then plain, compressed and transactional batches and both markers."""
     append(partition, 3)
     append(partition, producer_id=9, transactional=True)
     append(partition, 2)
@@ -47,7 +47,7 @@ def last_batches(partition: Partition) -> None:
 
 
 def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> dict[int, object]:
-    """Return log size → the state after each batch, from replaying one batch at a time."""
+    """Return log size → the state after each batch, by replaying one batch at a time."""
     whole = open_partition(root / "whole")
     build(whole)
     raw = (root / "whole" / LOG).read_bytes()
@@ -317,7 +317,7 @@ def test_log_start_beyond_the_log_end_restarts_the_log_there(tmp_path: Path) -> 
     whole.close()
     again = open_partition(tmp_path, log_start_offset=50)
     assert (again.log_start_offset, again.log_end_offset, again.log.size_bytes) == (50, 50, 0)
-    # The records were deleted by a request: they are not kept, and are not reported as lost.
+    # A request deleted the records, so they are neither kept nor reported as lost.
     report = again.recovery
     assert report is not None
     assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)

@@ -1,4 +1,4 @@
-"""Damage that recovery finds: records that it may truncate or must keep, and its report."""
+"""Damage that recovery finds: which records it may truncate or must keep, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A follower's log: the same bytes as the leader's, the leader's high watermark, truncation."""
+"""A follower's log: the leader's bytes, the leader's high watermark, and truncation."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     append(partition, 3)
     partition.cleanup.delete_records_before(2)
     assert retain(partition, T0) == 1
-    # The open transaction began before the log start; the last stable offset is at the log start.
+    # The open transaction began below the log start, so the last stable offset is the log start.
     assert partition.last_stable_offset == partition.log_start_offset == 2
     assert [producer.producer_id for producer in partition.producers.view()] == [1]
     partition.close()

@@ -1,4 +1,4 @@
-"""The portable replacements of Linux's system calls have the same results."""
+"""The portable replacements of Linux's system calls have the same results as these calls."""
 
 from __future__ import annotations
 

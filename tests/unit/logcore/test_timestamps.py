@@ -32,7 +32,7 @@ def test_lookups_by_timestamp_fail_at_a_record_above_the_decompressed_bound(
                 finish(lookup)
         else:
             assert finish(lookup) == TimestampOffset(1, T0 + 1, 0)
-        # Batches whose headers rule them out are not decompressed.
+        # A batch whose header rules out a match is not decompressed.
         later = finish(partition.reader.offset_for_timestamp(T0 + 11, isolation))
         assert later == TimestampOffset(4, T0 + 11, 0)
         assert finish(partition.reader.max_timestamp_offset(isolation)) == TimestampOffset(

@@ -1,4 +1,4 @@
-"""Check a directory for consistency, and repair it from its log or truncate it, reversibly."""
+"""Checks a directory's consistency, repairs it from its log, or truncates the log reversibly."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_record_beyond_the_byte_limit_waits_for_the_next_batch() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 9, b"yy"], 5)
     assert waiting.take(7) == [b"x" * 9]
-    assert waiting.left_ms(7) == 1_000  # the time limit of the remaining records starts now
+    assert waiting.left_ms(7) == 1_000  # the remaining records' time limit starts now
     assert waiting.take(7) == [b"yy"]
 
 

@@ -1,4 +1,4 @@
-"""No frame reaches the native decoder that could make it allocate more than the limits."""
+"""The native decoder gets no frame that could make it allocate more than the limits."""
 
 from __future__ import annotations
 

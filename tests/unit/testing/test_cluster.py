@@ -1,4 +1,4 @@
-"""Several brokers in one process: a broker fails in every possible way, and no record is lost."""
+"""Several brokers in one process: a broker fails in various ways, and no record is lost."""
 
 from __future__ import annotations
 

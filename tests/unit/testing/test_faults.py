@@ -92,8 +92,8 @@ def test_fault_error_is_in_the_response_of_every_version(
         answer = client.call(api.module, version, **request)
         errors = set(errors_in(answer))
         assert ERROR.lower() in errors, (version, answer)
-        # As in Kafka, the top level of DEEP's responses has no error, nor have the partitions of a
-        # topic with an error in Metadata responses.
+        # As in Kafka, responses of the APIs in DEEP have no top-level error. In a Metadata
+        # response, partitions of a topic with an error have no error of their own.
         if api.key not in {*DEEP, ApiKey.METADATA}:
             assert errors == {ERROR.lower()}, (version, answer)
         assert fault.hits == 1

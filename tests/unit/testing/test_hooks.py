@@ -28,7 +28,7 @@ from tests.support.share import Member, initialize, parts_of
 from tests.support.waits import until
 
 WAITING = 40
-"""A number of requests above that of threads in asyncio's executor."""
+"""More requests than asyncio's executor has threads."""
 
 
 class Served:

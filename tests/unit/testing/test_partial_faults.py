@@ -40,7 +40,7 @@ def client(broker: Kafka) -> Iterator[Cluster]:
 
 
 def codes(answer: dict[str, Any], topics: str, partitions: str, index: str) -> dict[Any, str]:
-    """Return the error codes by topic and partition, and check that each occurs once."""
+    """Return the error codes by topic and partition; check that each partition occurs once."""
     found = [
         (
             (topic.get("name") or topic.get("topic") or topic["topic_id"], row[index]),

@@ -1,4 +1,4 @@
-"""Share partitions in a cluster: their state is at share coordinators on other brokers."""
+"""Share partitions in a cluster, whose state is at share coordinators on other brokers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def owners(cluster: Cluster) -> list[str]:
 
 
 def fetched(member: Member, topic: uuid.UUID, partition: int) -> Answer:
-    """Fetch until the partition has records: leader and coordinator may have just moved."""
+    """Fetch until the partition has records, as leader and coordinator may have just moved."""
 
     def probe() -> Answer | None:
         answer = member.fetch({topic: {partition: []}}, max_wait=500)

@@ -1,4 +1,4 @@
-"""A standalone broker joins controllers that started from its metadata, and leaves them again.
+"""A standalone broker joins controllers that start from its metadata, and leaves them again.
 
 These tests use Fencepost's controllers, and tests/oracle/test_promote.py uses Apache Kafka's.
 """

@@ -1,4 +1,4 @@
-"""Producer ids that Apache Kafka has allocated, as read from its metadata log.
+"""Producer ids that Apache Kafka has allocated, according to its metadata log.
 
 ``fencepost log export`` warns if exported producer ids collide with them.
 """

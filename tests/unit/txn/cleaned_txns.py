@@ -18,7 +18,7 @@ def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:
 
 
 def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
-    """Load the log compacted up to at most ``most`` offsets, and return the number of variants."""
+    """Load variants of the log, compacted up to at most ``most`` offsets; return their number."""
     log = list(enumerate(driver.log))
     digest = state_of(driver, log)
     steps = [(offset, record, None, None) for offset, record in log]

@@ -1,8 +1,8 @@
-"""Drive a TxnMachine as a runtime does, and check its contract at every step.
+"""A driver that runs a TxnMachine as the runtime does, and checks its contract at every step.
 
-A decision must leave the durable state alone; only replaying its records may change that. The
-driver keeps the log, so that a test can reload any prefix of the log. The ``shard`` fixture does so
-after every test.
+A decision must not change the durable state; only the replay of its records may do so. The driver
+keeps the log, so that a test can reload any prefix of the log. The ``shard`` fixture does so after
+every test.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Driver:
         return self.ask(command)
 
     def started(self, **fields: Any) -> ProducerIdentity:
-        """Claim the id and return the identity."""
+        """Send InitProducerId and return the identity, that is, producer id and epoch."""
         result = self.init(**fields)
         assert isinstance(result, InitProducerIdResult), result
         return ProducerIdentity(result.producer_id, result.producer_epoch)
@@ -340,7 +340,7 @@ def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
 
 
 def sweep_crashes(driver: Driver) -> None:
-    """Load every prefix of the log and write its markers: the outcome must be the recorded one."""
+    """Load every prefix of the log and write its markers: recorded outcomes must not change."""
     for length in range(len(driver.log) + 1):
         log = driver.log[:length]
         expected = states_in(log)
@@ -390,7 +390,7 @@ def sweep_crashes(driver: Driver) -> None:
 
 
 def assert_same_after_compaction(driver: Driver) -> None:
-    """Check that the digest is the same without all, or half, of the superseded records."""
+    """Check that the digest stays the same if all or half of the superseded records are removed."""
     last = {record.key: number for number, record in enumerate(driver.log)}
     keep_last = [record for number, record in enumerate(driver.log) if last[record.key] == number]
     halfway = [

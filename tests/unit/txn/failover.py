@@ -1,9 +1,10 @@
-"""Transactions over failing brokers: a seeded model of a cluster around the real machines.
+"""Transactions over failing brokers: a model of a cluster with the real state machines.
 
-The coordinators' machines, their marker queues and the data partitions' producer states are real.
-The model simulates everything else: a replicated transaction log whose leader changes at any step,
-former leaders that do not know of the change, data partitions whose leaders change, a network that
-loses, delays, duplicates and reorders messages, timeouts, and a producer that retries.
+A seed determines every step. The coordinators' state machines, their marker queues and the data
+partitions' producer states are real. The model simulates everything else: a replicated transaction
+log whose leader changes at any step, former leaders that do not know of the change, data partitions
+whose leaders change, a network that loses, delays, duplicates and reorders messages, timeouts, and
+a producer that retries.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ Client = Generator[Request, Any, None]
 
 
 class World:
-    """All parts of the model, and the random source that chooses every step."""
+    """All parts of the model, and the random generator that chooses every step."""
 
     def __init__(
         self, seed: int, *, transactions: int = 6, bugs: frozenset[str] = frozenset()
@@ -253,7 +254,7 @@ class World:
         version: int,
         sequences: dict[TopicPartition, int],
     ) -> Generator[Request, Any, tuple[int, int] | None]:
-        """Run a transaction; return the next identity, or None if the id must be claimed again."""
+        """Run a transaction; return the next identity, or None if InitProducerId must be sent."""
         names = self.random.sample(sorted(self.data), self.random.randint(1, len(self.data)))
         for name in [*names, *self.random.sample(names, 1)]:
             if version < 2 and name not in ledger.written:
@@ -304,7 +305,7 @@ class World:
         kind, *rest = request
 
         def arrive() -> None:
-            # Without TV2 the coordinator may take a late request for a request of the next
+            # Without TV2 the coordinator may mistake a late request for a request of the next
             # transaction. KIP-890 solves this problem.
             if self.version < 2 and token not in self._waiting:
                 return
@@ -436,7 +437,7 @@ class World:
             at = 0 if self.is_healing else self.random.randrange(len(self.network))
             arrival = self.network.pop(at)
             if not self.is_healing and self.random.random() < 0.05:
-                self.network.append(arrival)  # the message is delivered twice
+                self.network.append(arrival)  # the network delivers the message twice
             if self.is_healing or self.random.random() < 0.95:
                 arrival()
 

@@ -158,8 +158,8 @@ def test_expiration_sweep_stops_at_its_limit_of_checked_ids_and_resumes(
     for name in names:
         driver.started(transactional_id=name)
     driver.now_ms += driver.limits.transactional_id_expiration_ms
-    # A step of the sweep checks two ids. The first two ids are in use again. The next sweep checks
-    # an id that is created during this sweep ("late").
+    # A step of the sweep checks two ids, of which the first two are in use again. An id that is
+    # created during this sweep ("late") is checked by the next sweep.
     identities = [driver.started(transactional_id=name) for name in names[:2]]
     assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((), more=True)
     driver.started(transactional_id="late")

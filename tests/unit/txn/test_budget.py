@@ -1,4 +1,4 @@
-"""The memory that a budget counts is close to the real use that docs/operating.md states."""
+"""The memory that a budget counts is close to the real use, as docs/operating.md states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.txn.driver import START_MS, TIMEOUT_MS, CountingIds
 pytestmark = pytest.mark.slow
 
 ENOUGH = 8 << 20
-"""The measured size of all ids together, in bytes: that of some 10,000 ids."""
+"""The measured size of all ids together, in bytes: the size of some 10,000 ids."""
 
 
 class Shard:

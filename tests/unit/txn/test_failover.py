@@ -1,4 +1,4 @@
-"""Exactly-once holds in random histories in which any broker fails over at any step."""
+"""Exactly-once holds in random runs in which any broker may fail over at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_failover_at_any_step_keeps_exactly_once() -> None:
         world = run(seed)
         epochs += world.leader.epoch
         acknowledged += sum(ledger.acknowledged for ledger in world.ledgers)
-    # The histories must include leader changes and successful transactions.
+    # The random runs must include leader changes and successful transactions.
     assert epochs > SEEDS * 3
     assert acknowledged > SEEDS * 2
 

@@ -1,11 +1,11 @@
 """Random schedules: two producers with the same id, timeouts, crashes, late markers.
 
-Checked after every step, besides the machine's own ``check()``:
+After every step the tests call the machine's own ``check()``, and check these rules:
 
 * a recorded outcome never changes;
-* a former identity never comes back, and two producers never get the same identity;
+* a former identity is never given out again, and two producers never get the same identity;
 * a request that was refused as fenced has changed nothing;
-* transactions reported as committed are committed, and no others are.
+* exactly the transactions that were reported as committed are committed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Schedules(RuleBasedStateMachine):
     def _send(self, producer: Producer, command: Request) -> None:
         before, stored = self.driver.machine.digest(), self.driver.machine.transaction(T)
         token = self.driver.submit(command)
-        # A TV1 owner that claims its id again during a transaction fences itself, as in Kafka.
+        # A TV1 producer that sends InitProducerId during its transaction fences itself, as in
+        # Kafka.
         owner = stored is not None and stored.client_identity == _identity(command)
         if isinstance(self.driver.replies.get(token), ProducerFencedError) and not owner:
             assert self.driver.machine.digest() == before, "a fenced producer changed something"

@@ -1,4 +1,4 @@
-"""Bugs of other brokers as scenarios; test_epochs has the bugs near the last epoch."""
+"""Scenarios of other brokers' bugs; test_epochs has the bugs near the last epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the table of responses to markers, and every path of a marker."""
+"""Every kind of response to a marker, and every path of a marker through the queues."""
 
 from __future__ import annotations
 

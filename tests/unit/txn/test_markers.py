@@ -71,7 +71,7 @@ def test_markers_report_from_before_reload_completes_its_transaction(
     resumed = driver.held[-1]
     assert resumed.partitions == (A, B, C)
     assert resumed == order
-    # The reload sends the markers a second time; a report of the first markers still counts.
+    # The reload sends the markers again; a late report about the first markers still counts.
     assert driver.ask(order.written()) == DONE
     assert driver.ask(resumed.written()) == NOT_DONE
 

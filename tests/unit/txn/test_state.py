@@ -19,7 +19,7 @@ ILLEGAL = sorted(set(product(S, S)) - set(LEGAL))
 
 
 def _rest(driver: Driver, where: TransactionState) -> ProducerIdentity:
-    """Bring the id into one of the states without an open transaction."""
+    """Bring the transactional id into a state that has no open transaction."""
     identity = driver.started()
     if where is S.EMPTY:
         return identity

@@ -1,4 +1,4 @@
-"""KIP-939, sentence by sentence: transactions that wait for an external coordinator's decision."""
+"""KIP-939, sentence by sentence: transactions wait for an external coordinator's decision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepared_by(driver: Driver, *, tv: int = 2) -> ProducerIdentity:
 
 
 def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[ProducerIdentity, ProducerIdentity]:
-    """Claim the id as a restarted producer does; return the new identity and the transaction's."""
+    """Claim the id as a restarted producer does; return its identity and the transaction's."""
     answer = driver.init(keep_prepared=True, enable_2pc=enable_2pc)
     assert isinstance(answer, InitProducerIdResult), answer
     return (

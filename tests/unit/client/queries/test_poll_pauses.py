@@ -1,4 +1,4 @@
-"""Pauses between polls that consumers have reported: the events that they explain."""
+"""Pauses between polls that consumers have reported, and the events that the pauses explain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drive a controller whose decisions take effect at once, with brokers in a chosen state."""
+"""A driver for a controller whose decisions take effect at once, with brokers in any state."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Cluster:
     def beat(
         self, broker_id: int, offset: int | None = None, **changes: object
     ) -> BrokerHeartbeatReply:
-        """Send a heartbeat of a broker that has applied the records up to ``offset``, or all."""
+        """Send a heartbeat of a broker that has applied all records, or those up to ``offset``."""
         request = BrokerHeartbeatRequest(
             broker_id, self.epoch(broker_id), self.image.offset if offset is None else offset
         )

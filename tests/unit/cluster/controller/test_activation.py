@@ -1,4 +1,4 @@
-"""The first records of a new cluster, and of a broker that is its own only controller."""
+"""The first records of a new cluster, and of a standalone broker, its own only controller."""
 
 from __future__ import annotations
 

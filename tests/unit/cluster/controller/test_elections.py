@@ -1,4 +1,4 @@
-"""ReplicationControlManager's elections: ElectLeaders, and elections by the controller itself."""
+"""ReplicationControlManager's elections: by ElectLeaders, and by the controller itself."""
 
 from __future__ import annotations
 

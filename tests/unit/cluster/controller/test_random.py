@@ -1,4 +1,4 @@
-"""Random histories of a cluster, with invariants checked after every record."""
+"""Random events in a cluster; invariants are checked after every record."""
 
 from __future__ import annotations
 

@@ -361,7 +361,7 @@ CODE_AND_FILES = re.compile(
     r"class|jaas|url|handler|provider|module|reporter|plugin|assignor|listeners|path|\bdirs?\b"
     r"|location"
 )
-"""Matches names of settings whose values are code, addresses or files."""
+"""A pattern of the names of settings whose values are code, addresses or files."""
 
 CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
 

@@ -102,7 +102,7 @@ def change(services: Services, setting: AlterConfig) -> None:
 async def bear(
     directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: AlterConfig | None = None
 ) -> None:
-    """Run all background work and stop, restart, and run and stop again.
+    """Run all background work, stop and restart, and do the same once more.
 
     ``topics`` maps names to settings.
     """
@@ -147,7 +147,7 @@ async def test_topic_config_at_its_minimum_or_maximum_allows_maintenance_and_res
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        # 0 and 1 are in make slow where they are between the bounds.
+        # ``make slow`` also tests 0 and 1 if they are between the bounds.
         pytest.param(
             *number, marks=[pytest.mark.slow] if is_between(number[1], DYNAMIC[number[0]]) else []
         )
@@ -231,5 +231,5 @@ def test_log_with_maximum_delete_retention_ms_is_compacted_and_broker_stops(tmp_
 
 
 def keyed(key: bytes, value: bytes | None, number: int) -> bytes:
-    """Return a batch with one record, more than ``segment.ms`` later than the previous record."""
+    """Return a batch of one record, over ``segment.ms`` later than the previous record."""
     return encode_batch([LogRecord(0, NOW_MS + 10 * number, key, value)])

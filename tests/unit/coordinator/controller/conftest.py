@@ -1,4 +1,4 @@
-"""A controller without partitions, and simulated brokers that only send requests."""
+"""Fixtures: a controller without partitions, and simulated brokers that only send requests."""
 
 from __future__ import annotations
 

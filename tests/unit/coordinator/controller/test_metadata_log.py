@@ -26,7 +26,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.controller.conftest import Enter, Node
 
 UNREACHED_MS = 20_000
-"""A maximum wait in milliseconds that is longer than any test."""
+"""A maximum wait in milliseconds that is longer than every test."""
 
 
 # --- fetching ---

@@ -59,7 +59,7 @@ class GatedSession(ZkSession):
 
 
 class Kept:
-    """A store, with functions that let its writes complete or fail."""
+    """A metadata store, with functions that let the store's writes complete or fail."""
 
     def __init__(
         self, store: MetadataStore, go_on: Callable[[], None], fail: Callable[[], None]
@@ -73,7 +73,7 @@ class Kept:
             self.store.append([ConfigRecord(BROKER_RESOURCE, name, "log.cleaner.threads", "2")])
 
     def has(self, name: str) -> bool:
-        """Return whether the next decision sees the setting that ``write`` appended."""
+        """Return whether the next decision would see the setting that ``write`` appended."""
         return (BROKER_RESOURCE, name) in self.store.image.configs
 
 

@@ -24,7 +24,7 @@ TOPIC_ID = UUID(int=7)
 OURS = 1
 """The leader epoch after the broker has started twice."""
 COUNT = 600
-"""A number of partitions that become leaders or followers in more than one turn."""
+"""So many partitions that the broker becomes their leader or follower only in several turns."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The broker's background work never blocks the event loop for long, even if all is due at once."""
+"""The broker's background work never blocks the event loop for long, even if all work is due."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support.quick import only
 from tests.support.raw import encode
 
 LARGEST_PIECE = 8
-"""The maximum number of modules that one step may import, with their own imports."""
+"""The maximum number of modules that one step may import, directly and indirectly."""
 
 PREPARED = """
 import asyncio, json, sys

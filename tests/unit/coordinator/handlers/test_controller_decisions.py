@@ -1,4 +1,4 @@
-"""The controller decides large requests in steps, and serves other requests in between."""
+"""The controller decides on large requests in steps, and serves other requests in between."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def topic(admin) -> str:
 def limited(
     broker: Started, admin: Cluster, clock: TestClock, **quotas: float
 ) -> Iterator[Cluster]:
-    """Yield a client with a new client id that has these quotas."""
+    """Yield a client with a new client id, which has these quotas."""
     name = unique("limited")
     assert alter(admin, entry({"client-id": name}, **quotas)) == ["none"]
     with Cluster(broker.bootstrap, client_id=name) as client:
@@ -258,7 +258,7 @@ def test_longer_throttle_time_applies_if_two_quotas_are_violated(broker, admin, 
             answer = client.receive()
         else:
             answer = fetched(broker, client, topic)
-        # If the client used only time on the event loop, the throttle time is at most a second.
+        # A client that has only used time on the event loop is throttled for at most a second.
         assert answer["throttle_time"] > 1000
 
 

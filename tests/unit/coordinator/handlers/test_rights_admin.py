@@ -316,7 +316,7 @@ def test_authorized_operations_of_the_cluster_follow_the_acls(guarded):
 # --- every API checks rights ----------------------------------------------------------------------
 
 ASKS = {"may", "may_on_cluster", "may_on_some", "require_on_cluster"}
-"""The methods with which handlers check rights."""
+"""The names of the methods by which handlers check rights."""
 
 NEED_NO_RIGHT = {
     *("api_versions", "sasl_handshake", "sasl_authenticate"),
@@ -330,7 +330,7 @@ group.
 
 
 def asking(folder: Path) -> set[str]:
-    """Return the modules whose ``run`` calls one of :data:`ASKS`, directly or indirectly."""
+    """Return the modules whose ``run`` calls a method in :data:`ASKS`, directly or indirectly."""
     uses: dict[tuple[str, str], set[tuple[str, str]]] = {}
     asks: set[tuple[str, str]] = set()
     for path in folder.glob("*.py"):

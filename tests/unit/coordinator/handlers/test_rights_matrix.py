@@ -1,7 +1,8 @@
 """Each right that the APIs of records, groups and transactions require.
 
-A case lists the rights of an API in the order of the checks. Each right has the error for a client
-that has only the earlier rights. The error does not reveal whether the topic exists.
+A case lists the rights of an API in the order in which they are checked. For each right it has the
+error that a client gets if it only has the earlier rights. The error does not reveal whether the
+topic exists.
 
 Source: ``AuthorizerIntegrationTest`` (testAuthorizationWithTopicExisting and …NotExisting).
 """

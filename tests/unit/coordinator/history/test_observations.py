@@ -1,4 +1,4 @@
-"""Observations of clients are recorded once, with limits, and only once transactions exist."""
+"""Observations of clients are recorded once, within limits, and after a first transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ME = Origin("importer", "10.0.0.7")
 
 
 class Observing:
-    """Observations of one broker, and what they have recorded."""
+    """The observations of one broker, and the recorded events."""
 
     def __init__(self, services: Services, limits: ObservationLimits | None = None) -> None:
         self.recorded: list[Event] = []

@@ -237,7 +237,7 @@ def each_end(
     judge: Callable[[MemoryDisk], None],
     losses: int = 1,
 ) -> int:
-    """Judge the disk after a kill and power losses at each step; count the power losses."""
+    """Check the disk after a kill and power losses at each step; count the power losses."""
     disk = before.after_kill()
     run(disk)
     loss, count = before.base(), 0
@@ -269,7 +269,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grown() -> MemoryDisk:
-    """Return a disk whose metadata log a starting broker rewrites as a snapshot."""
+    """Return a disk with a metadata log that a starting broker rewrites as a snapshot."""
     disk = MemoryDisk()
     disk.make_directory(DATA)
     now = start(disk)

@@ -53,7 +53,7 @@ AS_KAFKA = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
 
 def needed(topic: str) -> dict[str, str]:
-    """Return the settings that a topic needs in order not to lose state."""
+    """Return the settings with which a topic loses no state."""
     return AS_KAFKA if topic == SHARE_GROUP_STATE else COMPACT
 
 

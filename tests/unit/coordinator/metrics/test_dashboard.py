@@ -39,7 +39,7 @@ Labels = dict[str, str]
 
 
 def parts(node: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
-    """Yield the selectors of an expression, each with the labels of its aggregations."""
+    """Yield the selectors of an expression, each with the labels by which it is aggregated."""
     match node:
         case promql_parser.VectorSelector():
             yield node, grouped
@@ -71,7 +71,7 @@ def dashboard_targets() -> Iterator[tuple[str, str, str]]:
 
 def finds(node: Any, grouped: frozenset[str], series: Mapping[str, list[Labels]]) -> bool:
     """Return whether a selector matches a sample with all ``grouped`` labels."""
-    # The label must be able to have a value that a selector excludes.
+    # The series must have a label if a selector excludes values of the label.
     operators = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "=", "MatchOp.Re": "=~"}
     matchers = [
         (matcher.name, operators[str(matcher.op)], matcher.value)

@@ -1,4 +1,4 @@
-"""The exact lag: the number of readable records, compared with a reader that counts the records."""
+"""The exact lag, compared with the number of records that a reader gets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 120
 
 
 def readable(partition: Partition, isolation: Isolation) -> list[int]:
-    """Return the offsets of all records that a reader gets, from the log start to its limit."""
+    """Return the offsets of all records that a reader gets, from the log start to the limit."""
     offset, found, gone = partition.log_start_offset, [], set[int]()
     while True:
         fetched = fetch_bytes(partition, offset, 1 << 20, isolation)

@@ -34,7 +34,7 @@ PROGRESS = Progress(7, "a query", "digest").to_text()
 
 
 def told_of(values: Found, name: str, group: str) -> dict[str, float]:
-    """Return partition → value of a group's samples ("" without this label)."""
+    """Return partition → value of a group's samples ("" for samples without a partition)."""
     told = {}
     for (sample, pairs), value in values.items():
         by_name = dict(pairs)

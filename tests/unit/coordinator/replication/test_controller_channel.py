@@ -39,7 +39,7 @@ class Controller:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.refusals: list[Any] = []
-        """Error codes or exceptions instead of the next responses."""
+        """Error codes or exceptions that replace the next responses."""
         self.part_errors: list[ErrorCode] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -204,7 +204,7 @@ def test_replica_on_failed_disk_is_assigned_to_lost_directory(asking):
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
         (topic,) = directory.topics
         assert [partition.partition_index for partition in topic.partitions] == [0]
-    # The broker does not report the controller's resulting change back to the controller.
+    # The broker does not report the change back to the controller, which made it.
     led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
     assert len(asking.placed) == 2
     assert led.following.log[-1] != ("follow", [(led.topic, 2)])

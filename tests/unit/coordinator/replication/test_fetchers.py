@@ -1,4 +1,4 @@
-"""Following a leader over a real connection: the requests, and their effect on the log."""
+"""A follower on a real connection to its leader: the requests, and their effect on the log."""
 
 from __future__ import annotations
 

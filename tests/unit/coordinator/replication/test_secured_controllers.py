@@ -1,4 +1,4 @@
-"""Brokers and their controller with TLS, with certificates and logins on both sides."""
+"""Brokers and their controller with TLS: certificates on both sides, or logins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share-group state at the share coordinator of another real broker."""
+"""The state of share groups at the share coordinator of another real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks run in order when their records are committed, or can no longer be committed."""
+"""Callbacks run in order when records are committed, or when they can no longer be committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLUSHED = {"log.flush.interval.messages": "1"}
 
 
 class Bench:
-    """Partitions ``shared``, with another replica, and ``alone``, and the called callbacks."""
+    """The partitions ``shared`` (with another replica) and ``alone``, and the run callbacks."""
 
     def __init__(self, directory, config=None) -> None:
         self.storage = storage(directory, config)

@@ -61,7 +61,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         assert not any(future.done() for future in [opener, *joined])
         system.disk.gate.set()
         assert {future.result(60)["error_code"] for future in [opener, *joined]} == {"none"}
-        # A sync for the first request, then a sync for each partition of the other sixteen
+        # One sync for the first request, and then one for each partition of the other sixteen
         # requests.
         assert system.broker.services.flusher.rounds == groups + 2
         assert system.disk.of_logs(topic, since=since).count(("sync", topic)) == 3

@@ -1,4 +1,4 @@
-"""The shard runtime with a small machine on a real partition."""
+"""The shard runtime with a small state machine on a real partition."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Tell:
-    """The effect of :class:`PutAndTell`."""
+    """The effect that :class:`PutAndTell` requests."""
 
     key: str
 

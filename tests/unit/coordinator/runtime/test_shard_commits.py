@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Replicated(Bench):
-    """A bench with other replicas; ``replicate`` simulates the replicas' fetches."""
+    """A shard whose partition has other replicas; ``replicate`` simulates the replicas' fetches."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -46,7 +46,7 @@ class Replicated(Bench):
         await asyncio.sleep(0)
 
     async def lose(self) -> None:
-        """Let another broker become leader; the shard learns of it later."""
+        """Let another broker become leader; the shard learns of the change later."""
         self.partition.inner.marks.leader_epoch += 1
         self.commits.give_up(self.partition)  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def test_commit_timeout_covers_decision_effect_and_report(bench: Replicate
     bench.clock.advance(1)
     second = shard.submit(PutAndTell("b"))
     bench.clock.advance(COMMIT_TIMEOUT_MS - 2)
-    await bench.replicate(1)  # commits the first decision, not its report
+    await bench.replicate(1)  # commits the first decision, but not the report
     bench.timers.run_due()
     assert not first.done()
     bench.clock.advance(1)

@@ -26,7 +26,7 @@ from fencepost.protocol.steps import Steps, finish
 
 
 class Desk:
-    """The Turns of a loop, and the steps that have run."""
+    """The :class:`Turns` of an event loop, and the steps that have run."""
 
     def __init__(self) -> None:
         self.turns = Turns(asyncio.get_running_loop())

@@ -71,7 +71,7 @@ JAVA = [
 """Subjects in DER, with the names that Java's ``X500Principal.getName(RFC2253)`` returns."""
 
 OURS = [("300f310d300b06035504031e0400fc20ac", "CN=ü€")]
-"""Differs from Java, which decodes each byte of a BMPString, even a zero, as a character."""
+"""A subject whose name differs: Java decodes each byte of a BMPString as a character, even 0."""
 
 
 @pytest.mark.parametrize(("der", "name"), [*JAVA, *OURS])

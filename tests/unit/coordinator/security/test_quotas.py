@@ -248,7 +248,7 @@ def test_most_specific_quota_takes_precedence(clients):
     check("D", "2", 3000, 2500, waits=False)
     check("E", "1", 3000, 2500, waits=False)
     clients.set(None, None, None)
-    check("D", "1", 1000, 0, waits=False)  # now with clients that have not used the quota
+    check("D", "1", 1000, 0, waits=False)  # the same for clients that have not used the quota
     check("E", "4", 1000, 1500, waits=True)
     check("F", "4", 1000, 800, waits=False)
     check("F", "5", 1000, 800, waits=True)

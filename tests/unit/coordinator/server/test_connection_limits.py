@@ -65,7 +65,7 @@ class Gate:
     def comes(
         self, listener: str = EXTERNAL, host: str = ""
     ) -> ConnectionSlot | RefusedConnection | None:
-        """Connect and wait for the throttle time; return None if the listener then has no room."""
+        """Connect, and wait for the throttle time; return None if there is no room after it."""
         wait_ms = self.admission.arrived(listener)
         self.clock.advance(wait_ms)
         self.waited_ms += wait_ms

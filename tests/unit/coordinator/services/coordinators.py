@@ -54,7 +54,7 @@ def allocate_producer_ids(store: Storage) -> tuple[int, int]:
 
 
 class Services(BrokerServices):
-    """A broker on ``directory``; another object for the directory is the restarted broker."""
+    """A broker on ``directory``. Another object on the same directory is the restarted broker."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Services(BrokerServices):
         )
 
     async def start(self) -> Services:
-        """Start, and wait until all shards are loaded, unlike the daemon."""
+        """Start, and wait until all shards are loaded, for which the daemon does not wait."""
         await super().start()
         for shards in (coordinator._shards for coordinator in self.coordinators.values()):
             assert await shards.loaded(30_000)

@@ -67,7 +67,7 @@ class Time:
 
 
 class Turns:
-    """The longest turn of the loop according to the clock ``time``, in milliseconds."""
+    """Measures the longest turn of the loop by the clock ``time``, in milliseconds."""
 
     def __init__(self, time: Time) -> None:
         self._time, self._since = time, time.now

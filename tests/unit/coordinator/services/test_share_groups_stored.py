@@ -1,4 +1,4 @@
-"""Share groups and the share coordinator of one broker, through restarts and deleted topics."""
+"""Share groups and the share coordinator of a broker, across restarts and topic deletions."""
 
 from __future__ import annotations
 

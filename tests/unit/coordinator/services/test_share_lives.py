@@ -1,4 +1,4 @@
-"""Random histories of a share group on a real log: members, expired locks, leaders, reloads.
+"""Random events in a share group on a real log: members, expired locks, leaders, reloads.
 
 An accepted record must not be delivered again, no record may have two owners at the same time, and
 at the end a consumer that accepts everything must reach the end of the log.
@@ -41,7 +41,7 @@ TYPES = (AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 
 
 class Life:
-    """A history. ``held`` has member → offsets that the member believes to have acquired."""
+    """One random run; ``held`` maps members to offsets that they believe to have acquired."""
 
     def __init__(self, shares: Shares, clock: ManualClock, rng: random.Random) -> None:
         self.one, self.clock, self.rng = shares, clock, rng
@@ -55,7 +55,7 @@ class Life:
         shares.shares.acquire = self.acquire  # type: ignore[method-assign]
 
     def acquire(self, *args: Any) -> list[AcquiredRange]:
-        """Acquire, and check at once: when the response arrives, records may be final."""
+        """Acquire records, and check them at once: they may be final when the response arrives."""
         acquired = self._acquire(*args)
         for entry in acquired:
             again = self.ended & set(range(entry.first, entry.last + 1))

@@ -29,8 +29,9 @@ from tests.unit.coordinator.services.test_share_partitions import (
 pytestmark = pytest.mark.slow
 
 LOCKS = 2_000
-"""The default of ``share.partition.max.record.locks``. With the highest value, 10,000, a fetch or
-acknowledgement of single records takes more than 50 ms."""
+"""The default of ``share.partition.max.record.locks``. With the highest value, 10,000, one step of
+a fetch or acknowledgement of single records takes more than 50 ms.
+"""
 MAX_LOCKS = 10_000
 """The maximum value of ``share.partition.max.record.locks``."""
 ALTERNATING = (int(AcknowledgeType.ACCEPT), int(AcknowledgeType.RELEASE)) * (LOCKS // 2)

@@ -455,8 +455,8 @@ async def test_transaction_is_open_or_ended_in_every_log_after_a_kill(
         if outcome == "Ongoing":
             assert stable(again) == stable(again, index=1) == 0
             assert await committed(again, "g") == -1
-            # The next producer aborts the transaction, even if the killed broker had received a
-            # commit.
+            # The next producer aborts the transaction, even if the killed broker had received an
+            # EndTxn.
             await Producer(again).init()
         else:
             assert outcome == ("CompleteCommit" if commits else "CompleteAbort")

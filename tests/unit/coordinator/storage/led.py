@@ -1,4 +1,4 @@
-"""A real broker in a cluster in which tests simulate the controller and the other brokers.
+"""A real broker in a cluster whose controller and other brokers are simulated by tests.
 
 Broker 1 is real. :meth:`Led.image` supplies the controller's metadata, and :attr:`Led.changes`
 keeps the ISR changes that the broker requests. Tests send the other brokers' fetches as requests.
@@ -84,7 +84,7 @@ class Following:
 
 
 class Led:
-    """Broker 1, with a topic with one partition, and clients."""
+    """Broker 1, a topic with one partition, and clients."""
 
     def __init__(self, broker: Broker, thread: BrokerThread, clock: ManualClock) -> None:
         self.broker, self.thread, self.clock = broker, thread, clock

@@ -1,4 +1,4 @@
-"""An image that makes a broker leader of thousands of partitions leaves its loop responsive."""
+"""An image that makes a broker the leader of thousands of partitions does not block its loop."""
 
 from __future__ import annotations
 

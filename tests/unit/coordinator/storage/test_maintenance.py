@@ -180,7 +180,7 @@ async def test_log_stays_cleanable_if_retention_runs_during_compaction(tmp_path)
 
 
 async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, bytes | None]:
-    """Run two rounds, delete.retention.ms apart, and return the remaining records."""
+    """Run two rounds of compaction, delete.retention.ms apart; return the remaining records."""
     cleaner = Cleaner(services.logs, services.config, services.clock)
     partition = services.logs.partition(topic, 0)
     for _ in range(2):

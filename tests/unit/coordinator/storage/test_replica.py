@@ -1,7 +1,7 @@
 """Fetches from and writes to a partition that the broker leads and other brokers replicate.
 
-The expected behavior is specified by Apache Kafka's ``Partition`` and ``ReplicaManager``.
-Docstrings and comments give the numbers of Kafka's issues.
+Apache Kafka's ``Partition`` and ``ReplicaManager`` specify the expected behaviour. Docstrings and
+comments give the numbers of Kafka's issues.
 """
 
 from __future__ import annotations

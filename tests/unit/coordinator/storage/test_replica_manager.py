@@ -274,7 +274,7 @@ async def test_changed_configs_apply_to_open_partitions(tmp_path):
     create_topic(node.metadata, "b", configs={"retention.ms": "5"})
     a, b = node.write("a"), node.write("b")
     set_broker_configs(node.metadata, "", {"log.retention.ms": "7"})
-    # On a busy machine, the time for the first topic ends the turn, and the others follow.
+    # On a busy machine the first topic may take the whole turn, and the other topics follow later.
     await until_true(lambda: a.log.config.retention_ms == 7, "the broker's setting applies")
     assert b.log.config.retention_ms == 5
     set_topic_configs(node.metadata, "a", {"retention.ms": "8"})
@@ -533,7 +533,7 @@ def test_recovery_that_truncates_acknowledged_records_logs_an_error(tmp_path):
         "kept": [str(tmp_path / "a-0" / f"{5:020d}.log.1-stray")],
         "log_level": "error",
     }
-    # After another restart, there is nothing to report, and the loss is no longer known.
+    # After another restart the loss is no longer known, so nothing is reported.
     again.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     with capture_logs() as told:
         Node(tmp_path)

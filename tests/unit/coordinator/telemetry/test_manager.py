@@ -123,7 +123,7 @@ def test_client_gets_an_id_and_the_metrics_of_matching_subscriptions() -> None:
         ("client_source_port=6[0-9]{4}", False),
         ("client_instance_id=AAAAAAAAAAAAAAAAAAAAKg", True),
         ("client_instance_id=B.*", False),
-        # RE2/J has no lookarounds. The subscription is kept, but matches no client.
+        # RE2/J has no lookarounds, so the subscription is kept, but it matches no client.
         ("client_id=(?!bank).*", False),
     ],
 )

@@ -46,7 +46,7 @@ class Znodes(ZkSession):
         super().__init__(reach, on_state)
         self.data: dict[str, bytes] = {}
         self.is_away = False
-        """Whether writes fail as without a connection."""
+        """Whether writes fail as if there were no connection."""
         self.is_silent = False
         """Whether reads and writes get no response."""
         self.attempts = 0

@@ -1,4 +1,4 @@
-"""A controller's requests may arrive late, and before the broker has seen its registration."""
+"""A controller's requests may arrive late, or before the broker has seen its own registration."""
 
 from __future__ import annotations
 

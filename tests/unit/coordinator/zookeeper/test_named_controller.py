@@ -1,4 +1,4 @@
-"""The controller's id in responses to clients, if brokers elect the controller in ZooKeeper."""
+"""The controller's id in responses to clients, in a cluster that elects it in ZooKeeper."""
 
 from __future__ import annotations
 

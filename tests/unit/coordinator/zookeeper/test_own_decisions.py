@@ -1,4 +1,4 @@
-"""A broker changes ACLs, quotas and settings in ZooKeeper while other brokers change them."""
+"""A broker changes ACLs, quotas and settings in ZooKeeper, as do other brokers meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords as Kafka 3.9 stores them in ZooKeeper; tests/oracle checks them with Kafka's broker."""
+"""Passwords as Kafka 3.9 stores them in ZooKeeper; tests/oracle has tests with Kafka's broker."""
 
 from __future__ import annotations
 

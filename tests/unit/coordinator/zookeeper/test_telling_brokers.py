@@ -1,7 +1,7 @@
 """A controller's decisions as znodes and requests, and the brokers' handling of the requests.
 
-The model has a controller machine, a dictionary instead of ZooKeeper, and brokers that apply the
-requests. Sockets and ZooKeeper sessions are not simulated.
+The model has the controller's state machine, a dictionary instead of ZooKeeper, and brokers that
+apply the requests. Sockets and ZooKeeper sessions are not simulated.
 """
 
 from __future__ import annotations
@@ -502,7 +502,7 @@ def test_request_over_a_superseded_controller_connection_is_refused(scene: Scene
     epoch = request.broker_epoch
     assert request_applier.refuses(request, epoch, CONNECTED_S + 1) == 0
     assert request_applier.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
-    # A newer controller epoch is accepted, whenever its controller connected.
+    # A newer controller epoch is accepted, whenever the new controller connected.
     request_applier.controller_epoch -= 1
     assert request_applier.refuses(request, epoch, CONNECTED_S - 1) == 0
 

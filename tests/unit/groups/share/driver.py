@@ -1,4 +1,4 @@
-"""Drive one share partition: its clock, its effects in order, and its replies."""
+"""A driver for one share partition: its clock, its effects in order, and its replies."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Driver:
         mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED,
         aborted: Sequence[AbortedTransaction] = (),
     ) -> list[tuple[int, int, int]]:
-        """Acquire records from batches that were read at the next fetch offset, or at ``at``."""
+        """Acquire records from batches, which were read at the next fetch offset or at ``at``."""
         offset = self.partition.next_fetch_offset() if at is None else at
         request = AcquireRequest(member, max_records, batch_size, mode)
         fetched = Fetched(offset, tuple(batches), tuple(aborted))

@@ -1,4 +1,4 @@
-"""Random histories of share partitions on several leaders, with a real share coordinator.
+"""Random events of share partitions on several leaders, with a real share coordinator.
 
 Former leaders do not know of the new leader: they serve until a write is fenced. Requests to the
 coordinator are delayed, overtake each other, and lose their responses. The coordinator is reloaded
@@ -56,7 +56,7 @@ class Leader:
 
 
 class Cluster:
-    """One life."""
+    """One random run of a share partition with several brokers."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -68,7 +68,9 @@ class Cluster:
         self.generation = 0
         self.altered_at = 0
         self.finished: dict[int, int] = {}
-        """Offset → the step in which NONE confirmed its final state, since the last alteration."""
+        """Offset → the step in which NONE confirmed the offset's final state, since the last
+        alteration.
+        """
         self.leaders: list[Leader] = []
         self.elect()
 

@@ -1,4 +1,4 @@
-"""Rules that the clients of a share group can check while the share partition exists.
+"""Rules about the responses that the clients of a share group get from all leaders.
 
 ``SharePartition.check``, in contrast, only checks the current state.
 """

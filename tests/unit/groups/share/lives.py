@@ -1,7 +1,7 @@
-"""Random histories of a share partition, compared with the naive model after each step.
+"""Random events of a share partition, compared with the naive model after each step.
 
-A history has a log with compacted holes and aborted transactions, three members, changing leaders,
-and a share coordinator that may be slow, refuse requests, or lose responses.
+A run has a log with compacted holes and aborted transactions, three members, changing leaders, and
+a share coordinator that may be slow, refuse requests, or lose responses.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def written(write: WriteState) -> dict[int, tuple[int, int]]:
 
 
 class Life:
-    """One random life."""
+    """One random run."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)

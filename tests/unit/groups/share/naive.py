@@ -1,7 +1,7 @@
-"""A share partition with one entry per record: slow, simple, and independent of the machine.
+"""A model of a share partition with one entry per record: slow, simple and independent.
 
-It has no ranges, no flags that save a search and no incremental counts. The random histories
-compare the model with the machine after each step.
+The model has no ranges, no flags that save a search and no incremental counts. Random tests compare
+it with the state machine after each step.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ class NaivePartition:
         return "ok" if changed else "none"
 
     def expire(self, now_ms: int) -> set[int]:
-        """End the locks whose deadline is over, and return their offsets."""
+        """End the locks whose deadline has passed, and return the offsets of the locked records."""
         expired = set()
         for offset, entry in self.records.items():
             if entry.state == ACQUIRED and entry.deadline_ms <= now_ms:

@@ -1,4 +1,4 @@
-"""Drive the share coordinator of one partition of ``__share_group_state``, with its log."""
+"""A driver for the share coordinator of one partition of ``__share_group_state``."""
 
 from __future__ import annotations
 

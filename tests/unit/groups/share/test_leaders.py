@@ -1,4 +1,4 @@
-"""Random histories with several leaders and a real share coordinator must find planted bugs."""
+"""Random runs with several leaders and a real share coordinator must find planted bugs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.groups.share.leaders import Cluster
 LIVES = int(os.environ.get("HISTORIES", "40"))
 STEPS = 200
 MAX_LIVES_TO_FIND = 150
-"""The number of histories that must find a planted bug."""
+"""A planted bug must be found within this number of random runs."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

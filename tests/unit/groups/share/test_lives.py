@@ -1,4 +1,4 @@
-"""Random histories of share partitions must find planted bugs."""
+"""Random runs of share partitions must find planted bugs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.groups.share.lives import Life
 LIVES = int(os.environ.get("HISTORIES", "60"))
 STEPS = 120
 MAX_LIVES_TO_FIND = 150
-"""The number of histories that must find a planted bug."""
+"""A planted bug must be found within this number of random runs."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -95,7 +95,7 @@ def test_session_beyond_the_limit_is_refused_until_another_ends() -> None:
     sessions.fetch(OTHER, 0, "c2")
     with pytest.raises(ShareSessionLimitReachedError):
         sessions.fetch(SessionKey("orders", "m3"), 0, "c3")
-    sessions.fetch(KEY, 0, "c1")  # its own former session ends and makes room
+    sessions.fetch(KEY, 0, "c1")  # the member's own former session ends and makes room
     sessions.end(OTHER)
     sessions.fetch(SessionKey("orders", "m3"), 0, "c3")
     sessions.check()

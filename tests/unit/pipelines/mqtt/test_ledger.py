@@ -123,7 +123,7 @@ def test_ledger_of_earlier_version_without_released_packets_is_read() -> None:
     """Earlier bridges wrote such ledgers."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
     assert ledger.knows("a", OwnId("x"), dup=True)
-    assert not ledger.knows("a", OwnId("x"))  # it may be another device's message id
+    assert not ledger.knows("a", OwnId("x"))  # another device may use the same message id
     assert ledger.open == {7: b"m"}
     assert ledger.is_connecting
     assert not ledger.was_released(7, b"m")

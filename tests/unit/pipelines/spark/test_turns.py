@@ -1,4 +1,4 @@
-"""Tasks of a machine take turns: real processes, their locks, and killed processes."""
+"""Tasks on one machine use a partition in turn: real processes, locks, killed processes."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any, Final, cast
 
 from fencepost.cluster.image import MetadataImage, PartitionRegistration, changed_topics
+from fencepost.coordinator.storage.replica import Replica
 from fencepost.coordinator.zookeeper import session
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.logcore.partition import Partition
 from tests.sim.daemon import Daemon
 from tests.sim.daemons import History, Result, played
 from tests.sim.invariants import BrokenInvariantError
@@ -34,27 +36,33 @@ class ZooKeeperWatch(Watch):
 
     def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
         super().__init__(unforced)
-        self._empty: set[tuple[int, Key]] = set()
-        """Replicas that have lost their disk and have not left the ISR since then."""
+        self._empty: dict[tuple[int, Key], int] = {}
+        """Replicas that lost their disk, and do not have all committed records again → the
+        incarnation of the node that lost the disk."""
 
     def lost_records(self, daemon: Daemon) -> None:
         """Record that a broker has lost its disk.
 
-        ZooKeeper has no incarnation ids: a restarted broker stays in its ISRs until the controller
-        notices the new zxid of the broker's registration.
+        A restarted broker may stay in an ISR, or join it, until the controller has noticed the new
+        registration.
         """
-        self._empty |= {(daemon.node_id, key) for key in self._known}
+        incarnation = daemon.node.incarnation
+        self._empty |= {(daemon.node_id, key): incarnation for key in self._known}
         super().lost_records(daemon)
 
     def _is_suspect(self, broker_id: int, key: Key) -> bool:
         return (broker_id, key) in self._empty
 
+    def _look_at_replica(self, daemon: Daemon, replica: Replica, partition: Partition) -> None:
+        key = replica.local.topic_id, replica.local.index
+        lost = self._empty.get((daemon.node_id, key), daemon.node.incarnation)
+        if lost != daemon.node.incarnation:
+            committed = self._committed.get(key)
+            if committed is None or partition.log_end_offset >= committed.end:
+                del self._empty[daemon.node_id, key]
+        super()._look_at_replica(daemon, replica, partition)
+
     def _judge(self, key: Key, now: PartitionRegistration) -> None:
-        self._empty = {
-            (broker_id, other)
-            for broker_id, other in self._empty
-            if other != key or broker_id in now.isr
-        }
         if (now.leader, key) in self._empty:
             # Kafka's controller on ZooKeeper also elects a replica that has lost its disk.
             self._voids(key)

@@ -289,19 +289,40 @@ async def read_config(session: ZkSession, kind: int, name: str) -> dict[str, str
         return {}
 
 
-async def read_new_settings(
-    session: ZkSession, topics: Sequence[str]
-) -> Mapping[str, Sequence[MetadataRecord]]:
-    """Return the records of the settings of new topics, by name."""
-    if topics:
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What a controller's request does not say about a topic that is new to a broker."""
+
+    settings: Sequence[MetadataRecord] = ()
+    """The records of the topic's settings."""
+    partitions: int = 0
+    """The number of partitions. A LeaderAndIsr names only those with a replica on the broker."""
+
+
+async def read_new_topics(session: ZkSession, names: Sequence[str]) -> Mapping[str, NewTopic]:
+    """Return the settings and the numbers of partitions of new topics, by name."""
+    if names:
         # A lagging ZooKeeper server may not have the settings yet, and the settings of a new topic
         # cause no notification.
         await session.sync()
-    records = {}
-    for name in topics:
-        values = await read_config(session, TOPIC_RESOURCE, name) or {}
-        records[name] = [*config_records(TOPIC_RESOURCE, name, {}, values)]
-    return records
+    topics = {}
+    for name in names:
+        values, node = await asyncio.gather(
+            read_config(session, TOPIC_RESOURCE, name), session.get(znodes.topic_path(name))
+        )
+        topics[name] = NewTopic(
+            config_records(TOPIC_RESOURCE, name, {}, values or {}),
+            0 if node is None else _partition_count(name, node.data),
+        )
+    return topics
+
+
+def _partition_count(topic: str, data: bytes) -> int:
+    """Return the number of partitions in a topic's znode, 0 if the znode is unreadable."""
+    try:
+        return len(znodes.topic_of(topic, data).replicas)
+    except NotOurFormatError:
+        return 0  # a request for this topic is older than the znode's data
 
 
 def config_records(

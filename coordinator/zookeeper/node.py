@@ -39,18 +39,23 @@ from fencepost.coordinator.zookeeper.change_notifications import ChangeNotificat
 from fencepost.coordinator.zookeeper.connection import ZooKeeperConfig
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
+    NewTopic,
     batched,
     clear_notifications,
     config_records,
     load,
     make_partitions,
     read_config,
-    read_new_settings,
+    read_new_topics,
 )
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import BrokerZnodeRegistration
-from fencepost.coordinator.zookeeper.request_batch import LEADER_DURING_DELETE, ControllerIdentity
-from fencepost.coordinator.zookeeper.requests import ControllerRequestApplier, without_leaders
+from fencepost.coordinator.zookeeper.request_batch import ControllerIdentity
+from fencepost.coordinator.zookeeper.requests import (
+    ControllerRequestApplier,
+    unknown_topics,
+    without_leaders,
+)
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -509,31 +514,34 @@ class ZooKeeperNode:
         """
         await self._registration.made.wait()
         async with self._arriving:
-            error, settings = await self._settings_of(body, connected_s)
+            error, new_topics = await self._new_topics_of(body, connected_s)
             if error:
                 return error, {}
             errors: dict[UUID, dict[int, int]] = {topic.topic_id: {} for topic in body.topic_states}
 
-            def apply(topic: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
-                records, codes = self._request_applier.leader_and_isr(self._image, topic, parts)
+            def apply(topic: Entity, parts: Sequence[Entity], count: int) -> list[MetadataRecord]:
+                records, codes = self._request_applier.leader_and_isr(
+                    self._image, topic, parts, count
+                )
                 errors[topic.topic_id] |= codes
                 return records
 
-            await self._apply_controller_records(body, apply, settings)
+            await self._apply_controller_records(body, apply, new_topics)
             return 0, errors
 
     async def _apply_controller_records(
         self,
         body: Entity,
-        apply: Callable[[Entity, Sequence[Entity]], list[MetadataRecord]],
-        settings: Mapping[str, Sequence[MetadataRecord]],
+        apply: Callable[[Entity, Sequence[Entity], int], list[MetadataRecord]],
+        new_topics: Mapping[str, NewTopic],
         records: Sequence[MetadataRecord] = (),
     ) -> None:
         """Apply ``records``, then the partitions in batches; yield to the loop between batches."""
         piece, count = [*records], 0
         for topic in body.topic_states:
+            new = new_topics.get(topic.topic_name, NewTopic())
             for batch in batched(topic.partition_states, MAX_TAKEN):
-                piece += (*apply(topic, batch), *settings.get(topic.topic_name, ()))
+                piece += (*apply(topic, batch, new.partitions), *new.settings)
                 count += len(batch)
                 if count >= MAX_TAKEN:
                     self._apply_records(piece)
@@ -545,44 +553,36 @@ class ZooKeeperNode:
         """Apply an UpdateMetadata, and return its error."""
         await self._registration.made.wait()
         async with self._arriving:
-            error, settings = await self._settings_of(body, connected_s)
+            error, new_topics = await self._new_topics_of(body, connected_s)
             if error:
                 return error
             brokers = self._request_applier.live_brokers(self._image, body, self.broker_epoch)
 
-            def apply(topic: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
-                return self._request_applier.update_metadata(self._image, topic, parts)
+            def apply(topic: Entity, parts: Sequence[Entity], count: int) -> list[MetadataRecord]:
+                return self._request_applier.update_metadata(self._image, topic, parts, count)
 
-            await self._apply_controller_records(body, apply, settings, brokers)
+            await self._apply_controller_records(body, apply, new_topics, brokers)
             if not self._is_registered.done() and self._node_id in self._image.brokers:
                 self._is_registered.set_result(None)
             return 0
 
-    async def _settings_of(
+    async def _new_topics_of(
         self, body: Entity, connected_s: float
-    ) -> tuple[int, Mapping[str, Sequence[MetadataRecord]]]:
-        """Return the request's error, and by name the settings of topics new to this broker.
+    ) -> tuple[int, Mapping[str, NewTopic]]:
+        """Return the request's error, and by name what it does not say about new topics.
 
-        A new topic's log needs the topic's settings, so topic and settings are applied together.
+        A new topic's log needs the topic's settings, and a coordinator needs the number of
+        partitions of its topic, so both are applied together with the topic.
         """
         while True:
             if refused := self._request_applier.refuses(body, self.broker_epoch, connected_s):
                 return refused, {}
             try:
-                return 0, await self._read_settings_of(body)
+                return 0, await read_new_topics(self._session, unknown_topics(body, self._image))
             except ZooKeeperError as error:
-                _log.warning("settings of new topics not read", cause=str(error))
+                _log.warning("new topics not read", cause=str(error))
                 # Retry here, because the controller does not resend a request after an error.
                 await asyncio.sleep(RETRY_MS / 1000)
-
-    async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:
-        new = [
-            topic.topic_name
-            for topic in body.topic_states
-            if topic.topic_name not in self._image.topics
-            and all(state.leader != LEADER_DURING_DELETE for state in topic.partition_states)
-        ]
-        return await read_new_settings(self._session, new)
 
     async def stop_replica(
         self, body: Entity, connected_s: float

@@ -77,6 +77,16 @@ def without_leaders(image: MetadataImage, broker_id: int) -> Steps[MetadataImage
     return delta.apply(image.offset + 1, image.epoch)
 
 
+def unknown_topics(body: Entity, image: MetadataImage) -> list[str]:
+    """Return the topics in a LeaderAndIsr or UpdateMetadata that a broker does not know yet."""
+    return [
+        topic.topic_name
+        for topic in body.topic_states
+        if topic.topic_name not in image.topics
+        and all(state.leader != LEADER_DURING_DELETE for state in topic.partition_states)
+    ]
+
+
 class ControllerRequestApplier:
     """Turns the controller's requests to broker ``node_id`` into metadata records.
 
@@ -123,9 +133,12 @@ class ControllerRequestApplier:
     # --- LeaderAndIsr ---
 
     def leader_and_isr(
-        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity]
+        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity], count: int = 0
     ) -> tuple[list[MetadataRecord], dict[int, int]]:
-        """Return records and errors by partition index, for these partitions of a topic."""
+        """Return records and errors by partition index, for these partitions of a topic.
+
+        The topic has at least ``count`` partitions.
+        """
         topic_image = image.topics.get(topic.topic_name)
         if topic_image is not None and topic_image.topic_id != topic.topic_id:
             return [], {part.partition_index: INCONSISTENT_TOPIC_ID for part in parts}
@@ -141,14 +154,15 @@ class ControllerRequestApplier:
                 errors[index] = STALE_CONTROLLER_EPOCH
             elif old is None or _epochs(now) >= _epochs(old):
                 states[index] = now
-        return [*_topic_records(topic.topic_name, topic.topic_id, topic_image, states)], errors
+        records = _topic_records(topic.topic_name, topic.topic_id, topic_image, states, count)
+        return [*records], errors
 
     # --- UpdateMetadata ---
 
     def update_metadata(
-        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity]
+        self, image: MetadataImage, topic: Entity, parts: Sequence[Entity], count: int = 0
     ) -> list[MetadataRecord]:
-        """Return records for these partitions of a topic."""
+        """Return records for these partitions of a topic, which has at least ``count``."""
         topic_image = image.topics.get(topic.topic_name)
         if any(part.leader == LEADER_DURING_DELETE for part in parts):
             if topic.topic_id is None:
@@ -171,7 +185,8 @@ class ControllerRequestApplier:
             now = _updated(part, old)
             if old is None or _epochs(now) > _epochs(old):
                 states[part.partition_index] = now
-        return [*records, *_topic_records(topic.topic_name, topic.topic_id, topic_image, states)]
+        records += _topic_records(topic.topic_name, topic.topic_id, topic_image, states, count)
+        return records
 
     def live_brokers(
         self, image: MetadataImage, body: Entity, broker_epoch: int
@@ -289,10 +304,11 @@ def _topic_records(
     topic_id: UUID,
     topic_image: TopicImage | None,
     states: Mapping[int, PartitionRegistration],
+    count: int = 0,
 ) -> Iterator[MetadataRecord]:
-    """Yield records for partition states.
+    """Yield records for partition states of a topic with at least ``count`` partitions.
 
-    A partition with a lower index that is not in any request yet gets a record without replicas.
+    A partition that is not in any request yet gets a record without replicas.
     """
     if not states:
         return
@@ -300,7 +316,7 @@ def _topic_records(
         yield TopicRecord(name, topic_id)
     there = 0 if topic_image is None else len(topic_image.partitions)
     nothing = PartitionRegistration((), (), NO_LEADER, UNTOLD, UNTOLD)
-    for index in sorted({*states, *range(there, max(states) + 1)}):
+    for index in sorted({*states, *range(there, max(count, max(states) + 1))}):
         yield partition_record(topic_id, index, states.get(index, nothing))
 
 

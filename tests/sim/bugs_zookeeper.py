@@ -164,7 +164,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a broker refuses a request because ZooKeeper does not answer",
-        ((ZooKeeperNode._settings_of, "await asyncio.sleep(RETRY_MS / 1000)", "raise"),),
+        ((ZooKeeperNode._new_topics_of, "await asyncio.sleep(RETRY_MS / 1000)", "raise"),),
     ),
     Bug(
         "a controller that has resigned keeps its timers",
@@ -278,7 +278,11 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "a broker reads the settings of a new topic from a lagging server",
-        ((loading.read_new_settings, "await session.sync()", "pass"),),
+        ((loading.read_new_topics, "await session.sync()", "pass"),),
+    ),
+    Bug(
+        "a broker only knows the partitions of a new topic that a request names",
+        ((loading.read_new_topics, "_partition_count(name, node.data)", "0"),),
     ),
     Bug(
         "brokers do not watch the settings",

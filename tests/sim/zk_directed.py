@@ -157,6 +157,13 @@ DIRECTED: Final[Mapping[str, Staged | Directions]] = {
         "member_lag_ms": 40,
         "faults": ("recreate", "alter_config"),
     },
+    "a broker only knows the partitions of a new topic that a request names": {
+        **_CLUSTER,
+        "factor": 1,
+        "members": ((False, False), (False, False)),
+        "transactions": 1,
+        "faults": ("kill", "kill_controller"),
+    },
     "brokers do not watch the settings": Staged("settings"),
     "the controller does not watch the reassignments of tools": _ADDITION,
     "a completed reassignment of a tool stays in ZooKeeper": _ADDITION,

@@ -94,6 +94,16 @@ def test_first_request_of_a_later_controller_calls_on_failover() -> None:
     assert failovers == [3, 4]
 
 
+def test_new_topic_has_all_partitions_before_a_request_names_them() -> None:
+    """With fewer partitions, a coordinator would look for keys in other partitions."""
+    broker = ControllerRequestApplier(1, lambda: None)
+    request = _requests(MetadataImage(), BEFORE)[ApiKey.LEADER_AND_ISR]
+    topic = request.topic_states[0]
+    records, _ = broker.leader_and_isr(MetadataImage(), topic, topic.partition_states, 3)
+    partitions = _after(MetadataImage(), records).topics["t"].partitions
+    assert [partition.leader for partition in partitions] == [1, -1, -1]
+
+
 def test_update_metadata_sets_own_broker_epoch_before_registration_is_seen() -> None:
     """Otherwise the broker's ISR changes would have broker epoch -1 and would be refused."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]

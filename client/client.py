@@ -4,7 +4,7 @@
 methods, and both work with any Kafka broker. They negotiate versions, find leaders and coordinators
 and retry retriable errors. They do no batching, no group membership and no producer state.
 
-The logic is in ``router.py``, as coroutines. Over blocking sockets these never suspend, so
+The logic is in ``router.py``, as coroutines. Over blocking sockets the coroutines never suspend, so
 :class:`WireClient` runs them to completion in one step.
 """
 

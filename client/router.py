@@ -1,7 +1,7 @@
 """The common logic of the two clients: connections, versions, routing and retries.
 
-It is written once, as coroutines over :class:`fencepost.client.channel.Io`; with
-blocking sockets these never suspend.
+The logic is written once, as coroutines over :class:`fencepost.client.channel.Io`. With blocking
+sockets the coroutines never suspend.
 """
 
 from __future__ import annotations

@@ -283,8 +283,8 @@ class PartitionFollower:
     def _start(self) -> FollowerStep:
         """Begin to fetch at the log end offset.
 
-        A log without epochs cannot be compared with the leader's; it is truncated to the high
-        watermark, as before KIP-101.
+        A log without epochs cannot be compared with the leader's log. Such a log is truncated to
+        the high watermark, as before KIP-101.
         """
         if self.state in (FetchState.APPENDING, FetchState.TRUNCATING):
             return NOTHING

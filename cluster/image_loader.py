@@ -119,7 +119,7 @@ class ImageLoader:
     def _replay_similar(self, similar: SimilarPartitionRecords) -> None:
         """Replay records with the same content without decoding each of them.
 
-        A broker replays thousands of them when it starts.
+        A broker replays thousands of such records when it starts.
         """
         is_new, at = similar.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""

@@ -240,7 +240,7 @@ class PartitionLeader:
         *,
         is_diverging: bool = False,
     ) -> LeaderStep:
-        """Note a follower's fetch; the log ended at ``leader_end_offset`` when it was read.
+        """Note a follower's fetch; ``leader_end_offset`` was the log end when the log was read.
 
         A fetch that is answered with a diverging epoch is not counted: its offset does not show how
         far the two logs agree (KAFKA-13141). Raises :class:`UnknownReplicaError` and

@@ -70,7 +70,7 @@ class MetadataBatch:
     last_offset: int
     epoch: int
     records: tuple[bytes, ...] = ()
-    """The values of its records; empty for a control batch."""
+    """The values of the batch's records; empty for a control batch."""
     voters: Mapping[int, Address] | None = None
     """The listeners of the controllers, from a control batch with a VotersRecord (KIP-853)."""
 
@@ -84,8 +84,8 @@ class FetchMetadata:
     last_fetched_epoch: int
     current_leader_epoch: int
     high_watermark: int
-    """The observer's high watermark, -1 if unknown; the leader answers at once if its own is higher
-    (KIP-1166)."""
+    """The observer's high watermark, -1 if unknown. The leader answers at once if the leader's high
+    watermark is higher (KIP-1166)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,8 +198,8 @@ ClearElrRecord 28 0
 UnregisterControllerRecord 29 0
   controller_id int32
 """
-"""The structures inside records, then the records with their key and their newest version; below
-each structure or record, its fields in the order of the schema."""
+"""First the structures inside records, and then the records, each with its key and its newest
+version. The fields of a structure or record are in the lines below it, in the schema's order."""
 
 
 def _read_schemas() -> tuple[dict[type, tuple[Field, ...]], dict[type, tuple[int, int]]]:

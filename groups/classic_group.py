@@ -251,7 +251,7 @@ class ClassicGroup(GroupBase):
         self.forget_pending(member.member_id)
 
     def remove(self, member_id: str) -> ClassicMember:
-        """Remove a member, and elect another leader if it led. The caller answers its requests."""
+        """Remove a member; elect another leader if it led. The caller must answer its requests."""
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -358,7 +358,7 @@ class ClassicGroup(GroupBase):
 
         The record is a leader's assignment, the replacement of a static member by ``successor``,
         the end of a rebalance without members, or the first record of a new or converted group. The
-        group's state determines which of these it is; any other record is a bug.
+        group's state determines which of these kinds is expected; any other record is a bug.
         """
         is_current = saved.generation_id == self.generation_id
         if self.state is ClassicState.COMPLETING_REBALANCE and is_current:
@@ -473,7 +473,7 @@ class ClassicGroup(GroupBase):
         return None
 
     def tombstones(self) -> Iterable[Record]:
-        """Return the records that remove the group from the log, without its offsets."""
+        """Return the tombstones of the group's records, without those of its offsets."""
         return (group_tombstone(self.group_id),)
 
     def on_removed(self, decision: DecisionBuilder) -> None:

@@ -15,7 +15,7 @@ from fencepost.logcore.machine import InvariantViolation, Token
 
 @dataclass(slots=True, kw_only=True)
 class ClassicMember:
-    """One member. ``protocols`` are (name, metadata) in its order of preference."""
+    """One member. ``protocols`` are (name, metadata) in the member's order of preference."""
 
     member_id: str
     group_instance_id: str | None

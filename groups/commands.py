@@ -1,9 +1,9 @@
 """The commands of the group coordinator, and their results.
 
-A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide`. The ``response`` of the
-reply to its token is the command's result, or a :class:`fencepost.groups.errors.GroupError` of a
-class that the command lists. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds,
-topic ids are their 16 bytes. The caller checks that topics exist, authorises the request and
+A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide` with a token. The reply to
+the token contains the command's result, or a :class:`fencepost.groups.errors.GroupError` of a class
+that the command lists. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds, topic
+ids are their 16 bytes. The caller checks that topics exist, authorises the request and
 resolves topic ids; the machine checks group ids, members, generations and limits.
 
 Source: the request and response schemas of Apache Kafka, without fields that only affect encoding.

@@ -121,8 +121,8 @@ def is_unchanged(
 ) -> bool:
     """Whether a heartbeat only renews the session, because the group and the member are unchanged.
 
-    Nearly every heartbeat is of this kind. The six steps would have the same result at several
-    times the cost, and their cost grows with the group.
+    Nearly every heartbeat is of this kind. The six steps of :func:`heartbeat` would have the same
+    result at several times the cost, and their cost grows with the group.
     """
     member = group.members.get(command.member_id)
     return (

@@ -110,7 +110,7 @@ class ShareSettings:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The state outside of a group on which its decisions depend."""
+    """The state outside of a group on which decisions about the group depend."""
 
     topics: TopicsImage = field(default_factory=lambda: TopicsImage({}))
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)

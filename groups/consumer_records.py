@@ -3,8 +3,8 @@
 The values have one version, 0, and are flexible; keys are plain. Each record can be decoded without
 any other, so that a log loads regardless of the records that compaction has removed.
 
-Kafka 4.1 dropped type 4. The machine only notes that a log still has such a record, so that it can
-be tombstoned.
+Kafka 4.1 dropped type 4. A group only notes that its log still has such a record, so that the
+record can be tombstoned.
 
 Source: the ``ConsumerGroup*Key.json`` and ``ConsumerGroup*Value.json`` schemas of Kafka 4.3.
 """

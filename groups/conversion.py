@@ -226,8 +226,8 @@ def convert_to_classic_group(
 ) -> bool:
     """Convert a consumer group to a classic one; return False, and change nothing, if impossible.
 
-    ``joining`` is a static member with its new id and the id that it replaces. With a
-    ``rebalance_reason`` the classic group starts with a rebalance.
+    ``joining`` describes a static member that replaces another one: its member id, its record, and
+    the replaced member id. With a ``rebalance_reason`` the classic group starts with a rebalance.
     """
     now_ms, group_id = decision.now_ms, group.group_id
     topics = shard.environment(group_id).topics

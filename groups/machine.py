@@ -1,6 +1,6 @@
 """The group coordinator of one partition of ``__consumer_offsets``.
 
-The machine passes each request to its handler, replays the log, and loads and unloads the groups.
+The state machine passes requests to their handlers, replays the log, and loads and unloads groups.
 The classic protocol is in ``classic*.py``, the consumer protocol (KIP-848) in ``consumer*.py``,
 committed offsets in ``offsets.py``.
 

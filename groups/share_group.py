@@ -49,7 +49,7 @@ class ShareAssignment:
     partitions: frozenset[TopicIdPartition] = frozenset()
 
     def written(self) -> sr.ShareAssignmentValue:
-        """Return the content of its record."""
+        """Return the content of the assignment's record."""
         return sr.ShareAssignmentValue(
             self.member_epoch, self.previous_member_epoch, by_topic(self.partitions)
         )

@@ -131,7 +131,8 @@ def uninitialized(
 ) -> dict[bytes, tuple[str, frozenset[int]]]:
     """Return the partitions of subscribed topics whose initialization must begin, or begin again.
 
-    It begins again if the share coordinator has not answered within ``initialize_retry_ms``.
+    Initialization begins again if the share coordinator has not answered within
+    ``initialize_retry_ms``.
     """
     state = group.state
     with_state = by_topic_id(state.initialized)

@@ -2,7 +2,7 @@
 
 With a wrong entry, a consumer that asks for the end of an epoch would go back too far or skip
 records, and a recovery would take good batches for damaged ones. The first use after an open
-compares the entries with a few batch headers. Only if they disagree, all headers are read.
+compares the entries with a few batch headers. If they disagree, all batch headers are read.
 
 Compaction may have removed the first batches of an epoch, or all of them. Any start offset between
 the neighbouring batches is right then, because the offsets between them hold no records.

@@ -122,7 +122,7 @@ class LeaderEpochs:
             self.is_synced = False
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove epochs that end at or before ``start_offset``; its own epoch then begins at it."""
+        """Remove epochs that end at or before an offset, and let the offset's epoch begin there."""
         above = bisect_right(self._starts, start_offset)
         if above == 0 or (above == 1 and self._starts[0] == start_offset):
             return

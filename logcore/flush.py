@@ -132,6 +132,6 @@ class FlushQueue:
 def is_refusal(failure: Exception) -> bool:
     """Return whether the disk was full or too many files were open.
 
-    A failed sync is neither: :func:`fencepost.logcore.fs.sync_handle` raises EIO for it.
+    A failed sync never counts as one of these: :func:`fencepost.logcore.fs.sync_handle` raises EIO.
     """
     return isinstance(failure, OSError) and failure.errno in NO_ROOM | NO_HANDLES

@@ -57,7 +57,7 @@ class ProducerLimit:
         self.count += 1
 
     def touch(self, entry: ProducerEntry, producers: Producers) -> None:
-        """Move a producer to the end of the queue, or out of it while its transaction is open."""
+        """Move a producer to the end of the queue; during a transaction, take it out instead."""
         if entry.current_txn_first_offset is None:
             self._idle[entry] = producers
             self._idle.move_to_end(entry)

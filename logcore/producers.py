@@ -557,7 +557,7 @@ class ProducerStateManager:
         self._last_snapshot_offset = min(self._last_snapshot_offset, offset)
 
     def remove_stray_snapshots(self, segment_bases: set[int]) -> None:
-        """Remove snapshots without a segment, except the newest if it is above the last base."""
+        """Remove snapshots without a segment; keep the newest if it is above the last segment."""
         newest = max(self.snapshot_offsets, default=-1)
         for snapshot in self.snapshot_offsets - segment_bases:
             if snapshot != newest or snapshot < max(segment_bases, default=-1):

@@ -216,8 +216,8 @@ def skip_headers(
 ) -> int:
     """Step over at most ``most`` headers of a record that ends at ``stop``.
 
-    Raises InvalidRecordError if there are more, or more than fit. The caller must compare the
-    returned position with ``stop``.
+    Raises InvalidRecordError if the record has more headers, or announces more than fit into it.
+    The caller must compare the returned position with ``stop``.
     """
     count, pos = _read_size(data, pos)
     if count > most:

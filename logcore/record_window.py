@@ -134,7 +134,7 @@ class RecordWindow:
     ) -> Iterator[Sequence[T]]:
         """Read ``count`` records in chunks, some of them empty; the batch must hold no others.
 
-        ``read`` reads as many records as the window holds, up to its argument.
+        ``read(window, most)`` reads the records that the window holds, but not more than ``most``.
         Raises InvalidRecordError for records that contradict their lengths, and errors of ``read``.
         """
         if count < 0:

@@ -45,7 +45,7 @@ _BEGIN, _WORD, _NEWLINE, _OTHER = range(4)
 """Kinds of the character on one side of a position; ``_BEGIN`` means no character."""
 
 _BUILD = Generator[tuple[Piece, int], int, int]
-"""Yields the pieces to build and returns the first state of its own piece."""
+"""A task that builds a piece: it yields the pieces inside, and returns the piece's first state."""
 
 
 def _bit(char: str) -> int:

@@ -165,8 +165,8 @@ def truncate(
 ) -> TruncationPlan:
     """Remove the batch that holds ``offset`` and all later ones, after copying files to ``undo``.
 
-    To undo it, remove the partition's files from the first copied segment on and move the copies
-    back. Raises OffsetOutOfRangeError, StorageError, OSError.
+    To undo the truncation, remove the partition's files from the first copied segment on, and move
+    the copies back. Raises OffsetOutOfRangeError, StorageError, OSError.
     """
     cut = plan_truncation(fs, directory, offset)
     fs.make_directory(undo)

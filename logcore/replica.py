@@ -60,7 +60,7 @@ class FollowerAppend(NamedTuple):
     last_epoch: int
     """The leader epoch of the last appended batch; −1 without any, and for formats v0 and v1."""
     taken: int
-    """The position in the bytes where the next call continues; their length once all is done."""
+    """The position in ``records`` at which the next call must continue; the length at the end."""
     warnings: tuple[str, ...] = ()
     """Events that Kafka logs as a warning before it continues."""
 
@@ -384,8 +384,8 @@ class ReplicaLog:
     def restart_at(self, offset: int) -> None:
         """Remove all records, and set log start, high watermark and log end to ``offset``.
 
-        For a log that ends before its leader's log starts (``UnifiedLog.truncateFullyAndStartAt``,
-        KAFKA-9491).
+        A follower's log must restart if it ends before the leader's log starts
+        (``UnifiedLog.truncateFullyAndStartAt``, KAFKA-9491).
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
         marks.raise_if_stopped()

@@ -358,8 +358,8 @@ class Segment:
     def boundary(self, start: int, max_bytes: int, limit: int) -> tuple[int, int | None]:
         """Return the end of the whole batches from ``start`` that fit ``max_bytes``.
 
-        ``start`` and ``limit`` are batch boundaries; the end is at most ``limit``. Return its
-        position and the base offset of the batch there, None when the end is ``limit``.
+        ``start`` and ``limit`` are batch boundaries; the end is at most ``limit``. The result is
+        the position of the end, and the base offset of the batch there: None at ``limit``.
         """
         if not self._index_checked:
             self._check_index()

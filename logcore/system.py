@@ -420,7 +420,7 @@ def on_signal(
 
 
 def ignore_signals(loop: SignalLoop, numbers: Iterable[int | None]) -> None:
-    """Ignore signals. A handler of the loop would not do: closing the loop removes it."""
+    """Ignore signals. A handler of the loop is not enough, because closing the loop removes it."""
     for number in numbers:
         if number is not None:
             with contextlib.suppress(NotImplementedError):

@@ -1,9 +1,9 @@
 """Offset look-ups by timestamp, in steps.
 
-A log may have thousands of segments, and a batch a million records: a generator yields so that
-other tasks get their turn, and returns the result. The log may roll, be truncated or compacted
-meanwhile. Therefore the generator takes one segment at a time from the log, keeps its file open
-during the search, and searches the successor of a segment that was replaced.
+A log may have thousands of segments, and a batch may have a million records. Therefore a look-up is
+a generator that yields, so that other tasks can run, and returns the result. The log may roll, be
+truncated or compacted meanwhile. So the generator takes one segment at a time from the log, keeps
+the segment's file open during the search, and searches the successor of a replaced segment.
 
 Source: ``LogSegment.findOffsetByTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``.
 """

@@ -32,7 +32,7 @@ class ProducerIdentity(NamedTuple):
 
 
 class EpochRelation(Enum):
-    """The relation of the identity of an EndTxn request to the stored one."""
+    """How the identity in an EndTxn request relates to the stored identity."""
 
     CURRENT = auto()
     """The stored identity."""

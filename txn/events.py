@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 RESOLVER_CLIENT_ID = "fencepost-resolve"
-"""The client id of ``fencepost txns resolve``. The event history records the commits that have
-it."""
+"""The client id of ``fencepost txns resolve``. The event history shows by this id that an operator
+decided a transaction."""
 
 
 class EventKind(StrEnum):

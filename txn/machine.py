@@ -1,6 +1,6 @@
 """The transaction coordinator of one partition of ``__transaction_state`` (KIP-98, KIP-890).
 
-The machine passes each request to its handler, replays the log, and loads and unloads the
+The state machine passes each request to its handler, replays the log, and loads and unloads the
 coordinator. ``state.py`` has the states of a transaction, ``epochs.py`` the rules by which producer
 epochs fence. ``end_txn.py`` ends transactions under both protocols: TV1 (KIP-98), and TV2 (KIP-890,
 part 2), where every end bumps the epoch. ``add_partitions.py`` also verifies partitions for their

@@ -365,7 +365,7 @@ class MarkerQueues:
         )
 
     def _is_current(self, job: _PendingMarkers) -> bool:
-        """Whether no later request replaced this one, and its coordinator epoch is current."""
+        """Whether no later request replaced ``job``, and its coordinator epoch is current."""
         transactional_id = job.request.transactional_id
         if self._jobs.get(transactional_id) is not job:
             return False

@@ -117,7 +117,7 @@ class TransactionMetadata:
 
     @property
     def is_kept_prepared(self) -> bool:
-        """Whether the client's identity differs from its transaction's (KIP-939)."""
+        """Whether the client's identity differs from the transaction's identity (KIP-939)."""
         return self.next_producer_epoch != NO_EPOCH
 
     @property

@@ -1,8 +1,9 @@
 """Evidence of a transaction's outcome that any Kafka broker stores.
 
 The coordinator's log, ``__transaction_state``, has the last record of each transactional id, and
-until it is compacted also earlier ones. A partition's log has the end marker of each transaction
-after its batches, for as long as it has the batches, even if the transactional id has expired.
+earlier records until the log is compacted. A partition's log has the end marker of each transaction
+after the transaction's batches, for as long as the log has these batches, even if the transactional
+id has expired.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class IncidentError(ValueError):
 def is_setting(name: str) -> bool:
     """Return whether a broker's setting is part of an incident.
 
-    Assignors are not: they are named by class, and a file must not choose classes to load.
+    Settings of assignors are not part of it, because they name classes, and a file must not choose
+    which classes are loaded.
     """
     return name.startswith(_SETTING_PREFIXES) and not name.endswith("assignors")
 

@@ -52,7 +52,7 @@ class Producer:
     last_timestamp_ms: int
     coordinator_epoch: int
     start_offset: int
-    """The start offset of its open transaction."""
+    """The start offset of the producer's open transaction."""
 
     @property
     def is_open(self) -> bool:
@@ -278,8 +278,8 @@ def hanging(
 def began(session: ClusterSession, producer: Producer) -> int | None:
     """Return the time of an open transaction's first record, in ms; None if the record is gone.
 
-    The time is read from the record: leaders do not report it, and for a hanging transaction no
-    coordinator does.
+    The time is read from the record, because leaders do not report the time, and no coordinator
+    reports it for a hanging transaction.
     """
     from fencepost.client.client import ApiError
     from fencepost.client.queries.reader import headers

@@ -28,7 +28,7 @@ def spread(
 
     Each partition gets ``factor`` replicas, or as many as it has, on different racks if there are
     enough. Brokers hold, and lead, nearly the same number of partitions. A replica on one of the
-    brokers stays there unless that broker would hold too many. Raises TooFewBrokers.
+    brokers stays there unless that broker would hold too many replicas. Raises TooFewBrokers.
     """
     factors = {tp: factor or len(replicas) for tp, replicas in current.items()}
     most = max(factors.values(), default=0)

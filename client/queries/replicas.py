@@ -291,7 +291,7 @@ def restart_problem(
 
 
 def quorum_without(quorum: QuorumDescription, broker: int) -> str | None:
-    """Return why the controllers have no majority while ``broker`` restarts; None if they have.
+    """Return why the controllers lack a majority while ``broker`` restarts; None if they have one.
 
     A voter counts if it has reported its log end, and has every committed record.
     """

@@ -94,7 +94,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A verdict, its reasons, and whether they prove it.
+    """A verdict, the reasons for it, and whether the reasons prove it.
 
     ``ends_as`` is the identity that EndTxn must have to end the open transaction; None if the
     identity that was asked for cannot end it.

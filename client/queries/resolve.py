@@ -259,9 +259,10 @@ def end_transaction(session: ClusterSession, resolution: Resolution, *, commit: 
     """Send EndTxn with the identity of an open transaction. Raises ApiError if it is refused.
 
     The request has the version that the transaction's producer uses, so that the producer's own
-    retry gets the same answer. In two-phase commit each transaction has its own epoch: without the
-    bump the producer would not notice the end, and would add another transaction's records to its
-    own. The client id tells the broker's event history that an operator has decided.
+    retry gets the same answer. In a two-phase commit the version is one that bumps the epoch:
+    otherwise the producer would not notice that its transaction has ended, and would add its next
+    records to another transaction. The client id tells the broker's event history that an operator
+    has decided.
     """
     if resolution.ends_as is None:
         raise ApiError(ErrorCode.producer_fenced, "EndTxn", resolution.evidence.transactional_id)

@@ -33,7 +33,7 @@ ENDS = {
 
 
 def examine(session: ClusterSession, group: GroupView) -> tuple[list[Row], list[Row]]:
-    """Return the offset rows of a share group, and the rows about the records behind them.
+    """Return the offset rows of a share group, and rows about records that hold them back.
 
     An offset row has the counts of in-flight records, or in ``in_flight_error`` the reason why they
     are unknown. In a row about a record, ``state`` is None if no record holds back the start

@@ -61,8 +61,8 @@ class PartitionChangeBuilder:
     directories: dict[int, UUID] = field(default_factory=dict)
     """New log directories, by the replica's broker id."""
     raises_leader_epoch: bool = False
-    """Whether every change raises the leader epoch. On ZooKeeper it must, because a broker ignores
-    a LeaderAndIsr request with a leader epoch that it knows (kafka:
+    """Whether every change raises the leader epoch. On ZooKeeper every change must, because a
+    broker ignores a LeaderAndIsr request with a leader epoch that it knows (kafka:
     ``LeaderAndIsr.newLeaderAndIsr``; similar in KRaft:
     ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``)."""
     is_alter_partition: bool = False
@@ -129,7 +129,7 @@ class PartitionChangeBuilder:
         return record
 
     def _moves(self, record: PartitionChangeRecord) -> bool:
-        """Whether the record changes the replicas. The answer to the leader does not have them."""
+        """Whether the record changes the replicas, which the answer to the leader omits."""
         return (record.replicas, record.adding_replicas, record.removing_replicas) != (None,) * 3
 
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:

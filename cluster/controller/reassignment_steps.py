@@ -30,7 +30,7 @@ def towards(partition: PartitionRegistration, target: Replicas) -> PartitionReas
     """Return the first step to another assignment, also while a reassignment is in progress.
 
     A replica that is still being added stays in ``adding``, so cancelling restores the assignment
-    from before the first reassignment (KIP-455). Kafka's controller does not restore it.
+    from before the first reassignment (KIP-455). Kafka's controller does not restore that one.
     """
     before = set(partition.replicas) - set(partition.adding_replicas)
     adding = tuple(sorted(set(target) - before))

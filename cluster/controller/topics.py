@@ -202,7 +202,8 @@ def prepare_topic(
 ) -> Steps[PreparedPartitions | None]:
     """Prepare the partitions of a topic for :func:`create_topic`.
 
-    Returns None if they cannot be placed. The decision reports the error, after its other checks.
+    Returns None if the partitions cannot be placed. Then :func:`create_topic` raises the error,
+    after its other checks.
     """
     try:
         assignments = yield from _assignments(view, topic, draw)
@@ -438,7 +439,7 @@ def prepare_partitions(
     assignments: Sequence[Sequence[int]] | None,
     draw: RandomSource,
 ) -> Steps[PreparedPartitions | None]:
-    """Prepare the partitions for :func:`create_partitions`; return None if it will raise."""
+    """Prepare the partitions for :func:`create_partitions`; None if that will raise an error."""
     topic = view.image.topics.get(name)
     current = count if topic is None else len(topic.partitions)
     added = count - current

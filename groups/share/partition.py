@@ -72,7 +72,7 @@ class PendingWrite:
     token: Token | None
     """The request that waits for the write."""
     is_transition: bool
-    """Whether the new states wait for the write, and a failure undoes them."""
+    """Whether the new states become final with the write, and are undone if it fails."""
     dead_letters: tuple[SendToDeadLetterQueue, ...] = ()
     """Records that go to the dead-letter queue when the write has ended, successfully or not."""
 
@@ -343,7 +343,7 @@ class SharePartition:
     def archive(self, run: Run, cause: Cause) -> None:
         """Archive a run without a write: its records were deleted, or must not be delivered.
 
-        A write under way for the run then has no further effect on it.
+        A write that is under way for the run has no further effect on the run.
         """
         self.change(run, RecordState.ARCHIVED, cause)
         run.member_id = run.deadline_ms = run.transition = None

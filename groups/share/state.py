@@ -158,7 +158,7 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class StateSummary:
-    """The answer to ReadStateSummary. Its defaults are the answer for an unknown key."""
+    """The answer to ReadStateSummary. The default values are the answer for an unknown key."""
 
     start_offset: int = UNKNOWN_OFFSET
     delivery_complete_count: int = UNKNOWN_COUNT
@@ -180,7 +180,7 @@ class _Entry:
 
     value: Snapshot
     snapshot_offset: int
-    """The offset of its latest snapshot record."""
+    """The offset of the share partition's latest snapshot record."""
     leader_epoch: int
     """The highest leader epoch of any record; reads and writes with a lower epoch are fenced. The
     epoch in ``value`` becomes 0 again when the state is initialized again."""

@@ -50,7 +50,7 @@ class PartitionState(Enum):
     INITIALIZING = "initializing"
     ACTIVE = "active"
     FAILED = "failed"
-    """Reading its state failed: the next fetch begins with a new share partition."""
+    """Reading the persisted state failed: the next fetch begins with a new share partition."""
     FENCED = "fenced"
     """The broker has dropped the share partition, because another broker leads the partition,
     because the share coordinator has a later state epoch, or because no session is left."""

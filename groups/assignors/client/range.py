@@ -113,7 +113,7 @@ def _match_racks(parts: Sequence[_Topic], result: Result) -> None:
 
 
 def _match_together(group: Sequence[_Topic], count: int, result: Result) -> None:
-    """Give partition n of all topics to one member, if it can read all of them in its rack."""
+    """Give partition n of all topics to a member that can read all of them in its own rack."""
     open_members = list(group[0].consumers)
     for index in range(count):
         for member_id in open_members:

@@ -233,6 +233,6 @@ def _older(former: Mapping[str, PreviousOwnership]) -> dict[TopicPartition, tupl
 
 
 def _unevenness(result: Result) -> int:
-    """Return the sum, over all pairs of members, of the differences of their counts."""
+    """Return a measure of imbalance: the sum of the count differences of all pairs of members."""
     sizes = sorted(len(mine) for mine in result.values())
     return sum(size * (2 * rank - len(sizes) + 1) for rank, size in enumerate(sizes))

@@ -220,7 +220,7 @@ class ConsumerGroup(GroupBase):
         self.stop_classic_timers(decision, member_id)
 
     def stop_upkeep(self, decision: DecisionBuilder) -> None:
-        """Cancel the group's own timers: the group has no members, or changes its kind."""
+        """Cancel the group's own timers, because it has no members left or changes its kind."""
         decision.disarm(self.timer("assignor"))
         decision.disarm(self.timer("regex"))
         self.scan = None

@@ -285,7 +285,8 @@ def decode_records(
 ) -> list[LogRecord]:
     """Decode all records of the batch at ``pos`` at once; see :func:`record_chunks`.
 
-    For batches that the broker itself has written, and for callers that keep all records anyway.
+    This is for batches that the broker itself has written, and for callers that keep all records
+    anyway.
     """
     return list(iter_records(buf, pos, header, max_output_bytes=max_output_bytes))
 
@@ -335,8 +336,8 @@ def encode_batch(
 
     ``base_offset`` defaults to the first record's offset, ``last_offset_delta`` to the last
     record's distance from ``base_offset``, ``max_timestamp_ms`` to the largest timestamp. Without
-    records (a header that compaction keeps for its producer state) ``base_offset`` and
-    ``last_offset_delta`` must be given. Raises ValueError when the offsets do not fit the batch.
+    records, ``base_offset`` and ``last_offset_delta`` must be given; compaction keeps such a header
+    for its producer state. Raises ValueError when the offsets do not fit the batch.
     """
     if base_offset is None:
         if not records:

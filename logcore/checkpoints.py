@@ -294,7 +294,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 
 
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
-    """Write the clean-shutdown file, as the last step of a shutdown: all logs are closed.
+    """Write the clean-shutdown file, as the last step of a shutdown that has closed all logs.
 
     ``broker_epoch`` is the epoch of the broker's last registration; -1 outside of a cluster.
     """

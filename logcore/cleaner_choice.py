@@ -92,5 +92,5 @@ class CleanerChoice:
             self._on_failed(partition, error)
 
     def forget(self, topic: str, index: int) -> None:
-        """Clear the failure of a partition's name, for a new partition of that name."""
+        """Forget that cleaning a partition failed, because a new partition has its name."""
         self.uncleanable.pop((topic, index), None)

@@ -60,7 +60,7 @@ MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
 """The maximum size of a segment: positions in the offset index are signed 32-bit numbers."""
 
 _MIN_WAIT_SECONDS: Final = 0.01
-"""Shorter debts of the throttle are carried over, because a sleep would cost more."""
+"""The throttle does not sleep for less than this time; it carries a smaller debt over."""
 _MAX_WAIT_SECONDS: Final = 1.0
 """After this time, a waiting throttle reads its rate again."""
 
@@ -98,7 +98,7 @@ class CleanerThrottle:
     def _wait_for_quota(self) -> float:
         """Subtract the elapsed time from the debt; return the seconds for the remaining debt.
 
-        Unused time is not saved up: a later burst would hit the disk at once.
+        Unused time is not saved up, because a later burst would hit the disk at once.
         """
         rate, now_ms = self._bytes_per_second(), self._clock.monotonic_ms()
         paid = (now_ms - self._owed_at_ms) / 1000 * rate

@@ -81,8 +81,8 @@ PIECE_BYTES: Final = 64 * 1024
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
     """Compress ``data``; ``level`` is on the codec's scale, None means its default.
 
-    snappy has no levels. lz4 compresses in its fast mode at its default level, 9, and in its
-    high-compression mode at all others, as Kafka does.
+    snappy has no levels. As in Kafka, lz4 uses its fast mode at the default level, 9, and its
+    high-compression mode at all other levels.
     """
     if codec is Codec.ZSTD:  # in one call, which writes the size into the frame
         return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL if level is None else level))

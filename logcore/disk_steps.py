@@ -13,7 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DiskSteps = Generator[Callable[[], None], None, T]
-"""Yields calls that may raise OSError, which the driver throws into the generator; returns T."""
+"""A task that yields calls and returns T. If a call raises OSError, the driver throws the error
+into the generator."""
 
 
 def run_blocking(steps: DiskSteps[T]) -> T:

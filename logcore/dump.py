@@ -105,7 +105,7 @@ def dump_file(
     records: bool = False,
     decoder: Decoder | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of one file. ``records`` decodes the batches of a log. Raises OSError.
+    """Yield the rows of one file; with ``records``, also those of a log's records. Raises OSError.
 
     Raises ValueError if the name matches no known kind of file.
     """

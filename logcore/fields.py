@@ -173,7 +173,7 @@ class FieldReader:
 
 
 class FieldWriter:
-    """Builds one key or value, or with ``version`` None a structure inside one."""
+    """Builds a key or a value or, with ``version`` None, a structure inside of one."""
 
     def __init__(self, version: int | None, *, flexible: bool = False) -> None:
         self._out = bytearray() if version is None else bytearray(_INT16.pack(version))

@@ -343,7 +343,7 @@ def sync_path(fs: FileSystem, path: str) -> None:
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
     """Write ``data`` as the whole content of the file at ``path``, in place and not atomically.
 
-    For files that carry a checksum.
+    This is for files that carry a checksum.
     """
     with opened(fs, fs.open(path, create=True)) as handle:
         fs.truncate(handle, 0)
@@ -356,7 +356,7 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 def replace_file(
     fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool = True
 ) -> None:
-    """Set the content of the file ``name``: a kill or power loss leaves the old or the new one.
+    """Replace the content of the file ``name``. A kill or power loss leaves either content whole.
 
     Without ``sync``, power loss may leave the file empty or missing.
     """

@@ -187,7 +187,7 @@ def decode_message(
     *,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> list[LogRecord]:
-    """Decode the message at ``pos``: one record, or the inner ones, offsets ascending.
+    """Decode the message at ``pos``: one record, or the inner records in the order of offsets.
 
     The caller must check the CRC. Raises CorruptRecordError and InvalidRecordError as
     :func:`fencepost.logcore.batch.decode_records` does.
@@ -333,7 +333,7 @@ class _Run:
         self._bytes += header.size
 
     def finish(self) -> bytes:
-        """Return the batch, empty bytes without messages, and start the next one."""
+        """Return the batch (empty bytes if it has no messages), and start the next one."""
         if not self._headers:
             return b""
         batch = encode_batch(

@@ -158,7 +158,7 @@ class Log:
         return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
 
     def end_before(self, offset: int) -> int:
-        """Return where a truncation to ``offset``, which must be in the log, would end the log."""
+        """Return the log end after a truncation to ``offset``, which must be in the log."""
         segment: Segment = self._segments.values()[self._floor(offset)]
         try:
             return segment.end_before(offset)

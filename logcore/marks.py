@@ -108,8 +108,8 @@ class Marks:
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` after each change of the marks; return a function to unsubscribe.
 
-        Appends, markers, truncations, deletion, and a log that goes off line all call it. The
-        callback must not append to this log.
+        It is called after appends, markers, truncations and a deletion, and when the log goes off
+        line. The callback must not append to this log.
         """
         token = self._next_listener
         self._next_listener += 1

@@ -34,8 +34,9 @@ class Isolation(IntEnum):
 class LogReadInfo(NamedTuple):
     """Whole batches, the partition's marks, and the transactions that were aborted.
 
-    ``aborted`` has (producer id, first offset) of each; it may include transactions that begin
-    after ``records``, and is None unless the isolation is ``READ_COMMITTED``.
+    ``aborted`` has (producer id, first offset) of each aborted transaction. It may include
+    transactions that begin after ``records``, and is None unless the isolation is
+    ``READ_COMMITTED``.
     """
 
     records: bytes | FileRange

@@ -35,8 +35,8 @@ class RecordWindow:
     """Encoded records that are decompressed and not read yet.
 
     Readers move ``pos`` from record to record, also beyond the end of ``data``: the skipped bytes
-    are decompressed and dropped. With ``max_record_bytes`` a larger record is an
-    InvalidRecordError, before its bytes are collected.
+    are decompressed and dropped. With ``max_record_bytes``, a larger record raises
+    InvalidRecordError before its bytes are collected.
     """
 
     __slots__ = (

@@ -62,7 +62,7 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """The changes that a recovery made to a partition's files; bytes are bytes of log files."""
+    """The changes that a recovery made to a partition's files; all byte counts are of log files."""
 
     scanned_segments: int = 0
     truncated_bytes: int = 0
@@ -75,7 +75,7 @@ class RecoveryReport:
     """Why the log was truncated, empty if it was not."""
 
     valid_data_removed: bool = False
-    """Whether good batches followed the bad one: damage, not a torn tail."""
+    """Whether good batches followed the bad one, which then is damage and not a torn tail."""
 
     lost_offsets: int = 0
     """How many acknowledged offsets are gone: those from the log end to the larger of the

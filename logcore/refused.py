@@ -38,7 +38,7 @@ class RefusedSequences:
             self._lowest[producer_id] = epoch, sequence
 
     def lowest(self, producer_id: int, epoch: int) -> int | None:
-        """Return the sequence that must come first; None if any may."""
+        """Return the sequence that must come first; None if any sequence may."""
         batch = self._lowest.get(producer_id)
         return batch[1] if batch is not None and batch[0] == epoch else None
 

@@ -71,7 +71,7 @@ def _assertions_between(before: int, after: int) -> int:
 
 
 class _StateSet:
-    """The states after a text, without those reached by transitions that consume no character."""
+    """The states after a text, before any further transition that consumes no character."""
 
     __slots__ = ("accepts", "before", "states", "steps")
 

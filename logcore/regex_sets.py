@@ -203,7 +203,7 @@ def _both_cases(characters: int) -> int:
 
 @lru_cache(maxsize=1_024)
 def range_set(low: int, high: int, *, is_folded: bool) -> CharSet:
-    """Return the characters of a range of code points; folded with their other cases."""
+    """Return the characters of a range of code points; ``is_folded`` adds their other cases."""
     inside = _range(low, min(high, ASCII_END - 1)) if low < ASCII_END else 0
     if high < ASCII_END:
         return folded(inside) if is_folded else inside

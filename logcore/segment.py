@@ -307,7 +307,7 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """Timestamp for retention: the segment's largest, else the file's modification time."""
+        """The largest timestamp or, without any, the file's modification time: for retention."""
         timestamp = NO_TIMESTAMP
         with suppress(CorruptRecordError):  # damage must not keep a segment forever
             timestamp = self.max_timestamp

@@ -37,7 +37,8 @@ except ImportError:  # Windows
 ReadableBuffer = bytes | bytearray | memoryview
 
 _IS_LINUX: Final = sys.platform == "linux" and hasattr(time, "CLOCK_BOOTTIME")
-"""For calls whose names other systems have too, but with other constants or structures."""
+"""Whether this is Linux. Other systems have some calls of the same names, but with other constants
+or structures."""
 
 
 # --- clocks: partials, because freezegun replaces functions of `time` wherever they are found ---

@@ -76,7 +76,7 @@ def validate(
     min_zstd_ok: bool,
     budget: CheckBudget | None = None,
 ) -> ValidatedBatch:
-    """Check a client's bytes in one step: see :func:`validating`."""
+    """Check a client's bytes in one step: see :func:`validate_in_steps`."""
     return finish(
         validate_in_steps(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, budget=budget)
     )

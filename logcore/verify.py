@@ -61,7 +61,7 @@ def _problem(file: str, text: object, **position: object) -> Row:
 
 
 def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
-    """Check the small files of a data directory, and checkpoints against its partitions.
+    """Check the small files of a data directory, and compare the checkpoints with the partitions.
 
     :func:`verify_partition` checks the partitions themselves. Raises OSError.
     """

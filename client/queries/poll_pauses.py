@@ -1,4 +1,4 @@
-"""Pauses between two calls of poll that consumers have reported in their metrics (KIP-714).
+"""Pauses between a consumer's calls of poll, as consumers report them in their metrics (KIP-714).
 
 A client pushes its metrics after the pause. The report therefore follows the event that the pause
 caused, and by then the client may have another member id.
@@ -35,8 +35,8 @@ _ABSENCES = ("acquisition lock expired", "its owner's connection closed")
 def with_poll_pauses(entries: Sequence[Entry]) -> list[Entry]:
     """Add ``poll_pause_ms`` to the events that a reported pause explains.
 
-    These are departures of members, and records of a share group whose owner's acquisition lock
-    expired or whose owner's connection closed.
+    A pause can explain the departure of a member. It can also explain why records of a share group
+    became available again: their owner's acquisition lock expired, or its connection closed.
     """
     pauses = [entry for entry in entries if entry.what == POLL_PAUSE_REPORTED]
     return [

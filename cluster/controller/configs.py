@@ -65,8 +65,8 @@ def incremental_alter_configs(
 ) -> ControllerResult[None]:
     """Change some settings of a resource, or with ``validate_only`` only check the change.
 
-    ``list_default`` returns the default of a list by resource type and key, and None for a setting
-    that is not a list. Raises the errors of ``check_configs``, InvalidConfigError,
+    ``list_default(type, key)`` returns the default value of a setting that is a list, and None for
+    any other setting. Raises the errors of ``check_configs``, InvalidConfigError,
     UnknownTopicOrPartitionError, and PolicyViolationError if too many groups have settings.
     """
     current = view.image.configs.get(resource, {})

@@ -102,8 +102,8 @@ class BrokerHeartbeatState:
 class BrokerHeartbeatManager:
     """The brokers' sessions, their metadata offsets, and the states they may enter next.
 
-    Built from the image when the controller becomes active: every unfenced broker then has a whole
-    session timeout to send its first heartbeat.
+    The state is built from the image when the controller becomes active. Every unfenced broker then
+    has a whole session timeout to send its first heartbeat.
     """
 
     def __init__(self, image: MetadataImage, session_timeout_ms: int, now_ms: int) -> None:

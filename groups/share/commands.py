@@ -173,8 +173,8 @@ class StateRead:
 class LookUpStartOffset:
     """Look up the offset of a timestamp, then call ``SharePartition.start_offset_found``.
 
-    ``timestamp`` has the same meaning as in ListOffsets with read_uncommitted. A timestamp later
-    than the last record's gives the log end offset.
+    ``timestamp`` has the same meaning as in ListOffsets with read_uncommitted. If it is later than
+    the last record's timestamp, the result is the log end offset.
     """
 
     key: SharePartitionKey

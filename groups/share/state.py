@@ -168,7 +168,7 @@ class StateSummary:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The records of a sweep that fit one decision are written."""
+    """The records of a sweep are written, as far as they fit one decision."""
 
     more: bool
     """Whether the sweep must be repeated at once."""
@@ -426,7 +426,7 @@ class ShareStateMachine:
         decision.reply(token, StateRead(value.state_epoch, value.start_offset, value.batches))
 
     def _write(self, decision: DecisionBuilder, token: Token, command: WriteShareState) -> None:
-        """Write an update, or a snapshot if enough updates follow the last one."""
+        """Write an update, or a snapshot if enough updates follow the last snapshot."""
         _require(command.key.partition >= 0, NEGATIVE_PARTITION)
         _require(command.leader_epoch >= 0, NEGATIVE_LEADER_EPOCH)
         _require(command.state_epoch >= 0, NEGATIVE_STATE_EPOCH)

@@ -41,7 +41,7 @@ class BrokerUnreachable(WireError):  # noqa: N818 - says what it is
 
 
 class AuthenticationError(WireError):
-    """Authentication of the client or of the broker failed: a retry would not help."""
+    """Authentication of the client or of the broker failed, so a retry would not help."""
 
 
 class Channel(Protocol):

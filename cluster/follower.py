@@ -119,9 +119,9 @@ FETCH_ERRORS: Final[Mapping[int, ErrorReaction]] = {
     Errors.OFFSET_OUT_OF_RANGE: ErrorReaction.RESET,
     Errors.FENCED_LEADER_EPOCH: ErrorReaction.FAIL,
 }
-"""A fetch with any other error is retried: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and errors
-about unknown topics stop once the metadata has propagated, and the leader may recover from all
-others."""
+"""A fetch with any other error is retried. UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and errors
+about unknown topics end once the metadata has propagated, and the leader may recover from all other
+errors."""
 
 APPEND_ERRORS_THAT_PASS: Final = frozenset(
     {Errors.CORRUPT_MESSAGE, Errors.INVALID_RECORD, Errors.OFFSET_OUT_OF_RANGE}

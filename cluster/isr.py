@@ -154,8 +154,8 @@ class ReplicaState:
     ) -> None:
         """Note a fetch.
 
-        A fetch offset at or above the log end offset that the leader had at the previous fetch
-        shows that the follower was caught up at that time.
+        If the fetch offset is at or above the log end offset that the leader had at the previous
+        fetch, then the follower was caught up at the time of that previous fetch.
         """
         if offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)

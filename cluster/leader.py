@@ -222,7 +222,7 @@ class PartitionLeader:
     def check_replica(self, broker_id: int) -> None:
         """Raise unless this broker leads the partition and ``broker_id`` has a replica of it.
 
-        Called before anything is read for a follower.
+        Call this before anything is read for a follower.
         """
         if not self.is_leader:
             raise NotLeaderOrFollowerError(f"{self} is not led by this broker")

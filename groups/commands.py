@@ -3,8 +3,8 @@
 A command goes into :meth:`fencepost.groups.machine.GroupMachine.decide` with a token. The reply to
 the token contains the command's result, or a :class:`fencepost.groups.errors.GroupError` of a class
 that the command lists. Text is ``str``, opaque blobs are ``bytes``, times are milliseconds, topic
-ids are their 16 bytes. The caller checks that topics exist, authorises the request and
-resolves topic ids; the machine checks group ids, members, generations and limits.
+ids are their 16 bytes. The caller checks that topics exist, authorises the request and resolves
+topic ids; the state machine checks group ids, members, generations and limits.
 
 Source: the request and response schemas of Apache Kafka, without fields that only affect encoding.
 """
@@ -266,8 +266,9 @@ class FetchedOffset(NamedTuple):
 class FetchOffsetsResult:
     """(topic, its partitions) in request order, or sorted by topic when all were requested.
 
-    Up to ``offsets.MAX_OFFSETS_PER_TURN`` offsets, topics and partitions are tuples. Above that
-    they are iterators, which can be read only once, and return the offsets as of the command.
+    If there are more than ``offsets.MAX_OFFSETS_PER_TURN`` offsets, the topics and their partitions
+    are iterators instead of tuples. These can be read only once, and return the offsets as of the
+    command.
     """
 
     topics: Iterable[tuple[str, Iterable[FetchedOffset]]]
@@ -300,7 +301,7 @@ class DescribeGroup:
 
 @dataclass(frozen=True, slots=True)
 class DescribedMember:
-    """``metadata`` is empty unless the group is Stable; ``assignment`` is the last one."""
+    """``metadata`` is empty unless the group is Stable; ``assignment`` is the last assignment."""
 
     member_id: str
     group_instance_id: str | None

@@ -534,7 +534,7 @@ def write_current(current: CurrentAssignment) -> cr.CurrentAssignmentValue:
 
 
 def read_current(value: cr.CurrentAssignmentValue) -> CurrentAssignment:
-    """Return a current assignment. A partition without an epoch (Kafka < 4.3) gets the member's."""
+    """Return a current assignment; partitions without epoch (Kafka < 4.3) get the member epoch."""
     default = value.member_epoch if value.member_epoch >= 0 else value.previous_member_epoch
 
     def read(topics: Iterable[cr.AssignedPartitions]) -> dict[TopicIdPartition, int]:

@@ -173,7 +173,7 @@ def _request(head: _Head, body: Entity) -> Request:
 
 
 def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
-    """Return the client id and the position after it: an int16-length string in all versions."""
+    """Return the client id, an int16-length string in all versions, and the position after it."""
     start = _HEADER.size
     if size < 0:
         if size != -1:

@@ -231,9 +231,10 @@ def struct_class(api_key: int, version: int, side: Side, name: str) -> type | No
 def is_known(api_key: int, side: Side, name: str, field_name: str | None = None) -> bool:
     """Return whether any version of the API has a class ``name``, and a field ``field_name``.
 
-    Called only for a name that the current version lacks. Other versions are searched in the source
-    text of kio's modules, because an import costs 5 to 20 ms, and a client would wait for four
-    imports before its first response. Versions that kio lacks are searched last, in their classes.
+    Call this only for a name that the current version lacks. Other versions are searched in the
+    source text of kio's modules, because an import costs 5 to 20 ms, and a client would wait for
+    four imports before its first response. Versions that kio lacks are searched last, in their
+    classes.
     """
     api = KNOWN_APIS[api_key]
     without_text = []

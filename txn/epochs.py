@@ -113,8 +113,8 @@ def relate_tv2(
 def may_continue(request: ProducerIdentity, stored: ProducerIdentity, previous_id: int) -> bool:
     """Whether an InitProducerId with a producer id (KIP-360) may come from the current producer.
 
-    Its producer id must be the stored one or, if the answer with a rotated id was lost, the
-    previous one. A new transactional id accepts any producer id.
+    The request's producer id must be the stored one or, if the answer with a rotated id was lost,
+    the previous one. A new transactional id accepts any producer id.
     """
     return (
         stored.epoch == NO_EPOCH

@@ -122,7 +122,7 @@ def why(
     operation: Operation,
     resource: tuple[ResourceType, str],
 ) -> AclVerdict:
-    """Decide as the broker would, for an unknown address if ``host`` is None. Raises ApiError."""
+    """Decide as the broker would; ``host`` None stands for an unknown address. Raises ApiError."""
     kind, name = resource
     rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
     settings, notes = _settings(session)

@@ -35,8 +35,8 @@ _WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-delet
 class Awaited:
     """The members that a rebalance waits for.
 
-    ``members`` are their ids. ``clients`` are the members that are not pending, as CLIENT_ID@HOST.
-    ``missing`` is the number of all awaited members; the lists may be shorter.
+    ``members`` are the members' ids. ``clients`` are the members that are not pending, as
+    CLIENT_ID@HOST. ``missing`` is the number of all awaited members; the lists may be shorter.
     """
 
     members: tuple[str, ...]

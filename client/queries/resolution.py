@@ -107,7 +107,7 @@ class Resolution:
     because: tuple[str, ...]
     ends_as: ProducerIdentity | None = None
     version: int | None = None
-    """The transaction version of its producer; None if no record shows it."""
+    """The transaction version of the transaction's producer; None if no record shows it."""
 
 
 def outcomes_of(records: Sequence[StateRecord]) -> list[Outcome]:
@@ -170,7 +170,7 @@ def begun(records: Iterable[StateRecord], identity: ProducerIdentity) -> list[Tr
 def agree(current: Transaction | None, log: StateLog) -> bool:
     """Return whether the coordinator's answer is the last record of the log.
 
-    They differ if the transaction moved on between the two requests.
+    The answer and the record differ if the transaction moved on between the two requests.
     """
     last = log.records[-1].txn if log.records else None
     if current is None or last is None:

@@ -48,7 +48,7 @@ class RemoteAssignor:
         self.name = name
 
     def assign(self, group: GroupSpec) -> GroupAssignment:  # noqa: ARG002 - the protocol's shape
-        """Raise AssignorFault: a remote assignor is asked by an effect."""
+        """Raise AssignorFault: the coordinator asks a remote assignor by an effect instead."""
         raise AssignorFault(self.name, "it is computed elsewhere")
 
 

@@ -28,8 +28,8 @@ def assign(
 ) -> dict[str, frozenset[TopicIdPartition]]:
     """Return each member's partitions.
 
-    ``topic_ids`` are the subscribed topics of every member, ``partitions`` those that may be
-    assigned, ``held`` the members' present targets.
+    ``topic_ids`` are the subscribed topics of every member, ``partitions`` are the partitions that
+    may be assigned, and ``held`` are the members' present targets.
     """
     if len(set(topic_ids.values())) == 1:  # one subscription: balanced over all topics
         common_ids = next(iter(topic_ids.values()))

@@ -1,10 +1,10 @@
 """The *uniform* assignor: equal numbers of partitions, with as few moves as possible.
 
-Equal subscriptions need no search: each member gets the quotient of partitions and members, and the
-members that had the most partitions get one more each from the remainder. With different
-subscriptions, the assignor starts from the current targets, gives each unassigned partition to the
-subscriber with the fewest partitions, and then moves single partitions from fuller members to
-emptier ones until no move makes two members more equal.
+Equal subscriptions need no search: of P partitions, each of M members gets P // M, and the members
+that had the most partitions get one more each from the remainder. With different subscriptions, the
+assignor starts from the current targets, and gives each unassigned partition to the subscriber with
+the fewest partitions. Then it moves single partitions from fuller members to emptier members, until
+no move makes two members more equal.
 
 Source: Kafka's ``UniformAssignor`` (homogeneous and heterogeneous builders).
 """

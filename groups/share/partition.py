@@ -55,9 +55,9 @@ LOCK_TIMER: Final = "share-lock"
 class GapWindow:
     """The offsets between persisted batches, which are read from the log like new ones.
 
-    They were acquired under an earlier leader and never acknowledged. ``gap_start`` is the first
-    offset that was not read yet. The window ends when ``end_offset`` is no longer the partition's
-    end offset: from then on holes between batches are offsets without records.
+    These offsets were acquired under an earlier leader and never acknowledged. ``gap_start`` is the
+    first offset that was not read yet. The window ends when ``end_offset`` is no longer the
+    partition's end offset: from then on holes between batches are offsets without records.
     """
 
     end_offset: int

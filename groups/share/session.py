@@ -93,7 +93,7 @@ def next_epoch(epoch: int) -> int:
 
 
 def rotated(partitions: list[TopicPartition], epoch: int) -> list[TopicPartition]:
-    """Return the order in which a fetch reads partitions; each fetch begins with another one.
+    """Return the order in which a fetch reads partitions. The first partition changes each time.
 
     Source: ``PartitionRotateStrategy``.
     """

@@ -56,8 +56,8 @@ ConsumerProtocol.METADATA = WholeMetadata
 class Strategy(AbstractPartitionAssignor):  # type: ignore[misc]  # it has no types
     """One of the four built-in assignors by its name, or a ``ClientAssignor`` of your own.
 
-    ``rack_id`` is ``client.rack``; it is used only if another client library has the group leader.
-    Raises ValueError for an unknown name.
+    ``rack_id`` is ``client.rack``; it is used only if the group's leader uses another client
+    library. Raises ValueError for an unknown name.
     """
 
     def __init__(self, assignor: str | ClientAssignor, rack_id: str | None = None) -> None:

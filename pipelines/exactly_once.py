@@ -69,8 +69,8 @@ REFRESH_MS = 1_000
 """How often a worker without partitions refreshes its metadata."""
 
 FIRST_CHECK_MS, LAST_CHECK_MS = 1_000, 30_000
-"""A worker without a connection checks from time to time whether brokers refuse its login: the
-first and the longest pause between two checks. The pauses double."""
+"""The first and the longest pause between two checks of the login; the pauses double. A worker
+without a connection makes these checks, because the brokers may refuse its login."""
 
 Restore = Callable[[frozenset[TopicPartition]], Awaitable[None] | None]
 Hook = Callable[[Batch], Awaitable[None] | None]
@@ -173,7 +173,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._is_transacting = False
         """Whether a transaction is in progress that a stop should wait for."""
         self._ending = False
-        """Whether EndTxn is in progress, which may take effect even if it is cancelled."""
+        """Whether EndTxn is in progress; it may take effect even if it is cancelled."""
         self._is_in_doubt = False
         """Whether a cancelled request may have sent offsets in the producer's current epoch."""
         self._progress_at = 0.0
@@ -463,7 +463,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """Do one transaction: handler, outputs, offsets, commit.
 
         ``member`` is the membership under which the records were read. A worker that has rejoined
-        the group since then must not commit them, as another member may own them by now.
+        the group since then must not commit their offsets: another member may own the partitions by
+        now.
         """
         producer = self._producer
         if producer is None:
@@ -503,7 +504,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     ) -> tuple[list[Output], list[Output]]:
         """Return outputs and dead letters, with unwritable outputs moved to the dead letters.
 
-        Raises RecordRefusedError without a dead-letter topic, MissingTopicError if it is missing.
+        Raises RecordRefusedError if no dead-letter topic is configured, MissingTopicError if the
+        configured topic does not exist.
         """
         self._is_transacting = False  # the next call may wait for topics; a stop interrupts that
         refused = await self._cluster.unwritable({output.topic for output in outputs})

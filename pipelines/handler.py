@@ -79,7 +79,7 @@ class HandlerCall:
         return list(result or ())
 
     def _call_plain(self, batch: Batch) -> Outputs | Awaitable[Outputs]:
-        """Call the handler in a thread, and iterate a generator, which runs only while iterated."""
+        """Call the handler and iterate its result, which may be a generator; runs in a thread."""
         result = self._handler(batch)
         return list(result) if isinstance(result, Iterable) else result
 
@@ -98,7 +98,7 @@ class HandlerCall:
     def unwritable(
         self, output: Output, key: bytes | None, value: bytes | None, why: str
     ) -> Output:
-        """Return the dead letter for an output that cannot be written; it has the same bytes.
+        """Return the dead letter, with the same bytes, for an output that cannot be written.
 
         Raises RecordRefusedError without a dead-letter topic.
         """

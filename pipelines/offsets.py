@@ -21,8 +21,9 @@ from fencepost.client.requests import offset_fetch, rows_of, txn_offset_commit
 from fencepost.client.security import PLAINTEXT, Security
 
 ADD_OFFSETS_VERSION, TXN_COMMIT_VERSION, FETCH_VERSION = 3, 3, 7
-"""AddOffsetsToTxn and TxnOffsetCommit: the versions with the group's metadata that fit aiokafka's
-transactions (EndTxn v0). OffsetFetch: the first version with ``require_stable``."""
+"""The versions of AddOffsetsToTxn and TxnOffsetCommit that have the group's metadata and fit
+aiokafka's transactions (EndTxn v0), and the first version of OffsetFetch with ``require_stable``.
+"""
 
 UNSTABLE_OFFSET_COMMIT = 88
 UNSTABLE_PAUSE_S = 0.02

@@ -47,11 +47,12 @@ class Decision(NamedTuple):
 class Partner(Protocol[C_co]):
     """A database that takes part in the transactions of one worker.
 
-    Raises PartnerUnavailableError if it cannot be reached; its outcome may be unknown then.
+    A method raises PartnerUnavailableError if the database cannot be reached; the outcome of the
+    call may then be unknown.
     """
 
     async def open(self) -> None:
-        """Connect. A claim does so each time, so that a broken connection is replaced."""
+        """Connect. Every claim connects again, so that a broken connection is replaced."""
 
     async def close(self) -> None:
         """Close the connection; an undecided transaction is rolled back."""

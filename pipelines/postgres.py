@@ -128,7 +128,7 @@ class Postgres:
 
     @contextlib.asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:
-        """Raise errors of psycopg as errors of a pipeline, which say whether a retry helps."""
+        """Raise psycopg's errors as a pipeline's errors, whose class says whether a retry helps."""
         try:
             yield
         except psycopg.Error as error:

@@ -209,7 +209,7 @@ class _Spread:
         self._unkeyed: int | None = None
 
     def target(self, key: bytes | None, partition: int | None) -> int:
-        """Return one record's partition. Raises ValueError for one that the topic lacks."""
+        """Return a record's partition. Raises ValueError for a partition that the topic lacks."""
         if partition is not None:
             if partition not in self._known:
                 raise ValueError(

@@ -17,7 +17,8 @@ NO_OFFSET = -1
 """The offset of a record that is in no partition."""
 
 MAX_REASON_CHARS = 1_000
-"""Longer reasons are cut: an exception may quote the whole record."""
+"""The maximum number of characters of a reason. A longer reason is cut, because an exception may
+quote the whole record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def aiokafka_options(security: Security) -> dict[str, Any]:
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
-    """Returns a new token for each connection; it is fetched in a thread, as that may take long."""
+    """Returns a new token for each connection; a thread fetches it, as that may take long."""
 
     def __init__(self, security: Security) -> None:
         self._source = token_source(dict(security.login))
@@ -62,7 +62,7 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
 
 
 async def check_login(bootstrap: str, security: Security) -> None:
-    """Raise the error with which brokers reject the login, which aiokafka only logs.
+    """Raise the error with which brokers reject the login; aiokafka only logs it.
 
     Raises AuthenticationError and SecurityError. An unreachable broker is no error here.
     """

@@ -13,10 +13,10 @@ STOP_MS = 1_000
 """The time that a transaction in progress has to end after the request."""
 
 CLEAN_UP_S = 1.0
-"""The time for aborting and closing after that."""
+"""The time for aborting and closing afterwards."""
 
 LEAST_S = 0.05
-"""The minimum time for each of these steps."""
+"""The minimum time for each step of a stop, even if the time limits have passed."""
 
 
 class StopRequest(asyncio.Event):

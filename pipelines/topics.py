@@ -30,7 +30,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 0.5
 """Pauses between two requests, which double."""
 
 MOST_MISSING = 10_000
-"""The limit of missing topics for which the time of the first miss is remembered."""
+"""The maximum number of missing topics whose first miss is remembered."""
 
 CREATE_TOPICS_VERSION = 5
 """The first version in which the broker chooses the replication factor (KIP-464)."""

@@ -58,8 +58,8 @@ DatabaseHandler = Callable[[Batch, C], Awaitable[Outputs]]
 
 INIT_PRODUCER_ID = 22
 INIT_PRODUCER_VERSION, END_VERSION = 6, 5
-"""InitProducerId: the version with Enable2Pc and KeepPreparedTxn. EndTxn: the version that bumps
-the epoch, without which two transactions would have the same identity."""
+"""The version of InitProducerId with Enable2Pc and KeepPreparedTxn, and the version of EndTxn that
+bumps the epoch. Without the bump, two transactions would have the same identity."""
 
 COMPLETE_COMMIT = "CompleteCommit"
 
@@ -68,7 +68,8 @@ MAX_LOCKED_TURNS = 200
 second."""
 
 MAX_HISTORY_TURNS, HISTORY_PAUSE_S = 10, 0.2
-"""How often the brokers' history is read for an abort; Apache Kafka keeps none."""
+"""How often the brokers' history is read for the entry of an abort, and the pause in between.
+Apache Kafka keeps no history."""
 
 
 class Outcome(Enum):

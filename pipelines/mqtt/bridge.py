@@ -1,4 +1,4 @@
-"""A bridge from MQTT to Kafka, which acknowledges a message after its transaction is committed.
+"""A bridge from MQTT to Kafka; it acknowledges a message after the commit of its transaction.
 
 A QoS 2 message passes these points; ``T1`` and ``T2`` are transactions, and each survives a kill
 of the bridge or of the Kafka broker as a whole or not at all:
@@ -192,7 +192,7 @@ class BridgeOptions:
 
 
 def ledger_topic(client_id: str) -> str:
-    """Return the ledger's topic, which differs for any two client ids."""
+    """Return the name of the ledger's topic; two client ids never have the same ledger."""
     name = re.sub(r"[^a-zA-Z0-9._-]", "_", client_id)
     if name != client_id or len(name) > CLIENT_ID_CHARS:
         name = f"{name[:CLIENT_ID_CHARS]}.{hashlib.sha256(client_id.encode()).hexdigest()[:16]}"
@@ -519,7 +519,7 @@ class Bridge:
         return is_redelivery
 
     def _outputs_of(self, event: Publish) -> list[Output]:
-        """Return the outputs for a message, none for a redelivery; note it in the ledger.
+        """Return a message's outputs, none for a redelivery; note the message in the ledger.
 
         Any later failure discards the ledger together with the connection, and the next connection
         reads the committed state back.

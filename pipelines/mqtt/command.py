@@ -223,7 +223,7 @@ async def _run(bridge: Bridge, report_s: float) -> None:
 
 
 async def _report(bridge: Bridge, report_s: float) -> None:
-    """Log one line of counters per interval in which some have changed."""
+    """Log the counters in each interval in which some of them have changed."""
     reported = asdict(bridge.counters)
     while report_s:
         await bridge.is_stopping.pause(report_s)

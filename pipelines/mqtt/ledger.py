@@ -49,7 +49,8 @@ than a third of the 65,535 that it counts through before it reuses one."""
 DIGEST_BYTES = 8
 
 IDENTITY_BYTES = 16
-"""Bytes of the hash of an MQTT topic and a message id: 100,000 ids do not collide by chance."""
+"""The number of bytes in the hash of an MQTT topic and a message id. With 100,000 ids, two hashes
+are not equal by chance."""
 
 _JSON, _WHOLE = b"json", b"whole"
 """BLAKE2b's ``person``: hashes differ from those of earlier versions, which covered less."""
@@ -75,7 +76,7 @@ def digest(
 
 
 def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, str]] = ()) -> bytes:
-    """Return the digest of earlier versions, which ledgers may hold."""
+    """Return the digest that earlier versions computed; a ledger may hold such digests."""
     summed = hashlib.blake2b(topic.encode() + b"\0" + payload, digest_size=DIGEST_BYTES)
     for name, text in properties:
         summed.update(f"\0{name}\0{text}".encode("utf-8", "surrogatepass"))
@@ -83,7 +84,7 @@ def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, st
 
 
 def identity(topic: str, text: str, *, is_json: bool = False) -> bytes:
-    """Return the stored form of a message id, which is only unique within its MQTT topic.
+    """Return the stored form of a message id; the id is unique only within its MQTT topic.
 
     The form has a fixed length, because a publisher's ids may be long. The forms of JSON ids and
     plain ids differ, but earlier versions stored JSON ids in the form of plain ones.

@@ -178,7 +178,7 @@ class Mapped:
 
     @property
     def subscriptions(self) -> list[tuple[str, int]]:
-        """Filters that no other filter covers, with the highest QoS of the filters they cover."""
+        """The filters that no other filter covers, each with the highest QoS of those it covers."""
         covered = set(self.covered)
         return [
             (wide, max(route.qos for route in self.routes if covers(wide, route.pattern)))

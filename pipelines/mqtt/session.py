@@ -123,7 +123,7 @@ class Address:
     max_queued: int = 10_000
     """With this many events waiting, the socket is not read until half of them are gone."""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """The same limit in bytes: 2,000 messages in flight may be of any size."""
+    """The same limit in bytes, because each of 2,000 messages in flight may be of any size."""
     security: Security = PLAINTEXT
     """Kafka's properties: ``SSL`` encrypts, ``SASL_SSL`` with the mechanism ``PLAIN`` also sends a
     user name and a password, unless they are given above."""
@@ -356,7 +356,7 @@ class MqttSession:
                 raise SubscriptionRefusedError(f"{pattern!r}: asked for QoS {qos}, got {number}")
 
     async def gather(self, most: int, most_bytes: int, linger_ms: float) -> list[Event]:
-        """Wait for an event, then a little for more; return at most ``most``, in order.
+        """Wait for an event, and briefly for further ones; return at most ``most``, in order.
 
         The events' sizes add up to at most ``most_bytes``, unless the first event alone is larger.
         Raises aiomqtt.MqttError if the connection is lost.

@@ -23,7 +23,7 @@ _HEAD_LINES = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The last entry of the offset log, which is the batch about to run."""
+    """The last entry of the offset log: the batch that is about to run."""
 
     query_id: str
     batch_id: int
@@ -32,7 +32,7 @@ class PlannedBatch:
 
     @property
     def digest(self) -> str:
-        """A hash of the source offsets, which tells this batch from another with its number."""
+        """A hash of the source offsets, which differs between two batches with the same number."""
         return hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:16]
 
     def offsets(self) -> Offsets:

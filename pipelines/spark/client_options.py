@@ -1,4 +1,4 @@
-"""Options of Kafka's own clients, which Spark's connector passes on with the prefix ``kafka.``.
+"""Options of Kafka's own clients; Spark's connector passes them on with the prefix ``kafka.``.
 
 Source: ``configNames()`` of ``ProducerConfig``, ``ConsumerConfig`` and ``AdminClientConfig`` of
 Apache Kafka 3.9 to 4.3.

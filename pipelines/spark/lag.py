@@ -41,7 +41,7 @@ def behind_latest(source: SourceProgress) -> dict[str, str]:
 
 
 def _offsets(text: str) -> Offsets:
-    """Parse offsets from PySpark, which are the text ``None`` if there are none."""
+    """Parse offsets from PySpark; missing offsets are the text ``None``."""
     try:
         return from_json(json.loads(text) or {})
     except ValueError:

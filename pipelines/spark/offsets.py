@@ -19,7 +19,7 @@ Offsets = dict[Partition, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets ``start`` to ``until - 1`` of one topic-partition, which one Spark task reads."""
+    """Offsets ``start`` to ``until - 1`` of one topic-partition; one Spark task reads them."""
 
     topic: str
     partition: int
@@ -52,7 +52,8 @@ def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
 def limit(start: Offsets, latest: Offsets, max_offsets: int) -> Offsets:
     """Return the end of a batch of about ``max_offsets`` offsets, distributed in proportion to lag.
 
-    Every partition with a lag gets at least one. Source: ``KafkaMicroBatchStream.rateLimit``.
+    Every partition with a lag gets at least one offset. Source:
+    ``KafkaMicroBatchStream.rateLimit``.
     """
     lags = {part: max(0, until - start.get(part, 0)) for part, until in latest.items()}
     total = sum(lags.values())

@@ -41,10 +41,10 @@ DEFAULT_TRANSACTION_TIMEOUT_MS = 600_000
 """``kafka.transaction.timeout.ms``: the time limit of a micro-batch. Brokers allow up to 15 min by
 default (``transaction.max.timeout.ms``)."""
 MAX_TRANSACTIONAL_ID_BYTES = 249
-"""The length limit of our transactional ids, which are also parts of group names."""
+"""The length limit of our transactional ids; the ids are also parts of group names."""
 
 _LEAST = -(1 << 17)
-"""The lowest compression level, zstd's."""
+"""The lowest compression level of any codec: the lowest level of zstd."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MODES = ("auto", "direct", "staged")
 

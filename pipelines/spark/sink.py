@@ -63,9 +63,9 @@ def send_left(plan: WritePlan, ticket: TransactionHandle, messages: Sequence[Tas
 def added_up(sent: Iterable[Iterable[tuple[Partition, Sent]]]) -> dict[Partition, int]:
     """Return the next sequence number of each partition that tasks have written to.
 
-    It equals the number of records that the transaction holds there. Raises
-    :class:`SharedTransactionError` if the tasks known to Spark account for more or fewer records,
-    as another task must then have written as well.
+    It equals the number of records that the transaction holds in the partition. Raises
+    :class:`SharedTransactionError` if the tasks known to Spark have sent more or fewer records:
+    then another task has written as well.
     """
     records: Counter[Partition] = Counter()
     ends: Counter[Partition] = Counter()

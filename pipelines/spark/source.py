@@ -301,10 +301,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else plan.to_json(self._latest)
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Return the tasks of one batch without asking the broker, so that a replay has the same.
+        """Return the tasks of one batch without asking the broker: a replay has the same tasks.
 
-        The exception is the first batch of a query that starts at the earliest offsets: they are
-        looked up again, so records that were deleted meanwhile are skipped without an error.
+        The exception is the first batch of a query that starts at the earliest offsets. These
+        offsets are looked up again, so records that were deleted meanwhile are skipped without an
+        error.
         """
         until = plan.from_json(end)
         return self._planner.split(self._begin(start, until), until)

@@ -20,7 +20,8 @@ FATAL = ("OptionError", "ProgressError", "DataLossError", "AccessError")
 """Names of our errors that a restart cannot fix; Spark reports them as text."""
 
 MAX_RESTARTS = 10
-"""Consecutive failures without a committed batch in between, before the supervisor gives up."""
+"""The number of consecutive failures, without a committed batch in between, after which the
+supervisor gives up."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 """Pauses before a restart, which double from the first to the last."""
 

@@ -116,7 +116,7 @@ class Sent(NamedTuple):
 
     records: int
     end: int
-    """The sequence number after the last of them."""
+    """The sequence number after the last of these records."""
 
 
 def compressed(piece: Piece, codec: Codec, level: int | None) -> Piece:
@@ -127,7 +127,7 @@ def compressed(piece: Piece, codec: Codec, level: int | None) -> Piece:
 
 
 class Numbers(Protocol):
-    """A source of a sender's sequence numbers, which do not wrap at 2^31."""
+    """A source of a sender's sequence numbers; the numbers do not wrap at 2^31."""
 
     def turn(
         self, parts: Collection[Partition]

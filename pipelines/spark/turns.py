@@ -35,7 +35,7 @@ _UNDER_WAY = b"under way"
 fails, the error's text is appended."""
 
 _MAX_CAUSE = 2_000
-"""The limit of characters of that error's text; the rest is cut."""
+"""The maximum number of characters of the error's text that the file keeps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _to_jvm: list[socket.socket] | None = None
 
 
 def prompt() -> None:
-    """Acknowledge at once the data that the JVM has sent and, for a while, will send.
+    """Acknowledge data of the JVM at once: the data that has arrived, and what follows soon.
 
     Call this at the beginning of a piece of work: Linux returns to delays (``tcp(7)``,
     TCP_QUICKACK). Does nothing if workers have Unix sockets

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fencepost.client.requests import Partition
 
 HINT_AFTER_S = 2.0
-"""An open transaction that holds back the consumer for longer is reported."""
+"""The time in seconds after which an open transaction that holds back the consumer is reported."""
 
 IDLE_S = 0.2
 """The interval at which a member without partitions checks its group."""
@@ -196,7 +196,8 @@ class Consumption:
     isolation: str
     follow: bool
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Partition → (its last stable offset, the time since which the consumer waits there)."""
+    """By partition: the last stable offset at which the consumer waits, and the start of the wait.
+    """
     has_hinted: bool = False
     """Whether an open transaction has been reported."""
 
@@ -281,7 +282,7 @@ class Consumption:
         return reader
 
     def _hint_late(self, reader: Reader, index: int) -> None:
-        """Report once each transaction that has held back the consumer for a while."""
+        """Report, once, each transaction that holds back the consumer for :data:`HINT_AFTER_S`."""
         pin = reader.pins.get(index)
         now = time.monotonic()
         before = self.waiting.get(index)

@@ -84,7 +84,7 @@ def command(
 
 
 def _require_known(session: ClusterSession, subject: Subject) -> None:
-    """Raise an error for a name that does not exist: nothing can be found about it."""
+    """Raise an error for a name that does not exist, because no finding can be about it."""
     from fencepost.client.queries.group_view import existing
     from fencepost.client.queries.open_transactions import transaction
 

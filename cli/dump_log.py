@@ -36,10 +36,11 @@ COLUMNS = {
 """Table columns by kind of row; a kind that is missing here shows all fields."""
 
 TABLE_ROWS = 1_000
-"""Rows of one table; further ones follow in new tables, since a file may have millions."""
+"""The maximum number of rows in one table. Further rows follow in new tables, because a file may
+have millions of rows."""
 
 TABLE_CHARACTERS = 1 << 20
-"""Characters of the texts in one table; the row that reaches this number is its last."""
+"""The number of characters at which a table ends; the row that reaches it is the table's last."""
 
 
 @click.command("dump-log")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 60_000
-"""The Java client's defaults are 45 s and ``max.poll.interval.ms``, 5 minutes. One minute is enough
-here: between two polls the command only prints one response."""
+"""The Java client's defaults are 45 s and 5 minutes (``max.poll.interval.ms``). For a rebalance one
+minute is enough here, because between two polls the command only prints one response."""
 
 HEARTBEAT_S = 1.0
 
@@ -39,10 +39,11 @@ ASSIGNORS = ("range", "roundrobin")
 """The assignors that the member offers, which most clients know, and which need no state."""
 
 LAST_JOIN_VERSION = 3
-"""Version 4 and later need a second request, with the member id that the first returns."""
+"""The newest version of JoinGroup that the member uses. From version 4 on, a second request is
+needed, with the member id that the first response contains."""
 
 MOST_JOINS = 20
-"""Attempts to complete a rebalance while other members join and leave."""
+"""The maximum number of attempts to complete a rebalance while other members join and leave."""
 
 _AGAIN = frozenset(
     {
@@ -160,7 +161,7 @@ class GroupConsumer:
         return True
 
     def leave(self) -> None:
-        """Leave the group, so that the others need not wait for the session timeout."""
+        """Leave the group, so that its other members need not wait for the session timeout."""
         if self._member_id:
             claim: dict[str, Any] = {"group_id": self.group, "member_id": self._member_id}
             self._session.client.call("LeaveGroup", 2, to_group=self.group, check=False, **claim)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from fencepost.client.requests import Partition
 
 MOST_ROUNDS = 10
-"""Maximum rounds of a cooperative assignor until no partition moves; a correct one needs two."""
+"""The maximum number of rounds of a cooperative assignor until no partition moves. A correct
+assignor needs two."""
 
 Owners = dict[str, frozenset["Partition"]]
 

@@ -35,10 +35,10 @@ NOTHING = OffsetAndMetadata(-1)
 """The position in a partition without a commit."""
 
 COMMIT_PARTITIONS = 1_000
-"""Partitions in one OffsetCommit: far below a broker's limit for one request."""
+"""The maximum number of partitions in one OffsetCommit, far below a broker's limit."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Bytes of a file of offsets: about a million lines."""
+"""The maximum size of a file of offsets in bytes, enough for about a million lines."""
 
 _DURATION = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"

@@ -40,7 +40,8 @@ PARTITIONS_INTERVAL_S: Final = 30.0
 """The interval of checks for new partitions: each new broker of a cluster adds one."""
 
 LOOK_BACK: Final = 1_000
-"""Entries before a committed offset that are read again, for rebalances that began in them."""
+"""The number of entries before a committed offset that are read again, because a rebalance may have
+begun in one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,10 @@ class Export:
         return True
 
     def _reader(self, topic: str, share: Sequence[int]) -> tuple[Reader, dict[int, int]]:
-        """Return a reader, and by partition the committed offset: earlier entries are delivered."""
+        """Return a reader, and the committed offset of each partition.
+
+        Entries before the committed offset are delivered already.
+        """
         from fencepost.client.queries.reader import Reader
 
         reader = Reader(self._session, topic, committed=False)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_REBALANCES: Final = 10_000
-"""Rebalances that are remembered until they end; the oldest is forgotten first."""
+"""The maximum number of rebalances that are remembered until they end; the oldest is forgotten
+first."""
 
 _ENDS = {"transaction-committed": "commit", "transaction-aborted": "abort"}
 _WARNED = ("failed", "refused", "expired", "fenced", "lost", "timed-out", "given-up", "not-written")
@@ -43,7 +44,7 @@ class _Rebalance:
     """The time of the last entry about the rebalance. It becomes the end of the span if the next
     rebalance starts before this one is complete."""
     members: int | None = None
-    """Members of the new assignment, once it is known."""
+    """The number of members in the new assignment, once it is known."""
     reconciled: set[str] = field(default_factory=set)
 
 

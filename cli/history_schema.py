@@ -157,8 +157,8 @@ DETAILS: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "open_ms": (_INT64, "How long the transaction was open."),
     "leader_epoch": (_INT64, "The leader epoch."),
 }
-"""Details that several kinds have, each with its schema and meaning. Others are only in some kinds;
-``fencepost consume __fencepost_history`` shows them."""
+"""Details that several kinds of entries have, each with its schema and meaning. Other details occur
+only in some kinds; ``fencepost consume __fencepost_history`` shows them."""
 
 
 def schema() -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Sink(Protocol):
     """A receiver of entries."""
 
     max_batch: int
-    """Entries that one delivery may have."""
+    """The maximum number of entries in one delivery."""
 
     def reset(self) -> None:
         """Forget the entries so far: partitions were assigned, and are read from other offsets."""

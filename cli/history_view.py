@@ -30,7 +30,8 @@ _WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), 
 
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 SHORT_ID = 8
-"""Characters shown of a member id's unique part; JSON and ``--wide`` show all of it."""
+"""The number of characters that are shown of a member id's unique part; JSON and ``--wide`` show
+the whole id."""
 
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")

@@ -28,7 +28,8 @@ TIMEOUT_S: Final = 10.0
 """The limit of one attempt, well below the session timeout of the group's member."""
 
 PREFIX: Final = "whsec_"
-"""Begins a key in base64; any other text of a key file is the key itself."""
+"""The prefix of a key that is written in base64. A key file without this prefix contains the key
+itself."""
 
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 

@@ -100,7 +100,7 @@ class ConnectionGroup(click.Group):
     """A group that accepts the connection options, and suggests the most similar command name."""
 
     shows_connection = False
-    """Whether its help lists these options, as each command's help does."""
+    """Whether the group's help lists the connection options, as the help of each command does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

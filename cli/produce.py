@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fencepost.client.record_writer import RecordWriter
 
 MAX_REPORTED_LINES = 20
-"""Lines whose errors are printed; further ones are only counted."""
+"""The maximum number of lines whose errors are printed; the errors of further lines are only
+counted."""
 
 
 @click.command("produce")

@@ -20,7 +20,7 @@ NO_HISTORY = (
     "the brokers keep no history: they are Apache Kafka's, or fencepost.history.enable is false"
 )
 WRITTEN_S = 0.2
-"""How long the command waits for brokers to write the last entries, which takes 50 ms."""
+"""How long the command waits for brokers to write the last entries; a write takes 50 ms."""
 
 
 @click.command("record")

@@ -15,14 +15,15 @@ from fencepost.logcore.system import has_input
 from fencepost.logcore.values import dataclass
 
 LINGER_S = 0.1
-"""Lines read so far are sent after a pause of this length."""
+"""The lines that have been read are sent after a pause of this length in the input."""
 
 BATCH_LINES = 2_000
 BATCH_BYTES = 512 << 10
-"""Limits of lines sent together; a single line may have more bytes."""
+"""The limits for lines that are sent together; a single line may have more bytes."""
 
 MAX_LINE_BYTES = 1_000_000
-"""A longer line is refused: with its header it would not fit Kafka's default max.message.bytes."""
+"""The maximum size of a line. A longer line, with a record's header, would not fit Kafka's default
+max.message.bytes."""
 
 READ_BYTES = 64 << 10
 

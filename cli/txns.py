@@ -34,7 +34,7 @@ DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
 """Kafka's default of ``transaction.max.timeout.ms``: a coordinator aborts older transactions."""
 
 MAX_DURATION_MS = 1 << 53
-"""Far above any transaction's age, and exact as a float."""
+"""The maximum duration in a filter: far above any transaction's age, and exact as a float."""
 
 LIST_TRANSACTIONS = 66
 

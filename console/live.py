@@ -25,7 +25,8 @@ Look = Callable[[], Awaitable[Mapping[str, Any]]]
 Explain = Callable[[Exception], Mapping[str, Any]]
 KEEPALIVE = ": nothing new\n\n"
 ALL_WELL: Mapping[str, Any] = {"silent": [], "away": None}
-"""Every broker answers, or the check itself has failed and the view reports the error."""
+"""The result of a check if every broker answers. It is also used if the check itself fails: then
+the view reports the error."""
 
 
 def event(name: str, data: Mapping[str, Any]) -> str:
@@ -149,7 +150,7 @@ class ViewWatches:
     async def follow(
         self, key: tuple[str, ...], look: Look, explain: Explain
     ) -> AsyncIterator[str]:
-        """Yield the frames of the watch of ``key``, which is started if necessary."""
+        """Yield the frames of the watch of ``key``; start the watch if necessary."""
         watch = self._watches.setdefault(key, ViewWatch(look, explain))
         watch.send_beat(self._beat)
         if self._pulse is None:

@@ -39,7 +39,7 @@ async def fencepost(settings: Sequence[str] = ()) -> AsyncIterator[str]:
 
 
 KEEP = {"retention.ms": "-1"}
-"""Records may be older than a broker's default retention."""
+"""Settings for topics whose records may be older than a broker's default retention."""
 
 
 async def create_topics(

@@ -15,7 +15,7 @@ START_S = 60
 
 
 class Process:
-    """``python -m`` with ``arguments``, which can be killed and started again."""
+    """A process ``python -m`` with ``arguments``; it can be killed and started again."""
 
     def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log

@@ -6,7 +6,7 @@ import socket
 
 
 def hold_port(host: str = "127.0.0.1") -> socket.socket:
-    """Return a socket bound to a free port, which never listens; ``getsockname()[1]`` is the port.
+    """Return a bound socket that never listens; ``getsockname()[1]`` is its port, a free one.
 
     Until the socket is closed, the kernel does not assign the port to a process that binds port 0.
     A server that binds this port with SO_REUSEADDR can listen on it, any number of times. While no

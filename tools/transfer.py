@@ -57,7 +57,7 @@ from fencepost.tools.figures import check_files, check_state
 
 IMPORT_SUFFIX: Final = ".import"
 EPOCH_POSITION: Final = 12
-"""The position of a batch's leader epoch, which the CRC does not cover."""
+"""The position of the leader epoch in a batch; the CRC does not cover the leader epoch."""
 
 _NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<index>[0-9]+)")
 _SEGMENT_FILE = re.compile(

@@ -56,7 +56,7 @@ LOOK_S = 0.1
 
 
 class Watcher:
-    """A read_committed consumer of both outputs, which runs during the faults."""
+    """A read_committed consumer of both outputs; it runs during the faults."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap

@@ -94,8 +94,8 @@ def no_totals() -> Totals:
 def enrich(flight_id: int, row: Row, reference: Reference, totals: Totals) -> Event:
     """Turn a flight into its delay event and count it in its carrier's running ``totals``.
 
-    The event carries the totals after it, so that a lost, duplicated or reordered flight changes
-    every later event of the same carrier.
+    The event contains the totals after the flight, so that a lost, duplicated or reordered flight
+    changes every later event of the same carrier.
     """
     departure, arrival = number(row["dep_delay"]), number(row["arr_delay"])
     wind, visibility = reference.weather.get((row["origin"], row["time_hour"]), ("NA", "NA"))

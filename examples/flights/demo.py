@@ -47,7 +47,7 @@ DEADLINE_S = 300
 
 
 class Worker(Process):
-    """A real worker process with its output, which can be stopped inside a transaction."""
+    """A real worker process with its output; the process can be stopped inside a transaction."""
 
     def __init__(self, name: str, bootstrap: str, data: Path, home: Path) -> None:
         super().__init__(

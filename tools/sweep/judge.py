@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SETTLE_POLL_S = 0.02
 MOST_COMPLAINTS = 20
-"""The limit for one crash point: the first complaints are enough."""
+"""The maximum number of complaints about one crash point; the first ones are enough."""
 
 
 @dataclass(frozen=True, slots=True)

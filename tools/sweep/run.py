@@ -31,7 +31,7 @@ POLL_S = 0.01
 """The interval for polling the command; the broker's death is reported at once."""
 SESSION_TIMEOUT_S = 20.0
 TAIL_BYTES = 2_000
-"""The part of a failed command's output that is shown."""
+"""The maximum number of bytes of a failed command's output that are shown: the last ones."""
 
 
 @dataclass(frozen=True, slots=True)

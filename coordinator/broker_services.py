@@ -1,6 +1,6 @@
-"""The services of one broker, which handlers call; no sockets.
+"""The services of one broker: the objects that its request handlers call; no sockets.
 
-They are constructed inside the event loop that they belong to, on an open
+The services are constructed inside the event loop that they belong to, on an open
 :class:`fencepost.coordinator.storage.storage.Storage`.
 """
 
@@ -446,7 +446,7 @@ class Services:
 
     @property
     def features_epoch(self) -> int:
-        """Return the epoch of the finalized features, which grows with each change."""
+        """Return the epoch of the finalized features; the epoch grows with each change."""
         return self.metadata.features_epoch
 
     def controller_versions(self) -> Mapping[int, tuple[int, int]]:

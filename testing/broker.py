@@ -29,7 +29,7 @@ ANY_PORT: Final = "127.0.0.1:0"
 
 
 class OwnBroker:
-    """One broker on one data directory, which a test can stop, kill and start again.
+    """One broker on one data directory; a test can stop, kill and restart the broker.
 
     ``config`` holds settings by Kafka's names; ``add_scram`` creates SCRAM users (see ``Broker``).
     With a :class:`fencepost.testing.clock.TestClock` as ``clock`` the test controls the broker's

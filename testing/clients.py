@@ -1,4 +1,4 @@
-"""Clients of other libraries on a broker under test, which are closed before the broker ends."""
+"""Clients of other libraries on a broker under test; they are closed before the broker ends."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ OWN_CLIENT_ID: Final = "fencepost-testing"
 _is_broker = re.compile(
     r"broker-\d+-(fetcher-\d+|txn-marker-sender|heartbeat)|AddPartitionsManager-client-\d+"
 ).fullmatch
-"""Matches the client ids of brokers, which are Kafka's."""
+"""Matches the client ids that brokers use, the same as in Kafka."""
 
 MAX_SEEN: Final = 1_000
 """The limit of requests that a :class:`Fault` keeps; the oldest are dropped first."""

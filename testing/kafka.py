@@ -1,4 +1,4 @@
-"""A broker in a thread of the test's process, which the test controls and queries."""
+"""A broker in a thread of the test's process; the test controls and queries the broker."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SETTINGS: Mapping[str, str] = {
     "group.share.assignment.interval.ms": "0",
     "group.share.min.session.timeout.ms": "100",
 }
-"""Settings that differ from Kafka's defaults, which would make tests wait."""
+"""Settings that differ from Kafka's defaults, because the defaults would make tests wait."""
 
 
 def set_level(session: ClusterSession, name: str, level: int) -> None:

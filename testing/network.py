@@ -1,4 +1,4 @@
-"""The network between the nodes of a cluster in one process, which a test can partition.
+"""The network between the nodes of a cluster in one process; a test can partition it.
 
 Each node runs on an event loop of :meth:`Network.loop_factory`, which registers the connections
 that the node opens. A cut from one node to another resets these connections; a new connection waits

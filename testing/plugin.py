@@ -304,7 +304,7 @@ def kafka(
 
 @pytest.fixture
 def kafka_clock(kafka: Kafka) -> TestClock:
-    """The clock of the test's own broker, which stands still until ``kafka_clock.advance(…)``."""
+    """The clock of the test's own broker; it stands still until ``kafka_clock.advance(…)``."""
     kafka.clock.auto = False
     return kafka.clock
 
@@ -339,7 +339,7 @@ def kafka_replay(
 def kafka_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Three brokers and a controller for this test, which it may kill, pause and cut off.
+    """Three brokers and a controller for this test; the test may kill, pause and cut off each.
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config=…, brokers=3)`` prepares them.
     """

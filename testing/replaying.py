@@ -138,7 +138,7 @@ def broker_for(incident: Incident, data_dir: str | Path | None = None) -> Kafka:
 
 
 def replay_on(kafka: Kafka, incident: Incident) -> Replay:
-    """Replay an incident on a broker of :func:`broker_for`, which is started and unused."""
+    """Replay an incident on a started and unused broker from :func:`broker_for`."""
     __tracebackhide__ = True
     player = _Player(kafka, incident)
     try:

@@ -96,7 +96,7 @@ class SeenRequest:
 
 
 def topic_name(ctx: Context, topic: Any) -> tuple[object, str]:
-    """Return the key of a topic in a message, which is its name or its id, and its name.
+    """Return a topic's key in a message (its name or its id), and the topic's name.
 
     The name of an unknown id is empty.
     """

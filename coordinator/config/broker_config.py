@@ -60,7 +60,8 @@ T = TypeVar("T")
 
 _Int = int
 _Bool = bool
-# Aliases: BrokerConfig has methods of these names, which would hide the types in its annotations.
+# Aliases, because BrokerConfig has methods with these names: inside of the class, a method would
+# hide the type of the same name.
 
 _LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
 
@@ -540,7 +541,7 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     """Return the configuration of a topic's logs.
 
     The broker's settings may have changed since the topic's settings were checked. So settings of
-    the topic and of the broker may contradict each other, which a log tolerates.
+    the topic and of the broker may contradict each other; a log tolerates that.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

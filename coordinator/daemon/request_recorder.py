@@ -43,7 +43,8 @@ _LENGTH_BYTES: Final = 4
 """The size of a frame's length prefix; the prefix is not recorded."""
 
 _LEFT_OUT: Final[Mapping[str, Callable[[Any], object]]] = {
-    # A Produce request keeps the headers of its batches, which have the producer and the sequence.
+    # A Produce request keeps the headers of its batches, because they contain the producer and the
+    # sequence.
     "records": lambda records: None if records is None else bytes(records[:HEADER_SIZE]),
     "committed_metadata": lambda _text: "",
 }

@@ -87,7 +87,7 @@ def versions_of(ctx: Context) -> Entity:
 def _api_keys(
     make: ResponseFactory, versions: tuple[tuple[int, int, int], ...]
 ) -> tuple[Entity, ...]:
-    """Build and cache the list of APIs, which is the same for all clients."""
+    """Build and cache the list of APIs; all clients get the same list."""
     return tuple(
         make.ApiVersion(api_key=key, min_version=low, max_version=high)
         for key, low, high in versions

@@ -26,7 +26,8 @@ MAX_PARTITIONS = 2_000
 
 
 NAMES_PER_STEP = 5_000
-"""The number of names sorted in one turn of the event loop, which takes some milliseconds."""
+"""The number of names sorted in one turn of the event loop; sorting them takes some milliseconds.
+"""
 
 
 @handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0), permission="DESCRIBE Topic")

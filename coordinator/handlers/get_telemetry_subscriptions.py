@@ -19,7 +19,7 @@ from fencepost.protocol.steps import Steps
 
 @handles(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, versions=(0, 0), permission="NONE")
 def run(ctx: Context) -> Steps[Entity]:
-    """Respond with the subscription of a client instance, which gets an id if it has none."""
+    """Respond with a client instance's subscription; an instance without an id gets one."""
     telemetry = ctx.broker.telemetry
     instance = yield from telemetry.subscribe(
         client_of(ctx), connection_id(ctx.connection), ctx.body.client_instance_id

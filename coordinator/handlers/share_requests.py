@@ -41,8 +41,8 @@ from fencepost.protocol import Entity
 from fencepost.protocol.steps import Steps
 
 MAX_ACKNOWLEDGEMENTS: Final = 20_000
-"""The maximum number of acknowledge types for one partition in a request, which are applied in one
-turn of the event loop: twice the maximum number of acquired offsets
+"""The maximum number of acknowledge types for one partition in a request. They are all applied in
+one turn of the event loop. The limit is twice the maximum number of acquired offsets
 (``group.share.max.partition.max.record.locks``)."""
 
 NO_TOPIC_ID: Final = bytes(16)

@@ -30,7 +30,8 @@ partition, the name of its directory; for the cluster, a broker, a feature, a de
 controller; for a client, its client id; for a recorded request, the group or transactional id."""
 
 REQUEST_SCOPES = frozenset({GROUP_REQUEST, TRANSACTION_REQUEST})
-"""Scopes of recorded requests (``recorded_apis.py``), which most readers skip."""
+"""Scopes of recorded requests (``recorded_apis.py``); most readers skip the entries of these
+scopes."""
 
 POLL_PAUSE_REPORTED = "poll-pause-reported"
 """The kind of a group's entry about a consumer whose pushed metrics show a pause between polls."""

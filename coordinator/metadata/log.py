@@ -1,4 +1,4 @@
-"""The metadata log of this node, which holds the records of its own controller.
+"""The metadata log of this node, with the records of the node's own controller.
 
 The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing. When
 the node starts, it begins an epoch with a LeaderChange, registers the broker and begins a new
@@ -207,7 +207,7 @@ class MetadataLog(Metadata):
             self._append(encode_all(records), without_partition_records(records))
 
     def _append_prepared(self, records: TopicRecords) -> None:
-        """Append the records of many new partitions, which are encoded already."""
+        """Append the already encoded records of many new partitions."""
         values, loader = encode_all(records.head), self._loader
         try:
             loader.replay(values, self.image.offset, self.epoch, records.head)

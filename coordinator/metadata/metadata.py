@@ -239,7 +239,7 @@ class Metadata:
 
     @property
     def features_epoch(self) -> int:
-        """The epoch of the features, which grows with every change of a finalized level."""
+        """The epoch of the features; it grows with every change of a finalized level."""
         return self.image.offset
 
     def feature_level(self, name: str) -> int:

@@ -15,11 +15,11 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
 HISTORY_TOPIC = "__fencepost_history"
-"""The topic of the history, which only brokers write. In a cluster each broker writes its own
+"""The topic of the history. Only brokers write to it; in a cluster each broker writes its own
 partition."""
 
 SHARE_SCOPE = "group"
-"""The scope of share partitions' events in the history, which is the scope of groups."""
+"""The scope that events of share partitions have in the history; events of groups have it, too."""
 
 CONTROLLER_SUBJECT = "controller"
 """The subject of history entries about elections of a controller on ZooKeeper, and their causes."""

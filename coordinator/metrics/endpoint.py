@@ -47,7 +47,7 @@ TICK_MS: Final = 100
 """Interval between measurements of the event loop's lag."""
 
 ABOUT_ITSELF: Final = 4
-"""The number of samples about the scrape itself, which are added even if the limit is reached."""
+"""The number of samples about the scrape itself; they are added even if the limit is reached."""
 
 LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """The histogram's bounds in seconds; a turn of the loop should take less than 0.05."""

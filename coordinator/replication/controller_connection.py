@@ -1,4 +1,4 @@
-"""A connection to a controller, which sends requests in the newest version both sides support."""
+"""A connection to a controller; requests have the newest version that both sides support."""
 
 from __future__ import annotations
 

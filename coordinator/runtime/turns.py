@@ -1,4 +1,4 @@
-"""Long work in steps, which runs on the event loop in slices of time.
+"""Long work in steps, run on the event loop in slices of time.
 
 A request may contain a hundred thousand items. Its handling, from frame to response, is therefore a
 generator that yields between items (``fencepost.protocol.steps``); most requests finish within the
@@ -40,7 +40,7 @@ class Pause:
         self._resume: Callable[[Any], object] | None = None
 
     def add_done_callback(self, resume: Callable[[Any], object]) -> None:
-        """Call ``resume`` at the end of the wait, which must not be over; only one caller waits."""
+        """Call ``resume`` at the end of the wait. Call this method once, before the end."""
         self._resume = resume
 
     def end(self) -> None:
@@ -241,9 +241,9 @@ class Turns:
         self._is_armed = False
 
     def begin(self, work: Work[None], until: float, on_end: Callable[[], None]) -> Job | None:
-        """Run the first steps of ``work``, which never raises; see :meth:`Job.advance`.
+        """Run the first steps of ``work``; see :meth:`Job.advance`. The steps must not raise.
 
-        Returns None if it is finished. Otherwise ``on_end`` will be called after the last step,
+        Returns None if all steps are done. Otherwise ``on_end`` will be called after the last step,
         but not before this method has returned.
         """
         for wait in work:

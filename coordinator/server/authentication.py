@@ -234,7 +234,7 @@ class Authenticator:
 
     @property
     def _usual_text(self) -> str:
-        """Return the error message of a failed authentication, which never contains the reason."""
+        """Return the error message of a failed authentication; it never contains the reason."""
         what = "authentication" if self._previous is None else "re-authentication"
         return (
             f"Authentication failed during {what} due to invalid credentials with SASL"

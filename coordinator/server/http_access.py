@@ -88,7 +88,7 @@ class _Loaded:
 
 
 class RenewedContext:
-    """The TLS context of PEM files, which are read again after a change.
+    """The TLS context of PEM files; the files are read again after a change.
 
     The constructor raises :class:`ServerTlsError` if the files cannot be used. If changed files
     cannot be used, the error is logged, and the previous context remains in use.

@@ -233,5 +233,5 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 def chunk(piece: bytes) -> bytes:
-    """Encode a part of a body of unknown length; it must not be empty, which would end the body."""
+    """Encode a part of a body of unknown length; an empty part would end the body."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)

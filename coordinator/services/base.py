@@ -217,7 +217,7 @@ class ShardedCoordinator(Generic[M_co]):
         return self._shards.submit(key, command, origin)
 
     def partition_for(self, key: str) -> int:
-        """Return the partition of the internal topic for ``key``, which any broker may lead.
+        """Return the partition of the internal topic for ``key``; any broker may lead it.
 
         Raises NotCoordinatorError if the topic does not exist.
         """

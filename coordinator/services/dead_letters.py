@@ -78,7 +78,7 @@ PRODUCE_VERSION: Final = 13
 """The version of Produce whose rules apply to an append on this broker."""
 
 RANGES_PER_STEP: Final = 500
-"""How many ranges of offsets one step of a share partition archives, which takes about 10 ms."""
+"""The number of offset ranges that one step of a share partition archives, in about 10 ms."""
 
 MAX_SHOWN_RANGES: Final = 20
 """The maximum number of offset ranges in a log line."""

@@ -73,7 +73,7 @@ from fencepost.logcore.tracebacks import without_traceback
 MAX_SESSIONS: Final = "group.share.max.share.sessions"
 
 FENCED_PER_TURN: Final = 200
-"""How many share partitions are dropped in one turn of the event loop, which takes about 10 ms."""
+"""The number of share partitions that are dropped in one turn of the event loop, in about 10 ms."""
 
 SHARE_PARTITION: Final = "share-partition"
 """The ``shard`` of share partitions' events in the history."""

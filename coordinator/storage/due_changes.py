@@ -5,7 +5,7 @@ directory and files. A topic may have thousands of partitions. Partitions that d
 slice are handled later, or as soon as a request accesses them, so clients do not notice the delay.
 
 A change that fails unexpectedly is retried until it succeeds or a newer change replaces it. The
-retry cannot wait for the next image, which may never come, and may not change that partition.
+retry does not wait for the next image: that image may never come, or may not change the partition.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ class LogManager:
         self._ignored: set[tuple[str, str, str | None]] = set()
         """Topic, key and value of ignored settings that have already been logged."""
         self.opened: dict[TopicPartition, Partition] = {}
-        """The open partitions of topics, which requests may access. Excludes the metadata log."""
+        """The open partitions of topics, for access by requests. The metadata log is not among
+        them."""
         self._complete = False
         self._clean = True
         self._stale = False

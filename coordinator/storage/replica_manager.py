@@ -568,7 +568,7 @@ class ReplicaManager:
     # --- settings --------------------------------------------------------------------------------
 
     def _set_min_isr(self) -> None:
-        """Apply ``min.insync.replicas`` of topics and brokers, which may have changed."""
+        """Apply ``min.insync.replicas``, whose value may have changed for topics or brokers."""
         min_isr: dict[str, int] = {}
         changed = []
         for replica in self._replicas.values():

@@ -1,4 +1,4 @@
-"""Users, quotas and ACLs of a cluster on ZooKeeper, which every broker reads, watches and changes.
+"""Users, quotas and ACLs of a cluster on ZooKeeper; every broker reads, watches and changes them.
 
 The controller is not involved. The broker that receives a change reads the znodes concerned, and
 writes them if their versions have not changed; after a conflict it starts over. The same

@@ -90,7 +90,7 @@ class _BrokerChannel:
 
 
 class ControllerChannelManager:
-    """The channels of a controller, which connect to the brokers' ``listener``."""
+    """A controller's channels to the brokers; they connect to each broker's ``listener``."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.request import parse_http_list, parse_keqv_list
 
 SERVER_NAME: Final = "zk-sasl-md5"
-"""The server name in this protocol, which is the same for every ZooKeeper server."""
+"""The server name in this protocol; every ZooKeeper server has this name."""
 
 URI: Final = f"zookeeper/{SERVER_NAME}"
 _COUNT: Final = "00000001"

@@ -220,7 +220,7 @@ class ZkSession:
             raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {why}") from error
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
-        """Return a watch for kazoo, which fires once: on a change or if the connection is lost."""
+        """Return a watch for kazoo; it fires once, on a change or on the loss of the connection."""
         return None if changed is None else lambda _event: self._call_on_loop(changed)
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Znode | None:

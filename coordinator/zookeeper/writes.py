@@ -41,7 +41,8 @@ from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, 
 from fencepost.logcore.steps import Steps
 
 MAX_WRITES: Final = 500
-"""The maximum number of writes in a transaction, which must fit into 1 MiB (``jute.maxbuffer``)."""
+"""The maximum number of writes in a transaction; a transaction must fit into 1 MiB
+(``jute.maxbuffer``)."""
 
 _OF_SESSIONS: Final = (
     RegisterBrokerRecord,

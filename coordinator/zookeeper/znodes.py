@@ -218,7 +218,7 @@ class PartitionStateZnode:
     controller_epoch: int
     leader_recovery_state: int = 0
     written_zxid: int = 0
-    """The zxid of the znode's last write, which is not part of its data."""
+    """The zxid of the znode's last write; it is not part of the znode's data."""
 
 
 def topic_path(topic: str) -> str:

@@ -12,7 +12,7 @@ from fencepost.client.client import WireClient
 from fencepost.client.security import PLAINTEXT, Security
 
 MAX_CONCURRENT_CHECKS: Final = 32
-"""Limit on concurrent checks. Each silent broker takes the whole timeout."""
+"""The maximum number of concurrent checks. A check of a silent broker takes the whole timeout."""
 
 _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 

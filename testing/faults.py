@@ -83,8 +83,8 @@ class Fault:
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The matching requests."""
         self.failure: str | None = None
-        """The first exception that ``match`` raised, as a text. A request for which it raises does
-        not match."""
+        """The first exception that ``match`` raised, as a text. A request for which ``match``
+        raises does not match."""
         self._hits = 0
         self.owner = owner
         if isinstance(match, Mapping):

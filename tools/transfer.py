@@ -303,7 +303,7 @@ def _stage(
     *,
     accept_damage: bool,
 ) -> _StagedPartition:
-    """Copy a directory, and recover the copy as after a crash, which checks every batch.
+    """Copy a directory, and recover the copy as after a crash; the recovery checks every batch.
 
     A half-written batch at the end is left out, as in any recovery.
     """

@@ -114,7 +114,7 @@ def _check_bounds(config: BrokerConfig, name: str, value: int) -> None:
 
 
 def _bound(name: str, end: str) -> str:
-    """Return the broker key of a group key's bound; ``end`` is "min" or "max"."""
+    """Return the broker key with a bound of a group's key; ``end`` is "min" or "max"."""
     kind, _, what = name.partition(".")
     return f"group.{kind}.{end}.{what.removeprefix('num.')}"
 

@@ -321,7 +321,7 @@ def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
 
 
 def _ip_version(host: str) -> int:
-    """Return 4, 6, or 0 for a host name."""
+    """Return the version of an IP address, 4 or 6; 0 for a host name."""
     if _packed(socket.AF_INET, host) is not None:
         return 4
     return 0 if _packed(socket.AF_INET6, host) is None else 6

@@ -1,6 +1,6 @@
 """The broker as an object: its services, and the order in which they start and stop.
 
-A test, an example or the daemon creates a broker; a process and event loop may run several::
+A test, an example or the daemon creates a broker; one event loop may run several brokers::
 
     async with Broker(data_dir=path) as broker:
         ...  # any Kafka client at broker.bootstrap

@@ -9,8 +9,8 @@ from typing import Final
 from fencepost.coordinator.history.entries import CLUSTER, Entry
 
 _IDENTITY: Final = ("broker_epoch", "topic_id", "from", "to")
-"""Details that distinguish two events of one kind and subject. Causes do not: their wording varies.
-"""
+"""Details that distinguish two events of one kind and subject. Causes do not distinguish events,
+because their wording varies."""
 
 
 class Repeats:

@@ -182,7 +182,7 @@ class Commits:
         return True
 
     def committed(self, partitions: Iterable[Partition]) -> asyncio.Future[None] | None:
-        """Return a future, done when :meth:`after` would call back; None if no wait is needed."""
+        """Return a future that is done when :meth:`after` would call back; None without a wait."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle() -> None:

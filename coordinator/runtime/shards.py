@@ -113,8 +113,9 @@ class ShardSet(Generic[M_co]):
     def elected(self, index: int, leader_epoch: int) -> None:
         """Serve a partition that this broker now leads in ``leader_epoch``.
 
-        The partition is opened and read in the background, small logs first. Nothing happens if it
-        is already served in this epoch or a newer one: a change of only the ISR is not an election.
+        The partition is opened and read in the background, small logs first. Nothing happens if the
+        partition is already served in this epoch or a newer one: a change of the ISR alone is not
+        an election.
         """
         if not self._closed and self._is_newer(index, leader_epoch):
             self._drop(index)
@@ -263,7 +264,7 @@ class ShardSet(Generic[M_co]):
             await pace()
 
     async def send_to_all(self, command: object) -> None:
-        """Send a command that must not be lost to all shards, including loading ones."""
+        """Send all shards, including loading ones, a command that must not be lost."""
         pace = Pace()
         for index in sorted({*self._shards, *self._unopened}):
             if index in self._unopened:

@@ -50,10 +50,11 @@ class _Timer:
         self.deadline_ms = 0
         """The deadline on the wall clock."""
         self.sequence = 0
-        """The order in which the timers were set; it decides between timers with the same deadline.
+        """The order in which timers were set, which decides between timers with the same deadline.
         """
         self.placed = 0, 0
-        """The due time and sequence number of the timer's queue entry, which may be outdated."""
+        """The due time and the sequence number of this timer's entry in the queue. The entry may be
+        outdated."""
 
 
 Entry = tuple[int, int, _Timer]

@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self.next_request: Callable[[], Request | Work[Request | None] | None] = (
             self._stream.next_request
         )
-        """Returns the next request; replaced by a gate until the client has authenticated."""
+        """Returns the next request. A gate takes its place until the client is authenticated."""
         self._gate: SaslGate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._socket = -1

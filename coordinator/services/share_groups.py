@@ -132,7 +132,7 @@ class ShareGroups:
     def summaries(
         self, keys: Collection[SharePartitionKey]
     ) -> asyncio.Future[dict[SharePartitionKey, StateSummary | DomainError]]:
-        """Read the offsets of share partitions, whose groups any broker may coordinate."""
+        """Read the offsets of share partitions; any broker may coordinate their groups."""
         return spawn(self._persister.summaries(keys), "read share offsets")
 
     def end_offsets(

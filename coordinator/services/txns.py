@@ -120,7 +120,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self.commits = 0
         """The number of commits that were decided, or resumed after loading, by this process."""
         self.aborts = 0
-        """The number of aborts, by clients or timeouts, counted like commits."""
+        """The number of aborts, by clients or timeouts, counted as :attr:`commits` are."""
         self.markers = MarkerWriter(
             storage,
             self._shards.timers,

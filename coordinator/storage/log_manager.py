@@ -487,7 +487,7 @@ class LogManager:
 
     @staticmethod
     def _marks_of(partition: Partition) -> dict[str, int]:
-        """Return the offsets of an open log, by checkpoint, for three of the checkpoints."""
+        """Return an open log's offsets for three of the checkpoints, by checkpoint."""
         return {
             RECOVERY_POINT_CHECKPOINT: partition.recovery_point,
             LOG_START_CHECKPOINT: partition.log_start_offset,

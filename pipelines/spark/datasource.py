@@ -49,7 +49,7 @@ class FencepostDataSource(DataSource):
         return ddl(with_headers=with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        """Return a reader from starting to ending offsets."""
+        """Return a reader of the records from the starting to the ending offsets."""
         from fencepost.pipelines.spark.source import batch_reader  # noqa: PLC0415 - see the module
 
         return batch_reader(self.options)
@@ -58,7 +58,7 @@ class FencepostDataSource(DataSource):
         self,
         schema: StructType,  # noqa: ARG002 - Spark's signature
     ) -> DataSourceStreamReader:
-        """Return a reader from the starting offsets on."""
+        """Return a reader of the records from the starting offsets on."""
         from fencepost.pipelines.spark.source import stream_reader  # noqa: PLC0415 - see the module
 
         return stream_reader(self.options)

@@ -47,7 +47,7 @@ class BegunTransaction:
 
 
 class TaskTurns:
-    """One task's access to an attempt's files, and its :class:`~.transaction.Numbers`."""
+    """One task's access to the files of an attempt; implements :class:`~.transaction.Numbers`."""
 
     def __init__(self, spool: Spool) -> None:
         self._folder = Path(spool.folder)

@@ -205,7 +205,7 @@ class Sweep:
     def _watch(
         self, child: subprocess.Popen[bytes], daemon: Daemon, result: RunResult
     ) -> str | None:
-        """Wait for the command, restarting a killed broker; return None for success."""
+        """Wait for the command, and restart a killed broker; return None after success."""
         deadline = time.monotonic() + self._plan.command_timeout_s
         with _kill_on_exit(child):
             while child.poll() is None:

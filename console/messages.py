@@ -45,8 +45,8 @@ PLAIN, COMMITTED, ABORTED, OPEN, UNDECIDED, CONTROL = (
     *("plain", "committed", "aborted", "open"),
     *("undecided", "control"),
 )
-"""The states of a record. *Undecided* is a record at or above the last stable offset that belongs
-to no known open transaction, and whose transaction marker is not in the fetched data."""
+"""The states of a record. A record is *undecided* if it is at or above the last stable offset,
+belongs to no known open transaction, and its transaction marker is not in the fetched data."""
 
 VISIBLE = frozenset({PLAIN, COMMITTED})
 """The states that a read_committed consumer receives."""

@@ -1,9 +1,9 @@
 """Import three libraries without their unused dependencies; must be imported first.
 
 kio registers test strategies with hypothesis if it is installed, and structlog.dev prepares
-coloured tracebacks with rich. Together these imports take ten megabytes, more than a third of the
-time in which the daemon starts, and half of the time in which a command starts. This module imports
-kio and structlog while hypothesis and rich look absent. crc32c reads its own version and loads an
+coloured tracebacks with rich. Together these imports take ten megabytes of memory, more than a
+third of the daemon's startup time, and half of a command's startup time. This module imports kio
+and structlog while hypothesis and rich look absent. crc32c reads its own version and loads an
 unused command line; this module imports crc32c with stand-ins for both. Afterwards every module can
 be imported as usual.
 """

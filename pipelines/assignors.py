@@ -1,11 +1,11 @@
 """Client-side assignors for aiokafka: ``partition_assignment_strategy=[Strategy("sticky")]``.
 
-aiokafka revokes everything before it rejoins, so its members own nothing when they join; with
-*cooperative-sticky* they work beside Java's and librdkafka's members, which keep their partitions.
-As the group's leader, an aiokafka member must know which partitions the others keep. aiokafka reads
-only the first version of members' metadata and drops the rest, so importing this module makes
-aiokafka keep all bytes (``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other
-strategies are unaffected.
+aiokafka revokes all partitions before it rejoins, so its members own nothing when they join. With
+*cooperative-sticky* they can share a group with members of Java's client and of librdkafka, which
+keep their partitions. As the group's leader, an aiokafka member must know which partitions the
+others keep. aiokafka reads only the first version of members' metadata and drops the rest, so
+importing this module makes aiokafka keep all bytes
+(``aiokafka.coordinator.protocol.ConsumerProtocol.METADATA``); other strategies are unaffected.
 
 aiokafka does not pass on the racks of replicas, instance ids and the generation, so they are not
 considered. Use one :class:`Strategy` per consumer, as it remembers the consumer's last assignment.

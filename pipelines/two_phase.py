@@ -1,11 +1,11 @@
 """Consume, write rows, produce: Kafka and a database in one decision (KIP-939).
 
-A worker of :class:`ExactlyOnce` whose transactions have a second party, a database. The order of a
-transaction: the handler's rows, not committed; the records and the group's offsets, acknowledged;
-the decision, with the rows, in the database; EndTxn in Kafka. After a crash of any party, the next
-claim of the transactional id finds the transaction still open in Kafka, and ends it as the database
-has decided. If an administrator has aborted it there, prepared rows are rolled back, and committed
-ones are reported as a mixed outcome.
+A worker of :class:`ExactlyOnce` whose transactions have a second party, a database. A transaction
+has four steps. The handler writes its rows, without a commit; Kafka acknowledges the records and
+the group's offsets; the database stores the decision together with the rows; EndTxn is sent to
+Kafka. After a crash of any party, the next claim of the transactional id finds the transaction
+still open in Kafka, and ends it as the database has decided. If an administrator has aborted it
+there, prepared rows are rolled back, and committed ones are reported as a mixed outcome.
 
 Source: KIP-939.
 """
@@ -386,8 +386,9 @@ class TwoPhase(ExactlyOnce, Generic[C]):
     ``handler`` is a coroutine function of a batch and the partner's open transaction; with
     ``Postgres`` that is a ``psycopg.AsyncConnection``. It must neither commit nor roll back. After
     an abort it is called again with the same records. ``transactional_id`` must stay the same over
-    a worker's restarts, as only its next claim ends a transaction in doubt: such a transaction has
-    no timeout, and readers wait behind it. For a worker that does not return, call :func:`resolve`.
+    a worker's restarts, because only the next claim of the id ends a transaction in doubt. Such a
+    transaction has no timeout, and readers wait behind it. For a worker that does not return, call
+    :func:`resolve`.
     """
 
     def __init__(

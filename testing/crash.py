@@ -14,9 +14,9 @@ class CrashableFileSystem(OsFileSystem):
     """The operating system's file system, which ignores all changes after :meth:`die`.
 
     After :meth:`die` every operation succeeds without an effect. The broker can then shut down, and
-    its directory stays as after a SIGKILL: with everything that was written, as the page cache
-    outlives a process, but without the checkpoints and the clean-shutdown marker of an orderly
-    stop. ``forces=False`` skips all flushes to disk, which only matters in a power loss.
+    its directory stays as after a SIGKILL. The directory has everything that was written, because
+    the page cache outlives a process. It lacks the checkpoints and the clean-shutdown marker of an
+    orderly stop. ``forces=False`` skips all flushes to disk, which only matters in a power loss.
     """
 
     def __init__(self, *, forces: bool = True) -> None:

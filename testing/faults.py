@@ -256,8 +256,8 @@ class Faults:
         * only ``delay_ms``: the request is handled that much later. The delay may also precede one
           of the others.
 
-        With ``only``, such as ``{"orders": [0, 2]}``, a request must name one of these partitions,
-        and an ``error`` is returned for these only, while the request's other partitions are
+        With ``only``, such as ``{"orders": [0, 2]}``, a request must name one of these partitions.
+        An ``error`` is returned for these partitions only; the request's other partitions are
         handled. That is possible for Produce, Fetch, ListOffsets, OffsetCommit, TxnOffsetCommit,
         DeleteRecords and OffsetForLeaderEpoch.
 

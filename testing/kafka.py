@@ -29,8 +29,8 @@ class Kafka(OwnBroker, KafkaUnderTest):
     ``config`` has settings by Kafka's names, which override :data:`SETTINGS`; a bool is written as
     ``true`` or ``false``. Without a ``data_dir`` the broker has a temporary directory. ``rename``
     maps the argument of :meth:`name` and :meth:`topic` to the name in Kafka; by default they are
-    equal. With ``users`` (passwords by name) clients must log in, ``tls`` encrypts connections, and
-    with ``acls`` users may do only what ACLs allow (see :meth:`acl`); the methods of this class may
+    equal. With ``users`` (passwords by name) clients must log in. ``tls`` encrypts connections.
+    With ``acls`` users may do only what ACLs allow (see :meth:`acl`); the methods of this class may
     do everything. The ``clock`` begins at ``now_ms``, by default at the machine's time of day (even
     if a test has frozen that), and runs at real speed until :attr:`clock`.auto is set to False. It
     may be advanced at any time.

@@ -1,7 +1,7 @@
 """Errors in some of the partitions of a request.
 
-The partitions with the fault get an error, and the others are handled as a request of their own;
-one response has both results. A Fetch is handled as a whole, because its session keeps all
+The partitions with the fault get an error. The other partitions are handled as a separate request.
+One response has both results. A Fetch is handled as a whole, because its session keeps all
 partitions; then the results of the partitions with the fault are replaced.
 """
 

@@ -5,10 +5,10 @@
     result = replay("incident.json")  # AssertionError if the broker behaves differently
     assert result.failures == []  # fails where the incident failed
 
-The replay opens a connection for each recorded one, and sends the requests in the recorded order,
-each when the clock has reached the recorded time, with the ids and epochs that the fresh broker has
-given out. If the incident has a response before the next request, the replay awaits it before it
-sends that request. Records have keys, values and headers if the file has them.
+The replay opens a connection for each recorded one, and sends the requests in the recorded order.
+Each request is sent when the clock has reached the recorded time, with the ids and epochs that the
+fresh broker has given out. If the incident has a response before the next request, the replay
+awaits it before it sends that request. Records have keys, values and headers if the file has them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ SETTLE_S: Final = 2.0
 """How long a replay waits, in real time, for the event of a timer that has fired."""
 
 MAX_LATE_MS: Final = 256
-"""The maximum delay in milliseconds: of a timer of the incident after its deadline, and of a
-deadline of the replay after the incident's."""
+"""How many milliseconds after its deadline a timer of the incident may have fired, and how much
+later than in the incident a deadline of the replay may be."""
 
 _EXPIRIES: Final = frozenset(
     {
@@ -122,8 +122,8 @@ class Replay:
 def replay(incident: str | Path | Incident, *, data_dir: str | Path | None = None) -> Replay:
     """Replay an incident on a fresh broker with the incident's settings, topics and start time.
 
-    Raises IncidentError for a file that cannot be used, and ReplayError, an AssertionError, at the
-    first step whose response has other errors than in the incident, or if the causes in the
+    Raises IncidentError for a file that cannot be used. Raises ReplayError, an AssertionError, at
+    the first step whose response has other errors than in the incident, or if the causes in the
     broker's history differ.
     """
     __tracebackhide__ = True

@@ -307,9 +307,9 @@ class KafkaUnderTest(ABC):
         """Return all records that a consumer can read now, by partition and offset.
 
         ``isolation`` is ``read_committed`` or ``read_uncommitted``, which is the default as in any
-        consumer. With ``at_least``, waits until there are that many records, even for a topic that
-        does not exist yet; raises TimeoutError, which describes the records, after ``timeout``
-        seconds. Without ``at_least`` the topic must exist. Raises ApiError.
+        consumer. With ``at_least``, waits until there are that many records; the topic need not
+        exist yet. After ``timeout`` seconds, raises TimeoutError, which describes the records.
+        Without ``at_least`` the topic must exist. Raises ApiError.
         """
         __tracebackhide__ = True
         reader = TopicReader(topic, partition, committed=isolation == "read_committed")

@@ -1,9 +1,10 @@
 """The broker's configuration: Kafka's keys, read from a file and KEY=VALUE pairs.
 
-The value of a broker key comes from the strongest level that sets it: the dynamic setting of this
-broker, the dynamic default of all brokers (both kept in the metadata log), the static setting
-(command line before file), the key's default. The value of a topic key is the topic's own setting,
-or else the value of its first broker synonym that has a value.
+A broker key gets its value from one of four levels, the strongest first: the dynamic setting of
+this broker, the dynamic default of all brokers, the static setting (of the command line, or else of
+the file), and the key's default. Dynamic settings are kept in the metadata log. The value of a
+topic key is the topic's own setting, or else the value of its first broker synonym that has a
+value.
 
 Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper``.
 """

@@ -1,7 +1,7 @@
 """Keys of Apache Kafka's brokers that are accepted with a warning, and not stored.
 
-With the keys in ``unused_keys.py``, which tools may query, these are all keys of Kafka 3.9, 4.3 and
-4.4 that have no effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
+This module and ``unused_keys.py``, which has the keys that tools may query, list all keys of Kafka
+3.9, 4.3 and 4.4 that have no effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
 """
 
 from __future__ import annotations

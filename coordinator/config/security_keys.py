@@ -1,7 +1,7 @@
 """Keys of TLS, authentication, authorization and quotas, with Kafka's names and defaults.
 
 Keys in :data:`OF_LISTENERS` may be set for one listener, as ``listener.name.NAME.KEY`` with the
-name in lower case, and SASL keys also for one of its mechanisms, as
+name in lower case. SASL keys may also be set for one mechanism of a listener, as
 ``listener.name.NAME.MECHANISM.KEY``. The most specific setting wins.
 
 Source: ``BrokerSecurityConfigs``, ``SslConfigs``, ``SaslConfigs``, ``SocketServerConfigs``,

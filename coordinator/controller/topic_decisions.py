@@ -1,7 +1,7 @@
 """Creation and deletion of topics by the controller.
 
-The controller's rules are deterministic. This module supplies them with random topic ids, random
-numbers for the placement of replicas, and the checks of settings, and logs the results.
+The controller's rules are deterministic. This module supplies random topic ids, random numbers for
+the placement of replicas, and the checks of settings. It also logs the results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This node as a broker of a cluster whose controllers are other nodes.
 
-The startup order is Kafka's: bind the ports, register and catch up with the metadata, then open the
+As in Kafka, the broker binds its ports, registers, catches up with the metadata, and then opens the
 logs, because the first image tells which partitions are this broker's. The broker then becomes
 leader and follower of its partitions, is unfenced, and serves clients.
 

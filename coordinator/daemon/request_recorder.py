@@ -1,10 +1,11 @@
 """Recording of the requests of groups and transactional ids, for ``fencepost record``.
 
-While ``fencepost.history.requests.enable`` is true, each request that a coordinator, or the leader
-of a share partition, handles for a group or a transactional id becomes an entry of the history. The
-entry contains the frames of the request and of its response, and the sequence number of the
-request. Keys, values, headers and the metadata of committed offsets are removed first. Handlers are
-not wrapped until the setting is true for the first time, so that requests have no additional cost.
+While ``fencepost.history.requests.enable`` is true, the history gets an entry for each request that
+concerns a group or a transactional id, and that a coordinator or the leader of a share partition
+handles. The entry contains the frames of the request and of its response, and the sequence number
+of the request. Keys, values, headers and the metadata of committed offsets are removed first.
+Handlers are not wrapped until the setting is true for the first time, so that requests have no
+additional cost.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On a standalone broker the first request creates the internal topic; the response is sent once the
 shards of the requested keys are open, and the other shards are opened afterwards. In a cluster the
-controller creates the topic, and as in Kafka the error is COORDINATOR_NOT_AVAILABLE until the key's
+controller creates the topic. As in Kafka, clients get COORDINATOR_NOT_AVAILABLE until the key's
 partition has a leader that clients of this listener can reach.
 
 Version 1 adds the key type, version 4 several keys, version 6 share coordinators, whose keys are

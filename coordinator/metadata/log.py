@@ -6,10 +6,11 @@ leader epoch of every partition. A change is one batch, or a metadata transactio
 into one batch. Each change is forced to disk before the response, as by Kafka's controllers:
 changes are rare, and a topic must not vanish in a power failure.
 
-The directories of a topic's partitions are created when a partition is first opened, after the
-topic's record is appended, and deleted after the record that removes the topic. A kill in between
-leaves a directory without a topic, which the broker finds when it starts again
-(:meth:`MetadataLog.was_deleted`), or a topic without directories, which are created on demand.
+A partition's directory is created when the partition is first opened, after the topic's record is
+appended. It is deleted after the record that removes the topic is appended. A kill in between may
+leave a directory without a topic, which the broker finds when it starts again
+(:meth:`MetadataLog.was_deleted`). Or it may leave a topic without directories; these are created on
+demand.
 
 The log makes no decisions: all of its records come from the rules of
 ``cluster/controller``.

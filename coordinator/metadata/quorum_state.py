@@ -6,8 +6,8 @@ without this file Apache Kafka would write to the log of a running broker. Early
 Fencepost cannot read this log either. They refuse every directory with a ``quorum-state``, because
 for them the file means that the directory belongs to Apache Kafka.
 
-The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
-controllers begin with a copy of the log, and once the broker has joined them, its own log is out of
+The file also says whether the log is authoritative. After ``fencepost cluster promote`` the
+controllers begin with a copy of the log. Once the broker has joined them, its own log is out of
 date.
 
 Source: ``FileQuorumStateStore``.

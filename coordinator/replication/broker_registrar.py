@@ -1,9 +1,9 @@
 """A broker's registration and heartbeats, as its lifecycle decides.
 
 Source: ``BrokerLifecycleManager``. If the cluster has a feature at a level that the broker does not
-support, the controller rejects its registration with UNSUPPORTED_VERSION without naming the
-feature, and Kafka's brokers retry until their registration times out. This broker reads the
-finalized features with ApiVersions, names the unsupported ones in its error, and stops.
+support, the controller rejects the registration with UNSUPPORTED_VERSION, and does not name the
+feature. Kafka's brokers retry until their registration times out. This broker reads the finalized
+features with ApiVersions, names the unsupported ones in its error, and stops.
 """
 
 from __future__ import annotations

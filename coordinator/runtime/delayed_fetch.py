@@ -25,8 +25,8 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 
 _KEPT_DEADLINES: Final = 64
-"""The number of deadlines of ended fetches that the queue may always hold: removing a few at a time
-would cost more than it saves."""
+"""The number of deadlines of ended fetches that may always stay in the queue, because removing only
+a few of them costs more than it saves."""
 
 
 class WatchedPartition(NamedTuple):

@@ -1,9 +1,9 @@
 """Keyed timers for all shards, over one timer of the event loop.
 
-A :class:`TimerQueue` belongs to one event loop; each shard has its own :class:`Timers` on it, so
-that keys of different shards are independent and an unloaded shard removes all its timers. Setting
-a key again replaces its deadline. A cancelled or replaced timer never fires, even if the loop's
-timer is already due, because only timers in the queue are examined.
+A :class:`TimerQueue` belongs to one event loop. Each shard has a :class:`Timers` of its own on the
+queue. So keys of different shards are independent, and an unloaded shard removes all its timers.
+Setting a key again replaces its deadline. A cancelled or replaced timer never fires, even if the
+loop's timer is already due, because only timers in the queue are examined.
 
 Deadlines are wall-clock times (state machines compute them from their ``now_ms``), but the wait is
 measured on the monotonic clock: a jump of the wall clock must not expire every session.

@@ -55,8 +55,8 @@ HEADERS_PER_STEP: Final = 64
 """How many batch headers are parsed, in well under a millisecond, between checks of the time."""
 
 MAX_GROUPS: Final = 1_000
-"""The number of histograms of lock waits, one per group, above which the histograms of groups
-without a share session are removed."""
+"""The maximum number of groups with a histogram of lock waits. At this number, the histograms of
+groups without a share session are removed."""
 
 
 @dataclass(slots=True)
@@ -109,8 +109,8 @@ class ShareFetches:
         self.failed = 0
         """The number of fetches with an error for a partition: FailedShareFetchRequestsPerSec."""
         self.acquire_seconds: dict[str, Histogram] = {}
-        """How long fetches waited for fetch locks, by group, measured from the arrival of the fetch
-        or from the last time that it took locks: TopicPartitionsAcquireTimeMs."""
+        """By group: how long fetches waited for fetch locks (TopicPartitionsAcquireTimeMs). A wait
+        begins when the fetch arrives, or when it last took locks."""
 
     def note_acquired(self, group_id: str, seconds: float) -> None:
         """Record how long a fetch has waited for fetch locks."""

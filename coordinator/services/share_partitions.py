@@ -502,8 +502,8 @@ class SharePartitions:
     def _sends(self, share: SharePartition, log: Partition) -> bool:
         """Return whether a share partition sends to the dead-letter queue.
 
-        It continues to send after its group's last session has ended, unless it has a successor,
-        which finds the records ARCHIVING and sends them.
+        It continues to send after its group's last session has ended. If it has a successor, it
+        stops sending, because the successor finds the records ARCHIVING and sends them.
         """
         served = self._served.get(share.key)
         return self._log_of(share) is log and (served is None or served.share is share)

@@ -1,6 +1,6 @@
 """The transaction coordinator of this broker: ``fencepost.txn.machine`` on ``__transaction_state``.
 
-If this broker leads all partitions of a transaction, EndTxn usually takes one turn: the Prepare
+If this broker leads all partitions of a transaction, EndTxn usually takes one turn. The Prepare
 record, every marker and the Complete record are appended before the response is sent, so that the
 next transaction does not get CONCURRENT_TRANSACTIONS. A crash in between leaves Prepare in the log,
 and loading continues from there.

@@ -40,8 +40,8 @@ FIRST_WITH_ABORTABLE: Final = {"Produce": 11, "TxnOffsetCommit": 4}
 """The first version of each API whose clients handle TRANSACTION_ABORTABLE."""
 
 MAX_TRANSACTION_ENDS: Final = 5
-"""How many verdicts of one verification may be stale, because the transaction has ended or the
-leader has changed, before the producer must retry."""
+"""The maximum number of stale verdicts in one verification; above it, the producer must retry. A
+verdict is stale if the transaction has ended or the leader has changed."""
 
 
 VerificationErrors = Mapping[TopicPartition, DomainError]

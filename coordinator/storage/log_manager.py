@@ -1,9 +1,9 @@
 """The partitions of this broker: opened, recovered, checkpointed, deleted and closed.
 
 When the broker starts (kafka: ``LogManager.loadLogs``), it reads and removes the clean-shutdown
-file *before* it opens any log, reads the checkpoints, renames directories without a topic, and
-opens every partition that has a directory. After a clean shutdown no log is recovered. A partition
-that was never used has no directory and takes no resources until its first use.
+file *before* it opens any log. It then reads the checkpoints, renames directories without a topic,
+and opens every partition that has a directory. After a clean shutdown no log is recovered. A
+partition that was never used has no directory and takes no resources until its first use.
 
 Checkpoints may be lost or stale at any time, because they only make the broker start faster.
 """

@@ -61,8 +61,8 @@ class Removals:
         """Rename the directories of deleted partitions, and finish the current removal.
 
         The other directories are removed when the broker starts again. If the records of deletions
-        cannot be made durable, no directory is renamed, and the metadata that the broker reads when
-        it starts decides which topics are deleted.
+        cannot be made durable, no directory is renamed. At the next start, the metadata decides
+        which topics are deleted.
         """
         self._may_run = False
         self._rename_forced()

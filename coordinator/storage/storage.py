@@ -32,9 +32,9 @@ class Storage:
 
     ``directory_id`` is the id of the log directory; ``end_points`` are the broker's listeners.
     ``observed`` is the metadata of a broker that follows controllers; its storage does not write a
-    metadata log. A node that is not a broker has no partition except the metadata log.
-    If a controller and a broker share a directory, the controller's storage is opened first,
-    without ``loads``, and passed to the broker's storage as ``beside``: they share the logs.
+    metadata log. A node that is not a broker has no partition except the metadata log. A controller
+    and a broker may share a directory. Then the controller's storage is opened first, without
+    ``loads``, and passed to the broker's storage as ``beside``; both use the same logs.
 
     Raises MetadataError, LogError, OSError; after an error no file stays open.
     """

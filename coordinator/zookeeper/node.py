@@ -94,8 +94,9 @@ _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
 OnFailover = Callable[["ZkImage", ControllerIdentity, int, Callable[[], None]], "ZkController"]
-"""Builds the controller from the loaded metadata, its identity in requests to brokers, the version
-of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
+"""Builds the controller. The arguments are the loaded metadata, the controller's identity in
+requests to brokers, the version of ``/controller_epoch`` that fences its writes, and a callback for
+a failed write."""
 
 
 class ZooKeeperNode:
@@ -432,7 +433,7 @@ class ZooKeeperNode:
         """Apply every change of users, quotas and ACLs that was acknowledged before this call.
 
         If ZooKeeper does not respond within the session timeout, return with only some changes
-        applied: the caller will make a change, and that change also waits for ZooKeeper.
+        applied. The caller will then make a change, which waits for ZooKeeper as well.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):

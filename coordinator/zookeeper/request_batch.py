@@ -39,9 +39,9 @@ MAX_UPDATED_PARTITIONS: Final = 500
 """The maximum number of partitions in one UpdateMetadata, so that controller and broker can run
 other tasks between two requests.
 
-A LeaderAndIsr is never split, because Apache Kafka's brokers begin to checkpoint high watermarks
-after the first LeaderAndIsr, and the checkpoint then has only the partitions of that request
-(kafka: ``ReplicaManager.becomeLeaderOrFollower``).
+A LeaderAndIsr is never split. Apache Kafka's brokers begin to checkpoint high watermarks after the
+first LeaderAndIsr, and the checkpoint would have only the partitions of that request (kafka:
+``ReplicaManager.becomeLeaderOrFollower``).
 """
 
 _Part = tuple[TopicImage, int, int | None]

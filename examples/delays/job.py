@@ -31,8 +31,9 @@ SCHEMA = (
     " departure_delay int, arrival_delay int"
 )
 LATENESS = "45 days"
-"""How far event time may differ between partitions: each holds different carriers, whose flights
-are distributed differently over the year, and Spark reads the same share of each partition."""
+"""How far event time may differ between partitions. Each partition has other carriers, whose
+flights are distributed differently over the year, and Spark reads the same share of each
+partition."""
 POLL_S = 0.2
 
 

@@ -161,8 +161,8 @@ class BridgeOptions:
     """Limits of a transaction, and settings of the connections.
 
     ``dead_letter`` receives messages without a route to a Kafka topic, messages whose topic does
-    not exist after ``topic_wait_ms``, and messages whose record would exceed ``max_record_bytes``;
-    without a dead-letter topic they end the bridge, unacknowledged. The topics'
+    not exist after ``topic_wait_ms``, and messages whose record would exceed ``max_record_bytes``.
+    Without a dead-letter topic such a message ends the bridge, and is not acknowledged. The topics'
     ``max.message.bytes`` must leave room for a record of ``max_record_bytes`` (a broker's default
     does). At a stop, a transaction in progress has ``stop_ms`` to end. ``security`` applies to
     connections to Kafka. ``renewed`` is called before each connection, and returns the current

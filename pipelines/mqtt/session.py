@@ -334,8 +334,8 @@ class MqttSession:
     async def subscribe(self, mapped: Mapped) -> None:
         """Subscribe to the routes' filters. Raises aiomqtt.MqttError if one is refused.
 
-        With MQTT 5 the broker sends retained messages only for a new subscription; 3.1.1 has no
-        such option, and they come again with every connection.
+        With MQTT 5 the broker sends retained messages only for a new subscription. MQTT 3.1.1 has
+        no such option: the broker sends them again for every connection.
         """
         if mapped.covered:  # a bridge with other routes may have subscribed to them
             await self._client.unsubscribe(list(mapped.covered))

@@ -128,8 +128,9 @@ class ClusterConnection:
     def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
         """Return every topic of the cluster that this user may DESCRIBE, by name.
 
-        Raises :class:`BrokerError` if no broker answers: at once before the first answer, as the
-        address may be wrong; later only after the timeout, as a broker may be restarting.
+        Raises :class:`BrokerError` if no broker answers. If there never was an answer, the error
+        comes at once, because the address may be wrong. Later it comes only after the timeout,
+        because a broker may be restarting.
         """
 
         def fetch_metadata() -> Mapping[str, TopicMetadata]:

@@ -1,10 +1,10 @@
 """Reads a query's checkpoint for the sink: Spark has written it before any ``write()`` runs.
 
-``metadata`` holds the query's id, ``offsets/<N>`` the end offsets of batch N: a line ``v1``, a line
-of Spark's own metadata, then a line per source; in format ``v2`` with the source's name and a colon
-before it. Source: ``OffsetSeqLog``. A path without a scheme is on Hadoop's default file system,
-which Python does not know. If this machine has a checkpoint under the path, it is used only if it
-belongs to the running query and batch.
+``metadata`` holds the query's id. ``offsets/<N>`` holds the end offsets of batch N: a line ``v1``,
+a line of Spark's own metadata, then a line per source. In format ``v2`` a source's line begins with
+its name and a colon. Source: ``OffsetSeqLog``. A path without a scheme is on Hadoop's default file
+system, which Python does not know. If this machine has a checkpoint under the path, it is used only
+if it belongs to the running query and batch.
 """
 
 from __future__ import annotations

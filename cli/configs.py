@@ -170,8 +170,8 @@ def _in_effect(
 ) -> dict[str, ConfigEntry]:
     """Return the settings in effect, as soon as they include ``settings``.
 
-    After :data:`SEEN_WITHIN_S` they are returned in any case: in a cluster the broker may lag
-    behind the controller, and a setting of higher precedence may override the changed one.
+    After :data:`SEEN_WITHIN_S` they are returned even without ``settings``. In a cluster the broker
+    may lag behind the controller, and a setting of higher precedence may override the changed one.
     """
     from fencepost.client.queries.settings import describe_configs
 

@@ -146,7 +146,7 @@ def _recording(session: ClusterSession) -> Iterator[None]:
 
 
 def _wait(seconds: float | None) -> None:
-    """Return after so many seconds, or at Ctrl-C."""
+    """Return after ``seconds`` seconds, or at Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         end = None if seconds is None else time.monotonic() + seconds
         while end is None or time.monotonic() < end:

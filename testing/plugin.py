@@ -63,7 +63,7 @@ _READ = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register the one setting."""
+    """Register the plugin's only setting."""
     parser.addini(
         "kafka_config",
         "settings of every broker that the fixtures start, KEY=VALUE a line, by Kafka's names",

@@ -33,7 +33,7 @@ DRAW: Final = random.SystemRandom()
 
 
 PREPARED_FROM: Final = 500
-"""A request that creates at least so many partitions is prepared in steps before the decision."""
+"""A request that creates this many partitions or more is prepared in steps before the decision."""
 
 MAX_PREPARATIONS: Final = 3
 """The maximum number of attempts to prepare partitions, if the brokers change meanwhile."""

@@ -24,7 +24,7 @@ from fencepost.protocol.steps import Steps
 
 @handles(ApiKey.DESCRIBE_LOG_DIRS, versions=(1, 5), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe the one directory, with the requested partitions or all of them."""
+    """Describe the only log directory, with the requested partitions or all of them."""
     make, directory = ctx.respond, ctx.broker.log_dir
     if not ctx.may_on_cluster(Operation.DESCRIBE):
         code = ErrorCode.cluster_authorization_failed

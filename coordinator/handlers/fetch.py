@@ -113,7 +113,7 @@ def _observe(ctx: Context, isolation_level: int, *, by_id: bool) -> None:
 
 
 def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
-    """Return a check whether the client may read a topic; None stands for an unknown topic id.
+    """Return a function that tells whether the client may read a topic (None: unknown id).
 
     Any consumer may learn that an id is unknown; a follower needs CLUSTER_ACTION for every topic.
     """

@@ -51,7 +51,7 @@ def leader_change(leader_id: int, now_ms: int) -> bytes:
 
 
 class Voter(NamedTuple):
-    """A voter of the quorum, with the one listener by which other nodes connect to it."""
+    """A voter of the quorum, with the only listener through which other nodes connect to it."""
 
     node_id: int
     directory_id: UUID

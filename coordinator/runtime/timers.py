@@ -189,9 +189,9 @@ class Timers:
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
         """Make ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
 
-        ``now_ms`` is the time to which the caller added a timeout to get the deadline, by default
-        the clock's time. If the wall clock was set back, a timer that fires passes in a time later
-        than the clock's (see :meth:`TimerQueue.run_due`).
+        The caller has added a timeout to ``now_ms``, by default the clock's time, to get the
+        deadline. If the wall clock was set back, a timer that fires passes a time later than the
+        clock's (see :meth:`TimerQueue.run_due`).
         """
         timer = self._timers.get(key)
         if deadline_ms is not None:

@@ -19,7 +19,7 @@ END_OF_TIME = "2014-06-01T00:00:00Z"
 
 
 def split(directory: Path) -> tuple[list[Record], list[Record]]:
-    """Return the flights that are loaded, and the ones that arrive while the pipeline runs."""
+    """Return the flights to load, and the flights that arrive while the pipeline runs."""
     everything = list(records(directory))
     first = next(i for i, record in enumerate(everything) if str(record["time"]) >= LIVE_FROM)
     return everything[:first], everything[first:]

@@ -179,8 +179,8 @@ class RowWriter:
     def _targets(self, topic: str, given: Any, rows: Rows) -> Any:
         """Return each row's partition, int32[n].
 
-        It is the row's column ``partition``, or follows from its key, or else is the one partition
-        of all rows without a key.
+        The partition is the value of the row's column ``partition``; without one, it follows from
+        the row's key. All rows without either get the same partition.
         """
         count = self._partitions(topic)
         if given is not None and not given.null_count:

@@ -1,4 +1,4 @@
-"""A broker in a process of its own that kills itself at a crash point.
+"""A broker in a separate process, which kills itself at a crash point.
 
 A sweep starts hundreds of brokers, so they are forked from a fork server that has imported all
 modules. The modules of protocol messages are imported at first use; the first broker reports the

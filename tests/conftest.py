@@ -87,7 +87,7 @@ def _part(text: str) -> tuple[int, int]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Keep the garbage collector away from the objects of collected tests.
+    """Keep the garbage collector from scanning the objects of collected tests.
 
     These million objects live as long as the session, and a full collection scans them for 0.3 s.
     Full collections run while tests are collected, and whenever a test requests one.
@@ -104,8 +104,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def _import_share(session: pytest.Session) -> None:
     """Import one worker's share of the test modules, before it collects all of them.
 
-    All workers collect the same files in the same order, so in a new clone each of them would
-    compile each module. With different modules at the start, most are compiled once.
+    All workers collect the same files in the same order, so in a new clone each worker would
+    compile each module. If the workers begin with different modules, most modules are compiled
+    once.
     """
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
@@ -124,7 +125,7 @@ def _import_share(session: pytest.Session) -> None:
 @settings(max_examples=1, database=None)
 @given(none())
 def _draw_nothing(_: None) -> None:
-    """Have Hypothesis search the imported modules for constants, which it stores in files."""
+    """Let Hypothesis search the imported modules for constants, which it stores in files."""
 
 
 @pytest.hookimpl(trylast=True)  # after -m has deselected its tests
@@ -193,7 +194,7 @@ def descriptors_stay_few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def refrozen() -> Iterator[None]:
-    """Freeze the objects of the session again after a module whose tests thaw all objects."""
+    """Freeze the session's objects again after a module whose tests unfreeze all objects."""
     yield
     gc.collect()
     gc.freeze()

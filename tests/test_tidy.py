@@ -20,7 +20,7 @@ PARTS = (
     *("cli", "client", "cluster", "console", "coordinator", "groups", "logcore", "pipelines"),
     *("protocol", "testing", "tools", "txn"),
 )
-"""The parts of the package ``fencepost``, whose folder has a symbolic link to each of them."""
+"""The parts of the package ``fencepost``; the package's folder has a symbolic link to each part."""
 
 PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
 SHIPPED = (*PACKAGES, "bench", "docs", "examples")
@@ -29,7 +29,7 @@ EVERYTHING = (*SHIPPED, "tests")
 FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 
 _ROOM = "coordinator/"
-# The format of a record batch is defined once, and client-side code needs it as well.
+# The format of a record batch is only defined here, and client-side code needs the format, too.
 _BATCHES = (
     "client",
     "protocol",
@@ -356,7 +356,7 @@ ALLOWED_IMPORTS = {
         "logcore",
     ),
 }
-"""Folder → Fencepost's modules that it may import; the longest matching folder decides."""
+"""Folder → Fencepost's modules that the folder may import. The longest matching folder counts."""
 
 IMPURE = frozenset(
     {
@@ -373,10 +373,10 @@ IMPURE = frozenset(
         "uuid",
     }
 )
-"""Modules that no state machine may import: its inputs replace clock, randomness and I/O."""
+"""Modules that no state machine may import: clock, randomness and I/O come from its inputs."""
 
 UUID = "uuid.UUID"
-"""The machines of ``cluster/`` may import it for the ids of topics, directories, incarnations.
+"""State machines of ``cluster/`` may import this class for ids of topics and directories.
 
 ``uuid.uuid4`` remains excluded, because it is random.
 """
@@ -409,7 +409,7 @@ BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
 SYSTEM = "logcore/system.py"
 DISTINGUISHES = frozenset({"sys.platform", "os.name", "platform.system"})
 ONLY_ON_SOME = frozenset({"fcntl", "grp", "msvcrt", "pwd", "resource", "winreg"})
-"""Ways in which a program tells systems apart, and modules that some systems lack."""
+"""Names by which a program distinguishes operating systems, and modules that some lack."""
 
 CLOCKS = frozenset(
     f"{module}{name}{ns}"
@@ -521,7 +521,7 @@ def _nodes(source: str) -> list[ast.AST]:
 
 @cache
 def _imported(source: str, path: str) -> tuple[tuple[int, str], ...]:
-    """Return (line, dotted module) of every import of a file, on every level."""
+    """Return (line, dotted module) for each import in a file, also for nested imports."""
     return tuple(_imports(source, path))
 
 
@@ -653,7 +653,7 @@ def kept_errors_drop_their_traceback(path: str, source: str) -> Iterator[str]:
 def _kept(
     path: str, part: ast.stmt, names: frozenset[str], *, returned: bool = True
 ) -> Iterator[str]:
-    """Yield a complaint for each place at which an exception of ``names`` outlives its handler."""
+    """Yield a complaint for each place at which an exception in ``names`` outlives its handler."""
     for node in ast.walk(part):
         values: list[ast.expr | None] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -735,7 +735,7 @@ def modules_are_short(path: str, source: str) -> Iterator[str]:
 
 def lines_are_short(path: str, source: str) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), 1):
-        # A linter's directive must be in its line, and is not counted.
+        # A directive for a linter cannot move to another line, so it is not counted.
         length = len(line.split("  # type: ignore")[0].split("  # noqa")[0])
         if length > LINE_LENGTH:
             yield f"{path}:{number} has {length} characters (most: {LINE_LENGTH})"
@@ -935,7 +935,7 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ),
     ),
 }
-"""Every rule, and snippets that violate it."""
+"""Every rule, with snippets that violate the rule."""
 
 GOOD: dict[str, str] = {
     "groups/good.py": (

@@ -1,4 +1,4 @@
-"""``python -m tests.answers [MODE...]`` records responses; ``--kafka`` compares with Kafka's."""
+"""``python -m tests.answers [MODE...]`` records responses; ``--kafka`` compares them with Kafka."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.answers.recording import broken, differences, parts, play, record, re
 
 
 def main() -> None:
-    """Run the script on each kind of cluster, print changed responses, and record them."""
+    """Run the script on each kind of cluster; print changed responses, and record them."""
     parser = argparse.ArgumentParser(prog="python -m tests.answers", description=__doc__)
     parser.add_argument("modes", nargs="*", choices=[*MODES, []], help="by default all of them")
     parser.add_argument("--kafka", action="store_true", help="compare with Apache Kafka alone")

@@ -1,6 +1,6 @@
 """Sends the requests of a script to a cluster, and stores the responses in a comparable form.
 
-``tests/oracle/tracer.py`` compares two brokers at once. Here the responses are stored in files,
+``tests/oracle/tracer.py`` compares two brokers directly. This module stores the responses in files,
 with their error messages and the whole requests.
 """
 
@@ -45,7 +45,7 @@ Step = tuple[str, Any, Any]
 
 
 def compact(value: Any, *, is_sorted: bool = False) -> str:
-    """Return ``value`` as JSON on one line; its fields keep their order or are sorted by name."""
+    """Return ``value`` as JSON on one line; with ``is_sorted``, the fields are sorted by name."""
     return json.dumps(
         value, default=repr, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted
     )
@@ -62,7 +62,7 @@ class Place:
 
 
 class AnswerMasks(Masks):
-    """Replaces values that differ between runs by names."""
+    """Replaces values that differ between runs with names."""
 
     unordered = UNORDERED | {
         "acls",
@@ -148,7 +148,7 @@ DEFAULT: Final = 5
 
 
 def _is_told_elsewhere(row: Any) -> bool:
-    """Return whether ``row`` is a default in CreateTopics, which DescribeConfigs shows as well."""
+    """Return whether ``row`` is a default in a CreateTopics response, as DescribeConfigs has it."""
     return (
         isinstance(row, Mapping)
         and "synonyms" not in row
@@ -226,7 +226,8 @@ class Asker(Tracer):
             seen = self._once(api, version, body, who, at)
             return bool(when(seen))
 
-        # If ``when`` never holds, the comparison finds the difference, so the script continues.
+        # If ``when`` never holds, the script continues, because the comparison finds the
+        # difference.
         with suppress(TimeoutError):
             until(holds, f"{api} is answered as expected", deadline_s=CHANGE_S, poll_s=0.02)
         told = "" if (who, at) == (OPERATOR, FIRST) else f" by {who} at {at}"
@@ -239,7 +240,7 @@ class Asker(Tracer):
         self.steps.append((request, shown, self._masks.shown(answer)))
 
     def begin_part(self) -> None:
-        """Forget the stored steps, and the names of the ids in them."""
+        """Forget the stored steps, and the names of the ids that occur in the steps."""
         self.steps.clear()
         self._masks = AnswerMasks()
 
@@ -264,7 +265,7 @@ class Asker(Tracer):
     def versions(
         self, api: str, versions: Sequence[int], /, *, who: str = OPERATOR, **body: Any
     ) -> None:
-        """Send the same request at several versions."""
+        """Send one request at several versions."""
         for version in versions:
             self.asked(api, version, body, who=who)
 

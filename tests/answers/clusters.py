@@ -1,4 +1,4 @@
-"""The kinds of clusters whose responses are recorded; in each, broker 1 is Fencepost's."""
+"""The kinds of clusters whose responses are recorded; in each kind, broker 1 is Fencepost's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The files of recorded responses. Each request is there once, with the responses of all clusters.
+"""The files of recorded responses. Each request occurs in them once.
 
-Clusters with equal responses share a line.
+Below a request are the responses of all clusters; clusters with equal responses share a line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCRIPTS: Final = (
 BROKEN: Final = "the part broke"
 Part = Callable[[Asker], None]
 Answers = dict[str, list[Step]]
-"""Name of a file → the responses of one cluster that belong there."""
+"""Name of a file → the responses of one cluster for this file."""
 
 
 def parts() -> Iterator[tuple[str, Part]]:
@@ -142,7 +142,7 @@ def _write(path: Path, by_mode: Mapping[str, Mapping[Key, Any]]) -> None:
 
 
 def differences(found: Answers, expected: Answers) -> list[str]:
-    """Return a line for each leaf in which a response differs from the recorded one."""
+    """Return a line for each leaf in which a response differs from the recorded response."""
     return [
         line
         for name in {**expected, **found}

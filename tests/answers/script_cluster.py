@@ -13,7 +13,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 def in_sync(ask: Asker, topic: str, replicas: list[int]) -> None:
-    """Wait until every broker sees these replicas of all partitions, all of them in sync."""
+    """Wait until every broker sees these replicas of all partitions, and all are in sync."""
 
     def is_so() -> bool:
         return all(

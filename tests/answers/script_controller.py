@@ -26,7 +26,7 @@ from tests.support.raw import encode, fitted
 
 Case = tuple[str, int, dict[str, Any]]
 STRANGE_BROKER: Final = 50
-"""The id of a broker that the test plays."""
+"""The id of a simulated broker, whose requests the script sends."""
 
 
 def cases(stem: str) -> list[Case]:
@@ -129,7 +129,7 @@ def directly(ask: Asker) -> None:
 
 
 def in_envelopes(ask: Asker) -> None:
-    """Send requests in envelopes, as a broker forwards them: with all rights, and with none."""
+    """Send requests in envelopes, as a broker forwards them, with all rights and with no right."""
     if CONTROLLER not in ask.places:
         return
 

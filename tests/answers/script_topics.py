@@ -15,7 +15,7 @@ WAIT: Final = {"timeout": 10_000}
 NO_ID: Final = uuid.UUID(int=0)
 UNKNOWN_ID: Final = uuid.UUID(int=255)
 FEW: Final = 100
-"""Requests that ask for more partitions than this have ``validate_only``."""
+"""Requests for more partitions than this number have ``validate_only``."""
 
 ON_FIRST: Final = [{"partition_index": 0, "broker_ids": [1]}]
 
@@ -195,7 +195,7 @@ def row(kind: int, name: str, *configs: tuple[str, int, str | None]) -> dict[str
 
 
 def plain(change: dict[str, Any]) -> dict[str, Any]:
-    """Return such a row for AlterConfigs."""
+    """Return the row for AlterConfigs that corresponds to a row of IncrementalAlterConfigs."""
     rows = [{k: v for k, v in c.items() if k != "config_operation"} for c in change["configs"]]
     return {**change, "configs": rows}
 

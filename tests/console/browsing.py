@@ -70,7 +70,7 @@ class Tab:
         return int(self.page.locator(f"#{name}").inner_text().replace(",", "").replace("–", "-1"))
 
     def keep(self, name: str) -> None:
-        """Save a screenshot with the run's other artefacts."""
+        """Save a screenshot beside the test run's other artefacts."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 

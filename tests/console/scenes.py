@@ -59,7 +59,7 @@ def running(bootstrap: str, **settings: Any) -> Iterator[str]:
 def open_transaction(
     bootstrap: str, topic: str, values: Sequence[str] = ("open",), *, partition: int = 0
 ) -> Iterator[tuple[str, confluent_kafka.Producer]]:
-    """Open a transaction with ``values``; unless the test ends it, it is aborted at the end."""
+    """Open a transaction with ``values``; at the end of the block, abort it if it is open."""
     name = unique("pipeline")
     conf = {"transactional_id": name, "client_id": f"{name}-client"}
     with confluent_producer(bootstrap, **conf) as producer:
@@ -98,7 +98,7 @@ def commit(bootstrap: str, group: str, topic: str, offset: int, partition: int =
 
 
 def fence(bootstrap: str, topic: str, name: str) -> None:
-    """Run two producers with one id; the second fences the first during its transaction."""
+    """Run two producers with one id; the second fences the first during the first's transaction."""
     conf = {"transactional_id": name, "client_id": "the-zombie"}
     shut_out = contextlib.suppress(confluent_kafka.KafkaException)
     with shut_out, confluent_producer(bootstrap, **conf) as first:

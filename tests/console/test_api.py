@@ -339,7 +339,7 @@ async def test_history_topic_created_later_is_found(tmp_path, headers):
         async with TestClient(TestServer(app), headers=headers) as client:
 
             async def all_of_them(view: str) -> list[Any]:
-                """Send as many concurrent requests as there are sessions."""
+                """Send as many concurrent requests as the console has sessions."""
                 asked = (get(client, view) for _ in range(limits.MAX_CALLS))
                 return [row["kept"] for row in map(_history, await asyncio.gather(*asked))]
 
@@ -609,7 +609,7 @@ async def test_following_search_ends_when_its_reader_disconnects(console, bootst
                 break
     app = console.app
     assert app is not None
-    # A new search may start at once, because the previous one has ended.
+    # A new search may start at once, because the previous search has ended.
     await search(console, topic)
 
 
@@ -701,7 +701,7 @@ async def test_streams_of_one_view_share_one_query(monkeypatch):
         await one.aclose()
         await anext(two)
         await two.aclose()
-        # Without a client that watches, the broker gets no requests.
+        # Without a client that watches the page, the broker gets no requests.
         before = asked
         await asyncio.sleep(0)
         third = watches.follow(("v",), look, lambda error: {"message": str(error)})

@@ -235,7 +235,7 @@ def test_search_shows_its_counts_and_can_be_stopped(page, bootstrap, topic):
     page.page.get_by_role("button", name="Search").click()
     page.reads("too late", ".messages")
 
-    # The input in several fields survives when the page is redrawn, and is one search.
+    # The input in several fields survives a redrawn page, and makes up one search.
     page.go("topic", name=topic)
     page.page.get_by_label("Key has").fill("K")
     page.page.get_by_label("Value has").fill("value 2998")
@@ -412,7 +412,7 @@ TOO_WIDE = """
   .filter((one) => !one.closest(".table-wrap, nav"))
   .map((one) => `${one.tagName}.${one.className}`)
 """
-"""Elements because of which the page scrolls sideways; tables and tabs have their own scrolling."""
+"""Finds elements that make the page scroll sideways; tables and tabs may scroll by themselves."""
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])

@@ -93,7 +93,7 @@ async def test_oldest_unauthenticated_connection_is_closed_at_the_limit(
         strangers: list[Any] = [await connect(port) for _ in range(3)]
         late = await connect(port)
         assert await is_closed(strangers[0][0])
-        # The client with the token does not count, and keeps its earlier connection.
+        # The client with the token does not count towards the limit, and keeps its connection.
         async with client.get(f"{url}api/about", ssl=context) as answer:
             assert answer.status == 200
         for _, writer in (*strangers[1:], late):

@@ -1,4 +1,4 @@
-"""The matrix of clients and features shows exactly the recorded runs."""
+"""The table of clients and features shows exactly the recorded test runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules, functions and constants that READMEs and contributors' pages name exist."""
+"""Modules, functions and constants named in READMEs and contributors' pages must exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.pages import ROOT
 from tests.test_tidy import EVERYTHING, PARTS
 
 STEP = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`((?:,?\s+`[A-Za-z_][A-Za-z_0-9.]*`)*)")
-"""A module, and the names after it, which the module must define."""
+"""A pattern of a module and the names that follow; the module must define these names."""
 NAME = re.compile(r"`(.+?)`")
 MAIN_MODULES = 3
 PAGES = ("design.md", "extending.md", "glossary.md", "request-paths.md")

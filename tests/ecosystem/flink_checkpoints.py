@@ -1,8 +1,8 @@
 """Makes the checkpoints of Apache Flink that tests in ``tests/unit/cli`` read.
 
 ``python -m tests.ecosystem.flink_checkpoints`` runs ``FlinkCopy.java`` on a broker. It copies the
-first checkpoint with transactions whose number is at least 3, once with the state in ``_metadata``
-and once with the state in separate files.
+first checkpoint with a number of at least 3 that has transactions: once with the state in
+``_metadata``, and once with the state in separate files.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.support.waits import until
 
 FOLDER = Path(__file__).parents[1] / "unit" / "cli" / "flink_checkpoints"
 THRESHOLDS: Mapping[str, tuple[str, ...]] = {"inline": (), "files": ("0b",)}
-"""Folder of the copy → the size from which on state is in separate files."""
+"""Folder of the copy → option with the size above which state goes into separate files."""
 
 FIRST = 3
 TOTAL = 12_000
-"""More records than the job can copy before the checkpoint is complete."""
+"""Number of records, more than the job can copy before the checkpoint is complete."""
 
 
 def complete_checkpoint(folder: Path, least: int = 1) -> Path | None:
@@ -59,7 +59,7 @@ def _copy_one(daemon: Daemon, folder: Path, threshold: tuple[str, ...], target: 
         found = complete_checkpoint(folder, FIRST)
         shutil.rmtree(target, ignore_errors=True)
         try:
-            # A checkpoint has no transaction if nothing was written since the previous one.
+            # A checkpoint has no transaction if nothing was written since the previous checkpoint.
             return bool(found and read_flink_checkpoint(shutil.copytree(found, target)))
         except (OSError, shutil.Error):  # the next checkpoint has replaced it
             return False

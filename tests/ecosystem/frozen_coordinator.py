@@ -1,4 +1,4 @@
-"""Show that librdkafka keeps using a group coordinator that Metadata no longer names.
+"""Shows that librdkafka keeps using a group coordinator that Metadata no longer names.
 
     python -m tests.ecosystem.frozen_coordinator PPP/P   # three brokers of Fencepost
     python -m tests.ecosystem.frozen_coordinator JJJ/J   # three of Apache Kafka
@@ -66,8 +66,8 @@ def show(nodes: Nodes) -> None:
     producer = Producer({**clients, "transactional.id": "t"})
     producer.init_transactions(60)
     print("before:", send(producer, consumer, 1), flush=True)
-    # This transaction can begin only after all markers of the last one are written, so no marker
-    # waits for the frozen broker.
+    # This transaction can begin only after all markers of the last transaction are written, so no
+    # marker waits for the frozen broker.
     producer.begin_transaction()
     producer.produce(TOPIC, b"", partition=0)
     producer.commit_transaction(60)

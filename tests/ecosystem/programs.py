@@ -1,4 +1,4 @@
-"""Runs of unmodified programs of the ecosystem, and checks of the records that they copy."""
+"""Runs unmodified programs of Kafka's ecosystem, and checks the records that they copy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 120
 
 
 def jars(name: str, jar: str) -> Path:
-    """Return the folder of the jars of ``NAME.pom.xml``; ``jar`` is a pattern of one of them."""
+    """Return the folder of the jars of ``NAME.pom.xml``; ``jar`` is a pattern of a jar's name."""
     folder = CACHE / name
     with required(name):
         resolve(
@@ -75,7 +75,7 @@ def compiled(source: str, libs: Path, folder: Path) -> Path:
 
 
 def environment(name: str, *packages: str) -> Path:
-    """Return the Python of a virtual environment with ``packages``, but without Fencepost."""
+    """Return the Python of a virtual environment that has ``packages``, but not Fencepost."""
     folder = CACHE / name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -135,7 +135,7 @@ def is_amid_transaction(cluster: Cluster, topic: str) -> bool:
 def killed_amid_transactions(
     cluster: Cluster, start: Callable[[], Child], target: str, total: int
 ) -> Child:
-    """Kill a program by SIGKILL while transactions are open; return the last, running process.
+    """Kill a program by SIGKILL while transactions are open; return its last, running process.
 
     Before each kill, a further share of ``total`` must have arrived in ``target``, which shows that
     the program has recovered from the previous kill.

@@ -1,7 +1,7 @@
 """Copy a topic exactly once with Quix Streams, and count its records in a changelog topic.
 
-Arguments: bootstrap servers, source, target, and a folder for the state. It runs until it is
-killed.
+Arguments: bootstrap servers, source, target, and a folder for the state. The program runs until it
+is killed.
 """
 
 import sys
@@ -22,7 +22,7 @@ application = Application(
 
 
 def counted(value: bytes, state: State) -> bytes:
-    """Return the record and count it."""
+    """Count the record, and return its value."""
     state.set("count", state.get("count", 0) + 1)
     return value
 

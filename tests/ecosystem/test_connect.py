@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 LINES = 20_000
 SPARE = 1_000
-"""Lines at the end of the file that FileStreamSourceTask may still have in its buffer."""
+"""Number of last lines of the file that FileStreamSourceTask may still have in its buffer."""
 TOTAL = 12_000
 RESTART_POLL_S = 0.5
 """The interval at which the status of a task is requested."""
@@ -70,12 +70,12 @@ def ask(url: str, method: str = "GET", body: object = None) -> Any:
 
 @contextmanager
 def restarted_task(task: str) -> Iterator[None]:
-    """Restart a task, given by its URL, whose producer has ended a transaction too early.
+    """Within the block, restart a task (its URL) if its producer ends a transaction too early.
 
     The producer of Kafka 4.3 checks whether any batch is unsent before it takes the next request
-    from its queue (``Sender.maybeSendAndPollTransactionalRequest``). If the task's thread sends
-    and commits in between, EndTxn overtakes the first batch, and the coordinator has no transaction
-    to commit: INVALID_TXN_STATE. Connect then fails the task.
+    from its queue (``Sender.maybeSendAndPollTransactionalRequest``). If the task's thread sends and
+    commits between the two steps, EndTxn overtakes the first batch. The coordinator then has no
+    transaction to commit, and responds with INVALID_TXN_STATE, which fails the task.
     """
     leave = threading.Event()
 
@@ -244,7 +244,7 @@ def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
 
 
 def assert_keeps_rules(topics: list[tuple[str, str]]) -> None:
-    """Assert that the doctor finds no broken rule about these topics on their brokers."""
+    """Assert that ``fencepost doctor`` finds no broken rule on any topic's broker."""
     for bootstrap, topic in sorted(topics):
         cli(bootstrap, "doctor", "--topic", topic, status=0)
 

@@ -78,7 +78,7 @@ def test_copier_killed_inside_transactions_copies_each_record_once(
             )
         try:
             assert_exactly_once(fencepost.bootstrap, target, TOTAL, child)
-            # The programs break no rule of exactly-once, in spite of their kills.
+            # Although they were killed, the programs break no rule of exactly-once.
             cli(fencepost.bootstrap, "doctor", "--topic", target, status=0)
             cli(fencepost.bootstrap, "doctor", "--topic", source, status=0)
         finally:

@@ -31,11 +31,11 @@ ARCHIVE = f"io.apicurio:apicurio-registry-app:{RELEASE}:tar.gz:all"
 CLIENT = "confluent-kafka[avro,schemaregistry]==2.16.1"
 API = "/apis/ccompat/v7"
 RECORDS = 100
-"""The records of one transaction of ``schema_copy.py``."""
+"""Number of records in one transaction of ``schema_copy.py``."""
 START_S = 300
-"""Deadline of a start, which took between half a minute and more than two on a busy machine."""
+"""Deadline of a start; on a busy machine a start took from half a minute to over two minutes."""
 REGISTERED = 20
-"""The schemas that are acknowledged before the kill."""
+"""Number of schemas that are acknowledged before the kill."""
 
 
 def apicurio() -> Path:
@@ -144,7 +144,7 @@ def test_schemas_survive_a_kill_of_registry_and_broker(tmp_path: Path) -> None:
         assert f"{topic}-value" in schemas
         numbers = [int(words[1]) for words in told if words[0] == "record"]
         assert numbers == list(range(RECORDS))
-        # A schema that is known already keeps its id, and a new one gets a new id.
+        # A schema that is known already keeps its id, and a new schema gets a new id.
         again = program("register", registry, daemon, topic)
         try:
             last = again.wait_for_line(

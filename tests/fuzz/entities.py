@@ -1,4 +1,4 @@
-"""Random messages of any kio class, whose values are in the ranges of their field types."""
+"""Random messages of any kio class, with values in the ranges of the field types."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Link(asyncio.Transport):
         """Encrypted bytes of the broker, which the client has not taken yet."""
         self.is_closed = False
         self.most_held = 0
-        """The maximum number of bytes that the broker held for this client before the login."""
+        """The largest number of bytes that the broker held for this client before the login."""
         self.connection = Connection(server, listener)
         self._tls = server._encrypted(self.connection) if listener.is_tls else None
         self._protocol: asyncio.BufferedProtocol = self._tls or self.connection
@@ -90,7 +90,7 @@ class Link(asyncio.Transport):
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Deliver bytes, at most as many as one read of a socket would return."""
+        """Deliver bytes, but not more than one read of a socket would return."""
         self._is_pumping = False
         if not self._is_reading or self.is_closed:
             return

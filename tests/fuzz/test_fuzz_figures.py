@@ -1,4 +1,4 @@
-"""Extreme numbers in files that commands import are refused with a message, or harmless."""
+"""Extreme numbers in imported files are refused with a message, or do no harm."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 
 
 def near(limit: int) -> list[int]:
-    """Return values at both ends of a signed field's range, at half of it, and around zero."""
+    """Return values at both ends and at half of a signed field's range, and around zero."""
     ends = [-limit, -limit + 1, -2, -1, 0, 1, limit // 2 - 1, limit // 2, limit - 2, limit - 1]
     return [*ends, limit - 2_000] if limit > INT16 else ends
 
@@ -115,7 +115,7 @@ def taken_over(target: Path, path: Path) -> bool:
 
 
 def goes_on(target: Path, topic: str = "t") -> None:
-    """Restart three times: appends must advance the end offset, and producer ids be in range."""
+    """Restart three times: appends must advance the end offset; producer ids must be in range."""
     for _ in range(3):
         store = storage(target)
         partition = store.logs.partition(topic, 0)

@@ -1,7 +1,8 @@
-"""Arbitrary bytes before a login get a response or a close, serve nothing, and need little memory.
+"""Arbitrary bytes before a login get a response or a close, nothing else, and little memory.
 
-Each script is one connection in memory. It is drawn from the seed and the script's number, so a
-failing script can be repeated. ``--inputs 1000000 --seed 7 -o timeout=0`` plays more scripts.
+A *script* is the messages of one connection in memory. It is drawn from the seed and the script's
+number, so a failing script can be repeated. ``--inputs 1000000 --seed 7 -o timeout=0`` runs more
+scripts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tests.unit.coordinator.logging_in import scram_mechanisms, users_in
 from tests.unit.coordinator.services.coordinators import Services
 
 SCRIPTS = 1_000
-"""How many scripts are played without ``--inputs``."""
+"""How many scripts run without ``--inputs``."""
 AT_A_TIME = 50
 MAX_HELD_BYTES = 131_072
 """The memory limit of one connection before its login."""
@@ -349,7 +350,7 @@ def claims(rng: random.Random) -> dict[str, Any]:
 
 
 def forged(rng: random.Random) -> str:
-    """Return a token with another issuer's signature, with none, or with another user's claims."""
+    """Return a token with another issuer's signature, no signature, or another user's claims."""
     header: dict[str, Any] = {
         "alg": rng.choice(("ES256", "ES256", "none", "HS256", "RS256", "", None, [], {}, 7)),
         "kid": rng.choice(("one", "one", "two", None, [], 1)),
@@ -400,7 +401,7 @@ LISTENERS = {
     name: ListenerConfig(name, protocol=SecurityProtocol.SASL_PLAINTEXT)
     for name in ("STRICT", "SLOW", "OPEN")
 }
-"""SLOW delays the response to a failed login, OPEN accepts unsigned tokens."""
+"""The listeners; SLOW delays the response to a failed login, and OPEN accepts unsigned tokens."""
 
 
 @asynccontextmanager
@@ -451,7 +452,7 @@ def failures() -> Iterator[list[Any]]:
 
 
 async def check(server: Server, seed: int, number: int, seen: Counter[str]) -> None:
-    """Play a script and check the outcome."""
+    """Run a script and check the outcome."""
     rng = random.Random(f"{seed}/{number}")
     name = rng.choices(list(LISTENERS), (8, 1, 3))[0]
     link = Link(server, LISTENERS[name], rng)

@@ -1,8 +1,8 @@
-"""Corrupted responses of a controller or leader: a broker recovers when they are valid again.
+"""A controller's or leader's responses are corrupted; afterwards the broker must recover.
 
 A proxy corrupts responses for a while: random bytes, truncation, absurd lengths and numbers,
 responses to other requests. The choices are drawn from the seed. ``--inputs 20 --seed 7 -o
-timeout=0`` plays more of them.
+timeout=0`` makes more runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.unit.coordinator.daemon.test_controller_part import append, isr
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""The number of responses that a run corrupts, unless SPOILED_S seconds pass first."""
+"""The number of responses that a run corrupts, unless SPOILED_S seconds pass earlier."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
@@ -228,7 +228,8 @@ def test_follower_recovers_from_corrupt_leader_responses(tmp_path: Path, seeds: 
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
                 await until_true(lambda: isr(broker, "t")() == {101, 102}, "it is in sync")
-                # A follower takes the log start offset from a response, even from a corrupted one.
+                # A follower takes the log start offset from any response, even from a corrupted
+                # one.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:

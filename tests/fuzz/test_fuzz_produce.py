@@ -1,4 +1,4 @@
-"""The decoder of consumers can read every batch that a log accepts, to its end."""
+"""The consumers' decoder can read every batch that a log accepts, to the end of the batch."""
 
 from __future__ import annotations
 

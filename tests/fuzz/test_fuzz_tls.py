@@ -1,6 +1,6 @@
 """Arbitrary bytes at a TLS listener get a handshake or a close, and need little memory.
 
-Each script is one connection in memory, as in `test_fuzz_logins.py`.
+A script is the messages of one connection in memory, as in `test_fuzz_logins.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.stalls import watched_loop
 from tests.unit.coordinator.services.coordinators import Services
 
 TLS_SCRIPTS = 100
-"""How many scripts are played without ``--inputs``."""
+"""How many scripts run without ``--inputs``."""
 
 
 class TlsScript:

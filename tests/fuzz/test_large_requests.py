@@ -31,7 +31,7 @@ CONFIG = {
 REQUESTS = 100
 REQUEST_BYTES = 400_000
 LONG_REQUEST_BYTES = 2_000_000
-"""The largest requests. Sending 100 of them to each API takes minutes."""
+"""Size of the largest requests. Sending 100 such requests to each API takes minutes."""
 
 ZSTD = 4
 RECORD_BYTES = 100_000
@@ -95,7 +95,7 @@ def _described(value: object) -> str:
 
 
 def refused_batches(inflated_bytes: int) -> dict[str, bytes]:
-    """Return small batches that inflate, by topic; each one is refused for another reason."""
+    """Return small batches that decompress to many bytes, each refused for another reason."""
     records = batch([bytes(RECORD_BYTES)] * (inflated_bytes // RECORD_BYTES))[HEADER.size :]
     count = inflated_bytes // RECORD_BYTES
     zstd = bytes(cramjam.zstd.compress(records))

@@ -38,7 +38,7 @@ def messages(directory: Path, count: int) -> Iterator[Message]:
 
 
 class Publisher:
-    """paho in its own thread. It reconnects by itself, and resends unacknowledged messages."""
+    """A paho client in its own thread, which reconnects and resends unacknowledged messages."""
 
     def __init__(self, port: int, qos: int, *, with_ids: bool) -> None:
         self._qos = qos

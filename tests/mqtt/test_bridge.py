@@ -165,7 +165,7 @@ async def test_properties_of_mqtt_5_become_headers(
             MessageExpiryInterval=3_600,
             UserProperty=[("unit", "°C"), ("unit", "K")],
         )
-        # Only its correlation data distinguishes a request from the previous one.
+        # Only the correlation data distinguishes a request from the previous request.
         await gateway.publish(b"{}", CorrelationData=b"")
         await gateway.written(b"plain", b"{}", b"{}")
     headers = await headers_of(gateway, 3)

@@ -1,10 +1,10 @@
 """Kill -9 of bridge, MQTT broker and daemon loses and duplicates no message.
 
 QoS 1 is exactly-once by message ids, QoS 2 by packet ids alone. Bridge and daemon are killed while
-messages are in flight. Mosquitto saves its state only on request. The test requests it before each
-kill of Mosquitto, while the publisher waits, because no bridge can restore messages that Mosquitto
-has acknowledged and forgotten. With message ids the bridge continues after the save, so that
-Mosquitto restarts with an older state.
+messages are in flight. Mosquitto saves its state only on request. The test requests a save before
+each kill of Mosquitto, while the publisher waits, because no bridge can restore messages that
+Mosquitto has acknowledged and then lost. With message ids the bridge continues after the save, so
+that Mosquitto restarts with an older state.
 
 ``MQTT_MESSAGES`` and ``MQTT_STRIKES`` extend the test, ``MQTT_SEED`` varies it.
 """
@@ -45,7 +45,7 @@ QUIET_S = 20.0
 
 
 class Bridge:
-    """``python -m fencepost.pipelines.mqtt`` in a process of its own."""
+    """``python -m fencepost.pipelines.mqtt`` in a separate process."""
 
     def __init__(self, daemon: Daemon, broker: Mosquitto, qos: int, version: str) -> None:
         self._command = [

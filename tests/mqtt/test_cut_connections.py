@@ -1,8 +1,8 @@
-"""QoS 2 without message ids, cut at every packet: packet ids alone keep each message exactly once.
+"""QoS 2 without message ids, cut at every packet: packet ids alone give exactly-once.
 
 The proxy drops one packet, or forwards it and closes the connection right after it. To the MQTT
-broker this looks like a kill of the bridge at that instant; the bridge reconnects. The MQTT broker
-itself is killed in tests that control its saved state.
+broker this looks like a kill of the bridge at that instant; the bridge reconnects.
+``test_bridge_crashes.py``, which controls the saved state, kills the MQTT broker itself.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def queued(gateway: Gateway) -> None:
 
 
 async def written_once(gateway: Gateway) -> None:
-    """Check that each message arrives once; a last message marks the end."""
+    """Check that each message arrives once; an additional last message marks the end."""
     await gateway.publish(b"last")
     await gateway.written(*WANTED, b"last")
 

@@ -1,4 +1,4 @@
-"""If Kafka carries out a request and the response is lost, every message is still written once."""
+"""If Kafka executes a request and the response is lost, every message is still written once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bridge with TLS, a login and ACLs at the Kafka broker: minimal and missing rights."""
+"""The bridge on a Kafka broker with TLS, logins and ACLs: minimal and missing rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packet ids when the MQTT broker has lost the session, or only seems to have lost it."""
+"""Packet ids after the MQTT broker has lost the session, or only seems to have lost it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Gateway:
         await producer.stop()
 
     async def leave_session(self, *, with_message: bytes | None = None) -> None:
-        """Leave a session as a killed bridge does: without messages, or with one in flight."""
+        """Leave a session as a killed bridge does, without messages or with a message in flight."""
         client = self.client(self.client_id, persistent=True)
         arrived: list[int] = []
         client.manual_ack_set(True)

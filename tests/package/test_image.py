@@ -1,4 +1,4 @@
-"""The container image, which the Dockerfile builds from local files, run as compose runs it."""
+"""The container image: the Dockerfile builds it from local files, and it runs as with compose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IMAGE = "fencepost-tests/fencepost"
 PORTS = (9092, 29092)
 LOCKED = ("requirements.txt", "build-requirements.txt")
-"""The requirements that come from a package index, with versions and hashes."""
+"""Requirement files with versions and hashes, which are installed from a package index."""
 
 
 def run(*command: object, status: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The installation is a single package, and works beside any other packages and files."""
+"""The installation is a single package, and works beside all other packages and files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RUN_S = 300.0
 
 HOSTILE = "raise ImportError('another package of this name')\n"
 LIKE_OURS = {"wheel": HOSTILE, "sdist": ""}
-"""The contents of packages that have the names of Fencepost's folders."""
+"""Distribution → the contents of other packages that have the names of Fencepost's folders."""
 
 slowly = pytest.mark.parametrize("user", ["wheel"], indirect=True)
 """Slow tests use only the wheel, because the sdist installs the same files."""
@@ -64,7 +64,7 @@ def run(
 
 
 def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points: str = "") -> Path:
-    """Write a wheel of another project, with such packages."""
+    """Write a wheel of another project, whose packages are named like Fencepost's folders."""
     info = f"{name}-1.0.dist-info"
     kept = {
         **files,
@@ -87,7 +87,7 @@ class Built:
     def __init__(self, home: Path) -> None:
         self.source = home / "source"
         shutil.copytree(ROOT, self.source, symlinks=True, ignore=NO_SOURCE)
-        for part in PARTS:  # left over from an earlier build
+        for part in PARTS:  # remains of an earlier build
             shutil.copytree(self.source / part, self.source / "build" / "lib" / part)
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
         # The environment of the tests may have an older setuptools, and must not be changed.
@@ -135,7 +135,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class User:
-    """Fencepost and packages named like its folders in an environment, and a folder ``groups``."""
+    """A user's environment: Fencepost, packages named like its folders, a folder ``groups``."""
 
     def __init__(self, built: Built, kind: str, home: Path) -> None:
         self.home = home

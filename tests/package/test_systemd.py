@@ -57,7 +57,7 @@ def analyze() -> str:
 
 
 def exec_start(path: Path) -> list[str]:
-    """Return the words of the last ``ExecStart=``; the empty one before it clears the unit's."""
+    """Return the words of the last ``ExecStart=``; an empty one before it clears the unit's."""
     *reset, line = read_unit(path)["ExecStart"]
     assert reset in ([], [""])
     return shlex.split(line)

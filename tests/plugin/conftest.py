@@ -1,4 +1,4 @@
-"""The plugin's own fixtures, instead of the root conftest's fixtures of the same names."""
+"""Restores the plugin's own fixtures, which the root conftest overrides by the same names."""
 
 from __future__ import annotations
 

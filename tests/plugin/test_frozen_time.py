@@ -79,7 +79,7 @@ def test_clients_are_served_under_frozen_time(frozen: Kafka) -> None:
     )
     consumer.subscribe(["orders"])
     assert consumer.poll(10).value() == b"tea"
-    # This is the response to a Fetch that has waited for records.
+    # The last response is that of a Fetch that has waited for records.
     assert consumer.poll(10).error().code() == KafkaError._PARTITION_EOF
     frozen.wait_for_group("shop", members=1)
     producer.begin_transaction()

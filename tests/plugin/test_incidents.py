@@ -1,4 +1,4 @@
-"""``fencepost record`` of an incident, and the replay of its file in a test, for each kind."""
+"""For each kind of incident: ``fencepost record``, and a replay of its file in a test."""
 
 from __future__ import annotations
 

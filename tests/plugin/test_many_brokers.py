@@ -22,7 +22,7 @@ MOST_OBJECTS = 100
 """How many more tracked objects the garbage collector may have; a broker has thousands."""
 
 MOST_MEMORY_BYTES = 16 << 20
-"""How many bytes the process may grow by, for any number of brokers."""
+"""By how many bytes the process may grow, whatever the number of brokers."""
 
 
 def objects() -> int:
@@ -37,7 +37,7 @@ def memory_bytes() -> int:
 
 
 def descriptors() -> set[str]:
-    """Return the open descriptors; inode numbers show whether a descriptor was reused."""
+    """Return the open descriptors with inode numbers, which show whether one was reused."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
         try:

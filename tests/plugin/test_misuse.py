@@ -308,7 +308,7 @@ ELSEWHERE = frozenset({"acl", "advance_async", "attach", "call", "detach", "remo
     "takes",
     "wait_async",
 }
-"""Methods that take rules, which the tests above cover, and methods for the broker's own loop."""
+"""Methods that take rules, which other tests cover, and methods for the broker's own event loop."""
 
 
 def _subjects(found: KafkaUnderTest) -> list[object]:

@@ -1,4 +1,4 @@
-"""Whole projects that use the plugin, each run in the way of its developers."""
+"""Whole projects that use the plugin, and are run as their developers would run them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def consumer(kafka: KafkaUnderTest, name: str, *topics: str) -> Iterator[ShareCo
 
 
 def polled(member: ShareConsumer) -> list[Any]:
-    """Return the records of the next poll that returns any."""
+    """Poll until records are returned, and return them."""
     return until(lambda: list(member.poll(0.2)), "records are delivered")
 
 
@@ -129,7 +129,7 @@ def test_advancing_the_clock_ends_locks_until_the_record_is_archived(kafka: Kafk
         assert [
             (deadline.what, deadline.who) for deadline in fired if deadline.what == "share-lock"
         ] == [("share-lock", workers)]
-    # The first consumer's lock has expired. The limit allows one more delivery, the second.
+    # The first consumer's lock has expired. The limit allows one more delivery, the second one.
     with consumer(kafka, workers, "orders") as member:
         assert polled(member)[0].delivery_count() == 2
         seen = kafka.wait_for_shares(workers, tea, until="ACQUIRED", delivery_count=2)

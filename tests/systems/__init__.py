@@ -1,1 +1,1 @@
-"""The broker without calls that macOS or Windows lacks, and with their behaviour emulated."""
+"""The broker without the calls that macOS or Windows lacks, with these systems' behaviour."""

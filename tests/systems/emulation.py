@@ -1,9 +1,10 @@
 """Removes the calls that only Linux has, and emulates the behaviour of another system.
 
-It runs when a Python process starts, before any other module (``startup/sitecustomize.py``).
-``sys.platform`` stays the same, because the standard library would not work otherwise. The
-emulation shows that Fencepost calls only what these systems have, and that the replacements suit
-the rest of the broker. It does not show that the real systems behave like the emulation.
+This module runs when a Python process starts, before any other module
+(``startup/sitecustomize.py``). ``sys.platform`` stays the same, because the standard library would
+not work otherwise. The emulation shows that Fencepost calls only what these systems have, and that
+the replacements suit the rest of the broker. It does not show that the real systems behave like the
+emulation.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _take_away(names: dict[ModuleType, tuple[str, ...]]) -> None:
 def _lock(handle: int, kind: int) -> None:
     """Take a lock that conflicts with locks of its kind and with record locks.
 
-    It conflicts even with locks of the same process.
+    The lock conflicts even with locks of the same process.
     """
     _fcntl(handle, _OFD_LOCK, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 

@@ -1,4 +1,4 @@
-"""The tests of other folders, without the calls that macOS and Windows lack."""
+"""Runs tests of other folders without the calls that macOS and Windows lack."""
 
 from __future__ import annotations
 

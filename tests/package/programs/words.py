@@ -1,4 +1,4 @@
-"""A user's pipeline: ``fill``, ``copy`` (exactly once, until the end of the input), ``verify``.
+"""A user's pipeline: ``fill``, ``copy`` (exactly once, to the end of the input) and ``verify``.
 
 The folder ``groups`` beside this file belongs to the user.
 """
